@@ -1,0 +1,159 @@
+"""What broke, and whose fault was it?  Interruptions, their records, and the incident they make up.
+
+An interruption is why an iteration ended as one rank saw it. All records of one restart are folded
+into one incident: the first mover, the cascade, who is exonerated and by which rule."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from resilience.core.restart import Seat
+
+SCHEMA = 1
+
+Category = Literal["user_code", "host", "network", "storage", "accelerator", "scheduler", "unknown"]
+Place = Literal["first", "cascade"]
+
+
+class Interruption(Enum):
+    """Why an iteration ended, as seen by one rank or its monitor."""
+
+    EXCEPTION = "exception"
+    BASE_EXCEPTION = "base_exception"
+    SOFT_TIMEOUT = "soft_timeout"
+    HARD_TIMEOUT = "hard_timeout"
+    TERMINATED = "terminated"
+    UNRESPONSIVE = "unresponsive"
+    MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One line of a stack, innermost last."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadStack(msgspec.Struct, frozen=True):
+    """The Python stack of one thread."""
+
+    thread: str
+    frames: tuple[Frame, ...] = ()
+
+
+class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An exception, taken apart when it was caught so that nothing keeps its frames alive.
+
+    fingerprint: hash of the type and of the frames in user code without line numbers; equal for
+    repetitions of one failure. chain: "Type: message" of each __cause__ / __context__, outermost last."""
+
+    type: str
+    message: str
+    fingerprint: str
+    stack: tuple[Frame, ...] = ()
+    chain: tuple[str, ...] = ()
+
+
+class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a process ended: exit code or signal name, None where it could not be learned."""
+
+    code: int | None = None
+    signal: str | None = None
+    oom: bool | None = None
+
+
+class OpenSection(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A section that was open, for how long (seconds), and its limit if it had one."""
+
+    name: str
+    open_s: float
+    limit_s: float | None = None
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """A collective this rank entered; `left` tells whether it came out again."""
+
+    group: int
+    seq: int
+    op: str
+    left: bool
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The process at detection. state: letter of /proc/<pid>/stat (R S D T Z …); cpu_s_delta: CPU
+    seconds it used in the `over_s` seconds before."""
+
+    state: str | None = None
+    cpu_s_delta: float | None = None
+    over_s: float | None = None
+    rss_bytes: int | None = None
+    threads: int | None = None
+
+
+class Detector(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What noticed: watchdog, ping, section:<name>, step, hook:<name>, exit, exception, peer, monitor;
+    with the limit (seconds) it used, if any."""
+
+    name: str
+    limit_s: float | None = None
+
+
+class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rank's interruption. Only rank (initial rank) and interruption are always known.
+
+    The rank or its monitor writes what it sees; `None` and empty mean "not known here"."""
+
+    rank: int
+    interruption: Interruption
+    message: str = ""
+    exception: ExceptionInfo | None = None
+    exit: Exit | None = None
+    detector: Detector | None = None
+    iteration: int | None = None
+    active_rank: int | None = None
+    node: str | None = None
+    pid: int | None = None
+    detected_wall_ns: int | None = None
+    arrival_order: int | None = None  # position in the store's order, from 1
+    stage: str | None = None  # what the rank was doing: run, initialize, finalize, barrier …
+    silent_for_s: float | None = None
+    last_heartbeat_age_s: float | None = None
+    step: int | None = None
+    open_sections: tuple[OpenSection, ...] = ()
+    last_collectives: tuple[Collective, ...] = ()
+    process: ProcessInfo | None = None
+    stacks: tuple[ThreadStack, ...] = ()
+    stack_method: str | None = None  # faulthandler, py-spy, traceback, none: <reason>
+    log_tail: tuple[str, ...] = ()
+    progress_unknown: bool = False  # nothing was armed that could have shown a lack of progress
+    schema: int = SCHEMA
+
+
+def encode(record: InterruptionRecord) -> str:
+    """Return the record as it stands in the store: JSON, without what only files need."""
+    return msgspec.json.encode(record).decode()
+
+
+def decode(text: str | bytes) -> InterruptionRecord:
+    """Read a record back. Raises: msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=InterruptionRecord)
+
+
+def missed_completion(seat: Seat, limit: float) -> str:
+    """The record of a rank that completed and waited in vain for the others, encoded."""
+    return encode(
+        InterruptionRecord(
+            rank=seat.initial_rank,
+            interruption=Interruption.UNRESPONSIVE,
+            message=f"not every rank reached the completion barrier within {limit:g} s",
+            detector=Detector("completion_barrier", limit),
+            iteration=seat.iteration,
+            active_rank=seat.rank,
+            stage="completion_barrier",
+        )
+    )

@@ -1,0 +1,338 @@
+"""The catalogue: every fact the toolkit can state, each defined once.
+
+An event is a past-tense fact with only its own fields; who states it and when is the record's part
+(`core.records`). Its class is its whole definition: tag, level, docstring, fields with their units in
+the name (`_s` seconds, `_bytes`, `_ns`). Log line, span and metric are views of its record, listed in
+`telemetry.log`, `telemetry.spans` and `telemetry.metrics`; `docs/events.md` is generated from here."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import msgspec
+
+from resilience.core.attribution import InterruptionRecord
+
+Level = Literal["debug", "info", "warning", "error"]
+Layer = Literal["inprocess", "launcher"]
+StageName = Literal[
+    "initialize",
+    "health_check",
+    "run",
+    "restart",
+    "detect",
+    "agree",
+    "abort",
+    "finalize",
+    "check",
+    "regroup",
+    "resume",
+]
+Outcome = Literal["completed", "interrupted", "failed", "left", "lost"]
+PHASES: tuple[str, ...] = ("detect", "agree", "abort", "finalize", "check", "regroup", "resume")
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
+    """Base of all events."""
+
+    level: ClassVar[Level] = "info"
+
+
+class CallStarted(Event, frozen=True, tag="call.started"):
+    """A wrapped function was called; all ranks are about to meet."""
+
+    function: str
+    world_size: int
+    resilience_version: str
+    torch_version: str
+    python_version: str
+    hostname: str
+    monitor: Literal["forked", "executed"]
+    monitor_reason: str = ""  # why the monitor was executed instead of forked
+    monitor_start_s: float = 0.0
+
+
+class CallEnded(Event, frozen=True, tag="call.ended"):
+    """The wrapped function's call ended on this rank."""
+
+    outcome: Outcome
+    iterations: int
+    duration_s: float
+    error: str = ""
+
+
+class IterationStarted(Event, frozen=True, tag="iteration.started"):
+    """All ranks met and this rank is about to initialise and enter the function."""
+
+    active_world_size: int
+    state: Literal["active", "inactive"]
+
+
+class IterationEnded(Event, frozen=True, tag="iteration.ended"):
+    """An iteration ended on this rank."""
+
+    outcome: Outcome
+    duration_s: float
+    closed_by: Literal["rank", "monitor"] = "rank"
+
+
+class StageStarted(Event, frozen=True, tag="stage.started"):
+    """A stage of an iteration, or a phase of a restart, began on this rank."""
+
+    level: ClassVar[Level] = "debug"
+    stage: StageName
+
+
+class StageEnded(Event, frozen=True, tag="stage.ended"):
+    """A stage of an iteration, or a phase of a restart, ended on this rank."""
+
+    level: ClassVar[Level] = "debug"
+    stage: StageName
+    outcome: Outcome
+    duration_s: float
+    closed_by: Literal["rank", "monitor"] = "rank"
+
+
+class RestartEnded(Event, frozen=True, tag="restart.ended"):
+    """This rank made its first progress after an interruption: the restart is over.
+
+    duration_s: from detection to the first heartbeat, step or ping after entry; with sign "entry",
+    where the function shows none, to the entry."""
+
+    interruption: str
+    duration_s: float
+    sign: Literal["heartbeat", "step", "ping", "section", "entry"]
+
+
+class Interrupted(Event, frozen=True, tag="rank.interrupted"):
+    """A rank's iteration was interrupted; the record says what is known of it here."""
+
+    level: ClassVar[Level] = "error"
+    record: InterruptionRecord
+
+
+class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
+    """This rank learned that its iteration was decided as interrupted."""
+
+    level: ClassVar[Level] = "debug"
+    by: int | None = None  # initial rank of the first record, where known
+
+
+class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
+    """A limit was exceeded: the rank showed no sign of life for longer than allowed."""
+
+    level: ClassVar[Level] = "warning"
+    limit: str
+    severity: Literal["soft", "hard"]
+    allowed_s: float
+    silent_for_s: float
+
+
+class RankSignalled(Event, frozen=True, tag="rank.signalled"):
+    """The monitor sent signals to its rank, after the evidence had been taken."""
+
+    level: ClassVar[Level] = "warning"
+    signals: tuple[str, ...]
+    reason: str
+
+
+class RankExited(Event, frozen=True, tag="rank.exited"):
+    """The rank's process ended. `goodbye`: it had left the wrapper cleanly before."""
+
+    goodbye: bool
+    code: int | None = None
+    signal: str | None = None
+    oom: bool | None = None
+    noticed_by: Literal["mutex", "pidfd", "channel"] = "pidfd"
+
+
+class RankLeft(Event, frozen=True, tag="rank.left"):
+    """The rank leaves the wrapper with an exception and takes no further part."""
+
+    level: ClassVar[Level] = "warning"
+    error: str
+
+
+class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
+    """A gone rank was represented until the others went on without it."""
+
+    result: Literal["excluded", "completed", "discarded", "failed"]
+    duration_s: float
+    error: str = ""
+
+
+class EvidenceCaptured(Event, frozen=True, tag="evidence.captured"):
+    """Stacks of a rank were taken; `method` "none" says that there are none, and why."""
+
+    method: Literal["faulthandler", "py-spy", "none"]
+    threads: int
+    reason: str = ""
+    path: str = ""
+
+
+class CollectivesCut(Event, frozen=True, tag="abort.cut"):
+    """Abort shut this rank's own collective connections, so that blocked threads come free."""
+
+    sockets: int
+    store_connections: int
+    method: Literal["epoll", "shape", "none"]
+    duration_s: float
+
+
+class AbortStuck(Event, frozen=True, tag="abort.stuck"):
+    """Abort did not free the main thread within its limit; the process has to go."""
+
+    level: ClassVar[Level] = "error"
+    limit_s: float
+    where: str
+
+
+class AbortFailed(Event, frozen=True, tag="abort.failed"):
+    """The abort hook raised; the restart goes on."""
+
+    level: ClassVar[Level] = "error"
+    error: str
+
+
+class InterruptDelivered(Event, frozen=True, tag="interrupt.delivered"):
+    """The main thread left the wrapped function because it was interrupted."""
+
+    level: ClassVar[Level] = "debug"
+    duration_s: float
+    signals: int
+
+
+class InterruptSwallowed(Event, frozen=True, tag="interrupt.swallowed"):
+    """User code caught the interruption and went on; it is delivered again."""
+
+    level: ClassVar[Level] = "warning"
+    file: str
+    line: int
+    function: str
+
+
+class HookFailed(Event, frozen=True, tag="hook.failed"):
+    """A hook of the wrapper raised."""
+
+    level: ClassVar[Level] = "error"
+    hook: str
+    error: str
+
+
+class MonitorStarted(Event, frozen=True, tag="monitor.started"):
+    """A monitor began to watch its rank."""
+
+    rank_pid: int
+
+
+class MonitorLost(Event, frozen=True, tag="monitor.lost"):
+    """A rank's monitor is gone; the rank goes on unmonitored."""
+
+    level: ClassVar[Level] = "error"
+    monitor_pid: int
+    reason: str
+
+
+class MonitorEnded(Event, frozen=True, tag="monitor.ended"):
+    """A monitor stopped watching; nothing more will be recorded for its rank."""
+
+    dropped_records: int = 0
+
+
+class NodeFellSilent(Event, frozen=True, tag="node.fell_silent"):
+    """Another node's counter in the store did not change for longer than heartbeat_timeout."""
+
+    level: ClassVar[Level] = "error"
+    silent_node: str
+    allowed_s: float
+    silent_for_s: float
+    ranks: tuple[int, ...] = ()
+
+
+class StoreHosted(Event, frozen=True, tag="store.hosted"):
+    """This monitor hosts a store: the wrapper's own, or that of an iteration's process groups."""
+
+    purpose: Literal["wrapper", "iteration"]
+    address: str
+    port: int
+    duration_s: float
+
+
+class StoreLost(Event, frozen=True, tag="store.lost"):
+    """The wrapper's store does not answer any more."""
+
+    level: ClassVar[Level] = "error"
+    error: str
+
+
+class TelemetryDropped(Event, frozen=True, tag="telemetry.dropped"):
+    """Records or measurements were lost; control flow did not notice."""
+
+    level: ClassVar[Level] = "warning"
+    signal: Literal["record", "span", "metric", "log", "timing"]
+    reason: str
+    count: int
+
+
+CATALOGUE: tuple[type[Event], ...] = (
+    CallStarted,
+    CallEnded,
+    IterationStarted,
+    IterationEnded,
+    StageStarted,
+    StageEnded,
+    RestartEnded,
+    Interrupted,
+    OutcomeSeen,
+    RankFellSilent,
+    RankSignalled,
+    RankExited,
+    RankLeft,
+    RankStoodInFor,
+    EvidenceCaptured,
+    CollectivesCut,
+    AbortStuck,
+    AbortFailed,
+    InterruptDelivered,
+    InterruptSwallowed,
+    HookFailed,
+    MonitorStarted,
+    MonitorLost,
+    MonitorEnded,
+    NodeFellSilent,
+    StoreHosted,
+    StoreLost,
+    TelemetryDropped,
+)
+
+AnyEvent = (
+    CallStarted
+    | CallEnded
+    | IterationStarted
+    | IterationEnded
+    | StageStarted
+    | StageEnded
+    | RestartEnded
+    | Interrupted
+    | OutcomeSeen
+    | RankFellSilent
+    | RankSignalled
+    | RankExited
+    | RankLeft
+    | RankStoodInFor
+    | EvidenceCaptured
+    | CollectivesCut
+    | AbortStuck
+    | AbortFailed
+    | InterruptDelivered
+    | InterruptSwallowed
+    | HookFailed
+    | MonitorStarted
+    | MonitorLost
+    | MonitorEnded
+    | NodeFellSilent
+    | StoreHosted
+    | StoreLost
+    | TelemetryDropped
+)
+assert set(get_args(AnyEvent)) == set(CATALOGUE)

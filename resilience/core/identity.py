@@ -1,0 +1,48 @@
+"""Who speaks?  The origin of a record: job, attempt, cycle, iteration, node, process, rank.
+
+Words and their order stand in the style guide: job ⊃ attempt ⊃ cycle ⊃ iteration ⊃ step, all counted
+from 0. Trace and span ids are hashes of an identity, so that every process of a job computes the same
+ids unasked."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+Role = Literal["rank", "monitor", "agent"]
+ROLES: tuple[Role, ...] = ("rank", "monitor", "agent")
+
+
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a record comes from. `rank` is the position in the world now, `initial_rank` the one at
+    the call of the wrapper; both None where the process speaks for a node."""
+
+    job_id: str
+    node: str
+    role: Role
+    pid: int
+    attempt: int = 0
+    cycle: int = 0
+    call: int = 0
+    iteration: int | None = None
+    initial_rank: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    step: int | None = None
+
+
+def trace_id(job_id: str, attempt: int, cycle: int) -> int:
+    """Return the 128-bit trace id that all processes of one cycle share."""
+    return _hash("trace", job_id, attempt, cycle, size=16)
+
+
+def span_id(job_id: str, attempt: int, cycle: int, *path: object) -> int:
+    """Return the 64-bit id of the span at `path`, e.g. ("iteration", call, iteration, initial_rank)."""
+    return _hash("span", job_id, attempt, cycle, *path, size=8)
+
+
+def _hash(*parts: object, size: int) -> int:
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=size).digest()
+    return int.from_bytes(digest, "big") or 1  # all zeros is no valid id

@@ -1,0 +1,373 @@
+"""How does this rank come back?  The restart protocol, one store operation at a time.
+
+Each rank of an iteration runs `iterate`; a dead or leaving rank is represented by `stand_in`, run by
+its monitor, by a sibling's monitor, or by itself on its way out. Both are generators that *yield*
+what is to be done (an operation on the shared store, or `Run` of a stage of the wrapped call) and are
+*sent* the result, so the same code runs against a real store (`adapters.store.drive`) and under the
+virtual clock of `testing.cluster`, which may stop any rank between any two operations.
+
+What makes it safe to be killed anywhere:
+- every write is idempotent, so whoever stands in for a dead rank simply repeats it;
+- one key, `outcome`, decides each iteration by compare-and-set: completed or interrupted, never both;
+- who goes on is frozen by compare-and-set after the end barrier; a rank that dies later than that is
+  a member of the next iteration, and its stand-in interrupts that one.
+
+The protocol knows ranks, counts and keys. It knows nothing of exceptions, process groups or clocks:
+`inprocess.call` runs the stages, the driver enforces the limits of `Await`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+from resilience.core.attribution import missed_completion
+from resilience.errors import BarrierOverflow, BarrierTimeout
+
+T = TypeVar("T")
+
+COMPLETED = "completed"
+INTERRUPTED = "interrupted"
+BLOCK = 32  # arrivals looked at together: bounds the bytes of one barrier operation at any world size
+
+
+# -- what a protocol asks for ------------------------------------------------------------------
+
+
+class Set(msgspec.Struct, frozen=True):
+    """Write `value` under `key`."""
+
+    key: str
+    value: str
+
+
+class Add(msgspec.Struct, frozen=True):
+    """Add `amount` to the integer under `key` (0 where absent); answers the sum."""
+
+    key: str
+    amount: int
+
+
+class CompareSet(msgspec.Struct, frozen=True):
+    """Write `value` under `key` only if `key` is absent; answers the value that is there afterwards."""
+
+    key: str
+    value: str
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Answer whether every key is present."""
+
+    keys: tuple[str, ...]
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Answer the values of `keys`, None for an absent one. Does not wait."""
+
+    keys: tuple[str, ...]
+
+
+class Await(msgspec.Struct, frozen=True):
+    """Wait until `key` is present, at most `limit` seconds; answers whether it is."""
+
+    key: str
+    limit: float
+
+
+class Stage(Enum):
+    """A stage of the wrapped call that the shell runs on behalf of the protocol."""
+
+    INITIALIZE = "initialize"
+    CHECK_BEFORE = "health_check"
+    FUNCTION = "run"
+    RESERVE = "reserve"  # an inactive rank waits until the iteration is decided
+    ABORT = "abort"  # wait until this rank's groups are cut and its function has been left
+    FINALIZE = "finalize"
+    CHECK_AFTER = "check"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Run a stage; answers a `Result`."""
+
+    stage: Stage
+
+
+class Assign(msgspec.Struct, frozen=True):
+    """Find this rank's seat in the next iteration; answers a `Seat`, or None if it gets none."""
+
+    seat: Seat
+    terminated: frozenset[int]
+
+
+Operation = Set | Add | CompareSet | Check | Read | Await | Run | Assign
+Protocol = Generator[Operation, Any, T]
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """Where a rank sits in one iteration. Ranks are 0 … world_size-1; the first active_world_size
+    of them are active. `initial_rank` names the rank for the whole call."""
+
+    initial_rank: int
+    rank: int
+    world_size: int
+    active_world_size: int
+    iteration: int
+
+    @property
+    def is_active(self) -> bool:
+        return self.rank < self.active_world_size
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How long a rank waits for the others, in seconds."""
+
+    barrier: float = 120.0
+    completion: float = 120.0
+    last_call: float = 1.0
+
+
+class End(Enum):
+    """How a stage ended."""
+
+    RETURNED = "returned"
+    INTERRUPTED = "interrupted"  # because the iteration's outcome was already decided
+    FAILED = "failed"  # an Exception: all ranks restart
+    FATAL = "fatal"  # a BaseException, or a hook that excludes its rank: this rank leaves
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What the shell answers to `Run`. `report` is the encoded interruption record of a failure."""
+
+    end: End
+    report: str = ""
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a rank's iteration ended."""
+
+    outcome: str  # COMPLETED, INTERRUPTED, or "left": this rank does not go on
+    terminated: frozenset[int] = frozenset()
+
+
+LEFT = "left"
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """The store keys of one iteration, relative to the call's own prefix."""
+
+    iteration: int
+
+    def _key(self, name: str) -> str:
+        return f"{self.iteration}/{name}"
+
+    @property
+    def start(self) -> str:
+        return self._key("start")
+
+    @property
+    def completion(self) -> str:
+        return self._key("completion")
+
+    @property
+    def last_call(self) -> str:
+        return self._key("last_call")
+
+    @property
+    def end(self) -> str:
+        return self._key("end")
+
+    @property
+    def outcome(self) -> str:
+        return self._key("outcome")
+
+    @property
+    def frozen(self) -> str:
+        return self._key("frozen")
+
+    @property
+    def records(self) -> str:
+        return self._key("records")
+
+    @property
+    def terminated(self) -> str:
+        return self._key("terminated")
+
+    @property
+    def server(self) -> str:
+        return self._key("server")
+
+
+def seat_key(initial_rank: int) -> str:
+    """Where a rank publishes its seat before it takes part in an iteration."""
+    return f"seat/{initial_rank}"
+
+
+# -- barriers ----------------------------------------------------------------------------------
+
+
+def arrive(name: str, rank: int, count: int) -> Protocol[bool]:
+    """Note that `rank` of `count` has arrived; answers whether it completed the barrier.
+
+    Idempotent: arriving again, or for somebody else, changes nothing. Arrivals are gathered in blocks,
+    and whoever completes a block arrives for it one level up, so that no operation touches more than
+    BLOCK keys.
+    Raises: BarrierOverflow if rank is not below count."""
+    if not 0 <= rank < count:
+        raise BarrierOverflow(
+            f"rank {rank} reached barrier {name!r}, which was made for {count} ranks (0 to {count - 1}); "
+            "every participant must pass the same rendezvous_count and its own current rank",
+            rank=rank,
+            rendezvous_count=count,
+            group_name=name,
+        )
+    level = 0
+    while count > 1:
+        yield Set(f"{name}/{level}/{rank}", "1")
+        first = rank - rank % BLOCK
+        block = range(first, min(first + BLOCK, count))
+        if not (yield Check(tuple(f"{name}/{level}/{other}" for other in block))):
+            return False
+        rank, count, level = rank // BLOCK, -(-count // BLOCK), level + 1
+    yield Set(f"{name}/done", "1")
+    return True
+
+
+def barrier(name: str, rank: int, count: int, limit: float) -> Protocol[None]:
+    """Wait until all `count` ranks have arrived, at most `limit` seconds.
+
+    Raises: BarrierTimeout, BarrierOverflow."""
+    if (yield from arrive(name, rank, count)):
+        return
+    if not (yield Await(f"{name}/done", limit)):
+        raise BarrierTimeout(
+            f"rank {rank} waited {limit:g} s in barrier {name!r} and not all {count} ranks arrived; "
+            "a rank is missing that nobody has reported dead. Raise barrier_timeout if ranks may "
+            "legitimately be this far apart",
+            rank=rank,
+            rendezvous_count=count,
+            group_name=name,
+            limit=limit,
+        )
+
+
+# -- one iteration of a live rank --------------------------------------------------------------
+
+
+def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
+    """Take part in one iteration, from the start barrier to the agreement on who goes on."""
+    at = Keys(seat.iteration)
+    yield Set(seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
+    yield from barrier(at.start, seat.rank, seat.world_size, limits.barrier)
+    result = yield from _work(seat)
+    if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED:
+        return Ending(COMPLETED)
+    if result.end in (End.FAILED, End.FATAL):
+        yield from report(at, result.report)
+    yield Run(Stage.ABORT)
+    yield from arrive(at.last_call, seat.rank, seat.world_size)
+    if result.end is not End.FATAL:
+        yield Await(f"{at.last_call}/done", limits.last_call)
+        result = yield from _recover()
+        if result.end is not End.RETURNED:
+            yield from report(at, result.report)
+    is_leaving = result.end is not End.RETURNED
+    if is_leaving:
+        yield from _mark_terminated(at, seat.initial_rank)
+        yield from arrive(at.end, seat.rank, seat.world_size)
+        return Ending(LEFT)
+    yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
+    return Ending(INTERRUPTED, (yield from _freeze(at)))
+
+
+def _work(seat: Seat) -> Protocol[Result]:
+    """Prepare and run the function; the first stage that does not return ends it."""
+    result = Result(End.RETURNED)
+    for stage in (
+        Stage.INITIALIZE,
+        Stage.CHECK_BEFORE,
+        Stage.FUNCTION if seat.is_active else Stage.RESERVE,
+    ):
+        result = yield Run(stage)
+        if result.end is not End.RETURNED:
+            break
+    return result
+
+
+def _complete(at: Keys, seat: Seat, limits: Limits) -> Protocol[str]:
+    """Wait until the iteration is decided. The last active rank to arrive decides it as completed,
+    unless an interruption was faster."""
+    if seat.is_active and (yield from arrive(at.completion, seat.rank, seat.active_world_size)):
+        yield CompareSet(at.outcome, COMPLETED)
+    if not (yield Await(at.outcome, limits.completion)):
+        yield from report(at, missed_completion(seat, limits.completion))
+    (decided,) = yield Read((at.outcome,))
+    return str(decided)
+
+
+def _recover() -> Protocol[Result]:
+    """Run the user's hooks between two iterations; the first that fails excludes this rank."""
+    result = Result(End.RETURNED)
+    for stage in (Stage.FINALIZE, Stage.CHECK_AFTER):
+        result = yield Run(stage)
+        if result.end is not End.RETURNED:
+            break
+    return result
+
+
+# -- interruptions and the next world ----------------------------------------------------------
+
+
+def report(at: Keys, record: str) -> Protocol[str]:
+    """Put an interruption record into the store and decide the iteration as interrupted.
+
+    Answers what the iteration was decided as: COMPLETED if success came first. The order of arrival
+    comes from the store, never from a clock."""
+    position = yield Add(at.records, 1)
+    yield Set(f"{at.records}/{position}", record)
+    return str((yield CompareSet(at.outcome, INTERRUPTED)))
+
+
+def _mark_terminated(at: Keys, initial_rank: int) -> Protocol[None]:
+    """List a rank as not going on. Must precede its arrival at the end barrier."""
+    position = yield Add(at.terminated, 1)
+    yield Set(f"{at.terminated}/{position}", str(initial_rank))
+
+
+def _freeze(at: Keys) -> Protocol[frozenset[int]]:
+    """Agree on the ranks (initial ranks) that do not go on: the first to ask decides for all."""
+    count = yield Add(at.terminated, 0)
+    listed = yield Read(tuple(f"{at.terminated}/{position}" for position in range(1, count + 1)))
+    ranks = sorted({int(rank) for rank in listed if rank is not None})
+    frozen = yield CompareSet(at.frozen, " ".join(map(str, ranks)) or "none")
+    return frozenset() if frozen == "none" else frozenset(map(int, str(frozen).split()))
+
+
+def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
+    """Represent a rank that is dead or leaving until the others have agreed to go on without it.
+
+    Starts from the last seat that the rank published and does what the rank may have left undone. If
+    the rank died after the others had agreed to take it along, it follows them into the next iteration
+    and interrupts that one. Answers "excluded", "completed" (the call was over) or "discarded" (it had
+    no seat anyway).
+    Raises: BarrierTimeout if the others do not get through the end barrier either."""
+    while True:
+        at = Keys(seat.iteration)
+        if not (yield Check((at.frozen,))):
+            if (yield from report(at, record)) == COMPLETED:
+                return COMPLETED
+            yield from _mark_terminated(at, seat.initial_rank)
+            for name in (at.start, at.last_call):
+                yield from arrive(name, seat.rank, seat.world_size)
+            yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
+        terminated = yield from _freeze(at)
+        if seat.initial_rank in terminated:
+            return "excluded"
+        following: Seat | None = yield Assign(seat, terminated)
+        if following is None:
+            return "discarded"
+        seat = following

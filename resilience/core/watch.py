@@ -1,0 +1,249 @@
+"""Is this rank alive?  One rank's signs of life, weighed against its limits.
+
+A monitor observes its rank (page, process, peers) and asks `decide` what follows. Past a soft limit
+the job is asked to restart, past a hard limit the rank is terminated and, after a grace, killed; a
+rank that is gone is stood in for. Every limit that is exceeded is found first, then the gravest is
+chosen. Knows nothing of pages, signals or stores: `monitor.server` observes and obeys."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+Seconds = float
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """Allowed silence in seconds: past `soft` restart, past `hard` kill. None never fires."""
+
+    soft: Seconds | None = None
+    hard: Seconds | None = None
+
+
+NO_LIMIT = Limit()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """All limits in force for one rank.
+
+    watchdog: since the main thread last proved to run bytecode. ping: since the last manual ping, once
+    armed. hook: since a hook was entered (hard only). leave: since the interruption, while the function
+    has not been left (hard only). step: since the step counter last rose, once used. heartbeat and
+    initial_heartbeat: between heartbeats, and from the start to the first. sections: by name, while
+    open. out_of_section: while none is open, once one has been. grace: between SIGTERM and SIGKILL."""
+
+    watchdog: Limit = NO_LIMIT
+    ping: Limit = NO_LIMIT
+    hook: Limit = NO_LIMIT
+    leave: Limit = NO_LIMIT
+    step: Limit = NO_LIMIT
+    heartbeat: Limit = NO_LIMIT
+    initial_heartbeat: Limit = NO_LIMIT
+    out_of_section: Limit = NO_LIMIT
+    sections: dict[str, Limit] = {}
+    grace: Seconds = 5.0
+
+
+class Doing(Enum):
+    """What the rank is busy with, as far as limits care."""
+
+    OUTSIDE = "outside"  # not in a wrapped call: nothing is weighed
+    WAITING = "waiting"  # in a barrier or for an outcome: only the watchdog is weighed
+    HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit
+    FUNCTION = "run"  # in the wrapped function: everything is weighed
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """One sign of life and when it was last seen (observer's monotonic clock)."""
+
+    name: str
+    seen_at: Seconds
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What a monitor sees of its rank at one moment. Times are on the monitor's monotonic clock;
+    None means: never in this iteration, or not armed."""
+
+    iteration: int = 0
+    doing: Doing = Doing.OUTSIDE
+    since: Seconds = 0.0  # when the rank began what it is doing
+    hook: str = ""
+    watchdog_at: Seconds | None = None
+    ping_at: Seconds | None = None
+    step_at: Seconds | None = None
+    heartbeat_at: Seconds | None = None
+    section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
+    open_sections: tuple[Sign, ...] = ()
+    interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
+    is_stuck: bool = False  # the rank says that its abort did not free it
+    is_gone: bool = False
+    said_goodbye: bool = False
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A limit that is exceeded."""
+
+    limit: str
+    severity: Literal["soft", "hard"]
+    allowed: Seconds
+    silent_for: Seconds
+
+
+class AskRestart(msgspec.Struct, frozen=True, tag=True):
+    """Report the finding to the store, so that every rank restarts."""
+
+    finding: Finding
+
+
+class CaptureEvidence(msgspec.Struct, frozen=True, tag=True):
+    """Take stacks and process state, before anything is sent to the rank."""
+
+    finding: Finding
+
+
+class Terminate(msgspec.Struct, frozen=True, tag=True):
+    """SIGCONT and SIGTERM."""
+
+    finding: Finding
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """SIGCONT, SIGTERM and SIGKILL."""
+
+    finding: Finding
+
+
+class StandIn(msgspec.Struct, frozen=True, tag=True):
+    """The rank is gone: close its account and represent it until it is excluded."""
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The rank left cleanly: nothing more to watch."""
+
+
+Command = AskRestart | CaptureEvidence | Terminate | Kill | StandIn | Finish
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """What has been done about one rank so far."""
+
+    limits: Limits = Limits()
+    asked_in: int | None = None  # the iteration in which a restart was asked for
+    terminating_since: Seconds | None = None
+    finding: Finding | None = None  # why it is being terminated
+    is_killed: bool = False
+    is_over: bool = False
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The next state, what to do now, in order, and when to look again at the latest (None: on the
+    next event only)."""
+
+    state: Watch
+    commands: tuple[Command, ...] = ()
+    wake_at: Seconds | None = None
+
+
+ABORT_STUCK = "abort"  # limit name of a rank that its own abort could not free
+
+
+def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
+    """Return what to do about one rank, given what is seen of it now."""
+    if watch.is_over:
+        return Decision(watch)
+    if seen.is_gone:
+        over = msgspec.structs.replace(watch, is_over=True)
+        return Decision(over, (Finish() if seen.said_goodbye else StandIn(),))
+    if watch.terminating_since is not None:
+        return _escalate(watch, now)
+    findings = exceeded(watch.limits, seen, now)
+    hard = [finding for finding in findings if finding.severity == "hard"]
+    if hard:
+        gravest = max(hard, key=_gravity)
+        state = msgspec.structs.replace(watch, terminating_since=now, finding=gravest)
+        commands = (CaptureEvidence(gravest), AskRestart(gravest), Terminate(gravest))
+        return Decision(state, commands, now + watch.limits.grace)
+    wake_at = next_deadline(watch, seen)
+    if findings and watch.asked_in != seen.iteration:
+        gravest = max(findings, key=_gravity)
+        state = msgspec.structs.replace(watch, asked_in=seen.iteration)
+        return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), wake_at)
+    return Decision(watch, (), wake_at)
+
+
+def _escalate(watch: Watch, now: Seconds) -> Decision:
+    """A terminated rank gets its grace, then it is killed; its end is the next thing to be seen."""
+    assert watch.terminating_since is not None and watch.finding is not None
+    deadline = watch.terminating_since + watch.limits.grace
+    if watch.is_killed:
+        return Decision(watch)
+    if now < deadline:
+        return Decision(watch, (), deadline)
+    return Decision(msgspec.structs.replace(watch, is_killed=True), (Kill(watch.finding),))
+
+
+def _gravity(finding: Finding) -> tuple[float, str]:
+    return (finding.silent_for / finding.allowed if finding.allowed > 0 else float("inf"), finding.limit)
+
+
+def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
+    """Return every limit that is exceeded, at most one finding a limit (hard rather than soft)."""
+    findings = [
+        Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since))
+        for _ in (1,)
+        if seen.is_stuck
+    ]
+    for name, since, limit in in_force(limits, seen):
+        silent_for = now - since
+        if limit.hard is not None and silent_for >= limit.hard:
+            findings.append(Finding(name, "hard", limit.hard, silent_for))
+        elif limit.soft is not None and silent_for >= limit.soft:
+            findings.append(Finding(name, "soft", limit.soft, silent_for))
+    return findings
+
+
+def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limit]]:
+    """Return (name, last sign of life, limit) for each limit that applies to what the rank is doing."""
+    if seen.doing is Doing.OUTSIDE:
+        return []
+    if seen.doing is Doing.HOOK:
+        return [(f"hook:{seen.hook}", seen.since, limits.hook)]
+    # Entering what it is doing proved that the main thread ran.
+    rows = [("watchdog", max(seen.since, seen.watchdog_at or seen.since), limits.watchdog)]
+    if seen.doing is Doing.WAITING:
+        return rows
+    if seen.interrupted_at is not None:
+        rows.append(("leave", max(seen.interrupted_at, seen.since), limits.leave))
+    if seen.ping_at is not None:
+        rows.append(("ping", seen.ping_at, limits.ping))
+    if seen.step_at is not None:
+        rows.append(("step", seen.step_at, limits.step))
+    if seen.heartbeat_at is not None:
+        rows.append(("heartbeat", seen.heartbeat_at, limits.heartbeat))
+    else:
+        rows.append(("initial_heartbeat", seen.since, limits.initial_heartbeat))
+    for section in seen.open_sections:
+        limit = limits.sections.get(section.name, NO_LIMIT)
+        rows.append((f"section:{section.name}", section.seen_at, limit))
+    if not seen.open_sections and seen.section_left_at is not None:
+        rows.append(("out_of_section", seen.section_left_at, limits.out_of_section))
+    return rows
+
+
+def next_deadline(watch: Watch, seen: Observation) -> Seconds | None:
+    """Return the earliest moment at which a limit in force could be exceeded, None without one."""
+    moments = []
+    for _, since, limit in in_force(watch.limits, seen):
+        if limit.hard is not None:
+            moments.append(since + limit.hard)
+        if limit.soft is not None and watch.asked_in != seen.iteration:
+            moments.append(since + limit.soft)
+    return min(moments, default=None)
+
+
+def shows_progress(limits: Limits, seen: Observation) -> bool:
+    """Whether anything is armed that would notice a function that runs but makes no progress."""
+    names = {name for name, _, limit in in_force(limits, seen) if limit.soft or limit.hard}
+    return bool(names - {"watchdog", "leave"})

@@ -1,0 +1,21 @@
+"""The protocols that the shells are written against."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from resilience.core.records import Record
+
+
+class Clock(Protocol):
+    """Seconds on a monotonic clock, and wall time for display only."""
+
+    def monotonic(self) -> float: ...
+
+    def wall_ns(self) -> int: ...
+
+
+class Sink(Protocol):
+    """Takes records. Never raises, never blocks; answers whether the record was taken."""
+
+    def take(self, record: Record) -> bool: ...
