@@ -277,7 +277,7 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
             yield from report(at, result.report)
     is_leaving = result.end is not End.RETURNED
     if is_leaving:
-        yield from _mark_terminated(at, seat.initial_rank)
+        yield from _mark_terminated(at, seat.rank)
         yield from arrive(at.end, seat.rank, seat.world_size)
         return Ending(LEFT)
     yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
@@ -332,14 +332,14 @@ def report(at: Keys, record: str) -> Protocol[str]:
     return str((yield CompareSet(at.outcome, INTERRUPTED)))
 
 
-def _mark_terminated(at: Keys, initial_rank: int) -> Protocol[None]:
+def _mark_terminated(at: Keys, rank: int) -> Protocol[None]:
     """List a rank as not going on. Must precede its arrival at the end barrier."""
     position = yield Add(at.terminated, 1)
-    yield Set(f"{at.terminated}/{position}", str(initial_rank))
+    yield Set(f"{at.terminated}/{position}", str(rank))
 
 
 def _freeze(at: Keys) -> Protocol[frozenset[int]]:
-    """Agree on the ranks (initial ranks) that do not go on: the first to ask decides for all."""
+    """Agree on the ranks of this iteration that do not go on: the first to ask decides for all."""
     count = yield Add(at.terminated, 0)
     listed = yield Read(tuple(f"{at.terminated}/{position}" for position in range(1, count + 1)))
     ranks = sorted({int(rank) for rank in listed if rank is not None})
@@ -360,12 +360,12 @@ def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
         if not (yield Check((at.frozen,))):
             if (yield from report(at, record)) == COMPLETED:
                 return COMPLETED
-            yield from _mark_terminated(at, seat.initial_rank)
+            yield from _mark_terminated(at, seat.rank)
             for name in (at.start, at.last_call):
                 yield from arrive(name, seat.rank, seat.world_size)
             yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
         terminated = yield from _freeze(at)
-        if seat.initial_rank in terminated:
+        if seat.rank in terminated:
             return "excluded"
         following: Seat | None = yield Assign(seat, terminated)
         if following is None:

@@ -1,0 +1,122 @@
+"""Runs a protocol against a real key-value store, and shields it from what stores raise.
+
+`drive` performs the operations a `core.restart` protocol yields, one after the other, on anything with
+the methods of a torch Store. Waits are cut into chunks, so that the waiting thread keeps running
+bytecode and a dead server is noticed: a store that fails raises StoreError at the caller, a wait that
+times out answers False."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+
+from resilience.core import restart
+from resilience.core.restart import Add, Await, Check, CompareSet, Read, Set
+from resilience.errors import StoreError
+
+T = TypeVar("T")
+
+
+class StoreLike(Protocol):
+    """The methods of a torch Store that are used here."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes: ...
+
+
+def drive(
+    protocol: restart.Protocol[T],
+    store: StoreLike,
+    perform: Callable[[restart.Operation], Any] | None = None,
+    chunk: float = 1.0,
+) -> T:
+    """Run `protocol` to its end on `store` and return its result.
+
+    perform: answers what is not an operation on the store (Run, Assign), and may answer any other
+    operation in its own way; NotImplemented leaves it to the store.
+    chunk: longest single wait in seconds.
+    Raises: what the protocol raises; StoreError if the store fails; what `perform` raises."""
+    answer: Any = None
+    try:
+        while True:
+            operation = protocol.send(answer)
+            answer = NotImplemented if perform is None else perform(operation)
+            if answer is NotImplemented:
+                answer = execute(operation, store, chunk)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+    finally:
+        protocol.close()
+
+
+def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) -> Any:
+    """Perform one store operation. Raises: StoreError."""
+    try:
+        match operation:
+            case Set(key, value):
+                return store.set(key, value)
+            case Add(key, amount):
+                return store.add(key, amount)
+            case CompareSet(key, value):
+                return _text(store.compare_set(key, "", value))
+            case Check(keys):
+                return bool(store.check(list(keys)))
+            case Read(keys):
+                return tuple(_text(store.get(key)) if store.check([key]) else None for key in keys)
+            case Await(key, limit):
+                return wait(store, key, limit, chunk)
+    except StoreError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        raise lost(operation, error) from error
+    raise TypeError(f"{type(operation).__name__} is no store operation")
+
+
+def wait(
+    store: StoreLike,
+    key: str,
+    limit: float,
+    chunk: float = 1.0,
+    give_up: Callable[[], bool] | None = None,
+) -> bool:
+    """Wait until `key` is present, at most `limit` seconds; answers whether it is.
+
+    give_up: asked after each chunk; True ends the wait early. Raises: StoreError."""
+    deadline = time.monotonic() + limit
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or (give_up is not None and give_up()):
+            return _is_present(store, key)
+        try:
+            store.wait([key], timedelta(seconds=max(0.001, min(left, chunk))))
+            return True
+        except (RuntimeError, ValueError, OSError):
+            # A timeout and a dead server raise alike: a look at the key tells them apart.
+            if _is_present(store, key):
+                return True
+
+
+def _is_present(store: StoreLike, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except (RuntimeError, ValueError, OSError) as error:
+        raise lost(Await(key, 0.0), error) from error
+
+
+def lost(operation: restart.Operation, error: BaseException) -> StoreError:
+    """Return the error that says that the store does not answer."""
+    return StoreError(
+        f"the store did not answer {operation}: {type(error).__name__}: {str(error).splitlines()[0][:200]}; "
+        "its host process or node is gone or unreachable, so this rank cannot go on",
+        operation=operation,
+    )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
