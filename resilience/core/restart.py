@@ -257,6 +257,18 @@ def barrier(name: str, rank: int, count: int, limit: float) -> Protocol[None]:
 
 # -- one iteration of a live rank --------------------------------------------------------------
 
+ENTRY = -1  # the iteration before the first: ranks only meet in it, at its end barrier
+
+
+def enter(seat: Seat, limits: Limits) -> Protocol[Ending]:
+    """Meet all ranks at the call of the function. `seat` is that of iteration ENTRY.
+
+    A rank that dies before everybody has come is excluded like any other, by its stand-in."""
+    at = Keys(seat.iteration)
+    yield Set(seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
+    yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
+    return Ending(INTERRUPTED, (yield from _freeze(at)))
+
 
 def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     """Take part in one iteration, from the start barrier to the agreement on who goes on."""
