@@ -1,0 +1,132 @@
+"""What happened to this rank, told as it happens.
+
+The call says when it passes from one phase to the next; the account turns that into events with
+durations. Phases follow one another without a gap, so their durations add up to the restart's. A
+restart ends with the first sign of progress after the function was entered again; where the function
+shows none, with its entry, and the event says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from resilience.core.attribution import InterruptionRecord
+from resilience.core.events import (
+    Event,
+    Interrupted,
+    IterationEnded,
+    IterationStarted,
+    Outcome,
+    RestartEnded,
+    StageEnded,
+    StageName,
+    StageStarted,
+)
+
+if TYPE_CHECKING:
+    from resilience.inprocess.state import State
+    from resilience.telemetry.emitter import Emitter
+
+Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
+
+
+class Account:
+    """One rank's account of one call. Used by the main thread only."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self._phase: StageName | None = None
+        self._phase_began = 0.0
+        self._restart_began: float | None = None
+        self._entered_at: float | None = None
+        self._iteration_began = 0.0
+        self._interruption = "peer"
+
+    def _emit(self, *events: Event) -> None:
+        self._emitter.emit(*events)
+
+    def iteration_started(self, state: State) -> None:
+        self._iteration_began = time.monotonic()
+        active = state.rank < state.active_world_size
+        self._emit(IterationStarted(state.active_world_size, "active" if active else "inactive"))
+        if self._restart_began is not None:
+            self.phase("resume")
+
+    @contextmanager
+    def stage(self, name: str, before: bool) -> Iterator[None]:
+        """Time a hook. After a fault the hook is a phase of the restart and timed as such."""
+        if not before:
+            yield
+            return
+        stage: StageName = "initialize" if name == "initialize" else "health_check"
+        began = time.monotonic()
+        outcome: Outcome = "failed"
+        self._emit(StageStarted(stage))
+        try:
+            yield
+            outcome = "completed"
+        finally:
+            self._emit(StageEnded(stage, outcome, time.monotonic() - began))
+
+    def entering(self) -> None:
+        self._entered_at = time.monotonic()
+        self._emit(StageStarted("run"))
+
+    def progressed(self, sign: Sign) -> None:
+        """The function showed its first progress: a restart is over."""
+        if self._restart_began is None or self._entered_at is None:
+            return
+        ended_at = self._entered_at if sign == "entry" else time.monotonic()
+        self._end_phase(ended_at, "completed")
+        duration = ended_at - self._restart_began
+        self._emit(StageEnded("restart", "completed", duration), RestartEnded(self._interruption, duration, sign))
+        self._restart_began = None
+        self._interruption = "peer"
+
+    def left_function(self, is_interrupted: bool, failed: bool) -> None:
+        now = time.monotonic()
+        self.progressed("entry")
+        outcome: Outcome = "interrupted" if is_interrupted and not failed else "failed" if failed else "completed"
+        assert self._entered_at is not None
+        self._emit(StageEnded("run", outcome, now - self._entered_at))
+        self._entered_at = None
+
+    def failed(self, record: InterruptionRecord) -> None:
+        """This rank failed: its restart begins here."""
+        self._emit(Interrupted(record))
+        self._begin_restart(record.interruption.value, time.monotonic())
+
+    def interrupted(self, at: float) -> None:
+        """This rank learned at `at` (monotonic seconds) that its iteration is interrupted."""
+        self._begin_restart("peer", at)
+        self.phase("abort", at)
+
+    def _begin_restart(self, interruption: str, at: float) -> None:
+        if self._restart_began is None:
+            self._restart_began = at
+            self._interruption = interruption
+            self._emit(StageStarted("restart"))
+            self.phase("detect", at)
+
+    def phase(self, name: StageName, at: float | None = None) -> None:
+        """Pass to the next phase of the restart, now or at `at` (monotonic seconds)."""
+        at = time.monotonic() if at is None else max(at, self._phase_began)
+        self._end_phase(at, "completed")
+        self._phase, self._phase_began = name, at
+        self._emit(StageStarted(name))
+
+    def _end_phase(self, at: float, outcome: Outcome) -> None:
+        if self._phase is not None:
+            self._emit(StageEnded(self._phase, outcome, max(0.0, at - self._phase_began)))
+            self._phase = None
+
+    def iteration_ended(self, outcome: Outcome) -> None:
+        """This rank's iteration is over; `left` closes what is open for good."""
+        now = time.monotonic()
+        if outcome == "left" and self._restart_began is not None:
+            self._end_phase(now, "left")
+            self._emit(StageEnded("restart", "left", now - self._restart_began))
+            self._restart_began = None
+        self._emit(IterationEnded(outcome, now - self._iteration_began))

@@ -1,0 +1,418 @@
+"""One call of a wrapped function.  Runs the stages that the restart protocol asks for.
+
+`CallWrapper.run` enters the world, then drives `core.restart.iterate` once per iteration: the protocol
+decides what happens next and in which order, this module makes it happen in the process (hooks,
+environment, the function itself) and gives an account of it. The iteration's `Watcher` frees the main
+thread; the `Session` holds what outlives a call (monitor, page, store). Whatever leaves the loop
+other than by completion is represented in the store before it is raised."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import threading
+import time
+import typing
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from resilience.adapters import collectives
+from resilience.adapters.environment import scoped_environment
+from resilience.adapters.interrupt import Interrupter
+from resilience.adapters.store import drive, wait
+from resilience.core import events, restart
+from resilience.core.attribution import Detector, Interruption, InterruptionRecord, encode
+from resilience.core.restart import (
+    COMPLETED,
+    ENTRY,
+    Assign,
+    Await,
+    End,
+    Ending,
+    Keys,
+    Limits,
+    Result,
+    Run,
+    Seat,
+    Stage,
+)
+from resilience.core.watch import Doing
+from resilience.errors import (
+    BarrierError,
+    ConfigurationError,
+    HealthCheckError,
+    InternalError,
+    RankDiscarded,
+    ResilienceError,
+    StoreError,
+)
+from resilience.inprocess import failure
+from resilience.inprocess.account import Account
+from resilience.inprocess.assigning import assign, seat_of
+from resilience.inprocess.session import Session
+from resilience.inprocess.state import State
+from resilience.inprocess.store import PrefixStore
+from resilience.inprocess.watcher import LOST, Watcher
+
+if TYPE_CHECKING:
+    from resilience.inprocess.wrap import Wrapper
+
+_calls = itertools.count()
+
+
+class CallWrapper:
+    """One call of a wrapped function, as the function itself may use it.
+
+    The function receives it in every argument annotated `CallWrapper` or `Optional[CallWrapper]`."""
+
+    def __init__(self, wrapper: Wrapper) -> None:
+        self._wrapper = wrapper
+        self._number = next(_calls)
+        self._state: State
+        self._session: Session
+        self._interrupter: Interrupter
+        self._watcher: Watcher
+        self._account: Account
+        self._error: BaseException | None = None  # this rank's own failure in the present iteration
+        self._value: Any = None
+        self._function: Callable[[], Any]
+        self._limits = Limits(
+            barrier=wrapper.barrier_timeout.total_seconds(),
+            completion=wrapper.completion_timeout.total_seconds(),
+            last_call=wrapper.last_call_wait.total_seconds(),
+        )
+        self._hook_limit = wrapper.hard_timeout.total_seconds()
+        # No single wait may be so long that the watchdog takes the waiting rank for hung.
+        slack = wrapper.soft_timeout - wrapper.progress_watchdog_interval
+        self._chunk = max(0.05, slack.total_seconds() / 2)
+
+    # -- for the wrapped function ---------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """How often the function has been started in this call, counted from 0."""
+        return self._state.iteration
+
+    def ping(self) -> None:
+        """Show progress. The first ping of an iteration arms the timeouts for the following ones."""
+        self._session.page.ping()
+
+    def atomic(self) -> AbstractContextManager[None]:
+        """Hold off abort and interruption while the body runs. Reentrant. An interruption that arrives
+        inside is delivered at the outermost end. Keep it short: nothing is restarted meanwhile."""
+        return self._interrupter.atomic()
+
+    # -- the call -------------------------------------------------------------------------------
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `function` until all active ranks completed; return this rank's value."""
+        _check_caller(function)
+        positional, named = _inject(function, self, args, kwargs)
+        self._function = lambda: function(*positional, **named)
+        name = f"{function.__module__}.{function.__qualname__}"
+        began = time.monotonic()
+        self._state = State.from_environment()
+        with scoped_environment(), Session.open(self._wrapper, self._number, self._state) as session:
+            self._session = session
+            self._account = Account(session.emitter)
+            session.announce(name)
+            self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=self._swallowed)
+            self._interrupter.install()
+            error: BaseException | None = None
+            try:
+                return self._take_part()
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                self._interrupter.remove()
+                session.emit(
+                    events.CallEnded(
+                        outcome="completed" if error is None else "left",
+                        iterations=self._state.iteration + 1,
+                        duration_s=time.monotonic() - began,
+                        error="" if error is None else f"{type(error).__name__}: {error}"[:500],
+                    )
+                )
+
+    def _take_part(self) -> Any:
+        """Iterate until completion, or leave; either way this rank is accounted for in the store."""
+        seat = seat_of(self._state, ENTRY)
+        try:
+            ending = self._drive(restart.enter(seat, self._limits))
+            while True:
+                seat = self._next_seat(seat, ending.terminated)
+                ending = self._iterate(seat)
+                if ending.outcome == COMPLETED:
+                    return self._value
+                if ending.outcome == restart.LEFT:
+                    assert self._error is not None
+                    raise self._error
+        except RankDiscarded as error:
+            self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
+            raise
+        except BaseException as error:
+            if error is not self._error:
+                self._stand_in_for_myself(seat, error)
+            self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"[:500]))
+            raise
+
+    def _iterate(self, seat: Seat) -> Ending:
+        at = Keys(seat.iteration)
+        self._error = None
+        self._watcher = Watcher(
+            self._session.watch_store, at, self._state, self._wrapper.abort, self._interrupter, self._session.emit
+        )
+        self._watcher.start()
+        ending = self._drive(restart.iterate(seat, self._limits))
+        if ending.outcome == COMPLETED:
+            self._watcher.left()
+            self._account.iteration_ended("completed")
+        elif ending.outcome == restart.LEFT:
+            self._account.iteration_ended("left")
+        else:
+            self._account.iteration_ended("interrupted")
+        return ending
+
+    def _next_seat(self, seat: Seat, terminated: frozenset[int]) -> Seat:
+        """Assign this rank's place in the next iteration. Raises: RankDiscarded, RestartError."""
+        self._session.page.doing(Doing.HOOK, "rank_assignment")
+        self._state = assign(self._wrapper, self._state, terminated)
+        if seat.iteration != ENTRY:
+            self._state.advance()
+        following = seat_of(self._state, seat.iteration + 1)
+        self._session.move_to(following)
+        return following
+
+    def _stand_in_for_myself(self, seat: Seat, error: BaseException) -> None:
+        """Leave so that the others go on without this rank, as far as the store still answers."""
+        record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
+        try:
+            self._drive(restart.stand_in(seat, self._limits, encode(record)))
+        except (StoreError, BarrierError, RankDiscarded) as lost:
+            self._session.emit(events.HookFailed("leave", f"{type(lost).__name__}: {lost}"[:500]))
+        if hasattr(self, "_watcher"):
+            self._watcher.left()
+
+    # -- performing the protocol ----------------------------------------------------------------
+
+    def _drive(self, protocol: restart.Protocol[Any]) -> Any:
+        return drive(protocol, self._session.store, self._perform, self._chunk)
+
+    def _perform(self, operation: restart.Operation) -> Any:
+        match operation:
+            case Run(stage):
+                return self._run_stage(stage)
+            case Assign(seat, terminated):
+                try:
+                    return self._next_seat(seat, terminated)
+                except RankDiscarded:
+                    return None
+            case Await(key, limit) if key.endswith("/outcome"):
+                self._session.page.doing(Doing.WAITING)
+                return self._await_decision(limit)
+            case Await():
+                self._session.page.doing(Doing.WAITING)
+        return NotImplemented
+
+    def _await_decision(self, limit: float) -> bool:
+        """Wait for the watcher to learn the outcome, at most `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while not self._watcher.decided.wait(max(0.0, min(self._chunk, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return False
+        if self._watcher.outcome == LOST:
+            assert self._watcher.error is not None
+            raise self._watcher.error
+        return True
+
+    def _run_stage(self, stage: Stage) -> Result:
+        match stage:
+            case Stage.INITIALIZE:
+                return self._initialize()
+            case Stage.CHECK_BEFORE:
+                return self._check_before()
+            case Stage.FUNCTION:
+                return self._call_function()
+            case Stage.RESERVE:
+                return self._wait_in_reserve()
+            case Stage.ABORT:
+                return self._abort()
+            case Stage.FINALIZE:
+                return self._finalize()
+            case Stage.CHECK_AFTER:
+                return self._check_after()
+        typing.assert_never(stage)
+
+    def _initialize(self) -> Result:
+        self._session.page.doing(Doing.WAITING)
+        key = Keys(self._state.iteration).server
+        wait(self._session.store, key, self._limits.barrier, self._chunk, self._watcher.decided.is_set)
+        if self._watcher.is_interrupted:
+            return Result(End.INTERRUPTED)
+        host, _, port = self._session.store.get(key).decode().rpartition(":")
+        self._watcher.store_port = int(port)
+        self._set_environment(host, port)
+        self._state.store = PrefixStore(self._state.iteration, self._session.hook_store)
+        self._account.iteration_started(self._state)
+        return self._hook("initialize", self._wrapper.initialize, before=True)
+
+    def _set_environment(self, host: str, port: str) -> None:
+        self._state.set_distributed_vars()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, port
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # every rank is a client of that store
+        os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # read wherever the line above is set
+
+    def _check_before(self) -> Result:
+        return self._hook("health_check", self._wrapper.health_check, before=True)
+
+    def _call_function(self) -> Result:
+        self._account.entering()
+        self._session.page.doing(Doing.FUNCTION)
+        try:
+            self._value = self._interrupter.call(self._function)
+            return Result(End.RETURNED)
+        except BaseException as error:
+            if self._watcher.is_interrupted and self._interrupter.arrived:
+                return Result(End.INTERRUPTED)  # whatever user code turned our interruption into
+            return self._failed(error, "run")
+        finally:
+            self._session.page.doing(Doing.WAITING)
+            self._account.left_function(self._watcher.is_interrupted, self._error is not None)
+
+    def _wait_in_reserve(self) -> Result:
+        self._account.entering()
+        self._value = None
+        self._session.page.doing(Doing.WAITING)
+        while not self._await_decision(self._chunk):
+            pass  # a spare waits as long as the job runs
+        return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
+
+    def _failed(self, error: BaseException, stage: str) -> Result:
+        """Answer how a stage ended that raised, and put the failure into the account."""
+        is_exception = isinstance(error, Exception)
+        self._error = error
+        kind = Interruption.EXCEPTION if is_exception else Interruption.BASE_EXCEPTION
+        record = self._describe(error, kind, stage)
+        return Result(End.FAILED if is_exception else End.FATAL, encode(record))
+
+    def _describe(self, error: BaseException, kind: Interruption, stage: str) -> InterruptionRecord:
+        record = InterruptionRecord(
+            rank=self._state.initial_rank,
+            interruption=kind,
+            message=f"{type(error).__name__}: {failure.message_of(error)}",
+            exception=failure.describe(error),
+            detector=Detector("exception"),
+            iteration=self._state.iteration,
+            active_rank=self._state.rank,
+            node=self._session.node,
+            pid=os.getpid(),
+            detected_wall_ns=time.time_ns(),
+            stage=stage,
+        )
+        self._account.failed(record)
+        return record
+
+    def _abort(self) -> Result:
+        """The main thread is out of the function: let the watcher finish, drop what groups remain."""
+        self._watcher.left()
+        self._session.page.doing(Doing.HOOK, "abort")
+        self._account.interrupted(self._await_noticed())
+        if not self._watcher.join(self._hook_limit):
+            raise InternalError(f"the abort hook did not return within hard_timeout ({self._hook_limit:g} s)")
+        if self._error is not None:
+            failure.release(self._error)
+        if self._wrapper.abort is not None:
+            collectives.drop_groups()
+        self._account.phase("agree")
+        return Result(End.RETURNED)
+
+    def _await_noticed(self) -> float:
+        """Wait until the interruption has come back from the store; answers when it did."""
+        if not self._await_decision(self._limits.barrier):
+            raise InternalError("an interruption was reported, and the store never announced it")
+        return self._watcher.decided_at
+
+    def _finalize(self) -> Result:
+        self._account.phase("finalize")
+        return self._hook("finalize", self._wrapper.finalize, before=False)
+
+    def _check_after(self) -> Result:
+        self._account.phase("check")
+        result = self._hook("health_check", self._wrapper.health_check, before=False)
+        if result.end is End.RETURNED:
+            self._account.phase("regroup")
+        elif isinstance(self._error, Exception) and not isinstance(self._error, HealthCheckError):
+            cause = self._error
+            self._error = HealthCheckError(f"the health check failed: {type(cause).__name__}: {cause}")
+            self._error.__cause__ = cause
+        return result
+
+    def _hook(self, name: str, hook: Callable[..., Any] | None, before: bool) -> Result:
+        """Run a hook under its limit. Before the function an Exception restarts all; after a fault any
+        exception excludes this rank."""
+        if hook is None:
+            return Result(End.RETURNED)
+        self._session.page.doing(Doing.HOOK, name)
+        cause = self._error if isinstance(self._error, Exception) else None
+        try:
+            with self._account.stage(name, before):
+                if name == "initialize":
+                    self._state = hook(self._state)
+                else:
+                    self._state, _ = hook(self._state, None if before else cause)
+            return Result(End.RETURNED)
+        except BaseException as error:
+            self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
+            result = self._failed(error, name)
+            return result if before else Result(End.FATAL, result.report)
+        finally:
+            self._session.page.doing(Doing.WAITING)
+
+    def _swallowed(self, swallow: Any) -> None:
+        self._session.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
+
+
+def _check_caller(function: Callable[..., Any]) -> None:
+    """Raises: ConfigurationError unless called from the main thread with no process group alive."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError(
+            f"{function.__qualname__} was called from thread {threading.current_thread().name!r}; a wrapped "
+            "function runs in the main thread only, because only that can be interrupted everywhere. Call it "
+            "from the main thread"
+        )
+    if collectives.groups_alive():
+        raise ConfigurationError(
+            f"{function.__qualname__} was called while a process group is initialised; groups do not survive "
+            "a restart, so create them inside the wrapped function, or call destroy_process_group() before"
+        )
+
+
+def _inject(
+    function: Callable[..., Any], call: CallWrapper, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Fill every argument annotated CallWrapper or Optional[CallWrapper] that the caller left out."""
+    signature = inspect.signature(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # annotations are the user's and may name anything
+        hints = {name: p.annotation for name, p in signature.parameters.items()}
+    wanted = [name for name in signature.parameters if _is_call_wrapper(hints.get(name))]
+    if not wanted:
+        return args, kwargs
+    bound = signature.bind_partial(*args, **kwargs)
+    for name in wanted:
+        if bound.arguments.get(name) is None:
+            bound.arguments[name] = call
+    return bound.args, bound.kwargs
+
+
+def _is_call_wrapper(hint: object) -> bool:
+    if isinstance(hint, str):
+        return hint.replace(" ", "").removeprefix("Optional[").removesuffix("]").split("|")[0].endswith("CallWrapper")
+    return hint is CallWrapper or CallWrapper in typing.get_args(hint)
+
+
+__all__ = ["CallWrapper", "ResilienceError"]

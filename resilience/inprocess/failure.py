@@ -1,0 +1,70 @@
+"""What was raised?  Takes an exception apart into values, and lets go of what it holds.
+
+A traceback keeps every frame of the failed call alive, and with them the collectives those frames wait
+for and their sockets. So an exception is described once, when it is caught, and its frames are
+cleared; the traceback itself stays printable."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from types import TracebackType
+
+from resilience.core.attribution import ExceptionInfo, Frame
+
+MAX_FRAMES = 60
+MAX_MESSAGE = 2000  # characters; a record must fit one message of the channel
+
+
+def describe(error: BaseException) -> ExceptionInfo:
+    """Return type, message, stack (innermost last), chain and fingerprint of an exception."""
+    stack = _stack(error.__traceback__)
+    kind = type(error).__qualname__
+    module = type(error).__module__
+    name = kind if module in ("builtins", "__main__") else f"{module}.{kind}"
+    return ExceptionInfo(
+        type=name,
+        message=message_of(error),
+        fingerprint=_fingerprint(name, stack),
+        stack=stack,
+        chain=tuple(f"{type(link).__name__}: {message_of(link)[:200]}" for link in _chain(error)),
+    )
+
+
+def release(error: BaseException) -> None:
+    """Clear the locals of every finished frame that the exception and its causes hold."""
+    for link in (error, *_chain(error)):
+        traceback.clear_frames(link.__traceback__)
+
+
+def message_of(error: BaseException) -> str:
+    """Return str(error), shortened; never raises."""
+    try:
+        return str(error)[:MAX_MESSAGE]
+    except Exception as broken:  # a user's __str__ may do anything
+        return f"<no message: __str__ raised {type(broken).__name__}>"
+
+
+def _stack(tb: TracebackType | None) -> tuple[Frame, ...]:
+    lines = traceback.extract_tb(tb, limit=-MAX_FRAMES)
+    return tuple(Frame(line.filename, line.lineno or 0, line.name) for line in lines)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The causes of an exception, nearest first; a cycle ends it."""
+    links: list[BaseException] = []
+    seen = {id(error)}
+    link = error.__cause__ or error.__context__
+    while link is not None and id(link) not in seen and len(links) < 10:
+        links.append(link)
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return links
+
+
+def _fingerprint(name: str, stack: tuple[Frame, ...]) -> str:
+    """Equal for repetitions of one failure: no line numbers, no message, no installation paths."""
+    parts = [name]
+    for frame in stack:
+        parts.append(f"{frame.file.rsplit('/', 2)[-1]}:{frame.function}")
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()

@@ -1,0 +1,160 @@
+"""Has this iteration been decided, and is the main thread free?  One thread an iteration.
+
+The watcher is blocked on the iteration's `outcome` key with a store client of its own. Once the
+iteration is decided as interrupted it owns what follows until the main thread has left the wrapped
+function: it runs the abort hook (never inside `atomic()`), interrupts the main thread, and repeats
+both with growing pauses. What cannot be freed is handed to the monitor, which takes evidence and ends
+the process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from resilience.adapters import collectives
+from resilience.adapters.store import StoreLike, lost, wait
+from resilience.core.attribution import decode
+from resilience.core.events import (
+    AbortFailed,
+    AbortStuck,
+    AnyEvent,
+    CollectivesCut,
+    InterruptDelivered,
+    OutcomeSeen,
+)
+from resilience.core.restart import COMPLETED, Await, Keys
+from resilience.errors import StoreError
+from resilience.inprocess.abort import ABORT_LIMIT
+
+if TYPE_CHECKING:
+    from resilience.adapters.interrupt import Interrupter
+    from resilience.inprocess.abort import Abort
+    from resilience.inprocess.state import State
+
+LOST = "lost"  # the outcome of an iteration whose store is gone
+FOREVER = timedelta(days=1).total_seconds()
+CUT_AGAIN = (0.01, 0.03, 0.1, 0.3, 1.0)  # pauses between cuts: faster ones keep peers in retry
+
+
+class Watcher:
+    """Watches one iteration for one rank. Owned by the main thread, which starts it, tells it when it
+    has left the function, and joins it."""
+
+    def __init__(
+        self,
+        store: StoreLike,
+        at: Keys,
+        state: State,
+        abort: Abort | None,
+        interrupter: Interrupter,
+        emit: Callable[..., None],
+    ) -> None:
+        self._store = store
+        self._at = at
+        self._state = state
+        self._abort = abort
+        self._interrupter = interrupter
+        self._emit: Callable[[AnyEvent], None] = emit
+        self._has_left = threading.Event()
+        self._main = threading.main_thread().ident or 0
+        self.decided = threading.Event()
+        self.outcome: str | None = None
+        self.error: StoreError | None = None
+        self.decided_at = 0.0  # monotonic seconds
+        self.store_port: int | None = None  # of the iteration's own store, once known
+        self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{at.iteration}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.decided.is_set() and self.outcome != COMPLETED
+
+    def left(self) -> None:
+        """The main thread is out of the function and will not enter it in this iteration."""
+        self._has_left.set()
+
+    def join(self, limit: float) -> bool:
+        """Wait until the watcher is done; answers whether it is."""
+        self._thread.join(limit)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            wait(self._store, self._at.outcome, FOREVER, FOREVER)
+            self.outcome = self._store.get(self._at.outcome).decode()
+        except (StoreError, RuntimeError, OSError) as error:
+            self.error = error if isinstance(error, StoreError) else lost(Await(self._at.outcome, 0), error)
+            self.outcome = LOST
+        self.decided_at = time.monotonic()
+        self.decided.set()
+        if self.outcome != COMPLETED:
+            self._emit(OutcomeSeen(by=self._first_reporter()))
+            self._free_main_thread()
+
+    def _first_reporter(self) -> int | None:
+        if self.outcome == LOST:
+            return None
+        try:
+            key = f"{self._at.records}/1"
+            return decode(self._store.get(key)).rank if self._store.check([key]) else None
+        except (RuntimeError, OSError, ValueError):
+            return None  # only tells whom to blame in a log line; the record itself is the truth
+
+    def _free_main_thread(self) -> None:
+        with self._interrupter.hold_off():  # waits while the main thread is in atomic()
+            began = time.monotonic()
+            self._run_abort()
+        signals = self._interrupt()
+        self._emit(InterruptDelivered(duration_s=time.monotonic() - began, signals=signals))
+
+    def _run_abort(self) -> None:
+        began = time.monotonic()
+        # Groups still being built have no sockets of their own yet: what blocks is their store.
+        store_connections = self._cut_store()
+        if self._abort is not None:
+            try:
+                self._abort(self._state)
+            except Exception as error:  # the hook is the user's: recorded, never raised
+                self._emit(AbortFailed(f"{type(error).__name__}: {error}"))
+        cut = collectives.last_cut()
+        self._emit(
+            CollectivesCut(
+                sockets=cut.sockets,
+                store_connections=store_connections,
+                method=cut.method,
+                duration_s=time.monotonic() - began,
+            )
+        )
+
+    def _cut_store(self) -> int:
+        return 0 if self.store_port is None else collectives.cut_connections_to(self.store_port)
+
+    def _interrupt(self) -> int:
+        """Repeat interrupt and cut until the main thread has left; answers the signals sent."""
+        began = time.monotonic()
+        pauses = iter(CUT_AGAIN)
+        cut_at = began + next(pauses)
+        pause, signals, is_reported = 0.001, 0, False
+        while not self._has_left.wait(pause if signals else 0):
+            if self._interrupter.is_armed:
+                self._interrupter.deliver()
+                signals += 1
+            else:
+                signals = max(signals, 1)
+            now = time.monotonic()
+            pause = min(pause * 2, 0.05)
+            if self._abort is not None and now >= cut_at:
+                collectives.cut_gloo_sockets()
+                self._cut_store()
+                cut_at = now + next(pauses, CUT_AGAIN[-1])
+            if not is_reported and now - began > ABORT_LIMIT.total_seconds():
+                where = collectives.blocked_in_distributed(self._main)
+                if where is not None:
+                    self._emit(AbortStuck(limit_s=ABORT_LIMIT.total_seconds(), where=where))
+                    is_reported = True
+        return signals

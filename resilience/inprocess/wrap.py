@@ -1,0 +1,213 @@
+"""`Wrapper`: what a user configures.  Checks the options once; each call is a `call.CallWrapper`.
+
+    @Wrapper(initialize=RetryController(max_iterations=10), soft_timeout=timedelta(seconds=60))
+    def train(config, call_wrapper: CallWrapper | None = None): ...
+
+The wrapped function starts again, in the same processes, whenever any rank fails, hangs or dies. Names,
+parameters and order of hooks are those of the compatible API; where it slept or polled for an interval,
+the interval is here an upper bound on how late something is noticed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.inprocess.abort import Abort, AbortTorchDistributed
+from resilience.inprocess.finalize import Finalize
+from resilience.inprocess.health_check import HealthCheck
+from resilience.inprocess.initialize import Initialize
+from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
+from resilience.inprocess.rank_filter import RankFilter
+from resilience.inprocess.store import TCPStore
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_DURATIONS = (
+    "monitor_thread_interval",
+    "monitor_process_interval",
+    "progress_watchdog_interval",
+    "soft_timeout",
+    "hard_timeout",
+    "heartbeat_timeout",
+    "barrier_timeout",
+    "completion_timeout",
+    "last_call_wait",
+    "termination_grace_time",
+)
+# (shorter, longer, what goes wrong otherwise)
+_ORDER = (
+    ("monitor_thread_interval", "soft_timeout", "a hang would be over before it is looked at"),
+    ("progress_watchdog_interval", "soft_timeout", "a healthy rank would be taken for hung"),
+    ("soft_timeout", "hard_timeout", "a rank is killed before it can restart"),
+    ("hard_timeout", "barrier_timeout", "the others give up before a hung rank is killed"),
+    ("monitor_process_interval", "heartbeat_timeout", "a healthy node would be taken for dead"),
+    ("heartbeat_timeout", "barrier_timeout", "the others give up before a lost node is noticed"),
+)
+_HOOKS: dict[str, type] = {
+    "initialize": Initialize,
+    "abort": Abort,
+    "finalize": Finalize,
+    "health_check": HealthCheck,
+    "rank_assignment": RankAssignment,
+    "rank_filter": RankFilter,
+}
+
+
+class Wrapper:
+    """Restarts a function inside its processes when any rank fails, hangs or dies.
+
+    store_factory, store_kwargs: make a connection to the store that all ranks share (a StoreMixin);
+        called in every rank and in its monitor. With the default TCPStore, rank 0's monitor hosts it.
+    initialize, abort, finalize, health_check, rank_assignment, rank_filter: hooks, see their modules;
+        None leaves one out. Compose joins several. They may mutate the State they get.
+    monitor_thread_interval, monitor_process_interval: upper bounds on how late this rank, or its
+        monitor, reacts to something it has to look for (most things wake it at once).
+    progress_watchdog_interval: how often the main thread is asked to prove that it runs bytecode.
+    soft_timeout: silence after which all ranks restart. hard_timeout: silence after which the rank is
+        terminated, and killed `termination_grace_time` later; also the limit of each hook.
+    heartbeat_timeout: silence of a whole node after which its ranks count as lost.
+    barrier_timeout, completion_timeout: how long ranks wait for each other.
+    last_call_wait: how long, at most, the records of other ranks are waited for after a fault.
+    monitor_process_logfile: absolute path for the monitor's own messages; "{rank}" is filled in.
+    enabled: False returns the function itself.
+    Raises: ConfigurationError (a ValueError), ConfigurationTypeError (also a TypeError)."""
+
+    def __init__(
+        self,
+        *,
+        store_factory: Callable[..., Any] = TCPStore,
+        store_kwargs: dict[str, Any] | None = None,
+        initialize: Initialize | None = None,
+        abort: Abort | None = AbortTorchDistributed(),  # noqa: B008  stateless
+        finalize: Finalize | None = None,
+        health_check: HealthCheck | None = None,
+        rank_assignment: RankAssignment | None = ShiftRanks(),  # noqa: B008  stateless
+        rank_filter: RankFilter | None = None,
+        monitor_thread_interval: timedelta = timedelta(seconds=1),
+        monitor_process_interval: timedelta = timedelta(seconds=1),
+        progress_watchdog_interval: timedelta = timedelta(seconds=1),
+        soft_timeout: timedelta = timedelta(seconds=60),
+        hard_timeout: timedelta = timedelta(seconds=90),
+        heartbeat_timeout: timedelta = timedelta(seconds=30),
+        barrier_timeout: timedelta = timedelta(seconds=120),
+        completion_timeout: timedelta = timedelta(seconds=120),
+        last_call_wait: timedelta = timedelta(seconds=1),
+        termination_grace_time: timedelta = timedelta(seconds=5),
+        monitor_process_logfile: str | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self.store_factory = store_factory
+        self.store_kwargs = dict(store_kwargs or {})
+        self.initialize = initialize
+        self.abort = abort
+        self.finalize = finalize
+        self.health_check = health_check
+        self.rank_assignment = rank_assignment
+        self.rank_filter = rank_filter
+        self.monitor_thread_interval = monitor_thread_interval
+        self.monitor_process_interval = monitor_process_interval
+        self.progress_watchdog_interval = progress_watchdog_interval
+        self.soft_timeout = soft_timeout
+        self.hard_timeout = hard_timeout
+        self.heartbeat_timeout = heartbeat_timeout
+        self.barrier_timeout = barrier_timeout
+        self.completion_timeout = completion_timeout
+        self.last_call_wait = last_call_wait
+        self.termination_grace_time = termination_grace_time
+        self.monitor_process_logfile = monitor_process_logfile
+        self.enabled = enabled
+        _check_types(self)
+        _check_durations(self)
+        _check_distributed()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function` wrapped. Calling it returns the function's value once all active ranks
+        completed, None on inactive ranks; it may be called again in the same process."""
+        if not self.enabled:
+            return function
+
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            from resilience.inprocess.call import CallWrapper
+
+            return cast(R, CallWrapper(self).run(function, args, kwargs))
+
+        return wrapped
+
+
+def _check_types(wrapper: Wrapper) -> None:
+    for name in _DURATIONS:
+        value = getattr(wrapper, name)
+        if not isinstance(value, timedelta):
+            raise ConfigurationTypeError(
+                f"{name} is {value!r} ({type(value).__name__}), expected a datetime.timedelta; "
+                f"write e.g. {name}=timedelta(seconds={value if isinstance(value, (int, float)) else 60})",
+                option=name,
+                value=value,
+            )
+    for name, kind in _HOOKS.items():
+        hook = getattr(wrapper, name)
+        if hook is not None and not isinstance(hook, kind):
+            raise ConfigurationTypeError(
+                f"{name} is {hook!r}, expected an instance of {kind.__module__}.{kind.__name__} or None; "
+                f"subclass {kind.__name__}, or join several with Compose",
+                option=name,
+                value=hook,
+            )
+    if not callable(wrapper.store_factory):
+        raise ConfigurationTypeError(
+            f"store_factory is {wrapper.store_factory!r}, expected a callable that returns a StoreMixin",
+            option="store_factory",
+            value=wrapper.store_factory,
+        )
+    if not isinstance(wrapper.enabled, bool):
+        raise ConfigurationTypeError(
+            f"enabled is {wrapper.enabled!r}, expected True or False", option="enabled", value=wrapper.enabled
+        )
+    logfile = wrapper.monitor_process_logfile
+    if logfile is not None and not Path(logfile).is_absolute():
+        raise ConfigurationError(
+            f"monitor_process_logfile is {logfile!r}, expected an absolute path: the monitor does not share "
+            "the working directory; '{rank}' in it is replaced by the initial rank",
+            option="monitor_process_logfile",
+            value=logfile,
+        )
+
+
+def _check_durations(wrapper: Wrapper) -> None:
+    for name in _DURATIONS:
+        value: timedelta = getattr(wrapper, name)
+        if value <= timedelta(0) and name not in ("last_call_wait", "termination_grace_time"):
+            raise ConfigurationError(
+                f"{name} ({value.total_seconds():g} s) must be longer than 0 s", option=name, value=value
+            )
+        if value < timedelta(0):
+            raise ConfigurationError(
+                f"{name} ({value.total_seconds():g} s) must not be negative", option=name, value=value
+            )
+    for shorter, longer, otherwise in _ORDER:
+        first: timedelta = getattr(wrapper, shorter)
+        second: timedelta = getattr(wrapper, longer)
+        if not first < second:
+            raise ConfigurationError(
+                f"{shorter} ({first.total_seconds():g} s) must be shorter than "
+                f"{longer} ({second.total_seconds():g} s), or {otherwise}; lower {shorter} or raise {longer}",
+                option=shorter,
+                value=first,
+                other=second,
+            )
+
+
+def _check_distributed() -> None:
+    import torch.distributed
+
+    if not torch.distributed.is_available():
+        raise ConfigurationError(
+            "torch.distributed is not available in this build of torch, and the wrapper restarts distributed "
+            "functions; install a build with distributed support, or pass enabled=False"
+        )
