@@ -128,6 +128,14 @@ class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
     silent_for_s: float
 
 
+class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
+    """The function runs, and nothing is armed that could show a lack of progress: no ping, heartbeat
+    or section with a limit, and no step limit. A loop without progress would not be noticed."""
+
+    level: ClassVar[Level] = "warning"
+    running_for_s: float
+
+
 class RankSignalled(Event, frozen=True, tag="rank.signalled"):
     """The monitor sent signals to its rank, after the evidence had been taken."""
 
@@ -285,6 +293,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     Interrupted,
     OutcomeSeen,
     RankFellSilent,
+    ProgressUnknown,
     RankSignalled,
     RankExited,
     RankLeft,
@@ -316,6 +325,7 @@ AnyEvent = (
     | Interrupted
     | OutcomeSeen
     | RankFellSilent
+    | ProgressUnknown
     | RankSignalled
     | RankExited
     | RankLeft

@@ -115,6 +115,13 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
     finding: Finding
 
 
+class NoteUnknown(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is armed that could show a lack of progress, and the function has run for longer than
+    the watchdog allows silence: the account must say that it cannot know."""
+
+    running_for: Seconds
+
+
 class StandIn(msgspec.Struct, frozen=True, tag=True):
     """The rank is gone: close its account and represent it until it is excluded."""
 
@@ -123,7 +130,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """The rank left cleanly: nothing more to watch."""
 
 
-Command = AskRestart | CaptureEvidence | Terminate | Kill | StandIn | Finish
+Command = AskRestart | CaptureEvidence | Terminate | Kill | NoteUnknown | StandIn | Finish
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -131,6 +138,7 @@ class Watch(msgspec.Struct, frozen=True):
 
     limits: Limits = Limits()
     asked_in: int | None = None  # the iteration in which a restart was asked for
+    noted_in: int | None = None  # the iteration in which unknown progress was noted
     terminating_since: Seconds | None = None
     finding: Finding | None = None  # why it is being terminated
     is_killed: bool = False
@@ -170,7 +178,20 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
         gravest = max(findings, key=_gravity)
         state = msgspec.structs.replace(watch, asked_in=seen.iteration)
         return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), wake_at)
-    return Decision(watch, (), wake_at)
+    note_at = _note_at(watch, seen)
+    if note_at is not None and now >= note_at:
+        state = msgspec.structs.replace(watch, noted_in=seen.iteration)
+        return Decision(state, (NoteUnknown(now - seen.since),), wake_at)
+    return Decision(watch, (), min((at for at in (wake_at, note_at) if at is not None), default=None))
+
+
+def _note_at(watch: Watch, seen: Observation) -> Seconds | None:
+    """When to note that progress is unknown; None if it is known, or noted, or not to be expected."""
+    soft = watch.limits.watchdog.soft
+    is_running = seen.doing is Doing.FUNCTION and seen.interrupted_at is None
+    if soft is None or not is_running or watch.noted_in == seen.iteration or shows_progress(watch.limits, seen):
+        return None
+    return seen.since + soft
 
 
 def _escalate(watch: Watch, now: Seconds) -> Decision:

@@ -1,0 +1,386 @@
+"""Watches one rank from another process.  A short loop around `core.watch`.
+
+The monitor sleeps until the next deadline, a message of its rank, or the rank's death; looks at the
+page; asks `core.watch.decide`; emits what became true; then performs the commands. What a finding
+means for the job is the outlet's affair (the shared store in-process, the agent under the launcher):
+the loop is the same. Telemetry never steers it: records that cannot be written are counted."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from resilience.adapters import processes, stacks
+from resilience.adapters.channel import Channel, ChannelClosed
+from resilience.core import events, watch
+from resilience.core.attribution import (
+    Detector,
+    Exit,
+    Interruption,
+    InterruptionRecord,
+    OpenSection,
+    ProcessInfo,
+)
+from resilience.core.identity import Origin
+from resilience.core.records import Record
+from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
+from resilience.monitor import messages
+from resilience.monitor.page import MonitorSide, PageView
+from resilience.telemetry.emitter import Emitter
+from resilience.telemetry.recording import RecordFile
+from resilience.telemetry.timings import Timings
+
+FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
+
+
+class Outlet(Protocol):
+    """Where a monitor's findings go. Only `finish` blocks, and none raises."""
+
+    def begin(self, begin: messages.Begin) -> None: ...
+    def interrupt(self, record: InterruptionRecord) -> None: ...
+    def host(self, iteration: int) -> None: ...
+    def stand_in(self, record: InterruptionRecord) -> None: ...
+    def finish(self) -> events.Event | None:
+        """Complete what is under way, the last thing of all; answers how representing the rank went."""
+
+
+class RankMonitor:
+    """The loop of one monitor. `run` returns when the rank is gone and accounted for."""
+
+    def __init__(self, page: MonitorSide, channel: Channel, rank: processes.Process, outlet: Outlet) -> None:
+        self._page = page
+        self._channel = channel
+        self._rank = rank
+        self._outlet = outlet
+        self._watch = Watch()
+        self._emitter: Emitter | None = None
+        self._file: RecordFile | None = None
+        self._folder: Path | None = None
+        self._origin: Origin | None = None
+        self._begun: messages.Begin | None = None
+        self._timings = Timings()
+        self._flush_at = time.monotonic() + FLUSH_EVERY
+        self._interrupted: tuple[int, float] | None = None  # iteration, when
+        self._stuck_in: int | None = None
+        self._is_gone = False
+        self._noticed_by: str = "pidfd"
+        self._is_over = False
+        self._open: dict[str, Record] = {}  # stages and iterations the rank has begun, not ended
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._channel, selectors.EVENT_READ, "channel")
+        self._selector.register(self._rank.pidfd, selectors.EVENT_READ, "pidfd")
+        self._selector.register(self._wake_read, selectors.EVENT_READ, "mutex")
+
+    def run(self) -> None:
+        """Watch until the rank is gone and represented."""
+        threading.Thread(target=self._await_death, name="resilience-death", daemon=True).start()
+        wake_at: float | None = None
+        while not self._is_over:
+            self._sleep(wake_at)
+            now = time.monotonic()
+            self._fold_timings(now)
+            decision = decide(self._watch, self._observe(), now)
+            self._watch = decision.state
+            self._perform(decision)
+            wake_at = decision.wake_at
+        self._close()
+
+    # -- waking ---------------------------------------------------------------------------------
+
+    def _await_death(self) -> None:
+        """The robust mutex tells of a death long before the process's memory is freed."""
+        while not self._page.wait_for_death(60.0):
+            pass
+        os.write(self._wake_write, b"x")
+
+    def _sleep(self, wake_at: float | None) -> None:
+        now = time.monotonic()
+        until = self._flush_at if wake_at is None else min(wake_at, self._flush_at)
+        for key, _ in self._selector.select(max(0.0, until - now)):
+            if key.data == "channel":
+                self._receive()
+            else:
+                self._rank_is_gone(key.data)
+
+    def _rank_is_gone(self, noticed_by: str) -> None:
+        self._receive()  # its last words first
+        if not self._is_gone:
+            self._is_gone = True
+            self._noticed_by = noticed_by
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data = self._channel.receive(0.0)
+            except ChannelClosed:
+                self._selector.unregister(self._channel)
+                return
+            if data is None:
+                return
+            try:
+                self._handle(messages.decode_for_monitor(data))
+            except msgspec.DecodeError as error:
+                self._emit(events.TelemetryDropped("record", f"malformed message: {error}"[:200], 1))
+
+    # -- the rank's messages --------------------------------------------------------------------
+
+    def _handle(self, message: messages.ToMonitor) -> None:
+        match message:
+            case messages.Begin():
+                self._begin(message)
+            case messages.Host(iteration):
+                self._outlet.host(iteration)
+            case messages.Emitted(record):
+                self._take(record)
+
+    def _begin(self, begin: messages.Begin) -> None:
+        self._begun = begin
+        self._watch = Watch(limits=begin.limits)
+        self._folder = Path(begin.folder)
+        self._origin = msgspec.structs.replace(begin.origin, role="monitor", pid=os.getpid())
+        if self._file is None:
+            name = f"{begin.origin.node}-{begin.origin.initial_rank}.jsonl"
+            self._file = RecordFile(self._folder / "records" / name)
+            self._emitter = Emitter(self._origin, [self._file])
+            self._emit(events.MonitorStarted(rank_pid=self._rank.pid))
+        assert self._emitter is not None
+        self._emitter.move(call=begin.origin.call)
+        self._outlet.begin(begin)
+
+    def _take(self, record: Record) -> None:
+        """Write down what the rank says, adding what only its monitor sees."""
+        event = record.event
+        match event:
+            case events.Interrupted(interruption):
+                event = events.Interrupted(self._enrich(interruption, with_process=False))
+                record = msgspec.structs.replace(record, event=event)
+            case events.OutcomeSeen():
+                self._interrupted = (record.origin.iteration or 0, time.monotonic())
+            case events.AbortStuck():
+                self._stuck_in = record.origin.iteration
+            case events.StageStarted(stage):
+                self._open[stage] = record
+            case events.StageEnded(stage):
+                self._open.pop(stage, None)
+            case events.IterationStarted():
+                self._open["iteration"] = record
+            case events.IterationEnded():
+                self._open.pop("iteration", None)
+        if self._emitter is not None and record.origin.iteration is not None:
+            origin = record.origin
+            self._emitter.move(iteration=origin.iteration, rank=origin.rank, world_size=origin.world_size)
+        if self._file is not None:
+            self._file.take(record)
+
+    def _emit(self, *new: events.Event) -> None:
+        if self._emitter is not None:
+            self._emitter.emit(*new)
+
+    # -- observing ------------------------------------------------------------------------------
+
+    def _observe(self) -> Observation:
+        view = self._page.read()
+        interrupted_at = None
+        if self._interrupted is not None and self._interrupted[0] == view.iteration:
+            interrupted_at = self._interrupted[1]
+        return Observation(
+            iteration=view.iteration,
+            doing=view.doing,
+            since=view.since,
+            hook=view.hook,
+            watchdog_at=view.watchdog_at,
+            ping_at=view.ping_at,
+            step_at=view.step_at,
+            heartbeat_at=view.heartbeat_at,
+            section_left_at=view.section_left_at,
+            open_sections=tuple(Sign(section.name, section.entered_at) for section in view.open_sections),
+            interrupted_at=interrupted_at,
+            is_stuck=self._stuck_in == view.iteration and view.doing is Doing.FUNCTION,
+            is_gone=self._is_gone,
+            said_goodbye=view.said_goodbye,
+        )
+
+    # -- commands -------------------------------------------------------------------------------
+
+    def _perform(self, decision: Decision) -> None:
+        for command in decision.commands:
+            match command:
+                case watch.CaptureEvidence(finding):
+                    self._capture(finding)
+                case watch.AskRestart(finding):
+                    self._ask_restart(finding)
+                case watch.NoteUnknown(running_for):
+                    self._emit(events.ProgressUnknown(running_for))
+                case watch.Terminate(finding):
+                    self._signal(finding, ("SIGCONT", "SIGTERM"))
+                case watch.Kill(finding):
+                    self._signal(finding, ("SIGCONT", "SIGTERM", "SIGKILL"))
+                case watch.StandIn():
+                    self._rank_died()
+                case watch.Finish():
+                    self._rank_finished()
+
+    def _capture(self, finding: Finding) -> None:
+        self._emit(
+            events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for)
+        )
+        self._process_before = processes.state(self._rank.pid)
+        self._stacks = stacks.capture(self._rank.pid)
+        self._emit(
+            events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason)
+        )
+
+    def _ask_restart(self, finding: Finding) -> None:
+        soft = finding.severity == "soft"
+        record = self._enrich(
+            InterruptionRecord(
+                rank=self._initial_rank,
+                interruption=Interruption.SOFT_TIMEOUT if soft else Interruption.HARD_TIMEOUT,
+                message=(
+                    f"no sign of life ({finding.limit}) for {finding.silent_for:.3g} s, "
+                    f"allowed are {finding.allowed:g} s"
+                ),
+                detector=Detector(finding.limit, finding.allowed),
+                silent_for_s=finding.silent_for,
+                stacks=self._stacks.threads,
+                stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
+            )
+        )
+        self._emit(events.Interrupted(record))
+        self._outlet.interrupt(record)
+
+    def _signal(self, finding: Finding, names: tuple[str, ...]) -> None:
+        self._emit(events.RankSignalled(names, finding.limit))
+        for name in names:
+            self._rank.send(signal.Signals[name])
+
+    def _rank_died(self) -> None:
+        status = self._rank.exit_status(timeout=0.0 if self._noticed_by == "pidfd" else None)
+        self._emit(
+            events.RankExited(
+                goodbye=False, code=status.code, signal=status.signal, noticed_by=self._noticed_by
+            )
+        )
+        finding = self._watch.finding
+        cause = "" if finding is None else f" after {finding.limit} had exceeded {finding.allowed:g} s"
+        record = self._enrich(
+            InterruptionRecord(
+                rank=self._initial_rank,
+                interruption=Interruption.TERMINATED,
+                message=f"process {self._rank.pid} ended ({_words(status)}){cause}",
+                exit=status,
+                detector=Detector("exit"),
+            )
+        )
+        self._emit(events.Interrupted(record))
+        self._close_open_spans()
+        self._outlet.stand_in(record)
+        self._is_over = True
+
+    def _rank_finished(self) -> None:
+        status = self._rank.exit_status(timeout=0.0)
+        self._emit(events.RankExited(True, status.code, status.signal, noticed_by=self._noticed_by))
+        self._is_over = True
+
+    @property
+    def _initial_rank(self) -> int:
+        return -1 if self._origin is None or self._origin.initial_rank is None else self._origin.initial_rank
+
+    def _enrich(self, record: InterruptionRecord, with_process: bool = True) -> InterruptionRecord:
+        """Add to a record what the page and the system show of the rank now."""
+        view = self._page.read()
+        now = time.monotonic()
+        limits = self._watch.limits
+        sections = tuple(
+            OpenSection(
+                section.name,
+                now - section.entered_at,
+                limits.sections.get(section.name, watch.NO_LIMIT).soft,
+            )
+            for section in view.open_sections
+        )
+        beats = [at for at in (view.heartbeat_at, view.step_at, view.ping_at) if at is not None]
+        record = msgspec.structs.replace(
+            record,
+            iteration=view.iteration if record.iteration is None else record.iteration,
+            active_rank=view.rank if record.active_rank is None else record.active_rank,
+            node=self._origin.node if self._origin is not None else record.node,
+            pid=self._rank.pid,
+            detected_wall_ns=record.detected_wall_ns or time.time_ns(),
+            stage=record.stage or view.hook or view.doing.value,
+            last_heartbeat_age_s=now - max(beats) if beats else None,
+            step=view.step,
+            open_sections=sections,
+            last_collectives=view.collectives,
+            progress_unknown=not watch.shows_progress(limits, self._observe()),
+            log_tail=self._log_tail(),
+        )
+        return msgspec.structs.replace(record, process=self._process_info()) if with_process else record
+
+    def _process_info(self) -> ProcessInfo | None:
+        """The rank's state now; CPU use over a short while tells blocked from busy."""
+        first = processes.state(self._rank.pid)
+        if first is None:
+            return None
+        time.sleep(CPU_WINDOW)
+        second = processes.state(self._rank.pid) or first
+        return ProcessInfo(
+            state=second.state,
+            cpu_s_delta=second.cpu_s - first.cpu_s,
+            over_s=CPU_WINDOW,
+            rss_bytes=second.rss_bytes,
+            threads=second.threads,
+        )
+
+    def _log_tail(self) -> tuple[str, ...]:
+        if self._folder is None or self._origin is None:
+            return ()
+        name = f"{self._origin.node}-{self._origin.initial_rank}.jsonl"
+        return tail(self._folder / "logs" / name, LOG_TAIL_LINES)
+
+    def _close_open_spans(self) -> None:
+        """End what the dead rank left open, innermost first."""
+        now_ns = time.monotonic_ns()
+        for name, record in reversed(list(self._open.items())):
+            duration = (now_ns - record.mono_ns) / 1e9
+            if name == "iteration":
+                self._emit(events.IterationEnded("lost", duration, closed_by="monitor"))
+            else:
+                self._emit(events.StageEnded(name, "lost", duration, closed_by="monitor"))  # type: ignore[arg-type]
+        self._open.clear()
+
+    def _fold_timings(self, now: float) -> None:
+        sections, overrun = self._page.drain()
+        self._timings.fold(sections)
+        if overrun:
+            self._emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
+        if now >= self._flush_at:
+            self._flush_at = now + FLUSH_EVERY
+            self._write_timings()
+
+    def _write_timings(self) -> None:
+        if self._folder is not None and self._origin is not None:
+            name = f"{self._origin.node}-{self._origin.initial_rank}.json"
+            self._timings.write(self._folder / "timings" / name)
+
+    def _close(self) -> None:
+        result = self._outlet.finish()
+        if result is not None:
+            self._emit(result)
+        self._fold_timings(time.monotonic())
+        self._write_timings()
+        self._emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
+
+
+def _words(status: Exit) -> str:
+    if status.signal is not None:
+        return status.signal + (", out of memory" if status.oom else "")
+    return "exit status unknown" if status.code is None else f"exit code {status.code}"
