@@ -72,6 +72,8 @@ class RankMonitor:
         self._is_gone = False
         self._noticed_by: str = "pidfd"
         self._is_over = False
+        self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
+        self._stacks = stacks.NONE
         self._open: dict[str, Record] = {}  # stages and iterations the rank has begun, not ended
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
@@ -88,6 +90,8 @@ class RankMonitor:
             now = time.monotonic()
             self._fold_timings(now)
             decision = decide(self._watch, self._observe(), now)
+            if not decision.commands:
+                self._take_sample(now)
             self._watch = decision.state
             self._perform(decision)
             wake_at = decision.wake_at
@@ -128,7 +132,7 @@ class RankMonitor:
             try:
                 self._handle(messages.decode_for_monitor(data))
             except msgspec.DecodeError as error:
-                self._emit(events.TelemetryDropped("record", f"malformed message: {error}"[:200], 1))
+                self.emit(events.TelemetryDropped("record", f"malformed message: {error}"[:200], 1))
 
     # -- the rank's messages --------------------------------------------------------------------
 
@@ -150,7 +154,7 @@ class RankMonitor:
             name = f"{begin.origin.node}-{begin.origin.initial_rank}.jsonl"
             self._file = RecordFile(self._folder / "records" / name)
             self._emitter = Emitter(self._origin, [self._file])
-            self._emit(events.MonitorStarted(rank_pid=self._rank.pid))
+            self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
         assert self._emitter is not None
         self._emitter.move(call=begin.origin.call)
         self._outlet.begin(begin)
@@ -180,7 +184,7 @@ class RankMonitor:
         if self._file is not None:
             self._file.take(record)
 
-    def _emit(self, *new: events.Event) -> None:
+    def emit(self, *new: events.Event) -> None:
         if self._emitter is not None:
             self._emitter.emit(*new)
 
@@ -218,7 +222,7 @@ class RankMonitor:
                 case watch.AskRestart(finding):
                     self._ask_restart(finding)
                 case watch.NoteUnknown(running_for):
-                    self._emit(events.ProgressUnknown(running_for))
+                    self.emit(events.ProgressUnknown(running_for))
                 case watch.Terminate(finding):
                     self._signal(finding, ("SIGCONT", "SIGTERM"))
                 case watch.Kill(finding):
@@ -229,12 +233,11 @@ class RankMonitor:
                     self._rank_finished()
 
     def _capture(self, finding: Finding) -> None:
-        self._emit(
+        self.emit(
             events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for)
         )
-        self._process_before = processes.state(self._rank.pid)
         self._stacks = stacks.capture(self._rank.pid)
-        self._emit(
+        self.emit(
             events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason)
         )
 
@@ -254,17 +257,17 @@ class RankMonitor:
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
             )
         )
-        self._emit(events.Interrupted(record))
+        self.emit(events.Interrupted(record))
         self._outlet.interrupt(record)
 
     def _signal(self, finding: Finding, names: tuple[str, ...]) -> None:
-        self._emit(events.RankSignalled(names, finding.limit))
+        self.emit(events.RankSignalled(names, finding.limit))
         for name in names:
             self._rank.send(signal.Signals[name])
 
     def _rank_died(self) -> None:
         status = self._rank.exit_status(timeout=0.0 if self._noticed_by == "pidfd" else None)
-        self._emit(
+        self.emit(
             events.RankExited(
                 goodbye=False, code=status.code, signal=status.signal, noticed_by=self._noticed_by
             )
@@ -280,14 +283,14 @@ class RankMonitor:
                 detector=Detector("exit"),
             )
         )
-        self._emit(events.Interrupted(record))
+        self.emit(events.Interrupted(record))
         self._close_open_spans()
         self._outlet.stand_in(record)
         self._is_over = True
 
     def _rank_finished(self) -> None:
         status = self._rank.exit_status(timeout=0.0)
-        self._emit(events.RankExited(True, status.code, status.signal, noticed_by=self._noticed_by))
+        self.emit(events.RankExited(True, status.code, status.signal, noticed_by=self._noticed_by))
         self._is_over = True
 
     @property
@@ -326,19 +329,23 @@ class RankMonitor:
         return msgspec.structs.replace(record, process=self._process_info()) if with_process else record
 
     def _process_info(self) -> ProcessInfo | None:
-        """The rank's state now; CPU use over a short while tells blocked from busy."""
-        first = processes.state(self._rank.pid)
-        if first is None:
+        """The rank's state now; CPU use since the last sample tells blocked from busy."""
+        state = processes.state(self._rank.pid)
+        if state is None:
             return None
-        time.sleep(CPU_WINDOW)
-        second = processes.state(self._rank.pid) or first
+        at, before = self._sample
         return ProcessInfo(
-            state=second.state,
-            cpu_s_delta=second.cpu_s - first.cpu_s,
-            over_s=CPU_WINDOW,
-            rss_bytes=second.rss_bytes,
-            threads=second.threads,
+            state=state.state,
+            cpu_s_delta=state.cpu_s - before.cpu_s if before is not None else None,
+            over_s=time.monotonic() - at if before is not None else None,
+            rss_bytes=state.rss_bytes,
+            threads=state.threads,
         )
+
+    def _take_sample(self, now: float) -> None:
+        """Remember the CPU time used so far, at most once a second, for a later comparison."""
+        if now - self._sample[0] >= 1.0 and not self._is_gone:
+            self._sample = (now, processes.state(self._rank.pid))
 
     def _log_tail(self) -> tuple[str, ...]:
         if self._folder is None or self._origin is None:
@@ -352,16 +359,16 @@ class RankMonitor:
         for name, record in reversed(list(self._open.items())):
             duration = (now_ns - record.mono_ns) / 1e9
             if name == "iteration":
-                self._emit(events.IterationEnded("lost", duration, closed_by="monitor"))
+                self.emit(events.IterationEnded("lost", duration, closed_by="monitor"))
             else:
-                self._emit(events.StageEnded(name, "lost", duration, closed_by="monitor"))  # type: ignore[arg-type]
+                self.emit(events.StageEnded(name, "lost", duration, closed_by="monitor"))  # type: ignore[arg-type]
         self._open.clear()
 
     def _fold_timings(self, now: float) -> None:
         sections, overrun = self._page.drain()
         self._timings.fold(sections)
         if overrun:
-            self._emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
+            self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:
             self._flush_at = now + FLUSH_EVERY
             self._write_timings()
@@ -374,10 +381,10 @@ class RankMonitor:
     def _close(self) -> None:
         result = self._outlet.finish()
         if result is not None:
-            self._emit(result)
+            self.emit(result)
         self._fold_timings(time.monotonic())
         self._write_timings()
-        self._emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
+        self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
 
 
 def _words(status: Exit) -> str:

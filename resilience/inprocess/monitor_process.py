@@ -1,0 +1,244 @@
+"""Starts a rank's monitor and keeps the rank's end of the line to it.
+
+Forked where that is safe: before the store, process groups and CUDA, from a process with one thread;
+it then costs milliseconds and shares the imported torch copy-on-write. Where the process already has
+other threads or CUDA, a forked child could inherit a lock that nobody will ever release: the monitor is
+executed as a fresh interpreter instead, which has to import what the store factory needs, and the
+account says why and what it cost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from resilience.adapters import processes, stacks
+from resilience.adapters.channel import Channel, ChannelClosed, pair
+from resilience.core.records import Record
+from resilience.core.attribution import InterruptionRecord
+from resilience.core.events import Interrupted
+from resilience.errors import ConfigurationError, MonitorError
+from resilience.inprocess.outlet import StoreOutlet
+from resilience.monitor import messages
+from resilience.monitor.page import MonitorSide, Page, RankSide
+from resilience.monitor.server import RankMonitor
+
+if TYPE_CHECKING:
+    from resilience.inprocess.rank_assignment import RankAssignment
+    from resilience.inprocess.rank_filter import RankFilter
+    from resilience.inprocess.state import State
+    from resilience.inprocess.wrap import Wrapper
+
+How = Literal["forked", "executed"]
+
+
+class Plan:
+    """What a monitor needs of its Wrapper. Inherited by a forked monitor, pickled for an executed one."""
+
+    def __init__(self, wrapper: Wrapper, state: State) -> None:
+        self.store_factory: Callable[..., Any] = wrapper.store_factory
+        self.store_kwargs: dict[str, Any] = wrapper.store_kwargs
+        self.rank_assignment: RankAssignment | None = wrapper.rank_assignment
+        self.rank_filter: RankFilter | None = wrapper.rank_filter
+        self.initial_rank = state.initial_rank
+        self.rank_pid = os.getpid()
+        self.logfile = (wrapper.monitor_process_logfile or "").replace("{rank}", str(state.initial_rank))
+
+
+class Handle:
+    """The rank's end of the line: page, channel, and what became of the monitor."""
+
+    def __init__(self, pid: int, how: How, reason: str, start_s: float, page: RankSide, channel: Channel):
+        self.pid = pid
+        self.how = how
+        self.reason = reason
+        self.start_s = start_s
+        self.page = page
+        self.dropped = 0
+        self._channel = channel
+        self._is_ready = threading.Event()
+        self._error = ""
+
+    def send(self, message: messages.ToMonitor) -> bool:
+        """Send without ever blocking; a full or closed channel counts a dropped message."""
+        is_sent = self._channel.send(messages.encode(message))
+        self.dropped += not is_sent
+        return is_sent
+
+    def take(self, record: Record) -> bool:
+        """The sink of the rank's emitter."""
+        data = messages.encode(messages.Emitted(record))
+        if len(data) > self._channel.limit:
+            data = messages.encode(messages.Emitted(shortened(record)))
+        is_sent = self._channel.send(data)
+        self.dropped += not is_sent
+        return is_sent
+
+    def is_alive(self, wait: float) -> bool:
+        """Listen for `wait` seconds at most; answers whether the monitor still holds its end."""
+        try:
+            data = self._channel.receive(wait)
+        except ChannelClosed:
+            return False
+        if data is not None:
+            self._error = messages.decode_for_rank(data).error
+            self._is_ready.set()
+        return True
+
+    def await_ready(self, limit: float) -> None:
+        """Wait until the monitor hosts the wrapper's store. Raises: MonitorError."""
+        deadline = time.monotonic() + limit
+        while not self._is_ready.is_set():
+            if time.monotonic() > deadline:
+                raise MonitorError(f"monitor process {self.pid} was not ready within {limit:g} s")
+            if not self.is_alive(0.5):
+                raise MonitorError(
+                    f"monitor process {self.pid} ended before it was ready; its messages go to "
+                    "monitor_process_logfile, if that is set"
+                )
+        if self._error:
+            raise MonitorError(f"the monitor could not make the store: {self._error}")
+
+
+def start(wrapper: Wrapper, state: State) -> Handle:
+    """Start this rank's monitor. Raises: MonitorError, ConfigurationError."""
+    began = time.monotonic()
+    page = Page.create()
+    ours, theirs = pair()
+    rank_side = RankSide(page)
+    rank_side.lock_life()
+    dump = stacks.arm()
+    plan = Plan(wrapper, state)
+    reason = why_not_fork()
+    if reason:
+        pid = _execute(plan, page, theirs, dump, reason)
+    else:
+        pid = _fork(plan, page, theirs, ours, dump)
+    theirs.close()
+    how: How = "executed" if reason else "forked"
+    return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
+
+
+def why_not_fork() -> str:
+    """Return why a forked monitor could inherit a held lock, empty where it cannot."""
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if others:
+        return f"the process has other threads: {', '.join(others[:3])}"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "CUDA is initialised"
+    # OpenBLAS's pool survives a fork and carries the process's own name; others name their threads.
+    own = _name_of("self")
+    native = sorted({_name_of(f"self/task/{task}") for task in os.listdir("/proc/self/task")} - {own})
+    return f"the process has native threads: {', '.join(native[:3])}" if native else ""
+
+
+def _name_of(path: str) -> str:
+    try:
+        return Path(f"/proc/{path}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
+    gc.freeze()  # else the first collection copies every page shared with the rank
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        other_end.close()
+        _become_monitor(plan, page, channel, dump)
+        code = 0
+    except BaseException as error:  # the last stop before the process ends: say what it was
+        os.write(2, f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason: str) -> int:
+    try:
+        pickled = pickle.dumps(plan)
+    except Exception as error:  # pickle raises nearly anything
+        raise ConfigurationError(
+            f"the monitor has to be a fresh process ({reason}), and the wrapper's store_factory, store_kwargs, "
+            f"rank_assignment or rank_filter cannot be sent to it: {error}. Use importable functions and "
+            "classes for them, or call the wrapped function before starting threads or CUDA"
+        ) from error
+    fds = (page.fd, channel.fileno(), dump.fd)
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "resilience.inprocess.monitor_process", str(read), *map(str, fds)]
+    child = subprocess.Popen(command, pass_fds=(read, *fds), stdin=subprocess.DEVNULL)
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        pipe.write(pickled)
+    return child.pid
+
+
+def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump) -> None:
+    """Run in the monitor's own process until its rank is gone and accounted for."""
+    os.setsid()  # a signal to the rank's group, or Ctrl-C, must not take the witness along
+    gc.disable()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _redirect_output(plan.logfile)
+    monitor: RankMonitor
+
+    def ready(error: str) -> None:
+        channel.send(messages.encode(messages.Ready(error)))
+
+    outlet = StoreOutlet(
+        plan.store_factory,
+        plan.store_kwargs,
+        plan,
+        is_host=plan.initial_rank == 0,
+        ready=ready,
+        emit=lambda *new: monitor.emit(*new),
+    )
+    monitor = RankMonitor(
+        MonitorSide(page), channel, processes.Process.open(plan.rank_pid), outlet, dump
+    )
+    outlet.start()
+    monitor.run()
+
+
+def _redirect_output(logfile: str) -> None:
+    """Let go of the rank's output, so that whoever reads it sees its end when the rank ends."""
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if logfile else null
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def shortened(record: Record) -> Record:
+    """Return the record without what makes it too large for one message."""
+    event = record.event
+    if isinstance(event, Interrupted):
+        small: InterruptionRecord = msgspec.structs.replace(event.record, stacks=(), log_tail=())
+        if small.exception is not None:
+            exception = msgspec.structs.replace(small.exception, stack=small.exception.stack[-10:])
+            small = msgspec.structs.replace(small, exception=exception)
+        return msgspec.structs.replace(record, event=Interrupted(small))
+    return record
+
+
+def _main(arguments: list[str]) -> None:
+    read, page_fd, channel_fd, dump_fd = map(int, arguments)
+    with os.fdopen(read, "rb") as pipe:
+        plan: Plan = pickle.load(pipe)
+    _become_monitor(plan, Page.attach(page_fd), Channel(channel_fd), stacks.Dump(dump_fd))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,194 @@
+"""What a rank's monitor does in the shared store: host, report, stand in.
+
+One worker thread owns the monitor's store clients and does what the loop asks, in order. The loop
+never waits for the store; only at its very end `finish` waits for the stand-in, which is bounded by
+barrier_timeout, and for the clients of the stores hosted here."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from resilience.adapters import connections
+from resilience.adapters.store import StoreLike, drive, execute
+from resilience.core import events, restart
+from resilience.core.attribution import InterruptionRecord, encode
+from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
+from resilience.errors import RankDiscarded, ResilienceError
+from resilience.inprocess.assigning import Hooks, assign, seat_of
+from resilience.inprocess.state import State
+from resilience.inprocess.store import PrefixStore, hosting
+from resilience.monitor import messages
+
+LOOKS = 4  # consecutive looks, LOOK_EVERY seconds apart, that must find no client before a host leaves
+LOOK_EVERY = 0.05
+KEPT_SERVERS = 2  # the present iteration's and the one before: old clients must be able to leave
+
+
+class StoreOutlet:
+    """The outlet of the in-process monitor. All store work happens in its one thread."""
+
+    def __init__(
+        self,
+        store_factory: Callable[..., Any],
+        store_kwargs: dict[str, Any],
+        hooks: Hooks,
+        is_host: bool,
+        ready: Callable[[str], None],
+        emit: Callable[..., None],
+    ) -> None:
+        self._factory = store_factory
+        self._kwargs = store_kwargs
+        self._hooks = hooks
+        self._is_host = is_host
+        self._ready = ready
+        self._emit = emit
+        self._base: Any = None
+        self._store: StoreLike
+        self._begun: messages.Begin
+        self._servers: list[Any] = []
+        self._spare: Any = None
+        self._result: events.Event | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="resilience-store", daemon=True)
+
+    def start(self) -> None:
+        """Connect (and host, where that is this monitor's task) in the background."""
+        self._thread.start()
+
+    # -- the loop's requests --------------------------------------------------------------------
+
+    def begin(self, begin: messages.Begin) -> None:
+        self._tasks.put(lambda: self._begin(begin))
+
+    def interrupt(self, record: InterruptionRecord) -> None:
+        self._tasks.put(lambda: self._interrupt(record))
+
+    def host(self, iteration: int) -> None:
+        self._tasks.put(lambda: self._host(iteration))
+
+    def stand_in(self, record: InterruptionRecord) -> None:
+        self._tasks.put(lambda: self._stand_in(record))
+
+    def finish(self) -> events.Event | None:
+        """Let what was asked for be done, then leave when nobody needs this host any more."""
+        self._tasks.put(None)
+        self._thread.join()
+        self._await_last_client()
+        return self._result
+
+    # -- the worker -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            with hosting(self._is_host):
+                self._base = self._factory(**self._kwargs)
+            self._ready("")
+        except Exception as error:  # the factory is the user's; the rank learns why
+            self._ready(f"{type(error).__name__}: {error}")
+            return
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except (ResilienceError, RuntimeError, OSError, ValueError) as error:
+                self._emit(events.StoreLost(f"{type(error).__name__}: {error}"[:500]))
+
+    def _begin(self, begin: messages.Begin) -> None:
+        self._begun = begin
+        self._store = dist.PrefixStore(begin.prefix, self._base)
+
+    def _interrupt(self, record: InterruptionRecord) -> None:
+        assert record.iteration is not None
+        drive(report(Keys(record.iteration), encode(record)), self._store)
+
+    def _host(self, iteration: int) -> None:
+        """Publish a fresh store for the process groups of one iteration."""
+        began = time.monotonic()
+        server = self._spare or self._make_server()
+        self._spare = None
+        self._servers.append(server)
+        address = local_address(self._begun.base_host)
+        execute(Set(Keys(iteration).server, f"{address}:{server.port}"), self._store)
+        self._emit(events.StoreHosted("iteration", address, server.port, time.monotonic() - began))
+        del self._servers[:-KEPT_SERVERS]
+        self._spare = self._make_server()  # the next one ahead of time: constructors can take seconds
+
+    def _make_server(self) -> Any:
+        return dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+
+    def _stand_in(self, record: InterruptionRecord) -> None:
+        began = time.monotonic()
+        try:
+            result = drive(
+                stand_in(self._last_seat(), self._begun.waits, encode(record)),
+                self._store,
+                self._perform,
+                chunk=3600.0,
+            )
+            error = ""
+        except (ResilienceError, RuntimeError, OSError) as failed:
+            result, error = "failed", f"{type(failed).__name__}: {failed}"[:500]
+        self._result = events.RankStoodInFor(result, time.monotonic() - began, error)
+
+    def _last_seat(self) -> Seat:
+        """The seat the rank published last, or the one it had at the call."""
+        origin = self._begun.origin
+        assert origin.initial_rank is not None and origin.world_size is not None
+        (text,) = execute(Read((seat_key(origin.initial_rank),)), self._store)
+        if text is not None:
+            return msgspec.json.decode(text, type=Seat)
+        rank, size = origin.initial_rank, origin.world_size
+        return Seat(rank, rank, size, size, restart.ENTRY)
+
+    def _perform(self, operation: restart.Operation) -> Any:
+        if not isinstance(operation, Assign):
+            return NotImplemented
+        seat = operation.seat
+        state = State.from_seat(seat, PrefixStore(seat.iteration, hook_store(self._begun.prefix, self._base)))
+        try:
+            state = assign(self._hooks, state, operation.terminated)
+        except RankDiscarded:
+            return None
+        following = seat_of(state, seat.iteration + 1)
+        if following.rank == 0:
+            self._host(following.iteration)
+        return following
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def _await_last_client(self) -> None:
+        """A host leaves when nobody but itself is connected any more."""
+        ports = {server.port for server in self._servers}
+        if self._is_host and isinstance(self._base, dist.TCPStore):
+            ports.add(self._base.port)
+        looks = 0
+        while ports and looks < LOOKS:
+            looks = looks + 1 if connections.foreign_clients(ports) == 0 else 0
+            time.sleep(LOOK_EVERY)
+
+
+def hook_store(prefix: str, base: Any) -> Any:
+    """The part of the store that hooks get, apart from the protocol's own keys."""
+    return dist.PrefixStore(f"{prefix}hooks", base)
+
+
+def local_address(base_host: str) -> str:
+    """Return the address of this host as its peers reach it: the one that leads to the base store."""
+    if not base_host:
+        return socket.gethostname()
+    try:
+        family, _, _, _, address = socket.getaddrinfo(base_host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return base_host
+
+

@@ -1,0 +1,215 @@
+"""What outlives a call: the rank's monitor, its page, and its connections to the store.
+
+A process that calls wrapped functions several times keeps one session: the monitor is forked once, at
+the first call, while the process still has a single thread, and the store that rank 0's monitor hosts
+stays up between calls. Each call announces itself with its limits and its own key prefix."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from resilience.adapters.environment import Settings, node_name
+from resilience.adapters.store import StoreLike, execute
+from resilience.core import events, restart, watch
+from resilience.core.attribution import Detector, Interruption, InterruptionRecord
+from resilience.core.identity import Origin
+from resilience.core.restart import CompareSet, Seat
+from resilience.inprocess.monitor_process import Handle, start
+from resilience.inprocess.outlet import hook_store
+from resilience.inprocess.store import hosting
+from resilience.monitor import client, messages
+from resilience.telemetry import log
+from resilience.telemetry.emitter import Emitter
+from resilience.telemetry.recording import RecordFile
+
+if TYPE_CHECKING:
+    from resilience.inprocess.state import State
+    from resilience.inprocess.wrap import Wrapper
+
+_sessions: dict[tuple[int, str], Session] = {}
+os.register_at_fork(after_in_child=_sessions.clear)  # a forked child has no session of its own
+
+
+class Session:
+    """One process's monitor and store connections. `open` finds or makes it for a call."""
+
+    def __init__(self, wrapper: Wrapper, state: State) -> None:
+        self.settings = Settings.from_environment()
+        self.node = node_name()
+        self._initial = state
+        self._monitor: Handle = start(wrapper, state)
+        self._folder = Path()
+        self.page = self._monitor.page
+        if state.initial_rank == 0:
+            self._monitor.await_ready(120.0)
+        with hosting(False):
+            self._base = wrapper.store_factory(**wrapper.store_kwargs)
+            self._watch_base = wrapper.store_factory(**wrapper.store_kwargs)
+        self._run_prefix = f"resilience/{self.settings.run_id}/{self.settings.restart_count}/"
+        self._ticker = threading.Thread(target=self._tick, name="resilience-ticker", daemon=True)
+        self._interval = wrapper.progress_watchdog_interval.total_seconds()
+        self._ticker.start()
+        self.emitter: Emitter
+        self.store: StoreLike
+        self.watch_store: StoreLike
+        self.hook_store: Any
+        self._prefix = ""
+
+    @classmethod
+    @contextmanager
+    def open(cls, wrapper: Wrapper, number: int, state: State) -> Iterator[Session]:
+        """Give a call its session: the process's own for this store, begun anew for the call."""
+        key = (id(wrapper.store_factory), repr(sorted(wrapper.store_kwargs.items(), key=lambda item: item[0])))
+        session = _sessions.get(key)
+        if session is None:
+            session = _sessions[key] = cls(wrapper, state)
+        session._begin(wrapper, number, state)
+        try:
+            yield session
+        finally:
+            session._end()
+
+    def _begin(self, wrapper: Wrapper, number: int, state: State) -> None:
+        self._prefix = f"{self._run_prefix}{number}/"
+        self.store = dist.PrefixStore(self._prefix, self._base)
+        self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
+        self.hook_store = hook_store(self._prefix, self._base)
+        job_id = self._agree("job", self.settings.job_id or _new_job_id())
+        cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
+        folder = Path(self.settings.run_dir).absolute() / job_id
+        origin = Origin(
+            job_id=job_id,
+            node=self.node,
+            role="rank",
+            pid=os.getpid(),
+            attempt=self.settings.attempt,
+            cycle=cycle,
+            call=number,
+            initial_rank=state.initial_rank,
+            rank=state.rank,
+            world_size=state.initial_world_size,
+        )
+        self.emitter = Emitter(origin, [self._monitor])
+        self._folder = folder
+        self._monitor.send(
+            messages.Begin(
+                origin=origin,
+                folder=str(folder),
+                prefix=self._prefix,
+                limits=_limits(wrapper, self.settings),
+                waits=restart.Limits(barrier=wrapper.barrier_timeout.total_seconds()),
+                heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
+                interval=wrapper.monitor_process_interval.total_seconds(),
+                base_host=os.environ.get("MASTER_ADDR", ""),
+            )
+        )
+        self.page.begin(state.initial_rank, state.world_size)
+        client.activate(self.page)
+        log.configure(folder / "logs" / f"{self.node}-{state.initial_rank}.jsonl", self._log_context)
+
+    def _agree(self, name: str, proposal: str) -> str:
+        return str(execute(CompareSet(f"{self._run_prefix}{name}", proposal), self._base))
+
+    def _end(self) -> None:
+        client.deactivate()
+        log.configure(None, None)
+        self.page.say_goodbye()
+
+    # -- for the call ---------------------------------------------------------------------------
+
+    def announce(self, function: str) -> None:
+        """Put the call on record."""
+        from resilience import __version__
+
+        self.emit(
+            events.CallStarted(
+                function=function,
+                world_size=self._initial.initial_world_size,
+                resilience_version=__version__,
+                torch_version=str(torch.__version__),
+                python_version=sys.version.split()[0],
+                hostname=socket.gethostname(),
+                monitor=self._monitor.how,
+                monitor_reason=self._monitor.reason,
+                monitor_start_s=self._monitor.start_s,
+            )
+        )
+
+    def emit(self, *new: events.Event) -> None:
+        self.emitter.emit(*new)
+
+    def move_to(self, seat: Seat) -> None:
+        """The rank has its seat in the next iteration; rank 0 has the iteration's store hosted."""
+        self.emitter.move(iteration=seat.iteration, rank=seat.rank, world_size=seat.world_size)
+        self.page.set_seat(seat)
+        if seat.rank == 0:
+            self._monitor.send(messages.Host(seat.iteration))
+
+    def _log_context(self) -> dict[str, Any]:
+        origin = self.emitter.origin
+        return {"origin": origin, "step": self.page.step_value}
+
+    # -- the ticker -----------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Ask the main thread for proof of life, and notice if the monitor is gone."""
+        while True:
+            if not self._monitor.is_alive(self._interval):
+                self._monitor_lost()
+                return
+            self.page.request_tick()
+
+    def _monitor_lost(self) -> None:
+        """Go on unmonitored, and say so: in the store, and from now on in the record file directly."""
+        origin = self.emitter.origin
+        assert origin.initial_rank is not None
+        path = self._folder / "records" / f"{origin.node}-{origin.initial_rank}.jsonl"
+        self.emitter.replace_sinks([RecordFile(path)])
+        record = InterruptionRecord(
+            rank=origin.initial_rank,
+            interruption=Interruption.MONITOR_PROCESS_EXCEPTION,
+            message=f"monitor process {self._monitor.pid} is gone; the rank goes on unmonitored",
+            detector=Detector("channel"),
+            iteration=origin.iteration,
+            active_rank=origin.rank,
+            node=origin.node,
+            pid=os.getpid(),
+            detected_wall_ns=time.time_ns(),
+        )
+        self.emit(events.MonitorLost(self._monitor.pid, "its channel closed"), events.Interrupted(record))
+
+
+def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
+    """The limits that the monitor enforces, from the wrapper's options and the environment."""
+    soft, hard = wrapper.soft_timeout.total_seconds(), wrapper.hard_timeout.total_seconds()
+    both = watch.Limit(soft, hard)
+    only_hard = watch.Limit(None, hard)
+
+    def own(limit: float) -> watch.Limit:
+        return watch.Limit(limit, limit + hard - soft)
+
+    return watch.Limits(
+        watchdog=both,
+        ping=both,
+        hook=only_hard,
+        leave=only_hard,
+        step=watch.NO_LIMIT if settings.step_timeout is None else own(settings.step_timeout),
+        sections={name: own(limit) for name, limit in settings.section_timeouts.items()},
+        grace=wrapper.termination_grace_time.total_seconds(),
+    )
+
+
+def _new_job_id() -> str:
+    return f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
