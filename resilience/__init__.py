@@ -1,0 +1,36 @@
+"""Keeps distributed PyTorch training alive, and explains every interruption.
+
+    with resilience.section("data"): ...      a named stretch of a step, with its own limit
+    resilience.heartbeat()                    a sign of life
+    resilience.step(n)                        progress of the training loop
+    resilience.get_logger()                   a structured logger that knows rank, iteration and step
+
+Inside a wrapped function or under the launcher these reach the rank's monitor; elsewhere they do
+nothing, at almost no cost. The restart wrapper is `resilience.inprocess.Wrapper`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from resilience.monitor.client import heartbeat, section, step
+    from resilience.telemetry.log import get_logger
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "get_logger", "heartbeat", "section", "step"]
+
+_WHERE = {
+    "heartbeat": "resilience.monitor.client",
+    "section": "resilience.monitor.client",
+    "step": "resilience.monitor.client",
+    "get_logger": "resilience.telemetry.log",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value  # found without a detour from now on
+    return value
