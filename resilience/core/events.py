@@ -164,6 +164,7 @@ class RankLeft(Event, frozen=True, tag="rank.left"):
 class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
     """A gone rank was represented until the others went on without it."""
 
+    initial_rank: int
     result: Literal["excluded", "completed", "discarded", "failed"]
     duration_s: float
     error: str = ""

@@ -25,6 +25,7 @@ from resilience.errors import RankDiscarded, ResilienceError
 from resilience.inprocess.assigning import Hooks, assign, seat_of
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore, hosting
+from resilience.inprocess.supervision import Supervisor, finished_key, myself
 from resilience.monitor import messages
 
 LOOKS = 4  # consecutive looks, LOOK_EVERY seconds apart, that must find no client before a host leaves
@@ -56,6 +57,7 @@ class StoreOutlet:
         self._servers: list[Any] = []
         self._spare: Any = None
         self._result: events.Event | None = None
+        self._supervisor: Supervisor | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="resilience-store", daemon=True)
 
@@ -79,6 +81,7 @@ class StoreOutlet:
 
     def finish(self) -> events.Event | None:
         """Let what was asked for be done, then leave when nobody needs this host any more."""
+        self._tasks.put(self._finish)
         self._tasks.put(None)
         self._thread.join()
         self._await_last_client()
@@ -103,6 +106,19 @@ class StoreOutlet:
     def _begin(self, begin: messages.Begin) -> None:
         self._begun = begin
         self._store = dist.PrefixStore(begin.prefix, self._base)
+        if self._supervisor is not None:
+            self._supervisor.stop()
+        self._supervisor = Supervisor(begin, myself(begin), self._connect, self._represent, self._emit)
+        self._supervisor.start()
+
+    def _connect(self) -> Any:
+        with hosting(False):
+            return self._factory(**self._kwargs)
+
+    def _represent(self, record: InterruptionRecord) -> None:
+        """Stand in for a rank of somebody else, whose own monitor is gone. Runs in a thread of its own."""
+        store = dist.PrefixStore(self._begun.prefix, self._connect())
+        self._emit(self._drive_stand_in(record, store))
 
     def _interrupt(self, record: InterruptionRecord) -> None:
         assert record.iteration is not None
@@ -124,28 +140,27 @@ class StoreOutlet:
         return dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
 
     def _stand_in(self, record: InterruptionRecord) -> None:
+        self._result = self._drive_stand_in(record, self._store)
+
+    def _drive_stand_in(self, record: InterruptionRecord, store: StoreLike) -> events.RankStoodInFor:
         began = time.monotonic()
+        result: Any
         try:
-            result = drive(
-                stand_in(self._last_seat(), self._begun.waits, encode(record)),
-                self._store,
-                self._perform,
-                chunk=3600.0,
-            )
+            protocol = stand_in(self._last_seat(record.rank, store), self._begun.waits, encode(record))
+            result = drive(protocol, store, self._perform, chunk=3600.0)
             error = ""
         except (ResilienceError, RuntimeError, OSError) as failed:
             result, error = "failed", f"{type(failed).__name__}: {failed}"[:500]
-        self._result = events.RankStoodInFor(result, time.monotonic() - began, error)
+        return events.RankStoodInFor(record.rank, result, time.monotonic() - began, error)
 
-    def _last_seat(self) -> Seat:
+    def _last_seat(self, initial_rank: int, store: StoreLike) -> Seat:
         """The seat the rank published last, or the one it had at the call."""
-        origin = self._begun.origin
-        assert origin.initial_rank is not None and origin.world_size is not None
-        (text,) = execute(Read((seat_key(origin.initial_rank),)), self._store)
+        (text,) = execute(Read((seat_key(initial_rank),)), store)
         if text is not None:
             return msgspec.json.decode(text, type=Seat)
-        rank, size = origin.initial_rank, origin.world_size
-        return Seat(rank, rank, size, size, restart.ENTRY)
+        size = self._begun.origin.world_size
+        assert size is not None
+        return Seat(initial_rank, initial_rank, size, size, restart.ENTRY)
 
     def _perform(self, operation: restart.Operation) -> Any:
         if not isinstance(operation, Assign):
@@ -162,6 +177,14 @@ class StoreOutlet:
         return following
 
     # -- leaving --------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Tell the neighbours that this rank is accounted for."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+            rank = self._begun.origin.initial_rank
+            assert rank is not None
+            execute(Set(finished_key(rank), "1"), self._store)
 
     def _await_last_client(self) -> None:
         """A host leaves when nobody but itself is connected any more."""

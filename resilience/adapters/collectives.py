@@ -1,0 +1,390 @@
+"""How is a rank freed that waits in a collective, and how do its process groups go?
+
+Nothing public unblocks a thread inside a gloo collective: torch's `abort`, `shutdown` and
+`destroy_process_group` return and free nothing. Shutting down the group's own connected sockets does,
+within milliseconds. They are found exactly: every gloo TCP device has a thread named `gloo_tcp_loop`
+that sits in `epoll_wait`, and its epoll set is the list of the device's sockets. No other connection of
+the process is touched. Accelerator groups are aborted by torch. Groups are then dropped: torch's
+registry is emptied at once, so that the next group can be built, and the last references, which cost
+about 10 ms a gloo device, go in the background.
+
+When to cut, how often, and what happens to a rank that stays stuck is decided by the caller. Covers
+gloo over TCP; its ibverbs, TLS and uv transports are not found by the cut. Imports no torch by itself:
+where torch.distributed was never imported there is nothing to free."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Literal
+
+import msgspec
+
+from resilience.errors import RestartError
+
+LOOP_THREAD = "gloo_tcp_loop"
+TRIES = 20  # looks at a loop thread that is not in its wait; it waits again within 0.2 ms of work
+EXIT_LIMIT = 5.0  # seconds that the process's exit waits for groups that are still being dropped
+_UNABORTABLE = frozenset({"gloo", "mpi", "fake", "undefined"})
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """What a cut did. Few or no sockets are no failure: the peers may have cut them already."""
+
+    sockets: int
+    method: Literal["epoll", "shape", "none"]  # none: no gloo device was found, or /proc cannot be read
+    duration: float  # seconds
+
+
+NO_CUT = Cut(sockets=0, method="none", duration=0.0)
+_latest = NO_CUT
+_dropping: list[threading.Thread] = []
+
+
+def cut_gloo_sockets() -> Cut:
+    """Shut down every connected socket of this process's gloo groups. Never raises; any thread.
+
+    A group still being built may be left waiting for a connection that no peer will make: repeat the
+    cut with growing pauses (10, 30, 100, 300 ms; faster keeps peers in retry) and give it a limit."""
+    global _latest
+    if _c10d() is None:
+        return NO_CUT
+    began = time.monotonic()
+    method: Literal["epoll", "shape", "none"] = "epoll"
+    sets = list(_sets_of_loop_threads())
+    if not sets:
+        # Threads that cannot be looked at, or a torch whose gloo does not name them.
+        method, sets = "shape", list(_sets_by_shape())
+    sockets = sum(_cut(fd, inode) for members in sets for fd, inode in members)
+    _latest = Cut(sockets, method if sets else "none", time.monotonic() - began)
+    return _latest
+
+
+def last_cut() -> Cut:
+    """Return the latest cut since this was last asked; `NO_CUT` if there was none."""
+    global _latest
+    cut, _latest = _latest, NO_CUT
+    return cut
+
+
+def cut_connections_to(port: int) -> int:
+    """Shut down this process's TCP connections to remote port `port`; returns how many. Never raises.
+
+    Frees a rank that waits in the store phase of `init_process_group`. For the port of the iteration's
+    own store only: a port that somebody else may serve would cost the user a connection."""
+    count = 0
+    for fd in _descriptors():
+        if _link(fd).startswith("socket:"):
+            with _duplicate(fd) as copy:
+                if copy is not None and _peer_port(copy) == port:
+                    count += _shut_down(copy)
+    return count
+
+
+def abort_accelerator_groups(timeout: float = 2.0) -> int:
+    """Abort every live group with an accelerator backend; returns how many did within `timeout` seconds.
+
+    All at once, one daemon thread a group: NCCL's abort can wait for the abort of another communicator
+    (https://github.com/pytorch/pytorch/issues/119797), and one that hangs is left behind. Never raises."""
+    c10d = _c10d()
+    if c10d is None:
+        return 0
+    done: list[bool] = []
+    threads = [
+        threading.Thread(target=_abort, args=(group, done), name="resilience-abort", daemon=True)
+        for group in list(c10d._world.pg_map)
+        if not _backends(c10d, group) <= _UNABORTABLE
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return len(done)
+
+
+def groups_alive() -> bool:
+    """Whether torch.distributed holds a process group, finished or half built."""
+    c10d = _c10d()
+    return c10d is not None and (c10d._world.default_pg is not None or bool(c10d._world.pg_map))
+
+
+def drop_groups() -> None:
+    """Leave torch.distributed as it was before `init_process_group`, also when that was interrupted.
+
+    Groups go in the background; user code that still holds one keeps it alive. Calling it again is
+    harmless, and needed if another thread was building a group meanwhile. Any thread.
+    Raises: RestartError if this torch keeps its groups in a way that is not known here."""
+    c10d = _c10d()
+    if c10d is None:
+        return
+    try:
+        held = _empty_registry(c10d)
+        _unwrap_excepthook()
+    except Exception as error:
+        raise RestartError(
+            f"torch {sys.modules['torch'].__version__} keeps its process groups in an unknown way "
+            f"({type(error).__name__}: {error}), so they could not be dropped; expected torch 2.6 to 2.13"
+        ) from error
+    if held:
+        _release_in_background(held)
+
+
+def blocked_in_distributed(thread_id: int) -> str | None:
+    """Return 'file:line function' if the innermost Python frame of that thread is torch.distributed's.
+
+    thread_id: threading's ident. A `Work.wait()` called by user code is the user's frame, so: None."""
+    frame: FrameType | None = sys._current_frames().get(thread_id)
+    if frame is None or "/torch/distributed/" not in frame.f_code.co_filename.replace(os.sep, "/"):
+        return None
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+# -- finding sockets --------------------------------------------------------------------------------
+
+Members = list[tuple[int, int]]  # (descriptor, inode) as the epoll set knows them
+
+
+def _sets_of_loop_threads() -> Iterator[Members]:
+    for task in _listed("/proc/self/task"):
+        if _read(f"/proc/self/task/{task}/comm").startswith(LOOP_THREAD):
+            epoll = _waited_for(task)
+            if epoll is not None and _link(epoll) == "anon_inode:[eventpoll]":
+                yield [(fd, inode) for fd, inode, _ in _epoll_members(epoll)]
+
+
+def _waited_for(task: str) -> int | None:
+    """Return the first argument of the system call that the thread is in."""
+    for _ in range(TRIES):
+        words = _read(f"/proc/self/task/{task}/syscall").split()
+        if len(words) > 1 and words[1].startswith("0x"):
+            return int(words[1], 16)
+        if words != ["running"]:
+            return None
+        time.sleep(0.0002)
+    return None
+
+
+def _sets_by_shape() -> Iterator[Members]:
+    """Find gloo's epoll sets by what they hold: one pipe, one listener, and pointers as user data.
+
+    asyncio and libuv keep the descriptor as user data, gRPC wakes itself by an eventfd: neither fits."""
+    for epoll in _descriptors():
+        if _link(epoll) != "anon_inode:[eventpoll]":
+            continue
+        members = list(_epoll_members(epoll))
+        if members and all(data > 0xFFFFFFFF for _, _, data in members):
+            links = [_link(fd) for fd, _, _ in members]
+            pipes = sum(link.startswith("pipe:") for link in links)
+            listeners = 0
+            for fd, inode, _ in members:
+                with _duplicate(fd, inode) as copy:
+                    listeners += copy is not None and _listens(copy)
+            if pipes == 1 and listeners == 1:
+                yield [(fd, inode) for fd, inode, _ in members]
+
+
+def _epoll_members(epoll: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (descriptor, inode, user data) of an epoll set.
+
+    A line reads `tfd:       18 events:       19 data:       55d21d86e610  pos:0 ino:44f9 sdev:9`."""
+    for line in _read(f"/proc/self/fdinfo/{epoll}").splitlines():
+        if line.startswith("tfd:"):
+            words = line.replace(":", " ").split()
+            fields = dict(zip(words[::2], words[1::2], strict=False))
+            yield int(fields["tfd"]), int(fields["ino"], 16), int(fields["data"], 16)
+
+
+def _cut(fd: int, inode: int) -> int:
+    with _duplicate(fd, inode) as copy:
+        return 0 if copy is None or _listens(copy) else _shut_down(copy)
+
+
+@contextlib.contextmanager
+def _duplicate(fd: int, inode: int | None = None) -> Iterator[socket.socket | None]:
+    """A second descriptor of a socket, so that its owner may close and reuse the first meanwhile.
+
+    inode: what the socket must be; for anything else, or no socket at all, the value is None.
+    `shutdown` acts on the socket, not on the descriptor: copies inherited by children don't matter."""
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        yield None
+        return
+    duplicate = None
+    try:
+        if inode is None or os.fstat(copy).st_ino == inode:
+            duplicate = socket.socket(fileno=copy)
+    except OSError:  # no socket
+        pass
+    try:
+        yield duplicate
+    finally:
+        if duplicate is None:
+            os.close(copy)
+        else:
+            duplicate.close()
+
+
+def _listens(copy: socket.socket) -> bool:
+    try:
+        return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+
+def _peer_port(copy: socket.socket) -> int | None:
+    """Return the remote port of a connected TCP socket."""
+    if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+        return None
+    try:
+        return int(copy.getpeername()[1])
+    except OSError:
+        return None
+
+
+def _shut_down(copy: socket.socket) -> int:
+    """Shut the connection down; returns 1 if there was one."""
+    try:
+        copy.getpeername()
+        copy.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return 0
+    return 1
+
+
+def _descriptors() -> list[int]:
+    return [int(name) for name in _listed("/proc/self/fd")]
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _link(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:  # the thread or descriptor is gone, or may not be looked at
+        return ""
+
+
+# -- torch's groups ---------------------------------------------------------------------------------
+
+
+def _c10d() -> Any:
+    """Return torch.distributed's implementation if it was imported and is built in, else None."""
+    return sys.modules.get("torch.distributed.distributed_c10d")
+
+
+def _backends(c10d: Any, group: Any) -> frozenset[str]:
+    """Return the names of the backends of a group, whose configuration reads `cpu:gloo,cuda:nccl`."""
+    config = str(c10d._world.pg_backend_config.get(group, ""))
+    return frozenset(part.rpartition(":")[2].strip().lower() for part in config.split(",") if part)
+
+
+def _abort(group: Any, done: list[bool]) -> None:
+    try:
+        if hasattr(group, "abort"):
+            group.abort()
+        else:  # torch 2.6: only the backends have it
+            for device in group._device_types:
+                backend = group._get_backend(device)
+                if hasattr(backend, "abort"):
+                    backend.abort()
+    except Exception:  # noqa: BLE001 - a thread's edge: a group that fails to abort is not counted
+        return
+    done.append(True)
+
+
+_REGISTRY = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "tags_to_pg",
+    "pg_coalesce_state",
+)
+
+
+def _empty_registry(c10d: Any) -> list[Any]:
+    """Take every group out of torch's registries; returns them, the last reference this module gives up.
+
+    What `destroy_process_group` does, which refuses where the default group is not finished yet."""
+    world = c10d._world
+    names = dict(world.pg_names)
+    groups = set(world.pg_map) | set(names)
+    if world.default_pg is not None:
+        groups.add(world.default_pg)
+    # In torch's order, largest name first: NCCL's shutdown was a collective in some versions.
+    held = sorted(groups, key=lambda group: str(names.get(group, "")), reverse=True)
+    held.extend(getattr(world, "comms", ()))
+    c10d._update_default_pg(None)
+    for name in _REGISTRY:
+        registry = getattr(world, name, None)
+        if registry is not None:
+            registry.clear()
+    if hasattr(world, "comms"):
+        world.comms.clear()
+    c10d._unregister_all_process_groups()
+    world.group_count = 0  # group names count from here; all ranks must agree on them
+    return held
+
+
+def _unwrap_excepthook() -> None:
+    """Take back torch's wrapper of sys.excepthook, one for every `init_process_group`.
+
+    torch never does: after 200 restarts each line of a traceback would carry 200 rank prefixes."""
+    hook: Any = sys.excepthook
+    while getattr(hook, "__name__", "") == "_distributed_excepthook" and hook.__closure__:
+        cells = dict(zip(hook.__code__.co_freevars, hook.__closure__, strict=True))
+        if "old_hook" not in cells:
+            break
+        hook = cells["old_hook"].cell_contents
+    if hook is not sys.excepthook:
+        sys.excepthook = hook
+
+
+def _release_in_background(held: list[Any]) -> None:
+    _dropping[:] = [thread for thread in _dropping if thread.is_alive()]
+    if not _dropping:
+        # A daemon thread inside a C++ destructor when the interpreter ends would abort the process.
+        atexit.unregister(_await_drops)
+        atexit.register(_await_drops)
+    thread = threading.Thread(target=_release, args=(held,), name="resilience-drop", daemon=True)
+    _dropping.append(thread)
+    thread.start()
+
+
+def _release(held: list[Any]) -> None:
+    while held:
+        group = held.pop(0)
+        with contextlib.suppress(
+            Exception
+        ):  # a thread's edge: what cannot be shut down is let go all the same
+            (group.shutdown if hasattr(group, "shutdown") else group.finalize)()
+        del group
+
+
+def _await_drops() -> None:
+    deadline = time.monotonic() + EXIT_LIMIT
+    for thread in _dropping:
+        thread.join(max(0.0, deadline - time.monotonic()))

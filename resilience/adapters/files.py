@@ -1,0 +1,89 @@
+"""Files that are written while everything else may go wrong.
+
+A line file is opened for appending and each line is one write, so lines of several writers never mix. A
+full disk, a read-only folder or a lost mount never raises: the write answers False, and the caller
+counts. A whole file is replaced atomically or left as it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
+
+
+class LineFile:
+    """An append-only file of lines. Creates its folders."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+        self._retry_at = 0.0
+        self._is_torn = False
+
+    def write(self, line: bytes) -> bool:
+        """Append a line (newline included) with one write; answers whether all of it was written."""
+        fd = self._open()
+        if fd is None:
+            return False
+        if self._is_torn:
+            line = b"\n" + line  # the torn line before must not swallow this one
+        try:
+            written = os.write(fd, line)
+        except OSError:
+            return False
+        self._is_torn = written < len(line)
+        return not self._is_torn
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _open(self) -> int | None:
+        if self._fd is None and time.monotonic() >= self._retry_at:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError:
+                self._retry_at = time.monotonic() + REOPEN_EVERY
+        return self._fd
+
+
+def replace(path: Path, content: bytes) -> bool:
+    """Write a whole file so that a reader sees the old one or the new one; answers whether it worked."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def create(path: Path, content: bytes) -> bool:
+    """Write a file that must not exist yet; answers False if it does, or could not be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(content)
+    except OSError:
+        return False
+    return True
+
+
+def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:
+    """Return the last lines of a file, as far as its last `most` bytes hold them; () if unreadable."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(text.splitlines()[-lines:])

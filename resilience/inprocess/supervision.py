@@ -1,0 +1,229 @@
+"""Who watches the watchers?  One monitor a node looks after its neighbours.
+
+The monitors of a node agree on a leader without talking: whoever holds the node's abstract socket
+leads, and the kernel frees it when the holder dies. The leader raises its node's counter in the store,
+watches the counter of the next node in a ring, and looks whether the processes of its own node are
+alive. It stands in for ranks whose own monitor is gone too: a lost node, or a rank and its monitor
+that died together. At most one store operation a node and second in steady state."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from resilience.adapters import processes
+from resilience.adapters.store import StoreLike, execute
+from resilience.core import events, restart
+from resilience.core.attribution import Detector, Interruption, InterruptionRecord
+from resilience.core.membership import Peer, successor, weigh
+from resilience.core.restart import Add, CompareSet, Read, Set
+from resilience.errors import ResilienceError
+from resilience.monitor import messages
+
+BEATS = 6  # looks within heartbeat_timeout: late by a sixth of it at most, 0.8 operations a second by default
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A rank of a node and its monitor, each as (pid, start time)."""
+
+    initial_rank: int
+    rank: tuple[int, int]
+    monitor: tuple[int, int]
+
+
+class Supervisor:
+    """Runs in a thread of every monitor; only the node's leader acts."""
+
+    def __init__(
+        self,
+        begin: messages.Begin,
+        member: Member,
+        connect: Callable[[], Any],
+        represent: Callable[[InterruptionRecord], None],
+        emit: Callable[..., None],
+    ) -> None:
+        self._begin = begin
+        self._member = member
+        self._connect = connect
+        self._represent = represent
+        self._emit = emit
+        self._node = begin.origin.node
+        self._allowed = begin.heartbeat_timeout
+        self._period = max(1.0, self._allowed / BEATS)
+        self._done = threading.Event()
+        self._store: StoreLike
+        self._peer: Peer | None = None
+        self._known: dict[str, list[Member]] = {}
+        self._ring: tuple[int, str] = (0, "")  # number of nodes, and whom this one watches
+        self._represented: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave: this monitor has nothing more to watch."""
+        self._done.set()
+
+    def _run(self) -> None:
+        try:
+            self._store = dist.PrefixStore(self._begin.prefix, self._connect())
+            self._register()
+            with self._lead() as is_leader:
+                if is_leader:
+                    self._take_index()
+                    while not self._done.wait(self._period):
+                        self._look()
+        except (ResilienceError, RuntimeError, OSError) as error:
+            if not self._done.is_set():
+                self._emit(events.StoreLost(f"supervision: {type(error).__name__}: {error}"[:500]))
+
+    def _register(self) -> None:
+        slot = execute(Add(f"nodes/{self._node}/size", 1), self._store)
+        text = msgspec.json.encode(self._member).decode()
+        execute(Set(f"nodes/{self._node}/{slot}", text), self._store)
+
+    def _lead(self) -> _Lead:
+        return _Lead(f"\0resilience/{self._begin.origin.job_id}/{self._begin.origin.call}/{self._node}", self._done)
+
+    def _take_index(self) -> None:
+        """Get this node's place in the ring; a successor inherits that of its predecessor."""
+        (index,) = execute(Read((f"nodes/{self._node}/index",)), self._store)
+        if index is None:
+            fresh = execute(Add("nodes/count", 1), self._store)
+            execute(Set(f"nodes/name/{fresh}", self._node), self._store)
+            index = execute(CompareSet(f"nodes/{self._node}/index", str(fresh)), self._store)
+        self._index = int(index)
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        execute(Add(f"nodes/{self._node}/beat", 1), self._store)
+        for member in self._members(self._node):
+            if not _is_alive(member.rank) and not _is_alive(member.monitor):
+                self._lose(member, Interruption.TERMINATED, "rank and monitor died together", None)
+        name = self._next_node()
+        if name:
+            self._look_at(name)
+
+    def _next_node(self) -> str:
+        nodes = execute(Add("nodes/count", 0), self._store)
+        if nodes > 1 and nodes != self._ring[0]:
+            (name,) = execute(Read((f"nodes/name/{successor(self._index, nodes)}",)), self._store)
+            self._ring = (nodes, name or "")
+        return self._ring[1]
+
+    def _look_at(self, name: str) -> None:
+        count = execute(Add(f"nodes/{name}/beat", 0), self._store)
+        now = time.monotonic()
+        if self._peer is None or self._peer.node != name:
+            self._peer = Peer(name, count, now)
+        verdict = weigh(self._peer, count, now, self._allowed)
+        self._peer = verdict.peer
+        if verdict.silent_for is not None:
+            self._lose_node(name, verdict.silent_for)
+
+    def _lose_node(self, name: str, silent_for: float) -> None:
+        members = [member for member in self._members(name) if member.initial_rank not in self._represented]
+        if not members:
+            return
+        ranks = tuple(member.initial_rank for member in members)
+        self._emit(events.NodeFellSilent(name, self._allowed, silent_for, ranks))
+        for member in members:
+            self._lose(member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
+
+    def _members(self, node: str) -> list[Member]:
+        """The ranks that registered on a node; read again only when there are more of them."""
+        size = execute(Add(f"nodes/{node}/size", 0), self._store)
+        known = self._known.get(node, [])
+        if len(known) < size:
+            slots = tuple(f"nodes/{node}/{slot}" for slot in range(1, size + 1))
+            texts = execute(Read(slots), self._store)
+            known = [msgspec.json.decode(text, type=Member) for text in texts if text is not None]
+            self._known[node] = known
+        return known
+
+    def _lose(self, member: Member, kind: Interruption, message: str, silent_for: float | None) -> None:
+        if member.initial_rank in self._represented:
+            return
+        self._represented.add(member.initial_rank)
+        if execute(restart.Check((finished_key(member.initial_rank),)), self._store):
+            return  # it had left cleanly
+        record = InterruptionRecord(
+            rank=member.initial_rank,
+            interruption=kind,
+            message=message,
+            detector=Detector("peer", None if silent_for is None else self._allowed),
+            pid=member.rank[0],
+            silent_for_s=silent_for,
+            detected_wall_ns=time.time_ns(),
+        )
+        self._emit(events.Interrupted(record))
+        # Each in a thread: every one of them waits until all have arrived.
+        threading.Thread(target=self._represent, args=(record,), daemon=True).start()
+
+
+class _Lead:
+    """Holds the node's name while in the body; answers False if this monitor left before its turn."""
+
+    def __init__(self, name: str, done: threading.Event) -> None:
+        self._name = name[:107]
+        self._done = done
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def __enter__(self) -> bool:
+        while not self._done.is_set():
+            try:
+                self._socket.bind(self._name)
+                self._socket.listen(4096)
+                return True
+            except OSError:
+                self._await_leader()
+        return False
+
+    def _await_leader(self) -> None:
+        """Wait until the present leader is gone: its end of a connection then closes."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(1.0)
+            try:
+                line.connect(self._name)
+                while not self._done.is_set():
+                    try:
+                        line.recv(1)
+                        return
+                    except TimeoutError:
+                        continue
+            except OSError:
+                self._done.wait(0.05)  # it is just leaving, or too many wait in line
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+def finished_key(initial_rank: int) -> str:
+    """Present once a rank has left the call cleanly."""
+    return f"finished/{initial_rank}"
+
+
+def identity_of(pid: int) -> tuple[int, int]:
+    """Return (pid, start time), which no later process repeats."""
+    state = processes.state(pid)
+    return pid, 0 if state is None else state.start_time
+
+
+def _is_alive(identity: tuple[int, int]) -> bool:
+    state = processes.state(identity[0])
+    return state is not None and state.start_time == identity[1] and state.state not in "ZX"
+
+
+def myself(begin: messages.Begin) -> Member:
+    """Return the entry of the monitor that received `begin`."""
+    assert begin.origin.initial_rank is not None
+    return Member(begin.origin.initial_rank, identity_of(begin.origin.pid), identity_of(os.getpid()))

@@ -1,0 +1,74 @@
+"""How long do sections and heartbeats take?  Sparse histograms that can be added up.
+
+Buckets grow by 1 % from 1 µs to 1e6 s; count, sum and maximum are exact. A file holds the histograms of
+one rank; merging is adding counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import files
+
+RATIO = 1.01
+SMALLEST = 1e-6  # seconds: upper bound of bucket 0
+LARGEST_BUCKET = 2800
+_LOG_RATIO = math.log(RATIO)
+HEARTBEAT = ""  # the name under which heartbeat gaps are kept
+
+
+class Histogram(msgspec.Struct):
+    """Durations in seconds. buckets: bucket number -> count; bucket i ends at SMALLEST * RATIO**i."""
+
+    buckets: dict[int, int] = {}
+    count: int = 0
+    sum: float = 0.0
+    max: float = 0.0
+
+    def add(self, duration: float) -> None:
+        number = 0 if duration <= SMALLEST else math.ceil(math.log(duration / SMALLEST) / _LOG_RATIO)
+        number = min(number, LARGEST_BUCKET)
+        self.buckets[number] = self.buckets.get(number, 0) + 1
+        self.count += 1
+        self.sum += duration
+        self.max = max(self.max, duration)
+
+    def merge(self, other: Histogram) -> None:
+        for number, count in other.buckets.items():
+            self.buckets[number] = self.buckets.get(number, 0) + count
+        self.count += other.count
+        self.sum += other.sum
+        self.max = max(self.max, other.max)
+
+
+def upper_bound(number: int) -> float:
+    """Return where a bucket ends, in seconds."""
+    return SMALLEST * RATIO**number
+
+
+class Timings(msgspec.Struct):
+    """The histograms of one rank, by section; HEARTBEAT holds the gaps between heartbeats."""
+
+    sections: dict[str, Histogram] = {}
+    schema: int = 1
+
+    def fold(self, entries: Iterable[tuple[str, float]]) -> None:
+        """Add (name, duration in seconds) pairs."""
+        for name, duration in entries:
+            self.sections.setdefault(name, Histogram()).add(duration)
+
+    def merge(self, other: Timings) -> None:
+        for name, histogram in other.sections.items():
+            self.sections.setdefault(name, Histogram()).merge(histogram)
+
+    def write(self, path: Path) -> bool:
+        """Replace the file; answers whether it worked. Nothing to write is nothing written."""
+        return not self.sections or files.replace(path, msgspec.json.encode(self))
+
+
+def read(path: Path) -> Timings:
+    """Read a file of timings. Raises: OSError, msgspec.DecodeError."""
+    return msgspec.json.decode(path.read_bytes(), type=Timings)
