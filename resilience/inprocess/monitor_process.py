@@ -12,6 +12,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -206,7 +207,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         emit=lambda *new: monitor.emit(*new),
     )
     monitor = RankMonitor(
-        MonitorSide(page), channel, processes.Process.open(plan.rank_pid), outlet, dump
+        MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump
     )
     outlet.start()
     monitor.run()
@@ -237,7 +238,7 @@ def _main(arguments: list[str]) -> None:
     read, page_fd, channel_fd, dump_fd = map(int, arguments)
     with os.fdopen(read, "rb") as pipe:
         plan: Plan = pickle.load(pipe)
-    _become_monitor(plan, Page.attach(page_fd), Channel(channel_fd), stacks.Dump(dump_fd))
+    _become_monitor(plan, Page.attach(page_fd), Channel(socket.socket(fileno=channel_fd)), stacks.Dump(dump_fd))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from resilience.core.attribution import Detector, Interruption, InterruptionReco
 from resilience.core.identity import Origin
 from resilience.core.restart import CompareSet, Seat
 from resilience.inprocess.monitor_process import Handle, start
+from resilience.inprocess.progress import request_tick
 from resilience.inprocess.outlet import hook_store
 from resilience.inprocess.store import hosting
 from resilience.monitor import client, messages
@@ -115,7 +116,7 @@ class Session:
                 base_host=os.environ.get("MASTER_ADDR", ""),
             )
         )
-        self.page.begin(state.initial_rank, state.world_size)
+        self.page.say_goodbye(False)
         client.activate(self.page)
         log.configure(folder / "logs" / f"{self.node}-{state.initial_rank}.jsonl", self._log_context)
 
@@ -169,7 +170,7 @@ class Session:
             if not self._monitor.is_alive(self._interval):
                 self._monitor_lost()
                 return
-            self.page.request_tick()
+            request_tick(self.page)
 
     def _monitor_lost(self) -> None:
         """Go on unmonitored, and say so: in the store, and from now on in the record file directly."""

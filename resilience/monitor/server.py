@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from resilience.adapters import processes, stacks
+from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.core import events, watch
 from resilience.core.attribution import (
@@ -32,12 +32,14 @@ from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.monitor import messages
-from resilience.monitor.page import MonitorSide, PageView
+from resilience.monitor.page import MonitorSide
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 from resilience.telemetry.timings import Timings
 
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
+EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
+LOG_TAIL_LINES = 5
 
 
 class Outlet(Protocol):
@@ -54,11 +56,19 @@ class Outlet(Protocol):
 class RankMonitor:
     """The loop of one monitor. `run` returns when the rank is gone and accounted for."""
 
-    def __init__(self, page: MonitorSide, channel: Channel, rank: processes.Process, outlet: Outlet) -> None:
+    def __init__(
+        self,
+        page: MonitorSide,
+        channel: Channel,
+        rank: processes.Process,
+        outlet: Outlet,
+        dump: stacks.Dump,
+    ) -> None:
         self._page = page
         self._channel = channel
         self._rank = rank
         self._outlet = outlet
+        self._dump = dump
         self._watch = Watch()
         self._emitter: Emitter | None = None
         self._file: RecordFile | None = None
@@ -72,11 +82,13 @@ class RankMonitor:
         self._is_gone = False
         self._noticed_by: str = "pidfd"
         self._is_over = False
+        self._oom_kills = processes.oom_kills()
         self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
         self._stacks = stacks.NONE
         self._open: dict[str, Record] = {}  # stages and iterations the rank has begun, not ended
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
+        self._has_channel = True
         self._selector.register(self._channel, selectors.EVENT_READ, "channel")
         self._selector.register(self._rank.pidfd, selectors.EVENT_READ, "pidfd")
         self._selector.register(self._wake_read, selectors.EVENT_READ, "mutex")
@@ -102,7 +114,7 @@ class RankMonitor:
     def _await_death(self) -> None:
         """The robust mutex tells of a death long before the process's memory is freed."""
         while not self._page.wait_for_death(60.0):
-            pass
+            pass  # again: the call is bounded, the rank's life is not
         os.write(self._wake_write, b"x")
 
     def _sleep(self, wake_at: float | None) -> None:
@@ -111,20 +123,17 @@ class RankMonitor:
         for key, _ in self._selector.select(max(0.0, until - now)):
             if key.data == "channel":
                 self._receive()
-            else:
-                self._rank_is_gone(key.data)
-
-    def _rank_is_gone(self, noticed_by: str) -> None:
-        self._receive()  # its last words first
-        if not self._is_gone:
-            self._is_gone = True
-            self._noticed_by = noticed_by
+            elif not self._is_gone:
+                self._receive()  # its last words first
+                self._is_gone = True
+                self._noticed_by = key.data
 
     def _receive(self) -> None:
-        while True:
+        while self._has_channel:
             try:
                 data = self._channel.receive(0.0)
             except ChannelClosed:
+                self._has_channel = False
                 self._selector.unregister(self._channel)
                 return
             if data is None:
@@ -236,7 +245,7 @@ class RankMonitor:
         self.emit(
             events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for)
         )
-        self._stacks = stacks.capture(self._rank.pid)
+        self._stacks = stacks.capture(self._rank, self._dump)
         self.emit(
             events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason)
         )
@@ -266,7 +275,7 @@ class RankMonitor:
             self._rank.send(signal.Signals[name])
 
     def _rank_died(self) -> None:
-        status = self._rank.exit_status(timeout=0.0 if self._noticed_by == "pidfd" else None)
+        status = self._exit_status()
         self.emit(
             events.RankExited(
                 goodbye=False, code=status.code, signal=status.signal, noticed_by=self._noticed_by
@@ -288,8 +297,16 @@ class RankMonitor:
         self._outlet.stand_in(record)
         self._is_over = True
 
+    def _exit_status(self) -> Exit:
+        """How the rank ended. Out of memory: it was killed, and the kernel killed somebody here for it."""
+        status = self._rank.exit_status(EXIT_LIMIT)
+        if status.signal != "SIGKILL" or self._oom_kills is None:
+            return status
+        now = processes.oom_kills()
+        return msgspec.structs.replace(status, oom=None if now is None else now > self._oom_kills)
+
     def _rank_finished(self) -> None:
-        status = self._rank.exit_status(timeout=0.0)
+        status = self._exit_status()
         self.emit(events.RankExited(True, status.code, status.signal, noticed_by=self._noticed_by))
         self._is_over = True
 
@@ -322,7 +339,6 @@ class RankMonitor:
             last_heartbeat_age_s=now - max(beats) if beats else None,
             step=view.step,
             open_sections=sections,
-            last_collectives=view.collectives,
             progress_unknown=not watch.shows_progress(limits, self._observe()),
             log_tail=self._log_tail(),
         )
@@ -351,7 +367,7 @@ class RankMonitor:
         if self._folder is None or self._origin is None:
             return ()
         name = f"{self._origin.node}-{self._origin.initial_rank}.jsonl"
-        return tail(self._folder / "logs" / name, LOG_TAIL_LINES)
+        return files.tail(self._folder / "logs" / name, LOG_TAIL_LINES)
 
     def _close_open_spans(self) -> None:
         """End what the dead rank left open, innermost first."""
@@ -365,8 +381,8 @@ class RankMonitor:
         self._open.clear()
 
     def _fold_timings(self, now: float) -> None:
-        sections, overrun = self._page.drain()
-        self._timings.fold(sections)
+        closed, overrun = self._page.drain()
+        self._timings.fold((entry.name, entry.duration) for entry in closed)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:
