@@ -309,7 +309,7 @@ def _abort(group: Any, done: list[bool]) -> None:
                 backend = group._get_backend(device)
                 if hasattr(backend, "abort"):
                     backend.abort()
-    except Exception:  # noqa: BLE001 - a thread's edge: a group that fails to abort is not counted
+    except Exception:
         return
     done.append(True)
 
@@ -377,9 +377,7 @@ def _release_in_background(held: list[Any]) -> None:
 def _release(held: list[Any]) -> None:
     while held:
         group = held.pop(0)
-        with contextlib.suppress(
-            Exception
-        ):  # a thread's edge: what cannot be shut down is let go all the same
+        with contextlib.suppress(Exception):  # a thread's edge: what cannot be shut down is let go all the same
             (group.shutdown if hasattr(group, "shutdown") else group.finalize)()
         del group
 

@@ -113,9 +113,7 @@ class Interrupter:
         """Take the signal. Raises: ProtocolError outside the main thread, ConfigurationError if no
         real-time signal is free."""
         if threading.current_thread() is not threading.main_thread():
-            raise ProtocolError(
-                "an Interrupter can be installed in the main thread only: only that can be interrupted"
-            )
+            raise ProtocolError("an Interrupter can be installed in the main thread only: only that can be interrupted")
         self._pid, self._main = os.getpid(), threading.get_ident()
         self._claim()
 
@@ -226,13 +224,9 @@ class Interrupter:
 
     def _begin(self) -> None:
         if not self._claimed or os.getpid() != self._pid or threading.get_ident() != self._main:
-            raise ProtocolError(
-                "Interrupter.call needs install() before it, in the same process and main thread"
-            )
+            raise ProtocolError("Interrupter.call needs install() before it, in the same process and main thread")
         if self._armed:
-            raise ProtocolError(
-                "Interrupter.call cannot be nested: each nested call needs an Interrupter of its own"
-            )
+            raise ProtocolError("Interrupter.call cannot be nested: each nested call needs an Interrupter of its own")
         self._claim()
         with self._gate:
             self._call += 1
@@ -362,9 +356,7 @@ class Interrupter:
         self._stop_stepping()
         self._seen = self._stepping_since = self._fragile_since = None
         self._is_held_back = False
-        exception: BaseException = self._type(
-            "the iteration was interrupted: leave the function, it starts again"
-        )
+        exception: BaseException = self._type("the iteration was interrupted: leave the function, it starts again")
         exception.call = self._call  # type: ignore[attr-defined]
         exception.is_settled = False  # type: ignore[attr-defined]
         self._live = weakref.ref(exception)
@@ -486,9 +478,7 @@ def _mortal(base: type[BaseException], owner: Interrupter) -> type[BaseException
         return base, self.args
 
     members = {"__del__": __del__, "__reduce__": __reduce__, "__module__": base.__module__}
-    return type(
-        base.__name__, (base,), {**members, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    )
+    return type(base.__name__, (base,), {**members, "__qualname__": base.__qualname__, "__doc__": base.__doc__})
 
 
 def _free_signal(wanted: int) -> int:

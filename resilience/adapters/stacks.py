@@ -112,10 +112,7 @@ def _py_spy(pid: int, why: str) -> Stacks:
         threads = tuple(
             ThreadStack(
                 f"{thread.get('thread_name') or 'Thread'} {thread.get('thread_id', '')}".strip(),
-                tuple(
-                    Frame(frame["filename"], frame["line"], frame["name"])
-                    for frame in reversed(thread["frames"])
-                ),
+                tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in reversed(thread["frames"])),
             )
             for thread in json.loads(result.stdout)
         )

@@ -212,9 +212,7 @@ def _gravity(finding: Finding) -> tuple[float, str]:
 def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
     """Return every limit that is exceeded, at most one finding a limit (hard rather than soft)."""
     findings = [
-        Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since))
-        for _ in (1,)
-        if seen.is_stuck
+        Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since)) for _ in (1,) if seen.is_stuck
     ]
     for name, since, limit in in_force(limits, seen):
         silent_for = now - since

@@ -166,7 +166,7 @@ class CallWrapper:
             self._session.watch_store, at, self._state, self._wrapper.abort, self._interrupter, self._session.emit
         )
         self._watcher.start()
-        ending = self._drive(restart.iterate(seat, self._limits))
+        ending: Ending = self._drive(restart.iterate(seat, self._limits))
         if ending.outcome == COMPLETED:
             self._watcher.left()
             self._account.iteration_ended("completed")
@@ -229,22 +229,16 @@ class CallWrapper:
         return True
 
     def _run_stage(self, stage: Stage) -> Result:
-        match stage:
-            case Stage.INITIALIZE:
-                return self._initialize()
-            case Stage.CHECK_BEFORE:
-                return self._check_before()
-            case Stage.FUNCTION:
-                return self._call_function()
-            case Stage.RESERVE:
-                return self._wait_in_reserve()
-            case Stage.ABORT:
-                return self._abort()
-            case Stage.FINALIZE:
-                return self._finalize()
-            case Stage.CHECK_AFTER:
-                return self._check_after()
-        typing.assert_never(stage)
+        stages = {
+            Stage.INITIALIZE: self._initialize,
+            Stage.CHECK_BEFORE: self._check_before,
+            Stage.FUNCTION: self._call_function,
+            Stage.RESERVE: self._wait_in_reserve,
+            Stage.ABORT: self._abort,
+            Stage.FINALIZE: self._finalize,
+            Stage.CHECK_AFTER: self._check_after,
+        }
+        return stages[stage]()
 
     def _initialize(self) -> Result:
         self._session.page.doing(Doing.WAITING)

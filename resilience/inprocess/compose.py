@@ -16,7 +16,7 @@ class Compose:
     def __new__(cls, *instances: Any) -> Any:
         kinds = _common_bases(instances)
         joined = _joined_type(kinds)
-        self = object.__new__(joined)
+        self: Any = object.__new__(joined)
         self.instances = instances
         return self
 

@@ -25,9 +25,9 @@ import msgspec
 
 from resilience.adapters import processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, pair
-from resilience.core.records import Record
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.events import Interrupted
+from resilience.core.records import Record
 from resilience.errors import ConfigurationError, MonitorError
 from resilience.inprocess.outlet import StoreOutlet
 from resilience.monitor import messages
@@ -206,9 +206,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         ready=ready,
         emit=lambda *new: monitor.emit(*new),
     )
-    monitor = RankMonitor(
-        MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump
-    )
+    monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
     outlet.start()
     monitor.run()
 

@@ -33,9 +33,7 @@ def async_raise(tid: int, exc_type: type[BaseException], event: threading.Event 
     if sys.is_finalizing():
         return
     if _set_async_exc(tid, exc_type) == 0:
-        raise RuntimeError(
-            f"thread {tid} does not exist (any more): {exc_type.__name__} was not raised in it"
-        )
+        raise RuntimeError(f"thread {tid} does not exist (any more): {exc_type.__name__} was not raised in it")
 
 
 @contextlib.contextmanager

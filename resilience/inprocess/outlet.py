@@ -213,5 +213,3 @@ def local_address(base_host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return base_host
-
-

@@ -27,8 +27,8 @@ from resilience.core.attribution import Detector, Interruption, InterruptionReco
 from resilience.core.identity import Origin
 from resilience.core.restart import CompareSet, Seat
 from resilience.inprocess.monitor_process import Handle, start
-from resilience.inprocess.progress import request_tick
 from resilience.inprocess.outlet import hook_store
+from resilience.inprocess.progress import request_tick
 from resilience.inprocess.store import hosting
 from resilience.monitor import client, messages
 from resilience.telemetry import log

@@ -59,7 +59,8 @@ def encode(message: ToMonitor | Ready) -> bytes:
 
 def decode_for_monitor(message: bytes) -> ToMonitor:
     """Read a rank's message. Raises: msgspec.DecodeError."""
-    return _to_monitor.decode(message)
+    decoded: ToMonitor = _to_monitor.decode(message)
+    return decoded
 
 
 def decode_for_rank(message: bytes) -> Ready:

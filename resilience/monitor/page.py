@@ -51,7 +51,7 @@ class Page:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.memory = mmap.mmap(fd, SIZE)
-        self.words = memoryview(self.memory)[: _NAMES_AT].cast("Q")
+        self.words = memoryview(self.memory)[:_NAMES_AT].cast("Q")
 
     @classmethod
     def create(cls) -> Page:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -80,7 +80,7 @@ class RankMonitor:
         self._interrupted: tuple[int, float] | None = None  # iteration, when
         self._stuck_in: int | None = None
         self._is_gone = False
-        self._noticed_by: str = "pidfd"
+        self._noticed_by: Literal["mutex", "pidfd"] = "pidfd"
         self._is_over = False
         self._oom_kills = processes.oom_kills()
         self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
@@ -242,13 +242,9 @@ class RankMonitor:
                     self._rank_finished()
 
     def _capture(self, finding: Finding) -> None:
-        self.emit(
-            events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for)
-        )
+        self.emit(events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for))
         self._stacks = stacks.capture(self._rank, self._dump)
-        self.emit(
-            events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason)
-        )
+        self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
 
     def _ask_restart(self, finding: Finding) -> None:
         soft = finding.severity == "soft"
@@ -276,11 +272,7 @@ class RankMonitor:
 
     def _rank_died(self) -> None:
         status = self._exit_status()
-        self.emit(
-            events.RankExited(
-                goodbye=False, code=status.code, signal=status.signal, noticed_by=self._noticed_by
-            )
-        )
+        self.emit(events.RankExited(goodbye=False, code=status.code, signal=status.signal, noticed_by=self._noticed_by))
         finding = self._watch.finding
         cause = "" if finding is None else f" after {finding.limit} had exceeded {finding.allowed:g} s"
         record = self._enrich(
