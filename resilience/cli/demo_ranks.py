@@ -1,0 +1,354 @@
+"""The processes of the demonstration: forked ranks, what befalls them, and what they show.
+
+The parent has imported torch and has a single thread; each rank is a fork of it. Ranks put their state
+on a `Board`, memory that all share, so that looking costs them nothing and a killed rank's last state
+stays readable. A planned fault strikes once, whoever holds its rank then. The parent adopts whatever
+its ranks leave behind, so that it can tell when the last process has gone."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+import psutil
+
+from resilience.cli import demo_train
+from resilience.cli.demo_train import Task, Trained
+from resilience.inprocess.compose import Compose
+from resilience.inprocess.finalize import Finalize
+from resilience.inprocess.initialize import Initialize, RetryController
+from resilience.inprocess.rank_filter import MaxActiveWorldSize
+from resilience.inprocess.state import State
+from resilience.inprocess.wrap import Wrapper
+
+Kind = Literal["exception", "kill", "hang"]
+SOFT_TIMEOUT = timedelta(seconds=3)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What happens to whoever is `rank` when it begins `step`."""
+
+    kind: Kind
+    step: int
+    rank: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One run. spares: processes beyond `ranks`. folder: for results and output of the ranks."""
+
+    ranks: int
+    spares: int
+    task: Task
+    faults: tuple[Fault, ...]
+    folder: str
+    run_dir: str
+    job_id: str
+    wrapped: bool
+
+
+class Doing(IntEnum):
+    """What a rank's process does, as the board shows it."""
+
+    STARTING = 0
+    TRAINING = 1
+    WAITING = 2  # as a spare
+    RESTARTING = 3
+    FINISHED = 4
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One process on the board. rank: its place in the world now; loss: nan before the first step."""
+
+    doing: Doing
+    rank: int
+    iteration: int
+    step: int
+    loss: float
+
+
+class Strike(msgspec.Struct, frozen=True):
+    """Whom a fault has struck: the process (its initial rank) and the iteration."""
+
+    process: int
+    iteration: int
+
+
+class Board:
+    """Numbers that all processes share: five a process, three a fault. Each has one writer at a time."""
+
+    _ROW, _STRIKE = 5, 3
+
+    def __init__(self, processes: int, faults: int) -> None:
+        self._strikes_at = processes * self._ROW
+        size = self._strikes_at + faults * self._STRIKE
+        self._numbers = memoryview(mmap.mmap(-1, 8 * size)).cast("d")
+        for process in range(processes):
+            self._numbers[process * self._ROW + 4] = math.nan
+
+    def row(self, process: int) -> Row:
+        doing, rank, iteration, step, loss = self._numbers[process * self._ROW :][: self._ROW]
+        return Row(Doing(int(doing)), int(rank), int(iteration), int(step), loss)
+
+    def seat(self, process: int, doing: Doing, rank: int, iteration: int) -> None:
+        start = process * self._ROW
+        self._numbers[start], self._numbers[start + 1], self._numbers[start + 2] = doing, rank, iteration
+
+    def progress(self, process: int, step: int, loss: float | None = None) -> None:
+        start = process * self._ROW
+        self._numbers[start], self._numbers[start + 3] = Doing.TRAINING, step
+        if loss is not None:
+            self._numbers[start + 4] = loss
+
+    def do(self, process: int, doing: Doing) -> None:
+        self._numbers[process * self._ROW] = doing
+
+    def strike(self, fault: int, process: int) -> None:
+        """Note, before it happens, that `fault` strikes `process`."""
+        start = self._strikes_at + fault * self._STRIKE
+        self._numbers[start + 1], self._numbers[start + 2] = process, self.row(process).iteration
+        self._numbers[start] = 1
+
+    def struck(self, fault: int) -> Strike | None:
+        start = self._strikes_at + fault * self._STRIKE
+        if not self._numbers[start]:
+            return None
+        return Strike(int(self._numbers[start + 1]), int(self._numbers[start + 2]))
+
+
+# -- in a rank ----------------------------------------------------------------------------------
+
+
+class Disturber:
+    """The training's observer in one process: shows its progress, and carries out the plan's faults."""
+
+    def __init__(self, board: Board, process: int, faults: tuple[Fault, ...]) -> None:
+        self._board = board
+        self._process = process
+        self._faults = faults
+
+    def begins(self, step: int, rank: int) -> None:
+        self._board.progress(self._process, step)
+        for number, fault in enumerate(self._faults):
+            if (fault.step, fault.rank) == (step, rank) and self._board.struck(number) is None:
+                self._board.strike(number, self._process)
+                _strike(fault)
+
+    def finished(self, step: int, rank: int, loss: float) -> None:
+        self._board.progress(self._process, step + 1, loss)
+
+
+def _strike(fault: Fault) -> None:
+    match fault.kind:
+        case "exception":
+            raise ValueError(f"planned fault: step {fault.step} of rank {fault.rank} has no data")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            threading.Event().wait()  # as a reader does whose server does not answer
+
+
+class ShowSeat(Initialize):
+    """Puts the rank's seat on the board when an iteration begins."""
+
+    def __init__(self, board: Board, process: int) -> None:
+        self._board = board
+        self._process = process
+
+    def __call__(self, state: State) -> State:
+        doing = Doing.STARTING if state.rank < state.active_world_size else Doing.WAITING
+        self._board.seat(self._process, doing, state.rank, state.iteration)
+        return state
+
+
+class ShowRestart(Finalize):
+    """Shows on the board that the rank is restarting."""
+
+    def __init__(self, board: Board, process: int) -> None:
+        self._board = board
+        self._process = process
+
+    def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
+        self._board.do(self._process, Doing.RESTARTING)
+        return state, exc
+
+
+def _wrapper(plan: Plan, board: Board, process: int) -> Wrapper:
+    return Wrapper(
+        initialize=Compose(RetryController(max_iterations=len(plan.faults) + 10), ShowSeat(board, process)),
+        finalize=ShowRestart(board, process),
+        rank_filter=MaxActiveWorldSize(plan.ranks),
+        monitor_thread_interval=timedelta(seconds=0.5),
+        monitor_process_interval=timedelta(seconds=0.5),
+        progress_watchdog_interval=timedelta(seconds=0.5),
+        soft_timeout=SOFT_TIMEOUT,
+        hard_timeout=3 * SOFT_TIMEOUT,
+        heartbeat_timeout=4 * SOFT_TIMEOUT,
+        barrier_timeout=10 * SOFT_TIMEOUT,
+        completion_timeout=10 * SOFT_TIMEOUT,
+        termination_grace_time=timedelta(seconds=1),
+        monitor_process_logfile=str(Path(plan.folder).absolute() / "monitor-{rank}.log"),
+    )
+
+
+def _take_part(plan: Plan, board: Board, process: int, text: demo_train.Tensor) -> None:
+    train: Callable[..., Trained | None] = demo_train.train
+    if plan.wrapped:
+        train = _wrapper(plan, board, process)(demo_train.train)
+    else:
+        board.seat(process, Doing.STARTING, process, 0)
+    trained = train(plan.task, text, Disturber(board, process, plan.faults))
+    board.do(process, Doing.FINISHED)
+    if trained is not None:
+        _result_path(plan, process).write_bytes(msgspec.json.encode(trained))
+
+
+def _result_path(plan: Plan, process: int) -> Path:
+    return Path(plan.folder) / f"result-{process}.json"
+
+
+# -- in the parent ------------------------------------------------------------------------------
+
+
+class Team:
+    """The processes of one run. On leaving the context none of them is left."""
+
+    def __init__(self, plan: Plan, text: demo_train.Tensor) -> None:
+        self.plan = plan
+        self.size = plan.ranks + plan.spares
+        self.board = Board(self.size, len(plan.faults))
+        self.pids: list[int] = []
+        self.ended: dict[int, int] = {}  # process -> exit code, or minus the signal that ended it
+        self.left_behind = 0  # processes that were still there when all should have gone
+        self._text = text
+
+    def __enter__(self) -> Team:
+        Path(self.plan.folder).mkdir(parents=True, exist_ok=True)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        port = _free_port()
+        gc.freeze()  # else the first collection in a rank copies what it shares with the others
+        sys.stdout.flush()
+        for process in range(self.size):
+            self.pids.append(self._fork(process, port))
+        return self
+
+    def _fork(self, process: int, port: int) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._become_rank(process, port, parent)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+
+    def _become_rank(self, process: int, port: int, parent: int) -> NoReturn:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.setpgid(0, 0)  # Ctrl-C is for the parent, which ends the ranks
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        self._redirect(process)
+        for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK"):
+            os.environ.pop(name, None)
+        os.environ.update(
+            RANK=str(process),
+            WORLD_SIZE=str(self.size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            RESILIENCE_RUN_DIR=self.plan.run_dir,
+            RESILIENCE_JOB_ID=self.plan.job_id,
+        )
+        _take_part(self.plan, self.board, process, self._text)
+        sys.stdout.flush()
+        os._exit(0)
+
+    def _redirect(self, process: int) -> None:
+        output = os.open(self.output_of(process), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+
+    def output_of(self, process: int) -> Path:
+        """Where a rank's own output and its last traceback are."""
+        return Path(self.plan.folder) / f"output-{process}.log"
+
+    def reap(self) -> bool:
+        """Note which ranks have ended; answers whether all have."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid in self.pids:
+                self.ended[self.pids.index(pid)] = os.waitstatus_to_exitcode(status)
+        return len(self.ended) == self.size
+
+    def results(self) -> dict[int, Trained]:
+        """Return what came out, for each process that took part to the end."""
+        paths = {process: _result_path(self.plan, process) for process in range(self.size)}
+        return {
+            process: msgspec.json.decode(path.read_bytes(), type=Trained)
+            for process, path in paths.items()
+            if path.is_file()
+        }
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with _undisturbed():
+            for process, pid in enumerate(self.pids):
+                if process not in self.ended:
+                    os.kill(pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
+            limit = 10.0 if kind is None else 2.0  # for the monitors, which first write down how it ended
+            left = psutil.wait_procs(psutil.Process().children(), timeout=limit)[1]
+            self.left_behind = len(left)
+            for orphan in left:
+                orphan.kill()
+            psutil.wait_procs(left, timeout=5)
+            self.reap()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold off Ctrl-C and its like while the last processes are ended."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

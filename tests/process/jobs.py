@@ -1,0 +1,217 @@
+"""What the ranks of the process tests run: a small all-reduce loop with faults by schedule.
+
+A fault is `{"rank": initial rank, "iteration": i, "step": s, "kind": name}`; the kinds are the functions of
+FAULTS. The loop's result does not depend on how often it was restarted or on who took part, so that every
+test can compare it with that of an undisturbed run."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import resilience
+from resilience.inprocess import CallWrapper, Compose, Wrapper
+from resilience.inprocess.finalize import Finalize
+from resilience.inprocess.health_check import FaultCounter, HealthCheck
+from resilience.inprocess.initialize import Initialize, RetryController
+from resilience.inprocess.rank_assignment import FillGaps, FilterGroupedByKey, ShiftRanks
+from resilience.inprocess.rank_filter import MaxActiveWorldSize, WorldSizeDivisibleBy
+from resilience.inprocess.state import State
+from resilience.inprocess.store import FileStore
+
+STEPS = 12
+RESULT = float(STEPS)  # every step adds the mean of ones
+FAST = {"soft_timeout": 1.5, "hard_timeout": 3.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _segfault() -> None:
+    ctypes.string_at(0)
+
+
+def _hold_gil() -> None:
+    ctypes.PyDLL(None).usleep(60_000_000)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _spin_and_ping(call: CallWrapper) -> None:
+    while True:
+        call.ping()
+
+
+def _stall_after_ping(call: CallWrapper) -> None:
+    call.ping()
+    while True:
+        pass
+
+
+def _step_again() -> None:
+    while True:
+        resilience.step(0)
+        time.sleep(0.01)
+
+
+def _deadlock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def _swallow() -> None:
+    for _ in range(3):
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+    time.sleep(60)
+
+
+def _sit_in_section() -> None:
+    with resilience.section("data"):
+        time.sleep(60)
+
+
+def _regex() -> None:
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def _fill_memory() -> None:
+    raise MemoryError("out of memory, by schedule")
+
+
+FAULTS: dict[str, Callable[[CallWrapper], Any]] = {
+    "exception": lambda _: _raise(ValueError("broken, by schedule")),
+    "memory_error": lambda _: _fill_memory(),
+    "keyboard_interrupt": lambda _: _raise(KeyboardInterrupt()),
+    "exit_3": lambda _: _raise(SystemExit(3)),
+    "exit_0": lambda _: _raise(SystemExit(0)),
+    "os_exit_0": lambda _: os._exit(0),
+    "os_exit_1": lambda _: os._exit(1),
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "hup": lambda _: os.kill(os.getpid(), signal.SIGHUP),
+    "usr1": lambda _: os.kill(os.getpid(), signal.SIGUSR1),
+    "segfault": lambda _: _segfault(),
+    "abort": lambda _: os.abort(),
+    "bus": lambda _: os.kill(os.getpid(), signal.SIGBUS),
+    "fpe": lambda _: os.kill(os.getpid(), signal.SIGFPE),
+    "sleep": lambda _: time.sleep(60),
+    "hold_gil": lambda _: _hold_gil(),
+    "regex": lambda _: _regex(),
+    "spin_after_ping": _stall_after_ping,
+    "spin": lambda _: _spin(),
+    "ping_for_ever": _spin_and_ping,
+    "step_again": lambda _: _step_again(),
+    "deadlock": lambda _: _deadlock(),
+    "swallow": lambda _: _swallow(),
+    "section": lambda _: _sit_in_section(),
+}
+
+
+class FaultyHook(Initialize, HealthCheck, Finalize):
+    """A hook that fails by schedule: {"hook": name, "rank": …, "iteration": …, "kind": fault}."""
+
+    def __init__(self, name: str, faults: list[dict[str, Any]]) -> None:
+        self.name = name
+        self.faults = [fault for fault in faults if fault.get("hook") == name]
+
+    def __call__(self, state: State, *exc: Any) -> Any:
+        for fault in self.faults:
+            if (fault["rank"], fault["iteration"]) == (state.initial_rank, state.iteration):
+                FAULTS[fault["kind"]](None)  # type: ignore[arg-type]
+        return (state, *exc) if exc else state
+
+
+def wrapper_of(
+    options: dict[str, float], hooks: dict[str, Any], faults: list[dict[str, Any]], store_file: str = ""
+) -> Wrapper:
+    named: dict[str, Any] = {name: timedelta(seconds=value) for name, value in options.items()}
+    if "spares" in hooks:
+        named["rank_filter"] = MaxActiveWorldSize(int(os.environ["WORLD_SIZE"]) - hooks["spares"])
+    if "divisible" in hooks:
+        named["rank_filter"] = WorldSizeDivisibleBy(hooks["divisible"])
+    if "fill_gaps" in hooks:
+        named["rank_assignment"] = FillGaps()
+    if "groups_of" in hooks:
+        size = hooks["groups_of"]
+        key = int(os.environ["RANK"]) // size
+        named["rank_assignment"] = Compose(ShiftRanks(), FilterGroupedByKey(key, lambda count: count == size))
+    if "max_iterations" in hooks:
+        named["initialize"] = RetryController(max_iterations=hooks["max_iterations"])
+    if "max_rank_faults" in hooks:
+        named["health_check"] = FaultCounter(hooks["max_rank_faults"])
+    for name in ("initialize", "finalize", "health_check"):
+        if any(fault.get("hook") == name for fault in faults):
+            named[name] = FaultyHook(name, faults)
+    if store_file:
+        named |= {"store_factory": FileStore, "store_kwargs": {"path": store_file}}
+    return Wrapper(monitor_process_logfile=str(Path.cwd() / "monitor-{rank}.log"), **named)
+
+
+def train(
+    faults: list[dict[str, Any]] = [],  # noqa: B006  only read
+    steps: int = STEPS,
+    options: dict[str, float] = {},  # noqa: B006
+    hooks: dict[str, Any] = {},  # noqa: B006
+    calls: int = 1,
+    store_file: str = "",
+    group_timeout: float = 1800.0,
+) -> Any:
+    """Run the loop wrapped; answers its result, of the last call where there are several."""
+    initial_rank = int(os.environ["RANK"])
+
+    @wrapper_of(options, hooks, faults, store_file)
+    def loop(call: CallWrapper | None = None) -> float:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=timedelta(seconds=group_timeout))
+        total = torch.zeros(1)
+        for step in range(steps):
+            resilience.step(step)
+            for fault in faults:
+                due = (fault["rank"], fault["iteration"], fault.get("step")) == (initial_rank, call.iteration, step)
+                if due and "hook" not in fault:
+                    FAULTS[fault["kind"]](call)
+            ones = torch.ones(1)
+            with resilience.section("reduce"):
+                dist.all_reduce(ones)
+            total += ones / dist.get_world_size()
+        dist.destroy_process_group()
+        return float(total)
+
+    value = None
+    for _ in range(calls):
+        value = loop()
+    return value
+
+
+def finish_apart() -> int:
+    """Rank 0 returns at once; rank 1 fails while rank 0 waits for it to complete."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if os.environ["RANK"] == "1" and call.iteration == 0:
+            arrived = call._session.store  # wait until rank 0 has arrived at the completion barrier
+            arrived.wait(["0/completion/0/0"], timedelta(seconds=30))
+            raise ValueError("after the other had completed")
+        return call.iteration
+
+    return function()

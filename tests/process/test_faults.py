@@ -1,0 +1,260 @@
+"""Ranks fail in every way of the fault matrix; the others go on, and the account says what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from tests.process.jobs import FAST, RESULT
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+TRAIN = "tests.process.jobs:train"
+WORLDS = pytest.mark.parametrize("world", [2, 4])
+
+
+def fault(kind: str, rank: int = 1, iteration: int = 0, step: int = 5, **more: object) -> dict[str, object]:
+    return {"kind": kind, "rank": rank, "iteration": iteration, "step": step, **more}
+
+
+def test_undisturbed_run_completes_with_one_iteration(start: Start) -> None:
+    job = start(2, TRAIN)
+    assert [rank.value for rank in job.wait()] == [RESULT] * 2
+    assert not job.of(events.Interrupted)
+    assert [record.event.outcome for record in job.of(events.IterationEnded)] == ["completed"] * 2
+
+
+@WORLDS
+@pytest.mark.parametrize("kind", ["exception", "memory_error"])  # F01
+def test_exception_on_one_rank_restarts_all(start: Start, world: int, kind: str) -> None:
+    job = start(world, TRAIN, faults=[fault(kind)])
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    first = job.interruptions(0)[0]
+    assert (first.rank, first.interruption) == (1, Interruption.EXCEPTION)
+    assert first.exception is not None
+    assert first.exception.stack[-1].file.endswith("jobs.py")
+    assert first.step == 5
+    assert {record.origin.initial_rank for record in job.of(events.RestartEnded)} == set(range(world))
+
+
+@WORLDS
+def test_same_exception_on_all_ranks_is_one_restart(start: Start, world: int) -> None:  # F02
+    job = start(world, TRAIN, faults=[fault("exception", rank=rank) for rank in range(world)])
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    records = job.interruptions(0)
+    assert {record.rank for record in records} == set(range(world))
+    assert len({record.exception.fingerprint for record in records if record.exception}) == 1
+    assert max(record.origin.iteration or 0 for record in job.of(events.IterationStarted)) == 1
+
+
+@WORLDS
+@pytest.mark.parametrize("kind", ["keyboard_interrupt", "exit_3", "exit_0"])  # F04
+def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: int, kind: str) -> None:
+    job = start(world, TRAIN, faults=[fault(kind)])
+    ranks = job.wait()
+    assert ranks[1].value is None
+    assert [rank.value for number, rank in enumerate(ranks) if number != 1] == [RESULT] * (world - 1)
+    assert Interruption.BASE_EXCEPTION in job.kinds(0)[1]
+    assert job.of(events.RankLeft, rank=1)
+
+
+@WORLDS
+@pytest.mark.parametrize(
+    ("kind", "code", "name"),
+    [  # F05, F06, F08, F09
+        ("os_exit_0", 0, None),
+        ("os_exit_1", 1, None),
+        ("kill", None, "SIGKILL"),
+        ("segfault", None, "SIGSEGV"),
+        ("abort", None, "SIGABRT"),
+        ("bus", None, "SIGBUS"),
+        ("fpe", None, "SIGFPE"),
+        ("hup", None, "SIGHUP"),
+        ("usr1", None, "SIGUSR1"),
+    ],
+)
+def test_dead_rank_is_excluded_and_its_end_recorded(
+    start: Start, world: int, kind: str, code: int | None, name: str | None
+) -> None:
+    job = start(world, TRAIN, faults=[fault(kind)])
+    ranks = job.wait()
+    assert [rank.value for number, rank in enumerate(ranks) if number != 1] == [RESULT] * (world - 1)
+    ended = job.of(events.RankExited, rank=1)[0].event
+    assert (ended.goodbye, ended.code, ended.signal) == (False, code, name)
+    assert Interruption.TERMINATED in job.kinds(0)[1]
+    assert job.of(events.RankStoodInFor, rank=1)[0].event.result == "excluded"
+    lost = [record for record in job.of(events.IterationEnded, rank=1) if record.event.outcome == "lost"]
+    assert [record.event.closed_by for record in lost] == ["monitor"]
+
+
+@WORLDS
+@pytest.mark.parametrize("kind", ["sleep", "deadlock", "spin_after_ping", "section"])  # F16, hang in Python
+def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: int, kind: str) -> None:
+    env = {"RESILIENCE_SECTION_TIMEOUTS": "data:1"}
+    job = start(world, TRAIN, env=env, faults=[fault(kind)], options=FAST)
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    first = next(record for record in job.interruptions(0) if record.rank == 1)
+    assert first.interruption is Interruption.SOFT_TIMEOUT
+    assert first.stacks
+    assert first.detector is not None
+    expected = {"spin_after_ping": "ping", "section": "section:data"}.get(kind, "watchdog")
+    assert first.detector.name == expected
+
+
+@WORLDS
+@pytest.mark.parametrize("kind", ["hold_gil", "stop"])  # F10, F13
+def test_rank_that_cannot_be_interrupted_is_killed_with_evidence(start: Start, world: int, kind: str) -> None:
+    job = start(world, TRAIN, faults=[fault(kind)], options=FAST)
+    ranks = job.wait()
+    assert [rank.value for number, rank in enumerate(ranks) if number != 1] == [RESULT] * (world - 1)
+    record = next(record for record in job.interruptions() if record.interruption is Interruption.HARD_TIMEOUT)
+    assert record.rank == 1
+    assert record.process is not None
+    assert record.process.state == ("T" if kind == "stop" else "S")
+    assert record.stacks or "stopped" in (record.stack_method or "")
+    order = [type(entry.event) for entry in job.records() if entry.origin.initial_rank == 1]
+    evidence = len(order) - 1 - order[::-1].index(events.EvidenceCaptured)
+    assert evidence < order.index(events.RankSignalled)
+
+
+@WORLDS
+def test_step_that_does_not_advance_is_found_by_the_step_limit(start: Start, world: int) -> None:  # F17
+    job = start(world, TRAIN, env={"RESILIENCE_STEP_TIMEOUT": "1"}, faults=[fault("step_again")], options=FAST)
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    assert {record.detector.name for record in job.interruptions(0) if record.detector} == {"step"}
+
+
+def test_loop_without_progress_is_called_unknown_and_nothing_restarts(start: Start) -> None:  # F18
+    job = start(2, TRAIN, faults=[fault("spin")], options=FAST)
+    job.await_record(events.ProgressUnknown, rank=1)
+    assert not job.of(events.Interrupted)
+
+
+@WORLDS
+def test_swallowed_interrupt_is_reported_and_delivered_again(start: Start, world: int) -> None:  # F46
+    job = start(world, TRAIN, faults=[fault("swallow")], options=FAST)
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    swallows = [record.event for record in job.of(events.InterruptSwallowed, rank=1)]
+    assert len(swallows) == 3
+    assert {(swallow.file.rsplit("/", 1)[-1], swallow.function) for swallow in swallows} == {("jobs.py", "_swallow")}
+
+
+@WORLDS
+def test_two_ranks_lost_at_once_are_one_restart(start: Start, world: int) -> None:  # F36
+    world += 1
+    job = start(world, TRAIN, faults=[fault("kill", rank=1), fault("os_exit_1", rank=2)])
+    ranks = job.wait()
+    assert [rank.value for number, rank in enumerate(ranks) if number not in (1, 2)] == [RESULT] * (world - 2)
+    assert Interruption.TERMINATED in {kind for kinds in job.kinds(0).values() for kind in kinds}
+
+
+@WORLDS
+def test_rank_0_lost_does_not_take_the_store_along(start: Start, world: int) -> None:  # F23
+    job = start(world, TRAIN, faults=[fault("kill", rank=0)])
+    ranks = job.wait()
+    assert [rank.value for rank in ranks[1:]] == [RESULT] * (world - 1)
+
+
+@WORLDS
+def test_second_stall_after_recovery_is_a_second_restart(start: Start, world: int) -> None:  # F22
+    faults = [fault("sleep", iteration=0), fault("sleep", iteration=1)]
+    job = start(world, TRAIN, faults=faults, options=FAST)
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    assert {record.iteration for record in job.interruptions() if record.rank == 1} == {0, 1}
+
+
+@WORLDS
+def test_spare_steps_in_for_a_lost_rank(start: Start, world: int) -> None:
+    job = start(world + 1, TRAIN, faults=[fault("kill")], hooks={"spares": 1})
+    ranks = job.wait()
+    assert [rank.value for number, rank in enumerate(ranks) if number != 1] == [RESULT] * world
+    states = {r.origin.initial_rank: r.event.state for r in job.of(events.IterationStarted) if r.origin.iteration == 0}
+    assert states[world] == "inactive"
+
+
+def test_inactive_rank_returns_none_when_all_is_well(start: Start) -> None:
+    job = start(3, TRAIN, hooks={"spares": 1})
+    assert [rank.value for rank in job.wait()] == [RESULT, RESULT, None]
+
+
+@pytest.mark.parametrize("hook", ["initialize", "health_check"])
+def test_exception_in_a_hook_before_the_function_restarts_all(start: Start, hook: str) -> None:  # F38, F48
+    job = start(2, TRAIN, faults=[{"hook": hook, "rank": 1, "iteration": 0, "kind": "exception"}])
+    ranks = job.wait()
+    failed = job.of(events.HookFailed, rank=1)[0].event
+    assert failed.hook == hook
+    if hook == "initialize":
+        assert [rank.value for rank in ranks] == [RESULT] * 2
+    else:  # the health check fails again after the fault, which excludes the rank
+        assert ranks[0].value == RESULT
+        assert ranks[1].type == "HealthCheckError"
+
+
+def test_failing_finalize_excludes_its_rank(start: Start) -> None:  # F38
+    faults = [fault("exception"), {"hook": "finalize", "rank": 0, "iteration": 0, "kind": "exception"}]
+    job = start(3, TRAIN, faults=faults)
+    ranks = job.wait()
+    assert [rank.value for rank in ranks] == [None, RESULT, RESULT]
+    assert (ranks[0].type, job.of(events.HookFailed, rank=0)[0].event.hook) == ("ValueError", "finalize")
+
+
+def test_hanging_hook_is_killed_at_the_hard_limit_and_named(start: Start) -> None:  # F38
+    faults = [fault("exception"), {"hook": "finalize", "rank": 0, "iteration": 0, "kind": "sleep"}]
+    job = start(3, TRAIN, faults=faults, options=FAST)
+    ranks = job.wait()
+    assert [rank.value for rank in ranks] == [None, RESULT, RESULT]
+    assert job.of(events.RankFellSilent, rank=0)[0].event.limit == "hook:finalize"
+
+
+@pytest.mark.parametrize("kind", ["kill", "exception"])
+def test_fault_during_the_restart_is_survived(start: Start, kind: str) -> None:  # F37
+    faults = [fault("exception"), {"hook": "finalize", "rank": 2, "iteration": 0, "kind": kind}]
+    job = start(4, TRAIN, faults=faults)
+    ranks = job.wait()
+    assert [rank.value for number, rank in enumerate(ranks) if number != 2] == [RESULT] * 3
+
+
+def test_fault_while_others_have_completed_restarts_all(start: Start) -> None:  # F47
+    job = start(2, "tests.process.jobs:finish_apart")
+    assert [rank.value for rank in job.wait()] == [1, 1]
+
+
+def test_job_ends_when_it_has_restarted_too_often(start: Start) -> None:
+    faults = [fault("exception", iteration=iteration) for iteration in range(5)]
+    job = start(2, TRAIN, faults=faults, hooks={"max_iterations": 3})
+    assert [rank.type for rank in job.wait()] == ["RestartAbort"] * 2
+
+
+def test_rank_that_fails_too_often_is_excluded(start: Start) -> None:
+    faults = [fault("exception", iteration=iteration) for iteration in range(5)]
+    job = start(3, TRAIN, faults=faults, hooks={"max_rank_faults": 1})
+    ranks = job.wait()
+    assert [rank.value for rank in ranks] == [RESULT, None, RESULT]
+    assert ranks[1].type == "FaultCounterExceeded"
+
+
+def test_group_that_lost_a_member_is_excluded_whole(start: Start) -> None:
+    job = start(4, TRAIN, faults=[fault("kill", rank=1)], hooks={"groups_of": 2})
+    ranks = job.wait()
+    assert [rank.value for rank in ranks] == [None, None, RESULT, RESULT]
+    assert ranks[0].type == "RankDiscarded"
+
+
+def test_function_can_be_called_several_times(start: Start) -> None:
+    job = start(2, TRAIN, calls=3, faults=[fault("exception")])
+    assert [rank.value for rank in job.wait()] == [RESULT] * 2
+    assert {record.origin.call for record in job.of(events.CallEnded)} == {0, 1, 2}
+
+
+def test_file_store_works(start: Start, tmp_path: object) -> None:
+    job = start(2, TRAIN, faults=[fault("exception")], store_file=f"{tmp_path}/store")
+    assert [rank.value for rank in job.wait()] == [RESULT] * 2
+
+
+def test_exception_at_eight_ranks(start: Start) -> None:
+    job = start(8, TRAIN, faults=[fault("exception", rank=5), fault("kill", rank=3, iteration=1)])
+    ranks = job.wait()
+    assert [rank.value for number, rank in enumerate(ranks) if number != 3] == [RESULT] * 7
