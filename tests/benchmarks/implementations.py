@@ -95,7 +95,9 @@ class Ours:
         return _tcp_store(self._store, rank, world_size, port)
 
     def barrier(self, store: Any, name: str, rank: int, world_size: int) -> None:
-        store.barrier(rank=rank, group_name=name, rendezvous_count=world_size, timeout=timedelta(seconds=60))
+        self._store.StoreMixin.barrier(
+            store, rank=rank, group_name=name, rendezvous_count=world_size, timeout=timedelta(seconds=60)
+        )
 
     @contextmanager
     def signs_of_life(self) -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
@@ -174,7 +176,7 @@ class Peer:
         return _tcp_store(self._store, rank, world_size, port)
 
     def barrier(self, store: Any, name: str, rank: int, world_size: int) -> None:
-        # torch's own Store.barrier (torch >= 2.10 or so) hides the mixin's on an instance.
+        # torch's own Store.barrier, where it has one, hides the mixin's on an instance.
         self._store.StoreMixin.reentrant_barrier(
             store, ranks=[rank], group_name=name, rendezvous_count=world_size, timeout=timedelta(seconds=60)
         )

@@ -54,6 +54,11 @@ class Board:
         """Return the stamp in nanoseconds, None where there is none."""
         return self._slots[(rank * self.iterations + iteration) * len(Mark) + mark] or None
 
+    def stamped(self, iteration: int, mark: Mark) -> dict[int, int]:
+        """Return the stamps of all ranks that have one, in nanoseconds by rank."""
+        found = {rank: self.read(rank, iteration, mark) for rank in range(self.ranks)}
+        return {rank: stamp for rank, stamp in found.items() if stamp is not None}
+
 
 class Job:
     """Ranks forked from this process, all running `body(rank)`.

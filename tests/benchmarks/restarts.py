@@ -27,10 +27,10 @@ Kind = Literal["exception", "kill"]
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of one iteration: what strikes which initial rank at which step of its loop."""
+    """A fault of one iteration: what strikes which rank (modulo the world size) at which step."""
 
     kind: Kind
-    initial_rank: int
+    rank: int
     step: int
 
 
@@ -49,15 +49,10 @@ class Outcome(msgspec.Struct, frozen=True):
 def plan(kind: Kind, world_size: int, count: int, seed: int) -> list[Fault]:
     """Return the faults of one job's iterations, the same for every implementation.
 
-    Rank 0 is spared by kills: it hosts the peer's store, whose job would end with it."""
+    The first kill spares rank 0: it hosts the peer's store, whose job would end with it."""
     chance = random.Random(seed)
     first = 1 if kind == "kill" else 0
-    ranks = list(range(first, world_size))
-    if kind == "kill":
-        chance.shuffle(ranks)
-    return [
-        Fault(kind, ranks[i] if kind == "kill" else chance.choice(ranks), chance.randint(3, 20)) for i in range(count)
-    ]
+    return [Fault(kind, chance.randrange(first, world_size), chance.randint(3, 20)) for _ in range(count)]
 
 
 def measure(
@@ -89,9 +84,8 @@ def measure(
     finally:
         job.end()
     outcome = _evaluate(board, job, faults, ended, limit)
-    return msgspec.structs.replace(
-        outcome, noticed=_noticed(implementation, board, faults, folder / "runs"), limit=limit
-    )
+    noticed = _noticed(implementation, board, faults, folder / "runs")
+    return msgspec.structs.replace(outcome, noticed=noticed)
 
 
 def _work(
@@ -108,14 +102,15 @@ def _work(
 
     board.stamp(initial_rank, iteration, Mark.ENTERED)
     fault = faults[iteration] if iteration < len(faults) else None
-    is_victim = fault is not None and fault.initial_rank == initial_rank
+    world_size = int(os.environ["WORLD_SIZE"])
+    is_victim = fault is not None and int(os.environ["RANK"]) == fault.rank % world_size
     ballast = None
     if fault is not None and resident_bytes:
         if is_victim:
             ballast = touch(resident_bytes)
             board.stamp(initial_rank, iteration, Mark.READY)
         # Nobody builds the group before: its short timeout would end the iteration.
-        while not board.read(fault.initial_rank, iteration, Mark.READY):
+        while not board.stamped(iteration, Mark.READY):
             time.sleep(0.005)
     implementation.build_group(iteration, group_timeout)
     tensor = torch.ones(16)
@@ -149,36 +144,39 @@ def touch(size: int) -> Any:
 def _evaluate(board: Board, job: Job, faults: list[Fault], ended: bool, limit: float) -> Outcome:
     entered: list[float] = []
     reduced: list[float] = []
-    killed_by_us: set[int] = set()
+    struck_down: set[int] = set()
     stranded = 0
+    alive = set(job.pids)
     for iteration, fault in enumerate(faults):
-        struck = board.read(fault.initial_rank, iteration, Mark.FAULT)
-        if fault.kind == "kill" and struck:
-            killed_by_us.add(fault.initial_rank)
-        survivors = [rank for rank in job.pids if rank not in killed_by_us]
-        back = [board.read(rank, iteration + 1, Mark.ENTERED) for rank in survivors]
-        first = [board.read(rank, iteration + 1, Mark.REDUCED) for rank in survivors]
-        if not all(back):
+        struck = board.stamped(iteration, Mark.FAULT)
+        if fault.kind == "kill":
+            struck_down |= struck.keys()
+        entries = board.stamped(iteration + 1, Mark.ENTERED)
+        # A rank that the library itself has killed cannot come back; it is counted apart.
+        killed = {rank for rank in alive - entries.keys() if job.statuses.get(rank, 0) < 0}
+        alive -= killed | struck_down
+        if not alive or not alive <= entries.keys():
             stranded += 1
             break
-        if struck is None:  # something else ended this iteration, e.g. gloo's timeout: nothing to time
+        if not struck:  # something else ended this iteration, e.g. gloo's timeout: nothing to time
             continue
-        entered.append((max(filter(None, back)) - struck) / 1e9)
-        if all(first):
-            reduced.append((max(filter(None, first)) - struck) / 1e9)
-    killed = [rank for rank, status in job.statuses.items() if status < 0 and rank not in killed_by_us]
-    bad = {rank: status for rank, status in job.statuses.items() if status and rank not in killed_by_us}
+        struck_at = min(struck.values())
+        entered.append((max(entries[rank] for rank in alive) - struck_at) / 1e9)
+        reductions = board.stamped(iteration + 1, Mark.REDUCED)
+        if alive <= reductions.keys():
+            reduced.append((max(reductions[rank] for rank in alive) - struck_at) / 1e9)
+    bad = {rank: status for rank, status in job.statuses.items() if status and rank not in struck_down}
     problem = "" if ended else f"not ended after {limit:g} s"
     if bad and ended:
-        problem = f"ranks ended with {bad}"
-    return Outcome(entered, reduced, stranded, len(killed), problem=problem)
+        problem = "ranks ended with " + ", ".join(map(str, sorted(set(bad.values()))))
+    return Outcome(entered, reduced, stranded, sum(status < 0 for status in bad.values()), limit=limit, problem=problem)
 
 
 def _noticed(implementation: Implementation, board: Board, faults: list[Fault], run_folder: Path) -> list[float]:
     times = []
     for iteration, fault in enumerate(faults):
-        struck = board.read(fault.initial_rank, iteration, Mark.FAULT)
-        recorded = implementation.death_recorded_at(run_folder, fault.initial_rank)
-        if fault.kind == "kill" and struck and recorded:
-            times.append((recorded - struck) / 1e9)
+        for initial_rank, struck_at in board.stamped(iteration, Mark.FAULT).items():
+            recorded = implementation.death_recorded_at(run_folder, initial_rank)
+            if fault.kind == "kill" and recorded:
+                times.append((recorded - struck_at) / 1e9)
     return times
