@@ -1,21 +1,24 @@
-"""What the environment says.  The only place that reads it.
+"""What does the environment say?  The only place that reads it.
 
-Each setting is one field of `Settings`: name, type, unit, default and meaning stand there and nowhere
-else; the table in the docs is made from them."""
+Each setting is one field of `Settings`: its name, type, bounds, default and meaning stand there and
+nowhere else; parsing, messages and the table in the docs are made from them. Beside the settings stand
+the variables that launchers set for every rank. What a setting brings about is its reader's matter."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import msgspec
 
 from resilience.errors import ConfigurationError
 
+PREFIX = "RESILIENCE_"
 DISTRIBUTED = (
     "RANK",
     "WORLD_SIZE",
@@ -26,113 +29,223 @@ DISTRIBUTED = (
 )
 """What the wrapper changes for the function, and puts back when it is left."""
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^(?!\.{1,2}$)[^/\x00]+$")]
+SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=int(signal.SIGRTMAX))]
 
-def _described(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
+
+def _setting(form: str, default: str, meaning: str) -> msgspec.Meta:
+    """form: what a value looks like. default: what holds where the variable is not set."""
+    return msgspec.Meta(description=meaning, extra={"form": form, "default": default})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings outside function signatures. A field `x` is the variable RESILIENCE_X."""
+    """The settings outside function signatures. A described field `x` is the variable RESILIENCE_X.
 
-    run_dir: Annotated[str, _described("folder that holds a folder for each job")] = "./resilience-runs"
+    Raises: ConfigurationError, naming the variable, for a value out of bounds."""
+
+    run_dir: Annotated[str, _setting("path", "`./resilience-runs`", "folder that holds a folder for each job")] = (
+        "./resilience-runs"
+    )
     job_id: Annotated[
-        str | None,
-        _described("name of the job; else SLURM_JOB_ID, TORCHELASTIC_RUN_ID unless `none`, else agreed by the ranks"),
+        JobName | None,
+        _setting(
+            "name without `/`",
+            "SLURM_JOB_ID, else TORCHELASTIC_RUN_ID unless it is `none`, else agreed by the ranks",
+            "name of the job and of its run folder",
+        ),
     ] = None
-    attempt: Annotated[int, _described("launch by the scheduler, from 0; else SLURM_RESTART_COUNT")] = 0
+    attempt: Annotated[Count, _setting("whole number", "SLURM_RESTART_COUNT, else 0", "launch by the scheduler")] = 0
     cycle: Annotated[
-        int | None, _described("start of the workers by the launcher, from 0; else agreed by the ranks")
+        Count | None,
+        _setting(
+            "whole number",
+            "TORCHELASTIC_RESTART_COUNT under torchrun, else agreed by the ranks",
+            "start of the workers by the launcher",
+        ),
     ] = None
     metrics_port: Annotated[
-        int | None, _described("port of the node's Prometheus endpoint, on the loopback address; none without it")
+        Port | None, _setting("port", "no endpoint", "port of the node's Prometheus endpoint, on the loopback address")
     ] = None
     interrupt_signal: Annotated[
-        int | None, _described("number or name of the signal that interrupts the main thread; default SIGRTMIN+9")
+        SignalNumber | None,
+        _setting(
+            "number or name of a signal that can be caught",
+            "SIGRTMIN+9",
+            "signal that interrupts the main thread; another one is taken if it is in use",
+        ),
     ] = None
     step_timeout: Annotated[
-        float | None, _described("seconds without a higher `resilience.step(n)` after which all restart")
+        Seconds | None,
+        _setting("seconds above 0", "no limit", "time without a higher `resilience.step(n)` after which all restart"),
     ] = None
     section_timeouts: Annotated[
-        dict[str, float], _described("`name:seconds,…`: limits of sections, after which all restart")
+        dict[str, Seconds],
+        _setting(
+            "name:seconds,… such as data:30,checkpoint:600",
+            "no limits",
+            "how long sections may stay open before all restart",
+        ),
     ] = {}
     run_id: str = "none"
-    restart_count: int = 0
+    restart_count: Count = 0
+
+    def __post_init__(self) -> None:
+        for field in msgspec.structs.fields(Settings):
+            value = getattr(self, field.name)
+            try:
+                msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                raise _wrong(field, _variable(field), value, error) from error
+        if self.interrupt_signal in (signal.SIGKILL, signal.SIGSTOP):
+            raise ConfigurationError(
+                f"{PREFIX}INTERRUPT_SIGNAL is {self.interrupt_signal}, which cannot be caught; use e.g. SIGRTMIN+9"
+            )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Return the settings in force. Raises: ConfigurationError, naming the variable."""
         env = os.environ if environment is None else environment
-        run_id = env.get("TORCHELASTIC_RUN_ID", "none")
-        job_id = env.get("RESILIENCE_JOB_ID") or env.get("SLURM_JOB_ID") or (run_id if run_id != "none" else None)
-        restarts = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return cls(
-            run_dir=env.get("RESILIENCE_RUN_DIR") or "./resilience-runs",
-            job_id=None if job_id is None else _checked_job_id(job_id),
-            attempt=_integer(env, "RESILIENCE_ATTEMPT", env.get("SLURM_RESTART_COUNT", "0")) or 0,
-            cycle=_integer(env, "RESILIENCE_CYCLE", restarts if run_id != "none" else ""),
-            metrics_port=_integer(env, "RESILIENCE_METRICS_PORT", ""),
-            interrupt_signal=_signal(env.get("RESILIENCE_INTERRUPT_SIGNAL", "")),
-            step_timeout=_seconds(env.get("RESILIENCE_STEP_TIMEOUT", ""), "RESILIENCE_STEP_TIMEOUT"),
-            section_timeouts=_sections(env.get("RESILIENCE_SECTION_TIMEOUTS", "")),
-            run_id=run_id,
-            restart_count=int(restarts) if restarts.isdigit() else 0,
-        )
+        run_id = env.get("TORCHELASTIC_RUN_ID") or "none"
+        is_elastic = run_id != "none"
+        restarts = env.get("TORCHELASTIC_RESTART_COUNT") or "0"
+        launchers = {
+            "job_id": ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if is_elastic else ("SLURM_JOB_ID",),
+            "attempt": ("SLURM_RESTART_COUNT",),
+            "cycle": ("TORCHELASTIC_RESTART_COUNT",) if is_elastic else (),
+        }
+        values: dict[str, Any] = {}
+        for field in msgspec.structs.fields(cls):
+            if _meta(field) is not None:
+                names = (_variable(field), *launchers.get(field.name, ()))
+                name = next((name for name in names if env.get(name)), None)
+                if name is not None:
+                    values[field.name] = _parsed(field, name, env[name])
+        return cls(**values, run_id=run_id, restart_count=int(restarts) if restarts.isdecimal() else 0)
 
 
-def _integer(env: Mapping[str, str], name: str, default: str) -> int | None:
-    text = env.get(name, "") or default
-    if not text:
-        return None
-    if not text.isdigit():
-        raise ConfigurationError(f"{name} is {text!r}, expected a whole number from 0; set it to one, or unset it")
-    return int(text)
+def settings_table() -> str:
+    """Return the settings as the Markdown table of the docs."""
+    lines = ["| variable | value | default | meaning |", "|---|---|---|---|"]
+    for field in msgspec.structs.fields(Settings):
+        meta = _meta(field)
+        if meta is not None:
+            about = cast("dict[str, str]", meta.extra)
+            lines.append(f"| `{_variable(field)}` | {about['form']} | {about['default']} | {meta.description} |")
+    return "\n".join(lines) + "\n"
 
 
-def _seconds(text: str, name: str) -> float | None:
-    if not text:
-        return None
+def _variable(field: msgspec.structs.FieldInfo) -> str:
+    return PREFIX + field.name.upper()
+
+
+def _meta(field: msgspec.structs.FieldInfo) -> msgspec.Meta | None:
+    """The description of a setting; None for a field that has no variable of its own."""
+    notes = getattr(field.type, "__metadata__", ())
+    return next((note for note in notes if isinstance(note, msgspec.Meta) and note.description), None)
+
+
+def _parsed(field: msgspec.structs.FieldInfo, variable: str, text: str) -> Any:
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise ConfigurationError(f"{name} has {text!r}, expected seconds above 0, such as 120 or 0.5")
+        match field.name:
+            case "interrupt_signal":
+                return _signal_number(text)
+            case "section_timeouts":
+                return {name: _number(value) for name, value in map(_section, _parts(text))}
+            case "step_timeout":
+                return _number(text)
+            case _:
+                return msgspec.convert(text, field.type, strict=False)
+    except ValueError as error:  # msgspec.ValidationError is one
+        raise _wrong(field, variable, text, error) from error
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in (part.strip() for part in text.split(",")) if part]
+
+
+def _section(text: str) -> tuple[str, str]:
+    name, _, seconds = text.rpartition(":")
+    if not name:
+        raise ValueError(f"{text!r} has no name")
+    return name, seconds
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # a bound does not refuse NaN
+        raise ValueError(f"{text!r} is not finite")
     return value
 
 
-def _sections(text: str) -> dict[str, float]:
-    limits: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, colon, value = part.rpartition(":")
-        if not colon or not name:
-            raise ConfigurationError(
-                f"RESILIENCE_SECTION_TIMEOUTS has {part!r}, expected name:seconds, such as data:30,checkpoint:600"
-            )
-        limit = _seconds(value, f"RESILIENCE_SECTION_TIMEOUTS, section {name!r},")
-        if limit is not None:
-            limits[name] = limit
-    return limits
+def _signal_number(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    name, _, offset = text.partition("+")
+    if name not in signal.Signals.__members__ or not (offset or "0").isdecimal():
+        raise ValueError(f"there is no signal {text!r}")
+    return signal.Signals[name] + int(offset or 0)
 
 
-def _signal(text: str) -> int | None:
-    if not text:
-        return None
-    number = int(text) if text.isdigit() else getattr(signal.Signals, text, None)
-    base, plus, offset = text.partition("+")
-    if number is None and base == "SIGRTMIN" and plus and offset.isdigit():
-        number = signal.SIGRTMIN + int(offset)
-    if number is None or not 1 <= number <= signal.SIGRTMAX or number in (signal.SIGKILL, signal.SIGSTOP):
-        raise ConfigurationError(
-            f"RESILIENCE_INTERRUPT_SIGNAL is {text!r}, expected the number or name of a signal that can be caught, "
-            "such as SIGRTMIN+9"
+def _wrong(field: msgspec.structs.FieldInfo, variable: str, value: object, error: Exception) -> ConfigurationError:
+    meta = _meta(field)
+    form = "" if meta is None else f", expected {cast('dict[str, str]', meta.extra)['form']}"
+    reason = str(error).replace("`", "")
+    return ConfigurationError(
+        f"{variable} is {value!r}{form} ({reason}); correct the variable, or unset it for the default",
+        option=variable,
+        value=value,
+    )
+
+
+# -- what launchers set --------------------------------------------------------------------------
+
+
+class Rendezvous(msgspec.Struct, frozen=True):
+    """Where the launcher's ranks meet. is_agents: the launcher's agent hosts the store there."""
+
+    host: str | None
+    port: int | None
+    world_size: int | None
+    is_agents: bool
+
+    @classmethod
+    def from_environment(cls) -> Rendezvous:
+        """Read MASTER_ADDR, MASTER_PORT and WORLD_SIZE. Raises: ConfigurationError."""
+        return cls(
+            host=os.environ.get("MASTER_ADDR") or None,
+            port=_whole("MASTER_PORT"),
+            world_size=_whole("WORLD_SIZE"),
+            is_agents=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
-    return int(number)
 
 
-def _checked_job_id(job_id: str) -> str:
-    if "/" in job_id or job_id in (".", "..") or "\0" in job_id:
-        raise ConfigurationError(f"job id {job_id!r} cannot name a folder; use letters, digits, '-', '_' and '.'")
-    return job_id
+def rank_and_world_size() -> tuple[int, int]:
+    """Return RANK (default 0) and WORLD_SIZE (default 1). Raises: ConfigurationError."""
+    rank, size = _whole("RANK") or 0, _whole("WORLD_SIZE")
+    size = 1 if size is None else size
+    if rank >= size:
+        raise ConfigurationError(
+            f"RANK is {rank} and WORLD_SIZE is {size}, expected 0 <= RANK < WORLD_SIZE; set both on every rank, or "
+            "neither for a world of one",
+            rank=rank,
+            world_size=size,
+        )
+    return rank, size
+
+
+def local_rank() -> int | None:
+    """Return LOCAL_RANK, the rank within its node; None where no launcher set it."""
+    return _whole("LOCAL_RANK")
+
+
+def _whole(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise ConfigurationError(f"{name} is {text!r}, expected a whole number from 0; the launcher sets it")
+    return int(text) if text else None
 
 
 def node_name() -> str:

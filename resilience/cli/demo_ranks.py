@@ -84,20 +84,30 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Strike(msgspec.Struct, frozen=True):
-    """Whom a fault has struck: the process (its initial rank) and the iteration."""
+    """Whom a fault has struck: the process (its initial rank), in which iteration, and when."""
 
     process: int
     iteration: int
+    at: float
+
+
+class Return(msgspec.Struct, frozen=True):
+    """When a process trained again after a fault, and from which step on."""
+
+    at: float
+    step: int
 
 
 class Board:
-    """Numbers that all processes share: five a process, three a fault. Each has one writer at a time."""
+    """Numbers that all processes share. Each has one writer at a time; times are monotonic seconds."""
 
-    _ROW, _STRIKE = 5, 3
+    _ROW, _STRIKE = 5, 4
 
     def __init__(self, processes: int, faults: int) -> None:
+        self._processes = processes
         self._strikes_at = processes * self._ROW
-        size = self._strikes_at + faults * self._STRIKE
+        self._returns_at = self._strikes_at + faults * self._STRIKE
+        size = self._returns_at + faults * processes * 2
         self._numbers = memoryview(mmap.mmap(-1, 8 * size)).cast("d")
         for process in range(processes):
             self._numbers[process * self._ROW + 4] = math.nan
@@ -123,13 +133,26 @@ class Board:
         """Note, before it happens, that `fault` strikes `process`."""
         start = self._strikes_at + fault * self._STRIKE
         self._numbers[start + 1], self._numbers[start + 2] = process, self.row(process).iteration
+        self._numbers[start + 3] = time.monotonic()
         self._numbers[start] = 1
 
     def struck(self, fault: int) -> Strike | None:
         start = self._strikes_at + fault * self._STRIKE
+        is_struck, process, iteration, at = self._numbers[start : start + self._STRIKE]
+        return Strike(int(process), int(iteration), at) if is_struck else None
+
+    def came_back(self, fault: int, process: int, step: int) -> None:
+        """Note that `process` trains again after `fault`, from `step` on."""
+        start = self._returns_at + (fault * self._processes + process) * 2
         if not self._numbers[start]:
-            return None
-        return Strike(int(self._numbers[start + 1]), int(self._numbers[start + 2]))
+            self._numbers[start + 1] = step
+            self._numbers[start] = time.monotonic()
+
+    def returns(self, fault: int) -> list[Return]:
+        """Return when each process came back after `fault`, for those that did."""
+        start = self._returns_at + fault * self._processes * 2
+        cells = self._numbers[start : start + self._processes * 2].tolist()
+        return [Return(at, int(step)) for at, step in zip(cells[::2], cells[1::2], strict=True) if at]
 
 
 # -- in a rank ----------------------------------------------------------------------------------
@@ -145,10 +168,14 @@ class Disturber:
 
     def begins(self, step: int, rank: int) -> None:
         self._board.progress(self._process, step)
+        iteration = self._board.row(self._process).iteration
         for number, fault in enumerate(self._faults):
-            if (fault.step, fault.rank) == (step, rank) and self._board.struck(number) is None:
+            strike = self._board.struck(number)
+            if strike is None and (fault.step, fault.rank) == (step, rank):
                 self._board.strike(number, self._process)
                 _strike(fault)
+            if strike is not None and strike.iteration < iteration:
+                self._board.came_back(number, self._process, step)
 
     def finished(self, step: int, rank: int, loss: float) -> None:
         self._board.progress(self._process, step + 1, loss)
@@ -278,6 +305,9 @@ class Team:
             MASTER_PORT=str(port),
             RESILIENCE_RUN_DIR=self.plan.run_dir,
             RESILIENCE_JOB_ID=self.plan.job_id,
+            # torch's store asks for the name behind ::ffff:127.0.0.1, which no hosts file has; a name server
+            # that does not answer costs glibc's default of 5 s, several times.
+            RES_OPTIONS="timeout:1 attempts:1",
         )
         _take_part(self.plan, self.board, process, self._text)
         sys.stdout.flush()

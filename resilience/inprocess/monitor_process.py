@@ -190,6 +190,8 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     """Run in the monitor's own process until its rank is gone and accounted for."""
     os.setsid()  # a signal to the rank's group, or Ctrl-C, must not take the witness along
     gc.disable()
+    # A store server looks up its clients' names in the thread that serves them all: bound what that costs.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _redirect_output(plan.logfile)

@@ -24,7 +24,7 @@ from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_
 from resilience.errors import RankDiscarded, ResilienceError
 from resilience.inprocess.assigning import Hooks, assign, seat_of
 from resilience.inprocess.state import State
-from resilience.inprocess.store import PrefixStore, hosting
+from resilience.inprocess.store import PrefixStore, hosting, iteration_server
 from resilience.inprocess.supervision import Supervisor, finished_key, myself
 from resilience.monitor import messages
 
@@ -127,17 +127,14 @@ class StoreOutlet:
     def _host(self, iteration: int) -> None:
         """Publish a fresh store for the process groups of one iteration."""
         began = time.monotonic()
-        server = self._spare or self._make_server()
+        address = local_address(self._begun.base_host)
+        server = self._spare or iteration_server(address)
         self._spare = None
         self._servers.append(server)
-        address = local_address(self._begun.base_host)
         execute(Set(Keys(iteration).server, f"{address}:{server.port}"), self._store)
         self._emit(events.StoreHosted("iteration", address, server.port, time.monotonic() - began))
         del self._servers[:-KEPT_SERVERS]
-        self._spare = self._make_server()  # the next one ahead of time: constructors can take seconds
-
-    def _make_server(self) -> Any:
-        return dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        self._spare = iteration_server(address)  # the next one ahead of time: constructors can take seconds
 
     def _stand_in(self, record: InterruptionRecord) -> None:
         self._result = self._drive_stand_in(record, self._store)

@@ -1,4 +1,7 @@
-"""Where this rank stands: the value that every hook receives and may change."""
+"""Where does this rank stand?  The value that every hook receives and may change.
+
+Hooks and the wrapper share one State a rank. The protocol keeps its own, immutable `Seat`; this is the
+compatible view of it, and what the function sees in its environment is set from here."""
 
 from __future__ import annotations
 
@@ -7,52 +10,66 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from resilience.core.restart import Seat
+from resilience.adapters.environment import rank_and_world_size
+from resilience.core.restart import ENTRY, Seat
 
 
 class Status(Enum):
     """What a rank does in the present iteration."""
 
-    INITIALIZED = auto()
+    INITIALIZED = auto()  # no rank assignment yet
     ACTIVE = auto()
     INACTIVE = auto()
     ABORTING = auto()
     ABORTED = auto()
 
 
+_SAME = -1  # filled in on construction
+
+
 @dataclass
 class State:
-    """A rank's place in the world.
+    """A rank's place in the world. `State()` is that at a call: RANK (default 0) and WORLD_SIZE (1).
 
     rank, world_size: now, among all ranks that take part. active_world_size: how many of them run the
     function; they have the ranks 0 to active_world_size-1. initial_rank, initial_world_size: at the
-    call. iteration: how often the function was started before. store: of the present iteration."""
+    call. iteration: how often the function was started before. store: of the present iteration, a
+    StoreMixin. Raises: ConfigurationError if the environment holds no valid rank."""
 
-    rank: int
-    world_size: int
-    initial_rank: int
-    initial_world_size: int
-    active_world_size: int
+    rank: int = field(default_factory=lambda: rank_and_world_size()[0])
+    world_size: int = field(default_factory=lambda: rank_and_world_size()[1])
+    initial_rank: int = _SAME
+    initial_world_size: int = _SAME
+    active_world_size: int = _SAME
     iteration: int = 0
     status: Status = Status.INITIALIZED
-    store: Any = field(default=None, repr=False)
+    store: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.initial_rank == _SAME:
+            self.initial_rank = self.rank
+        if self.initial_world_size == _SAME:
+            self.initial_world_size = self.world_size
+        if self.active_world_size == _SAME:
+            self.active_world_size = self.world_size
 
     @classmethod
     def from_environment(cls) -> State:
-        """Return the state at a call: RANK (default 0) and WORLD_SIZE (default 1)."""
-        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        return cls(rank, size, rank, size, size)
+        """Return the state at a call. Raises: ConfigurationError."""
+        return cls()
 
     @classmethod
-    def from_seat(cls, seat: Seat, store: Any = None) -> State:
-        """Return the state of a rank that somebody stands in for."""
+    def from_seat(cls, seat: Seat, store: Any = None, initial_world_size: int | None = None) -> State:
+        """Return the state of a rank that somebody stands in for, as that rank itself had it."""
+        status = Status.ACTIVE if seat.is_active else Status.INACTIVE
         return cls(
             rank=seat.rank,
             world_size=seat.world_size,
             initial_rank=seat.initial_rank,
-            initial_world_size=seat.world_size,
+            initial_world_size=seat.world_size if initial_world_size is None else initial_world_size,
             active_world_size=seat.active_world_size,
             iteration=max(0, seat.iteration),
+            status=Status.INITIALIZED if seat.iteration == ENTRY else status,
             store=store,
         )
 

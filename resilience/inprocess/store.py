@@ -164,9 +164,13 @@ class TCPStore(dist.TCPStore, StoreMixin):
         number = port if port is not None else int(_required("MASTER_PORT", "port"))
         is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         is_server = not is_agents and (os.environ.get("RANK", "0") == "0" if _may_host is None else _may_host)
-        if not is_server:
-            _await_server(host, number, timeout.total_seconds())
         try:
+            if is_server:
+                listener = listen(host, number)
+                number = listener.getsockname()[1]
+            else:
+                listener = None
+                _await_server(host, number, timeout.total_seconds())
             super().__init__(
                 host,
                 number,
@@ -176,8 +180,9 @@ class TCPStore(dist.TCPStore, StoreMixin):
                 wait_for_workers=False,
                 multi_tenant=multi_tenant,
                 use_libuv=use_libuv,
+                master_listen_fd=None if listener is None else listener.detach(),
             )
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             what = "host" if is_server else "reach"
             raise StoreError(
                 f"could not {what} the store at {host}:{number}: {str(error).splitlines()[0][:300]}; check MASTER_ADDR "
@@ -185,6 +190,31 @@ class TCPStore(dist.TCPStore, StoreMixin):
                 host=host,
                 port=number,
             ) from error
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on `port` of every address of this host, in the family of `host`.
+
+    Left to itself a TCPStore listens on IPv6 and looks up the name of every client, as an IPv6 address, in
+    the thread that serves all of them: where reverse DNS loses a packet the whole store stands still for
+    5 s. IPv4 clients of this host are found in the hosts file. Raises: OSError."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("", port))
+        listener.listen(4096)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def iteration_server(address: str) -> dist.TCPStore:
+    """Return a fresh server for the process groups of one iteration, on a port of its own."""
+    listener = listen(address, 0)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _required(variable: str, argument: str) -> str:

@@ -67,6 +67,8 @@ class ForkServer:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _read_until(self, done: Callable[[dict[str, Any]], bool], limit: float, must: bool = True) -> None:
         deadline = time.monotonic() + limit
