@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
-from tests.support.ranks import ForkServer, Job, started
+from tests.support.ranks import Job, started
+from tests.support.server import ForkServer
+
+# How long an example takes says something about the machine, not about the claim.
+hypothesis.settings.register_profile("resilience", deadline=None)
+hypothesis.settings.load_profile("resilience")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test's folder says what is real in it, and so gives it its mark."""
+    for item in items:
+        folder = item.path.relative_to(config.rootpath / "tests").parts[0]
+        if folder in ("process", "system"):
+            item.add_marker(folder)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="session")
@@ -21,10 +43,16 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def start(fork_server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start ranks: start(world_size, "module:function", env={...}, **kwargs)."""
+    """Start ranks: start(world_size, "module:function", env={...}, env_of=..., **kwargs of the function)."""
     with ExitStack() as stack:
 
-        def begin(world_size: int, target: str, env: dict[str, str] | None = None, **kwargs: Any) -> Job:
-            return stack.enter_context(started(fork_server, tmp_path, world_size, target, kwargs, env))
+        def begin(
+            world_size: int,
+            target: str,
+            env: Mapping[str, str] | None = None,
+            env_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
+            **kwargs: Any,
+        ) -> Job:
+            return stack.enter_context(started(fork_server, tmp_path, world_size, target, kwargs, env, env_of))
 
         yield begin
