@@ -84,24 +84,28 @@ class StageStarted(Event, frozen=True, tag="stage.started"):
 
 
 class StageEnded(Event, frozen=True, tag="stage.ended"):
-    """A stage of an iteration, or a phase of a restart, ended on this rank."""
+    """A stage of an iteration, or a phase of a restart, ended on this rank.
+
+    ended_ago_s: how long before this record, where it is told afterwards."""
 
     level: ClassVar[Level] = "debug"
     stage: StageName
     outcome: Outcome
     duration_s: float
     closed_by: Literal["rank", "monitor"] = "rank"
+    ended_ago_s: float = 0.0
 
 
 class RestartEnded(Event, frozen=True, tag="restart.ended"):
     """This rank made its first progress after an interruption: the restart is over.
 
     duration_s: from detection to the first heartbeat, step or ping after entry; with sign "entry",
-    where the function shows none, to the entry."""
+    where the function shows none, to the entry. step: the one the function went on with, where known."""
 
     interruption: str
     duration_s: float
     sign: Literal["heartbeat", "step", "ping", "section", "entry"]
+    step: int | None = None
 
 
 class Interrupted(Event, frozen=True, tag="rank.interrupted"):
@@ -283,6 +287,22 @@ class TelemetryDropped(Event, frozen=True, tag="telemetry.dropped"):
     count: int
 
 
+class ExportStarted(Event, frozen=True, tag="export.started"):
+    """The node's exporter began to serve metrics or to send spans; `note` tells what is unexpected."""
+
+    exporter: Literal["prometheus", "otlp"]
+    endpoint: str
+    note: str = ""
+
+
+class ExportFailed(Event, frozen=True, tag="export.failed"):
+    """Metrics or spans cannot be exported. The record files hold everything; the job does not notice."""
+
+    level: ClassVar[Level] = "warning"
+    exporter: Literal["prometheus", "otlp"]
+    reason: str
+
+
 CATALOGUE: tuple[type[Event], ...] = (
     CallStarted,
     CallEnded,
@@ -313,6 +333,8 @@ CATALOGUE: tuple[type[Event], ...] = (
     StoreHosted,
     StoreLost,
     TelemetryDropped,
+    ExportStarted,
+    ExportFailed,
 )
 
 AnyEvent = (
@@ -345,5 +367,7 @@ AnyEvent = (
     | StoreHosted
     | StoreLost
     | TelemetryDropped
+    | ExportStarted
+    | ExportFailed
 )
 assert set(get_args(AnyEvent)) == set(CATALOGUE)
