@@ -1,16 +1,13 @@
 """The processes of the demonstration: forked ranks, what befalls them, and what they show.
 
-The parent has imported torch and has a single thread; each rank is a fork of it. Ranks put their state
-on a `Board`, memory that all share, so that looking costs them nothing and a killed rank's last state
-stays readable. A planned fault strikes once, whoever holds its rank then. The parent adopts whatever
-its ranks leave behind, so that it can tell when the last process has gone."""
+The parent has imported torch and has a single thread; each rank is a fork of it. A planned fault
+strikes once, whoever holds its rank then. The parent adopts whatever its ranks leave behind, so that it
+can tell when the last process has gone. What ranks show goes to the `Board`."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import math
-import mmap
 import os
 import signal
 import socket
@@ -18,18 +15,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from enum import IntEnum
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import msgspec
 import psutil
+from torch import Tensor
 
-from resilience.cli import demo_train
-from resilience.cli.demo_train import Task, Trained
+from resilience.cli.demo_board import Board, Doing
+from resilience.cli.demo_faults import HANG_LIMIT, Fault
+from resilience.cli.demo_signals import ENDING_SIGNALS, signals_deferred
+from resilience.cli.demo_train import Task, Trained, train
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.initialize import Initialize, RetryController
@@ -37,17 +35,8 @@ from resilience.inprocess.rank_filter import MaxActiveWorldSize
 from resilience.inprocess.state import State
 from resilience.inprocess.wrap import Wrapper
 
-Kind = Literal["exception", "kill", "hang"]
-SOFT_TIMEOUT = timedelta(seconds=3)
+SOFT_TIMEOUT = timedelta(seconds=HANG_LIMIT)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """What happens to whoever is `rank` when it begins `step`."""
-
-    kind: Kind
-    step: int
-    rank: int
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -61,98 +50,6 @@ class Plan(msgspec.Struct, frozen=True):
     run_dir: str
     job_id: str
     wrapped: bool
-
-
-class Doing(IntEnum):
-    """What a rank's process does, as the board shows it."""
-
-    STARTING = 0
-    TRAINING = 1
-    WAITING = 2  # as a spare
-    RESTARTING = 3
-    FINISHED = 4
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One process on the board. rank: its place in the world now; loss: nan before the first step."""
-
-    doing: Doing
-    rank: int
-    iteration: int
-    step: int
-    loss: float
-
-
-class Strike(msgspec.Struct, frozen=True):
-    """Whom a fault has struck: the process (its initial rank), in which iteration, and when."""
-
-    process: int
-    iteration: int
-    at: float
-
-
-class Return(msgspec.Struct, frozen=True):
-    """When a process trained again after a fault, and from which step on."""
-
-    at: float
-    step: int
-
-
-class Board:
-    """Numbers that all processes share. Each has one writer at a time; times are monotonic seconds."""
-
-    _ROW, _STRIKE = 5, 4
-
-    def __init__(self, processes: int, faults: int) -> None:
-        self._processes = processes
-        self._strikes_at = processes * self._ROW
-        self._returns_at = self._strikes_at + faults * self._STRIKE
-        size = self._returns_at + faults * processes * 2
-        self._numbers = memoryview(mmap.mmap(-1, 8 * size)).cast("d")
-        for process in range(processes):
-            self._numbers[process * self._ROW + 4] = math.nan
-
-    def row(self, process: int) -> Row:
-        doing, rank, iteration, step, loss = self._numbers[process * self._ROW :][: self._ROW]
-        return Row(Doing(int(doing)), int(rank), int(iteration), int(step), loss)
-
-    def seat(self, process: int, doing: Doing, rank: int, iteration: int) -> None:
-        start = process * self._ROW
-        self._numbers[start], self._numbers[start + 1], self._numbers[start + 2] = doing, rank, iteration
-
-    def progress(self, process: int, step: int, loss: float | None = None) -> None:
-        start = process * self._ROW
-        self._numbers[start], self._numbers[start + 3] = Doing.TRAINING, step
-        if loss is not None:
-            self._numbers[start + 4] = loss
-
-    def do(self, process: int, doing: Doing) -> None:
-        self._numbers[process * self._ROW] = doing
-
-    def strike(self, fault: int, process: int) -> None:
-        """Note, before it happens, that `fault` strikes `process`."""
-        start = self._strikes_at + fault * self._STRIKE
-        self._numbers[start + 1], self._numbers[start + 2] = process, self.row(process).iteration
-        self._numbers[start + 3] = time.monotonic()
-        self._numbers[start] = 1
-
-    def struck(self, fault: int) -> Strike | None:
-        start = self._strikes_at + fault * self._STRIKE
-        is_struck, process, iteration, at = self._numbers[start : start + self._STRIKE]
-        return Strike(int(process), int(iteration), at) if is_struck else None
-
-    def came_back(self, fault: int, process: int, step: int) -> None:
-        """Note that `process` trains again after `fault`, from `step` on."""
-        start = self._returns_at + (fault * self._processes + process) * 2
-        if not self._numbers[start]:
-            self._numbers[start + 1] = step
-            self._numbers[start] = time.monotonic()
-
-    def returns(self, fault: int) -> list[Return]:
-        """Return when each process came back after `fault`, for those that did."""
-        start = self._returns_at + fault * self._processes * 2
-        cells = self._numbers[start : start + self._processes * 2].tolist()
-        return [Return(at, int(step)) for at, step in zip(cells[::2], cells[1::2], strict=True) if at]
 
 
 # -- in a rank ----------------------------------------------------------------------------------
@@ -234,13 +131,13 @@ def _wrapper(plan: Plan, board: Board, process: int) -> Wrapper:
     )
 
 
-def _take_part(plan: Plan, board: Board, process: int, text: demo_train.Tensor) -> None:
-    train: Callable[..., Trained | None] = demo_train.train
+def _take_part(plan: Plan, board: Board, process: int, text: Tensor) -> None:
+    function: Callable[..., Trained | None] = train
     if plan.wrapped:
-        train = _wrapper(plan, board, process)(demo_train.train)
+        function = _wrapper(plan, board, process)(train)
     else:
         board.seat(process, Doing.STARTING, process, 0)
-    trained = train(plan.task, text, Disturber(board, process, plan.faults))
+    trained = function(plan.task, text, Disturber(board, process, plan.faults))
     board.do(process, Doing.FINISHED)
     if trained is not None:
         _result_path(plan, process).write_bytes(msgspec.json.encode(trained))
@@ -256,7 +153,7 @@ def _result_path(plan: Plan, process: int) -> Path:
 class Team:
     """The processes of one run. On leaving the context none of them is left."""
 
-    def __init__(self, plan: Plan, text: demo_train.Tensor) -> None:
+    def __init__(self, plan: Plan, text: Tensor) -> None:
         self.plan = plan
         self.size = plan.ranks + plan.spares
         self.board = Board(self.size, len(plan.faults))
@@ -271,8 +168,9 @@ class Team:
         port = _free_port()
         gc.freeze()  # else the first collection in a rank copies what it shares with the others
         sys.stdout.flush()
-        for process in range(self.size):
-            self.pids.append(self._fork(process, port))
+        with signals_deferred():
+            for process in range(self.size):
+                self.pids.append(self._fork(process, port))
         return self
 
     def _fork(self, process: int, port: int) -> int:
@@ -289,8 +187,9 @@ class Team:
             os._exit(1)
 
     def _become_rank(self, process: int, port: int, parent: int) -> NoReturn:
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
         os.setpgid(0, 0)  # Ctrl-C is for the parent, which ends the ranks
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -347,29 +246,26 @@ class Team:
         }
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with _undisturbed():
+        with signals_deferred():
             for process, pid in enumerate(self.pids):
                 if process not in self.ended:
                     os.kill(pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
-            limit = 10.0 if kind is None else 2.0  # for the monitors, which first write down how it ended
-            left = psutil.wait_procs(psutil.Process().children(), timeout=limit)[1]
+            # The monitors first write down how it ended; they become children when their rank has ended.
+            left = self._await_children(10.0 if kind is None else 2.0)
             self.left_behind = len(left)
             for orphan in left:
                 orphan.kill()
-            psutil.wait_procs(left, timeout=5)
+            self._await_children(5.0)
+
+    def _await_children(self, limit: float) -> list[psutil.Process]:
+        """Wait until no descendant is left; answers those that are still there after `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while True:
             self.reap()
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hold off Ctrl-C and its like while the last processes are ended."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+            left = psutil.Process().children(recursive=True)
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.02)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,11 +1,10 @@
 """How the demonstration looks: a picture of the ranks that is redrawn in a terminal, plain lines elsewhere.
 
-`picture` and `progress` are pure: they turn a `View` into styled lines. `Screen` puts lines where they
+`picture`, `progress` and `happened_line` are pure: they turn a `View` into styled lines. `Screen` puts lines where they
 belong, cut to the width of the terminal, and needs nothing but the usual escape sequences."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
@@ -13,7 +12,9 @@ from typing import TextIO
 
 import msgspec
 
-from resilience.cli.demo_ranks import Doing, Fault, Return, Row, Strike
+from resilience.cli.demo_board import Doing, Return, Row, Strike
+from resilience.cli.demo_faults import HANG_LIMIT, Fault
+from resilience.cli.demo_signals import signals_deferred
 
 Line = tuple[tuple[str, str], ...]
 """Pieces of text, each with the name of its style or ''."""
@@ -36,7 +37,8 @@ class Happened(msgspec.Struct, frozen=True):
         """Seconds from the fault until all active ranks train again, None while they do not."""
         if self.strike is None or len(self.returns) < self.ranks:
             return None
-        return max(back.at for back in self.returns) - self.strike.at
+        # A spare that steps in later comes back after this fault too.
+        return sorted(back.at for back in self.returns)[self.ranks - 1] - self.strike.at
 
     @property
     def steps_again(self) -> int:
@@ -66,7 +68,8 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def loss(self) -> float:
-        return next((row.loss for row in self.rows if row.rank == 0 and not math.isnan(row.loss)), math.nan)
+        """Mean over all ranks in the last step, 0 before the first."""
+        return next((row.loss for process, row in enumerate(self.rows) if self.is_active(process) and row.loss), 0.0)
 
     def is_active(self, process: int) -> bool:
         row = self.rows[process]
@@ -84,8 +87,9 @@ def picture(view: View) -> list[Line]:
     """Return the whole picture: a line a process, the progress, a line a fault."""
     lines: list[Line] = [(("  process     pid   rank   state         step", "dim"),)]
     lines += [_process_line(view, process) for process in range(len(view.rows))]
-    lines += [(), progress(view), ()]
-    lines += [happened_line(happened) for happened in view.happened]
+    lines += [(), _bar(view)]
+    if view.happened:
+        lines += [(), *(happened_line(happened) for happened in view.happened)]
     return lines
 
 
@@ -117,17 +121,16 @@ def _state(view: View, process: int) -> tuple[str, str]:
     }[row.doing]
 
 
-def progress(view: View) -> Line:
-    """Return one line: bar, step, loss, restarts."""
+def _bar(view: View) -> Line:
     filled = _BAR * view.step // view.steps
-    loss = "" if math.isnan(view.loss) else f"   loss {view.loss:.3f}"
+    return (("  ", ""), ("█" * filled, "green"), ("░" * (_BAR - filled), "dim"), (progress(view), ""))
+
+
+def progress(view: View) -> str:
+    """Return step, loss and restarts in words."""
+    loss = f"   loss {view.loss:.3f}" if view.loss else ""
     restarts = f"   restarts {view.restarts}" if view.happened or view.restarts else ""
-    return (
-        ("  ", ""),
-        ("█" * filled, "green"),
-        ("░" * (_BAR - filled), "dim"),
-        (f"  step {view.step}/{view.steps}{loss}{restarts}", ""),
-    )
+    return f"  step {view.step:4}/{view.steps}{loss}{restarts}"
 
 
 def happened_line(happened: Happened) -> Line:
@@ -139,9 +142,10 @@ def happened_line(happened: Happened) -> Line:
     where = (f"{what} process {strike.process}, rank {fault.rank}   ", "")
     after = happened.recovered_after
     if after is None:
-        return (where, ("restarting", "yellow"))
+        silent = f"silent, noticed after {HANG_LIMIT:g} s"
+        return (where, (silent if fault.kind == "hang" else "restarting", "yellow"))
     again = "" if not happened.steps_again else f", {_count(happened.steps_again, 'step')} again"
-    return (where, (f"training after {after:.2f} s", "green"), (again, ""))
+    return (where, (f"back after {after:.2f} s", "green"), (again, ""))
 
 
 def _count(number: int, word: str) -> str:
@@ -173,8 +177,9 @@ class Screen:
         size = shutil.get_terminal_size()
         cut = [_cut(line, size.columns - 1) for line in lines[: size.lines - 1]]  # taller could not be redrawn
         up = f"\x1b[{self._drawn}F" if self._drawn else "\x1b[?25l"
-        self._write(up + "".join(f"\x1b[2K{self._styled(line)}\n" for line in cut) + "\x1b[J")
-        self._drawn = len(cut)
+        with signals_deferred():  # half a picture could not be drawn over
+            self._write(up + "".join(f"\x1b[2K{self._styled(line)}\n" for line in cut) + "\x1b[J")
+            self._drawn = len(cut)
 
     def settle(self) -> None:
         """Let what was shown last stay, and give the cursor back."""

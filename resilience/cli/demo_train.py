@@ -227,7 +227,7 @@ def _point(model: nn.Module, parameters: Tensor) -> None:
 
 def _split(model: nn.Module, flat: Tensor) -> list[Tensor]:
     own = list(model.parameters())
-    parts = flat.split([parameter.numel() for parameter in own])
+    parts = torch.split(flat, [parameter.numel() for parameter in own])
     return [part.view_as(parameter) for part, parameter in zip(parts, own, strict=True)]
 
 
