@@ -1,0 +1,29 @@
+"""What an import brings along."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.support.server import ROOT
+
+EXPORTERS = {"grpc", "opentelemetry", "prometheus_client", "requests", "rich", "structlog", "urllib3", "yaml"}
+
+SHOW = """
+import json, sys
+import torch.distributed
+before = set(sys.modules)
+import resilience
+import resilience.inprocess as inprocess
+inprocess.Wrapper, inprocess.CallWrapper, inprocess.Compose
+resilience.heartbeat, resilience.section, resilience.step
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_wrapper_and_signs_of_life_load_no_exporter() -> None:
+    shown = subprocess.run([sys.executable, "-c", SHOW], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = json.loads(shown.stdout)
+    assert "resilience.inprocess.wrap" in loaded  # else this looks at nothing
+    assert {name.partition(".")[0] for name in loaded} & EXPORTERS == set()

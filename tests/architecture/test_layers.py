@@ -1,0 +1,66 @@
+"""The tree is the architecture: every module has a row, and the import contracts can fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter import api
+
+from tests.support.server import ROOT
+
+PACKAGE = ROOT / "resilience"
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def rows() -> list[str]:
+    """Every module that the layers contract names."""
+    contracts = api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return [name for layer in layers for name in re.findall(r"\w+", layer)]
+
+
+def test_imports_keep_the_contracts() -> None:
+    linted = lint(ROOT)
+    assert linted.returncode == 0, linted.stdout[-3000:] + linted.stderr
+
+
+def test_every_module_has_a_row() -> None:
+    on_disk = {path.stem for path in PACKAGE.glob("*.py")} | {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert on_disk - {"__init__", PACKAGE.name} <= set(rows())
+
+
+def test_no_folder_is_hidden_from_the_contracts() -> None:
+    """A folder without __init__.py is no package to the linter, which then checks nothing in it."""
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("core/watch.py", "import time", "The core decides"),
+        ("core/restart.py", "import resilience.adapters.clock", "rows below"),
+        ("adapters/files.py", "import resilience.telemetry.emitter", "rows below"),
+        ("monitor/server.py", "import logging", "Only telemetry logs"),
+        ("nowhere.py", "", "rows below|not listed|exhaustive"),
+    ],
+)
+def test_violation_breaks_a_contract(tmp_path: Path, module: str, line: str, broken: str) -> None:
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / PACKAGE.name / module).open("a") as file:
+        file.write(f"\n{line}\n")
+    linted = lint(tmp_path)
+    assert linted.returncode == 1
+    assert re.search(rf"({broken})[^\n]*\n?[^\n]*BROKEN|{broken}", linted.stdout)

@@ -1,0 +1,66 @@
+"""Every module says what it is, is one thing, and raises errors of the one tree."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import ROOT
+
+MODULES = sorted((ROOT / "resilience").rglob("*.py"))
+LONGEST = 500  # lines; a longer file has to be one thing, and says here which
+LONG = {
+    "resilience/adapters/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_module_says_what_it_is_for(path: Path) -> None:
+    header = ast.get_docstring(ast.parse(path.read_text()))
+    assert header
+    assert header.split("\n")[0].rstrip().endswith((".", "?", ":"))
+
+
+def test_long_modules_are_known() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name for name, length in lengths.items() if length > LONGEST} == set(LONG)
+
+
+def test_errors_are_defined_in_one_place() -> None:
+    strangers = [
+        f"{name_of(path)}: {node.name}"
+        for path in MODULES
+        if path.name != "errors.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
+    ]
+    assert strangers == []
+
+
+def test_environment_is_read_in_one_place() -> None:
+    readers = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in MODULES
+        if name_of(path) != "resilience/adapters/environment.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.expr) and reads_environment(node)
+    ]
+    assert readers == []
+
+
+def reads_environment(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name("os"), attr="getenv")):
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name("os"), attr="environ"), attr="get")):
+            return True
+        case ast.Subscript(value=ast.Attribute(value=ast.Name("os"), attr="environ"), ctx=ast.Load()):
+            return True
+    return False
