@@ -78,12 +78,21 @@ def _work(board: Board, rank: int, call: object, kind: HangKind) -> None:
         ping()
         board.stamp(rank, iteration, Mark.FAULT)
         if kind == "held":
-            ctypes.PyDLL(None).sleep(60)
+            _hold_the_interpreter()
         while True:
             time.sleep(0.01)
     while True:
         ping()
         time.sleep(0.01)
+
+
+def _hold_the_interpreter() -> None:
+    """Block in C for good without releasing the GIL. A second lock of a plain mutex: `sleep` would
+    return early on the first signal, which is how stacks are asked for."""
+    mutex = ctypes.create_string_buffer(64)  # all zeros is PTHREAD_MUTEX_INITIALIZER
+    library = ctypes.PyDLL(None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
 
 
 def _evaluate(board: Board, kind: HangKind, gone_at: float | None, problem: str) -> Hang:

@@ -41,7 +41,7 @@ class Row(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """Return "yes", "no: why", or "-" where there is no budget or no measurement."""
+        """Return "yes", "no: why", or "-" where there is no budget or no measurement of ours."""
         if self.budget is None or not self.ours:
             return "-"
         value = median(self.ours)
@@ -49,7 +49,7 @@ class Row(msgspec.Struct, kw_only=True):
             return f"no: over by {show(value - self.budget, self.unit)}"
         if self.factor is not None and self.ratio is not None and self.ratio < self.factor:
             return f"no: {self.ratio:.0f} ×, not {self.factor:.0f} ×"
-        return "yes"
+        return "yes" if self.factor is None or self.ratio is not None else "yes, beside no peer"
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -150,11 +150,17 @@ def _numbered(rows: Sequence[Row]) -> tuple[list[list[str]], list[str]]:
 
 def publish(report: Report, page: Path) -> None:
     """Replace the measured part of a docs page. Raises: ValueError if the page has no such part."""
+    before, after = split(page)
+    page.write_text(f"{before}{BEGIN}\n{markdown(report)}{END}{after}")
+
+
+def split(page: Path) -> tuple[str, str]:
+    """Return what stands before and after the measured part. Raises: ValueError if there is none."""
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no part between {BEGIN!r} and {END!r} to put the table into")
-    page.write_text(f"{before}{BEGIN}\n{markdown(report)}{END}{after}")
+    return before, after
 
 
 def this_machine() -> Machine:
