@@ -23,8 +23,16 @@ from resilience.core.attribution import Frame, ThreadStack
 
 DUMP_SIGNAL = signal.SIGRTMIN + 10
 DUMP_LIMIT = 0.5  # seconds for faulthandler to answer; it needs milliseconds
-PY_SPY_LIMIT = 5.0  # seconds for py-spy, which starts as a process of its own
+PY_SPY_LIMIT = 2.0  # seconds for py-spy, which starts as a process of its own
 _POLL = 0.0005
+_FATAL = {
+    "Segmentation fault": "SIGSEGV",
+    "Floating-point exception": "SIGFPE",  # spelt by version of Python
+    "Floating point exception": "SIGFPE",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Aborted": "SIGABRT",
+}
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -60,19 +68,35 @@ class Dump:
             size = now
         return parse(os.pread(self.fd, 1 << 20, start).decode(errors="replace"))
 
+    def fatal_signal(self) -> str | None:
+        """Return the signal of which the process left word while it crashed, None without one."""
+        found = re.findall(r"(?m)^Fatal Python error: (.+)$", self._text())
+        return _FATAL.get(found[-1]) if found else None
+
+    def last_words(self) -> tuple[ThreadStack, ...]:
+        """Return the stacks that the process left while it crashed, () if it did not."""
+        return parse(self._text().rpartition("Fatal Python error: ")[2]) if self.fatal_signal() else ()
+
+    def _text(self) -> str:
+        return os.pread(self.fd, 1 << 20, 0).decode(errors="replace")
+
 
 def arm() -> Dump:
-    """Make this process answer to DUMP_SIGNAL. Main thread, once a process."""
+    """Make this process answer to DUMP_SIGNAL, and leave its stacks when it crashes, unless the user has
+    faulthandler do that already. Main thread, once a process."""
     fd = os.memfd_create("resilience-stacks", 0)
     # Appended, so that each dump follows the one before, whoever else holds the descriptor.
     appending = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_APPEND)
     os.close(fd)
     faulthandler.register(DUMP_SIGNAL, file=appending, all_threads=True, chain=False)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=appending, all_threads=True)
     return Dump(appending)
 
 
-def capture(process: processes.Process, dump: Dump) -> Stacks:
-    """Return the stacks of a process, by whatever means works."""
+def capture(process: processes.Process, dump: Dump, thorough: bool) -> Stacks:
+    """Return the stacks of a process. thorough: start py-spy too, if faulthandler cannot answer; that may
+    take PY_SPY_LIMIT, and is for a process that is about to be ended anyway."""
     state = processes.state(process.pid)
     if state is None or state.state in "ZX":
         return Stacks("none", reason="the process has ended")
@@ -82,7 +106,7 @@ def capture(process: processes.Process, dump: Dump) -> Stacks:
         return Stacks("faulthandler", threads)
     else:
         why = f"faulthandler did not answer within {DUMP_LIMIT:g} s"
-    return _py_spy(process.pid, why)
+    return _py_spy(process.pid, why) if thorough else Stacks("none", reason=why)
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:

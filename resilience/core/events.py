@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 import msgspec
 
-from resilience.core.attribution import InterruptionRecord
+from resilience.core.attribution import Frame, InterruptionRecord
 
 Level = Literal["debug", "info", "warning", "error"]
 Layer = Literal["inprocess", "launcher"]
@@ -116,10 +116,13 @@ class Interrupted(Event, frozen=True, tag="rank.interrupted"):
 
 
 class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
-    """This rank learned that its iteration was decided as interrupted."""
+    """This rank learned that its iteration was decided as interrupted. `stack`: where its main thread was
+    at that moment, innermost frame last, which tells who waited for whom."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, where known
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):

@@ -173,7 +173,7 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
         state = msgspec.structs.replace(watch, terminating_since=now, finding=gravest)
         commands = (CaptureEvidence(gravest), AskRestart(gravest), Terminate(gravest))
         return Decision(state, commands, now + watch.limits.grace)
-    wake_at = next_deadline(watch, seen)
+    wake_at = next_deadline(watch, seen, now)
     if findings and watch.asked_in != seen.iteration:
         gravest = max(findings, key=_gravity)
         state = msgspec.structs.replace(watch, asked_in=seen.iteration)
@@ -251,15 +251,33 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     return rows
 
 
-def next_deadline(watch: Watch, seen: Observation) -> Seconds | None:
-    """Return the earliest moment at which a limit in force could be exceeded, None without one."""
-    moments = []
+def next_deadline(watch: Watch, seen: Observation, now: Seconds) -> Seconds | None:
+    """Return the earliest moment at which a limit could be exceeded, None without limits.
+
+    Also one that is not in force yet: a section opened in the next moment is not announced."""
+    moments = [now + limit for limit in _all(watch.limits)]
     for _, since, limit in in_force(watch.limits, seen):
         if limit.hard is not None:
             moments.append(since + limit.hard)
         if limit.soft is not None and watch.asked_in != seen.iteration:
             moments.append(since + limit.soft)
     return min(moments, default=None)
+
+
+def _all(limits: Limits) -> list[Seconds]:
+    """Return every limit that is set, in seconds."""
+    fields = (
+        limits.watchdog,
+        limits.ping,
+        limits.hook,
+        limits.leave,
+        limits.step,
+        limits.heartbeat,
+        limits.initial_heartbeat,
+        limits.out_of_section,
+        *limits.sections.values(),
+    )
+    return [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]
 
 
 def shows_progress(limits: Limits, seen: Observation) -> bool:

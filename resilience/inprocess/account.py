@@ -41,8 +41,14 @@ class Account:
         self._phase_began = 0.0
         self._restart_began: float | None = None
         self._entered_at: float | None = None
+        self._is_awaiting_progress = False
         self._iteration_began = 0.0
         self._interruption = "peer"
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether a restart has begun that has not shown its first progress yet."""
+        return self._restart_began is not None
 
     def _emit(self, *events: Event) -> None:
         self._emitter.emit(*events)
@@ -72,12 +78,14 @@ class Account:
 
     def entering(self) -> None:
         self._entered_at = time.monotonic()
+        self._is_awaiting_progress = self.is_restarting
         self._emit(StageStarted("run"))
 
     def progressed(self, sign: Sign) -> None:
         """The function showed its first progress: a restart is over."""
-        if self._restart_began is None or self._entered_at is None:
+        if not self._is_awaiting_progress or self._restart_began is None or self._entered_at is None:
             return
+        self._is_awaiting_progress = False
         ended_at = self._entered_at if sign == "entry" else time.monotonic()
         self._end_phase(ended_at, "completed")
         duration = ended_at - self._restart_began
@@ -95,6 +103,7 @@ class Account:
 
     def failed(self, record: InterruptionRecord) -> None:
         """This rank failed: its restart begins here."""
+        self.progressed("entry")  # of the restart before, had it shown none
         self._emit(Interrupted(record))
         self._begin_restart(record.interruption.value, time.monotonic())
 

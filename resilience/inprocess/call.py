@@ -49,7 +49,7 @@ from resilience.errors import (
     StoreError,
 )
 from resilience.inprocess import failure
-from resilience.inprocess.account import Account
+from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, seat_of
 from resilience.inprocess.session import Session
 from resilience.inprocess.state import State
@@ -179,6 +179,7 @@ class CallWrapper:
     def _next_seat(self, seat: Seat, terminated: frozenset[int]) -> Seat:
         """Assign this rank's place in the next iteration. Raises: RankDiscarded, RestartError."""
         self._session.page.doing(Doing.HOOK, "rank_assignment")
+        self._state.store = PrefixStore(seat.iteration, self._session.hook_store)
         self._state = assign(self._wrapper, self._state, terminated)
         if seat.iteration != ENTRY:
             self._state.advance()
@@ -265,6 +266,7 @@ class CallWrapper:
     def _call_function(self) -> Result:
         self._account.entering()
         self._session.page.doing(Doing.FUNCTION)
+        self._session.page.on_progress = self._progressed if self._account.is_restarting else None
         try:
             self._value = self._interrupter.call(self._function)
             return Result(End.RETURNED)
@@ -273,8 +275,14 @@ class CallWrapper:
                 return Result(End.INTERRUPTED)  # whatever user code turned our interruption into
             return self._failed(error, "run")
         finally:
+            self._session.page.on_progress = None
             self._session.page.doing(Doing.WAITING)
             self._account.left_function(self._watcher.is_interrupted, self._error is not None)
+
+    def _progressed(self, sign: str) -> None:
+        """The function showed a first sign of progress; the next ones cost nothing more."""
+        self._session.page.on_progress = None
+        self._account.progressed(typing.cast(Sign, sign))
 
     def _wait_in_reserve(self) -> Result:
         self._account.entering()

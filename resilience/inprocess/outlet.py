@@ -17,6 +17,7 @@ import msgspec
 import torch.distributed as dist
 
 from resilience.adapters import connections
+from resilience.adapters.serving import listen
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import events, restart
 from resilience.core.attribution import InterruptionRecord, encode
@@ -24,7 +25,7 @@ from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_
 from resilience.errors import RankDiscarded, ResilienceError
 from resilience.inprocess.assigning import Hooks, assign, seat_of
 from resilience.inprocess.state import State
-from resilience.inprocess.store import PrefixStore, hosting, iteration_server
+from resilience.inprocess.store import PrefixStore, hosting
 from resilience.inprocess.supervision import Supervisor, finished_key, myself
 from resilience.monitor import messages
 
@@ -192,6 +193,13 @@ class StoreOutlet:
         while ports and looks < LOOKS:
             looks = looks + 1 if connections.foreign_clients(ports) == 0 else 0
             time.sleep(LOOK_EVERY)
+
+
+def iteration_server(address: str) -> dist.TCPStore:
+    """Return a fresh server for the process groups of one iteration, on a port of its own."""
+    listener = listen(address, 0)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def hook_store(prefix: str, base: Any) -> Any:

@@ -27,6 +27,7 @@ from resilience.core.events import (
 )
 from resilience.core.restart import COMPLETED, Await, Keys
 from resilience.errors import StoreError
+from resilience.inprocess import failure
 from resilience.inprocess.abort import ABORT_LIMIT
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class Watcher:
         self.decided_at = time.monotonic()
         self.decided.set()
         if self.outcome != COMPLETED:
-            self._emit(OutcomeSeen(by=self._first_reporter()))
+            stack = failure.stack_of(self._main)  # before anything moves
+            self._emit(OutcomeSeen(by=self._first_reporter(), stack=stack))
             self._free_main_thread()
 
     def _first_reporter(self) -> int | None:

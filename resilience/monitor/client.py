@@ -60,4 +60,4 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
         traceback: TracebackType | None,
     ) -> None:
         if self._page is not None and self._page.is_open(self._name):
-            self._page.leave(self._name)
+            self._page.leave(self._name, failed=kind is not None)

@@ -3,7 +3,11 @@
 One page a process: a memfd that both map. The rank only stores words into it, without a lock, a system
 call or an allocation; the monitor reads when it wakes, also after the rank was killed. A word is eight
 bytes and written whole. What belongs together is either guarded by a sequence word (odd while it is
-being written) or published by one last store. Layout and version live in this module alone."""
+being written) or published by one last store. Layout and version live in this module alone.
+
+CPython lets signal handlers, pending calls and other threads in after a call and at a jump backwards
+only. So each writer calls what it must call first, and then stores straight on: what the page shows is
+whole even when an interrupt is raised in the middle of a writer, or when threads share it."""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import errno
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,29 +24,42 @@ import msgspec
 
 from resilience.core.restart import Seat
 from resilience.core.watch import Doing
-from resilience.errors import ConfigurationError, MonitorError
+from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 
 MAGIC = 0x52_45_53_49_4C_01  # "RESIL", layout 1
-NAMES = 128  # different section and hook names
+NAMES = 128  # different names of sections, hooks and collectives
 NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
 RING = 4096  # finished sections and heartbeat gaps that the monitor has not folded yet
+COLLECTIVES = 256  # the last ones that were entered
 
-# Words, by index.
+# Words, by index. Those up to the ring of finished sections are read in one go.
 _MAGIC = 0
-_WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT = 1, 2, 3, 4, 5
-_SECTION_LEFT, _HEAD, _NAME_COUNT, _GOODBYE = 6, 7, 8, 9
+_WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT = 1, 2, 3, 4, 5, 6
+_SIGNS = slice(_PING, _SECTION_LEFT + 1)  # forgotten when an iteration begins
+_GOODBYE, _IS_LOCKED = 7, 8
 _SEQUENCE = 10
-_STATE = 11  # iteration, doing, since, hook, rank, world size, active world size, initial rank
-_STATE_WORDS = 8
+_ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
+_RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
+_NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
 _MUTEX = 24  # 16 words: a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64
 _OPEN = 40
-_RING = _OPEN + 2 * SECTIONS
-_NAMES_AT = (_RING + 3 * RING) * 8
+_OPEN_WORDS = 2  # name, entered at
+_RING = _OPEN + _OPEN_WORDS * SECTIONS
+_RING_WORDS = 3  # name, duration, when
+_COLLECTIVE_RING = _RING + _RING_WORDS * RING
+_COLLECTIVE_WORDS = 5  # group, sequence, name of the operation, entered at, left at
+_NAMES_AT = (_COLLECTIVE_RING + _COLLECTIVE_WORDS * COLLECTIVES) * 8
 SIZE = _NAMES_AT + NAMES * NAME_BYTES
-HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name id; names count from 1
+_HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
+_FAILED = 1 << 32  # added to the name of a section that an exception left
 
 _DOING = tuple(Doing)
+_DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
+_NO_SIGNS = memoryview(bytes(8 * (_SECTION_LEFT + 1 - _PING))).cast("q")
+_NO_SECTIONS = memoryview(bytes(8 * (_RING - _OPEN))).cast("q")
+_READS = 1000  # before a reader gives up on a rank that was stopped or killed while it wrote: 5 ms
+_LOOK_EVERY = 0.005  # seconds between looks for a rank that has not locked its mutex yet
 _NS = 1e-9
 
 
@@ -51,12 +69,12 @@ class Page:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.memory = mmap.mmap(fd, SIZE)
-        self.words = memoryview(self.memory)[:_NAMES_AT].cast("Q")
+        self.words = memoryview(self.memory)[:_NAMES_AT].cast("q")
 
     @classmethod
     def create(cls) -> Page:
-        """Return a new page. Its descriptor is inherited when forked."""
-        fd = os.memfd_create("resilience-page", 0)
+        """Return a new page. A fork inherits its descriptor; a new program gets it only if it is passed."""
+        fd = os.memfd_create("resilience-page", os.MFD_CLOEXEC)
         os.ftruncate(fd, SIZE)
         page = cls(fd)
         _Mutex(page).initialise()
@@ -65,7 +83,12 @@ class Page:
 
     @classmethod
     def attach(cls, fd: int) -> Page:
-        """Map a page made elsewhere. Raises: MonitorError if it has another layout."""
+        """Map a page made elsewhere. Raises: MonitorError if it is none, or has another layout."""
+        if os.fstat(fd).st_size != SIZE:
+            raise MonitorError(
+                f"the page has {os.fstat(fd).st_size} bytes, expected {SIZE}: rank and monitor run different "
+                "versions of this package, or this is no page; restart the job with one version"
+            )
         page = cls(fd)
         if page.words[_MAGIC] != MAGIC:
             raise MonitorError(
@@ -76,129 +99,159 @@ class Page:
 
 
 class RankSide:
-    """The rank's side: stores only. Used by the main thread, and by the ticker for the watchdog."""
+    """The rank's side: stores only.
+
+    Signs of life and sections may come from any thread, everything else from the main thread. A process
+    that the rank forks keeps the object and writes into memory of its own: the page is its parent's."""
+
+    on_progress: Callable[[str], None] | None = None  # told of each sign, which it names; user code's thread
+
+    _open: dict[str, tuple[int, int]]  # open sections: name -> (slot, entered at)
+    _free: list[int]  # a stack of slots, _top of them free
+    _top: int
 
     def __init__(self, page: Page) -> None:
         self._page = page
+        self._memory: mmap.mmap | bytearray = page.memory
         self._words = page.words
         self._ids: dict[str, int] = {}
-        self._slots: dict[str, tuple[int, int]] = {}  # open sections: name -> (slot, entered at)
-        self._free = list(range(_OPEN + 2 * (SECTIONS - 1), _OPEN - 2, -2))
-        self._pid = os.getpid()
-        self.on_progress: Callable[[str], None] | None = None  # told of the first sign of an iteration
-        self.heartbeat = self._make_heartbeat()
+        self._forget_sections()
+        _rank_sides.add(self)
 
     # -- hot path -------------------------------------------------------------------------------
 
-    def _make_heartbeat(self) -> Callable[[], None]:
-        words, now_ns = self._words, time.monotonic_ns
-
-        def heartbeat() -> None:
-            now = now_ns()
-            before = words[_HEARTBEAT]
-            words[_HEARTBEAT] = now
-            if before:
-                head = words[_HEAD]
-                at = _RING + head % RING * 3
-                words[at] = HEARTBEAT_NAME
-                words[at + 1] = now - before
-                words[at + 2] = now
-                words[_HEAD] = head + 1
-            if self.on_progress is not None:
-                self.on_progress("heartbeat")
-
-        return heartbeat
+    def heartbeat(self) -> None:
+        """Show life."""
+        if (told := self.on_progress) is not None:
+            told("heartbeat")
+        words = self._words
+        now = time.monotonic_ns()
+        before = words[_HEARTBEAT]
+        words[_HEARTBEAT] = now
+        if before:
+            head = words[_HEAD]
+            at = _RING + head % RING * _RING_WORDS
+            words[at] = _HEARTBEAT_NAME
+            words[at + 1] = now - before
+            words[at + 2] = now
+            words[_HEAD] = head + 1
 
     def enter(self, name: str) -> None:
         """Open a section. Raises: ConfigurationError if it is open already, or too many are."""
-        if name in self._slots or not self._free:
-            raise self._cannot_open(name)
+        if (told := self.on_progress) is not None:
+            told("section")
+        words = self._words
         number = self._ids.get(name) or self._name(name)
-        slot = self._free.pop()
         now = time.monotonic_ns()
-        self._slots[name] = (slot, now)
-        self._words[slot + 1] = now
-        self._words[slot] = number  # valid from here on
-        if self.on_progress is not None:
-            self.on_progress("section")
+        top = self._top - 1
+        if name in self._open or top < 0:
+            raise self._cannot_open(name)
+        slot = self._free[top]
+        self._top = top
+        self._open[name] = (slot, now)
+        words[slot + 1] = now
+        words[slot] = number  # valid from here on
 
-    def leave(self, name: str) -> None:
-        """Close a section. Raises: ConfigurationError if it is not open."""
-        try:
-            slot, entered = self._slots.pop(name)
-        except KeyError:
-            raise ConfigurationError(
-                f"section {name!r} was closed and is not open; open are {sorted(self._slots) or 'none'}"
-            ) from None
+    def leave(self, name: str, failed: bool = False) -> None:
+        """Close a section; failed: an exception leaves it. Raises: ConfigurationError if it is not open."""
         words = self._words
         now = time.monotonic_ns()
+        try:
+            slot, entered = self._open[name]
+        except KeyError:
+            raise ConfigurationError(
+                f"section {name!r} was closed and is not open; open are {sorted(self._open) or 'none'}"
+            ) from None
         head = words[_HEAD]
-        at = _RING + head % RING * 3
-        words[at] = words[slot]
+        at = _RING + head % RING * _RING_WORDS
+        words[at] = words[slot] | _FAILED if failed else words[slot]
         words[at + 1] = now - entered
         words[at + 2] = entered
         words[_HEAD] = head + 1
+        words[_SECTION_LEFT] = now  # first: once no section is open, this is when the last one was left
         words[slot] = 0
-        words[_SECTION_LEFT] = now
-        self._free.append(slot)
+        del self._open[name]
+        self._free[self._top] = slot
+        self._top += 1
 
     def leave_all(self) -> None:
         """Close every open section."""
-        for name in list(self._slots):
+        for name in self.open_sections:
             self.leave(name)
 
     def step(self, number: int) -> None:
         """Note the training step. Only a step above the highest so far counts as progress."""
+        if (told := self.on_progress) is not None:
+            told("step")
         words = self._words
+        now = time.monotonic_ns()
         if number + 1 > words[_STEP]:
             words[_STEP] = number + 1  # 0 means: never
-            words[_STEP_AT] = time.monotonic_ns()
-        if self.on_progress is not None:
-            self.on_progress("step")
+            words[_STEP_AT] = now
 
     def ping(self) -> None:
         """Show progress; arms the ping limit of this iteration."""
-        self._words[_PING] = time.monotonic_ns()
-        if self.on_progress is not None:
-            self.on_progress("ping")
+        if (told := self.on_progress) is not None:
+            told("ping")
+        words = self._words
+        now = time.monotonic_ns()
+        words[_PING] = now
 
     def tick(self) -> None:
         """Prove that the main thread runs bytecode."""
         self._words[_WATCHDOG] = time.monotonic_ns()
 
+    def collective_entered(self, group: int, sequence: int, operation: str) -> int:
+        """Note that a collective is entered; answers what `collective_left` is to be told."""
+        words = self._words
+        number = self._ids.get(operation) or self._name(operation)
+        now = time.monotonic_ns()
+        head = words[_COLLECTIVE_HEAD]
+        at = _COLLECTIVE_RING + head % COLLECTIVES * _COLLECTIVE_WORDS
+        words[at] = group
+        words[at + 1] = sequence
+        words[at + 2] = number
+        words[at + 3] = now
+        words[at + 4] = 0
+        words[_COLLECTIVE_HEAD] = head + 1
+        return head
+
+    def collective_left(self, token: int) -> None:
+        """Note that a collective is over; nothing, if so many came after it that it is forgotten."""
+        words = self._words
+        now = time.monotonic_ns()
+        if words[_COLLECTIVE_HEAD] - token <= COLLECTIVES:
+            words[_COLLECTIVE_RING + token % COLLECTIVES * _COLLECTIVE_WORDS + 4] = now
+
     # -- state ----------------------------------------------------------------------------------
 
     def doing(self, doing: Doing, hook: str = "") -> None:
         """Tell what the rank is busy with from now on."""
-        number = 0 if not hook else self._ids.get(hook) or self._name(hook)
         words = self._words
-        words[_SEQUENCE] += 1
-        words[_STATE + 1] = _DOING.index(doing)
-        words[_STATE + 2] = time.monotonic_ns()
-        words[_STATE + 3] = number
+        number = 0 if not hook else self._ids.get(hook) or self._name(hook)
+        now = time.monotonic_ns()
+        words[_SEQUENCE] |= 1  # not + 1: a writer that was cut off must not turn odd and even round
+        words[_DOING_NOW] = _DOING_NUMBER[doing]
+        words[_SINCE] = now
+        words[_HOOK] = number
         words[_SEQUENCE] += 1
 
     def set_seat(self, seat: Seat) -> None:
-        """Tell the rank's place in an iteration that is about to begin; what was armed is disarmed."""
-        words = self._words
-        words[_SEQUENCE] += 1
-        words[_STATE] = seat.iteration + 1  # ENTRY is -1
-        words[_STATE + 4] = seat.rank
-        words[_STATE + 5] = seat.world_size
-        words[_STATE + 6] = seat.active_world_size
-        words[_STATE + 7] = seat.initial_rank
-        words[_SEQUENCE] += 1
-        self.begin_iteration()
+        """Tell the rank's place in an iteration that is about to begin.
 
-    def begin_iteration(self) -> None:
-        """Forget signs of the iteration before: its sections were left by an exception or are stale."""
-        self._slots.clear()
-        self._free = list(range(_OPEN + 2 * (SECTIONS - 1), _OPEN - 2, -2))
+        Signs of the iteration before are forgotten: what was armed is disarmed, and sections that are
+        still open were left by an interruption, or are stale."""
         words = self._words
-        for slot in range(_OPEN, _RING, 2):
-            words[slot] = 0
-        for word in (_PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT):
-            words[word] = 0
+        self._forget_sections()
+        words[_SEQUENCE] |= 1
+        words[_ITERATION] = seat.iteration + 1  # ENTRY is -1
+        words[_RANK] = seat.rank
+        words[_WORLD_SIZE] = seat.world_size
+        words[_ACTIVE_WORLD_SIZE] = seat.active_world_size
+        words[_INITIAL_RANK] = seat.initial_rank
+        words[_SIGNS] = _NO_SIGNS
+        words[_OPEN:_RING] = _NO_SECTIONS
+        words[_SEQUENCE] += 1
 
     @property
     def step_value(self) -> int | None:
@@ -206,42 +259,76 @@ class RankSide:
         return self._words[_STEP] - 1 if self._words[_STEP] else None
 
     def is_open(self, name: str) -> bool:
-        """Whether a section is open; one interrupted by a restart is not any more."""
-        return name in self._slots
+        """Whether a section is open; one of the iteration before is not any more."""
+        return name in self._open
 
     @property
     def open_sections(self) -> tuple[str, ...]:
-        """Names of the open sections, outermost first."""
-        return tuple(self._slots)
+        """Names of the open sections, in the order in which they were opened."""
+        return tuple(self._open)
 
     def lock_life(self) -> None:
         """Hold the mutex whose release by the kernel tells of this process's death. Main thread."""
         _Mutex(self._page).lock()
+        _locked.append(self._page)
+        self._words[_IS_LOCKED] = 1
 
     def say_goodbye(self, is_leaving: bool = True) -> None:
         """Tell whether the end of this process would be a clean one."""
         self._words[_GOODBYE] = int(is_leaving)
 
-    # -- names ----------------------------------------------------------------------------------
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _forget_sections(self) -> None:
+        self._open = {}
+        self._free = list(range(_RING - _OPEN_WORDS, _OPEN - 1, -_OPEN_WORDS))
+        self._top = SECTIONS
 
     def _name(self, name: str) -> int:
+        """Give a name its number. Names beyond the last number share it."""
+        if not isinstance(name, str):
+            raise ConfigurationTypeError(f"a name must be a str, not {type(name).__name__}: {name!r}")
+        if not name:
+            raise ConfigurationError("a name must not be empty: name what the section is for, such as 'data'")
+        text = name.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore").encode()  # no half character
+        padded, more = text.ljust(NAME_BYTES, b"\0"), b"(more)".ljust(NAME_BYTES, b"\0")
         number = self._words[_NAME_COUNT] + 1
         if number > NAMES:
-            return NAMES  # the last name stands for all that came too late
-        text = name.encode()[:NAME_BYTES] if number < NAMES else b"(more)"
+            return NAMES
         start = _NAMES_AT + (number - 1) * NAME_BYTES
-        self._page.memory[start : start + NAME_BYTES] = text.ljust(NAME_BYTES, b"\0")
+        self._memory[start : start + NAME_BYTES] = padded if number < NAMES else more
         self._words[_NAME_COUNT] = number
         self._ids[name] = number
         return number
 
     def _cannot_open(self, name: str) -> ConfigurationError:
-        if name in self._slots:
+        if name in self._open:
             return ConfigurationError(
                 f"section {name!r} is open already; close it before it is opened again, or give the inner one "
                 "another name"
             )
         return ConfigurationError(f"{SECTIONS} sections are open at once, which is the most; close some")
+
+    def let_go(self) -> None:
+        """Write into memory of this process alone from now on."""
+        self._memory = bytearray(SIZE)
+        self._words = memoryview(self._memory)[:_NAMES_AT].cast("q")
+        self._ids = {}
+        self._forget_sections()
+        self.on_progress = None
+
+
+# A page whose mutex is held must stay mapped: the kernel's list of what a thread holds runs through it.
+_locked: list[Page] = []
+_rank_sides: weakref.WeakSet[RankSide] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for side in list(_rank_sides):
+        side.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class OpenEntry(msgspec.Struct, frozen=True):
@@ -273,11 +360,23 @@ class PageView(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A finished section, or a heartbeat gap (name empty); duration in seconds."""
+    """A finished section, or a heartbeat gap (name empty); duration in seconds. at: when the section was
+    entered or the heartbeat came. failed: an exception left the section, its duration says little."""
 
     name: str
     duration: float
     at: float
+    failed: bool = False
+
+
+class CollectiveEntry(msgspec.Struct, frozen=True):
+    """A collective; times in monotonic seconds, left_at None while the rank is inside."""
+
+    group: int
+    sequence: int
+    operation: str
+    entered_at: float
+    left_at: float | None
 
 
 class MonitorSide:
@@ -291,32 +390,29 @@ class MonitorSide:
 
     def read(self) -> PageView:
         """Return what the page shows now."""
-        words = self._words
-        state = self._read_state()
-        entries = []
-        for slot in range(_OPEN, _RING, 2):
-            number = words[slot]
-            if number:
-                entered = words[slot + 1]
-                if words[slot] == number:
-                    entries.append(OpenEntry(self._name_of(number), entered * _NS))
+        words = self._read_words()
+        entries = [
+            OpenEntry(self._name_of(words[slot]), words[slot + 1] * _NS)
+            for slot in range(_OPEN, _RING, _OPEN_WORDS)
+            if words[slot]
+        ]
         entries.sort(key=lambda entry: entry.entered_at)
         step = words[_STEP]
         return PageView(
-            iteration=state[0] - 1,
-            doing=_DOING[state[1]],
-            since=state[2] * _NS,
-            hook=self._name_of(state[3]) if state[3] else "",
-            rank=state[4],
-            world_size=state[5],
-            active_world_size=state[6],
-            initial_rank=state[7],
-            watchdog_at=self._time(_WATCHDOG),
-            ping_at=self._time(_PING),
-            heartbeat_at=self._time(_HEARTBEAT),
+            iteration=words[_ITERATION] - 1,
+            doing=_DOING[words[_DOING_NOW]],
+            since=words[_SINCE] * _NS,
+            hook=self._name_of(words[_HOOK]) if words[_HOOK] else "",
+            rank=words[_RANK],
+            world_size=words[_WORLD_SIZE],
+            active_world_size=words[_ACTIVE_WORLD_SIZE],
+            initial_rank=words[_INITIAL_RANK],
+            watchdog_at=words[_WATCHDOG] * _NS or None,
+            ping_at=words[_PING] * _NS or None,
+            heartbeat_at=words[_HEARTBEAT] * _NS or None,
             step=step - 1 if step else None,
-            step_at=self._time(_STEP_AT),
-            section_left_at=None if entries else self._time(_SECTION_LEFT),
+            step_at=words[_STEP_AT] * _NS or None,
+            section_left_at=None if entries else words[_SECTION_LEFT] * _NS or None,
             open_sections=tuple(entries),
             said_goodbye=bool(words[_GOODBYE]),
         )
@@ -325,32 +421,51 @@ class MonitorSide:
         """Return what was finished since the last call, and how many entries were overwritten unread."""
         words = self._words
         head = words[_HEAD]
-        lost = max(0, head - self._tail - RING)
-        entries = []
-        for count in range(self._tail + lost, head):
-            at = _RING + count % RING * 3
-            number = words[at]
-            name = self._name_of(number) if number != HEARTBEAT_NAME else ""
-            entries.append(Closed(name, words[at + 1] * _NS, words[at + 2] * _NS))
-        overwritten = max(0, words[_HEAD] - RING - self._tail - lost)  # while they were being read
+        first = max(self._tail, head - RING)
+        entries = [self._closed(count) for count in range(first, head)]
+        # What was overwritten while it was read; the writer is at work one place beyond its head.
+        intact = min(max(first, words[_HEAD] - RING + 1), head)
+        lost = intact - self._tail
         self._tail = head
-        return entries[overwritten:], lost + min(overwritten, len(entries))
+        return entries[intact - first :], lost
+
+    def collectives(self) -> list[CollectiveEntry]:
+        """Return the last collectives that the rank entered, oldest first."""
+        words = self._words
+        head = words[_COLLECTIVE_HEAD]
+        first = max(0, head - COLLECTIVES)
+        entries = [self._collective(count) for count in range(first, head)]
+        return entries[max(0, words[_COLLECTIVE_HEAD] - COLLECTIVES + 1 - first) :]
 
     def wait_for_death(self, limit: float) -> bool:
-        """Block until the rank's main thread is gone, at most `limit` seconds; answers whether it is."""
-        return _Mutex(self._page).owner_died(limit)
+        """Block until the rank's main thread is gone, at most `limit` seconds; answers whether it is.
 
-    def _read_state(self) -> tuple[int, ...]:
-        words = self._words
-        for _ in range(10_000):
-            before = words[_SEQUENCE]
-            state = tuple(words[_STATE : _STATE + _STATE_WORDS])
-            if before % 2 == 0 and words[_SEQUENCE] == before:
-                return state
-        return state  # the rank died while writing: what is there is what there is
+        A rank that has not locked its mutex yet counts as alive. Raises: MonitorError."""
+        deadline = time.monotonic() + limit
+        while not self._words[_IS_LOCKED]:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_EVERY)
+        return _Mutex(self._page).owner_died(max(0.0, deadline - time.monotonic()))
 
-    def _time(self, word: int) -> float | None:
-        return self._words[word] * _NS or None
+    def _read_words(self) -> list[int]:
+        shared = self._words
+        for _ in range(_READS):
+            words = shared[:_RING].tolist()
+            if words[_SEQUENCE] % 2 == 0 and shared[_SEQUENCE] == words[_SEQUENCE]:
+                break  # else it was being written; what a dead rank left half done is what there is
+        return words
+
+    def _closed(self, count: int) -> Closed:
+        at = _RING + count % RING * _RING_WORDS
+        number, duration, when = self._words[at : at + _RING_WORDS]
+        name = "" if number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
+        return Closed(name, duration * _NS, when * _NS, bool(number & _FAILED))
+
+    def _collective(self, count: int) -> CollectiveEntry:
+        at = _COLLECTIVE_RING + count % COLLECTIVES * _COLLECTIVE_WORDS
+        group, sequence, number, entered, left = self._words[at : at + _COLLECTIVE_WORDS]
+        return CollectiveEntry(group, sequence, self._name_of(number), entered * _NS, left * _NS or None)
 
     def _name_of(self, number: int) -> str:
         while len(self._names) < number <= self._words[_NAME_COUNT]:
@@ -379,25 +494,35 @@ class _Mutex:
         self._check("pthread_mutex_init", self._libc.pthread_mutex_init(self._at, attributes))
 
     def lock(self) -> None:
-        self._check("pthread_mutex_lock", self._libc.pthread_mutex_lock(self._at))
+        result = self._libc.pthread_mutex_lock(self._at)
+        if result == errno.EOWNERDEAD:  # somebody held it before us, and died
+            result = self._libc.pthread_mutex_consistent(self._at)
+        self._check("pthread_mutex_lock", result)
 
     def owner_died(self, limit: float) -> bool:
-        until = time.time() + limit  # the call takes wall time; a clock step only shortens or repeats it
-        deadline = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))
-        result = self._libc.pthread_mutex_timedlock(self._at, deadline)
+        result = self._lock_within(limit)
+        if result == errno.ETIMEDOUT:
+            return False
         if result == errno.EOWNERDEAD:
             self._libc.pthread_mutex_consistent(self._at)
-            self._libc.pthread_mutex_unlock(self._at)
-            return True
-        if result == 0:
-            # Nobody held it: the rank has not locked it yet, or was found dead before.
-            self._libc.pthread_mutex_unlock(self._at)
-            return True
-        if result != errno.ETIMEDOUT:
+        elif result:
             raise MonitorError(f"waiting for the rank's death failed: {os.strerror(result)}")
-        return False
+        # Without EOWNERDEAD it had been found dead before.
+        self._libc.pthread_mutex_unlock(self._at)
+        return True
+
+    def _lock_within(self, limit: float) -> int:
+        """Take the mutex; answers the error number."""
+        if hasattr(self._libc, "pthread_mutex_clocklock"):  # glibc 2.30
+            until = time.monotonic() + limit
+            return int(self._libc.pthread_mutex_clocklock(self._at, time.CLOCK_MONOTONIC, _timespec(until)))
+        return int(self._libc.pthread_mutex_timedlock(self._at, _timespec(time.time() + limit)))
 
     @staticmethod
     def _check(name: str, result: int) -> None:
         if result:
             raise MonitorError(f"{name} failed: {os.strerror(result)}")
+
+
+def _timespec(at: float) -> ctypes.Array[ctypes.c_long]:
+    return (ctypes.c_long * 2)(int(at), int(at % 1 * 1e9))

@@ -80,6 +80,7 @@ class RankMonitor:
         self._interrupted: tuple[int, float] | None = None  # iteration, when
         self._stuck_in: int | None = None
         self._is_gone = False
+        self._status: Exit | None = None
         self._noticed_by: Literal["mutex", "pidfd"] = "pidfd"
         self._is_over = False
         self._oom_kills = processes.oom_kills()
@@ -115,6 +116,8 @@ class RankMonitor:
         """The robust mutex tells of a death long before the process's memory is freed."""
         while not self._page.wait_for_death(60.0):
             pass  # again: the call is bounded, the rank's life is not
+        # At once: whoever the rank's parent is may reap it any moment now.
+        self._status = self._rank.exit_status(EXIT_LIMIT)
         os.write(self._wake_write, b"x")
 
     def _sleep(self, wake_at: float | None) -> None:
@@ -164,6 +167,8 @@ class RankMonitor:
             self._file = RecordFile(self._folder / "records" / name)
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
+            if begin.job:
+                files.create(self._folder / "job.json", msgspec.json.format(msgspec.json.encode(begin.job)) + b"\n")
         assert self._emitter is not None
         self._emitter.move(call=begin.origin.call)
         self._outlet.begin(begin)
@@ -243,7 +248,7 @@ class RankMonitor:
 
     def _capture(self, finding: Finding) -> None:
         self.emit(events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for))
-        self._stacks = stacks.capture(self._rank, self._dump)
+        self._stacks = stacks.capture(self._rank, self._dump, thorough=finding.severity == "hard")
         self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
 
     def _ask_restart(self, finding: Finding) -> None:
@@ -282,6 +287,7 @@ class RankMonitor:
                 message=f"process {self._rank.pid} ended ({_words(status)}){cause}",
                 exit=status,
                 detector=Detector("exit"),
+                stacks=self._dump.last_words(),
             )
         )
         self.emit(events.Interrupted(record))
@@ -291,7 +297,9 @@ class RankMonitor:
 
     def _exit_status(self) -> Exit:
         """How the rank ended. Out of memory: it was killed, and the kernel killed somebody here for it."""
-        status = self._rank.exit_status(EXIT_LIMIT)
+        status = self._status or self._rank.exit_status(EXIT_LIMIT)
+        if status.signal is None and status.code is None and self._dump.fatal_signal():
+            return Exit(signal=self._dump.fatal_signal())
         if status.signal != "SIGKILL" or self._oom_kills is None:
             return status
         now = processes.oom_kills()
