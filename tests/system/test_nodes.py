@@ -1,0 +1,61 @@
+"""Several nodes. Here a node is a group of ranks with a name, a local numbering and a leader of its own; all are on
+one host, so what a network does between hosts is not part of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from tests.support.ranks import Job
+from tests.system.jobs import RESULT
+
+Start = Callable[..., Job]
+PER_NODE = 2
+
+
+def on_nodes(rank: int) -> Mapping[str, str]:
+    return {"GROUP_RANK": str(rank // PER_NODE), "LOCAL_RANK": str(rank % PER_NODE), "LOCAL_WORLD_SIZE": str(PER_NODE)}
+
+
+def start_and_hold(start: Start, nodes: int) -> Job:
+    world = nodes * PER_NODE
+    job = start(world, "tests.system.jobs:train_and_hold", env_of=on_nodes, at="mid", step_held=5)
+    for rank in range(world):
+        job.await_sign("mid", rank)
+    return job
+
+
+def lose_node(job: Job, node: int) -> list[int]:
+    """Kill all of a node at once, monitors first, so that nobody there tells of it; answers its ranks."""
+    ranks = list(range(node * PER_NODE, (node + 1) * PER_NODE))
+    for pid in [*(job.monitor_pid(rank) for rank in ranks), *(job.pids[rank] for rank in ranks)]:
+        os.kill(pid, signal.SIGKILL)
+    return ranks
+
+
+def test_nodes_complete_together(start: Start) -> None:
+    job = start_and_hold(start, nodes=2)
+    job.let_on("mid")
+    assert [rank.value for rank in job.wait()] == [RESULT] * 4
+    assert {record.origin.node.rpartition("-")[2] for record in job.records()} == {"g0", "g1"}
+    assert not job.of(events.Interrupted)
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_lost_node_is_noticed_by_another_and_its_ranks_excluded(start: Start, nodes: int) -> None:
+    job = start_and_hold(start, nodes)
+    lost = lose_node(job, nodes - 1)
+    job.let_on("mid")
+    survivors = [rank for rank in range(nodes * PER_NODE) if rank not in lost]
+    assert [rank.value for rank in job.wait_ranks(90.0) if rank.signal is None] == [RESULT] * len(survivors)
+    silent = job.await_record(events.NodeFellSilent).event
+    assert isinstance(silent, events.NodeFellSilent)
+    assert silent.silent_node.endswith(f"-g{nodes - 1}")
+    assert silent.silent_for_s >= silent.allowed_s
+    told = {(record.rank, record.interruption) for record in job.interruptions() if record.rank in lost}
+    assert told == {(rank, Interruption.UNRESPONSIVE) for rank in lost}
