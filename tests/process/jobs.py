@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -213,5 +214,40 @@ def finish_apart() -> int:
             arrived.wait(["0/completion/0/0"], timedelta(seconds=30))
             raise ValueError("after the other had completed")
         return call.iteration
+
+    return function()
+
+
+def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only read
+    """Wait, in Python, until the file `go` is there; answers the iteration in which it was."""
+
+    @wrapper_of(options, {}, [])
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        while not Path("go").exists():
+            time.sleep(0.01)
+        return call.iteration
+
+    return function()
+
+
+def restart_often(restarts: int) -> list[tuple[int, int, int]]:
+    """Fail in every iteration but the last; answers (resident KiB, threads, descriptors) at the start of each."""
+    seen: list[tuple[int, int, int]] = []
+    process = psutil.Process()
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> list[tuple[int, int, int]]:
+        assert call is not None
+        seen.append((process.memory_info().rss // 1024, process.num_threads(), process.num_fds()))
+        dist.init_process_group("gloo")
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        if call.iteration < restarts:
+            if call.iteration % dist.get_world_size() == dist.get_rank():
+                raise ValueError("by schedule")
+            dist.all_reduce(ones)
+        dist.destroy_process_group()
+        return seen
 
     return function()

@@ -271,3 +271,13 @@ def test_exception_at_eight_ranks(start: Start) -> None:
     job = start(8, TRAIN, faults=[fault("exception", rank=5), fault("kill", rank=3, iteration=1)])
     ranks = job.wait()
     assert [rank.value for number, rank in enumerate(ranks) if number != 3] == [RESULT] * 7
+
+
+def test_200_restarts_leave_memory_threads_and_descriptors_flat(start: Start) -> None:  # F45
+    job = start(2, "tests.process.jobs:restart_often", restarts=200)
+    for rank in job.wait(limit=110):
+        memory, threads, descriptors = zip(*rank.value, strict=True)
+        assert len(memory) == 201
+        assert max(threads[150:]) <= max(threads[20:70])
+        assert max(descriptors[150:]) <= max(descriptors[20:70])
+        assert max(memory[150:]) <= max(memory[20:70]) + 2048  # KiB

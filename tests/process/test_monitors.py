@@ -1,0 +1,65 @@
+"""Monitors and the store's host die or stall; no healthy rank is taken along, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from tests.process.jobs import FAST, RESULT
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+PATIENT = "tests.process.jobs:wait_for_sign"
+
+
+def test_rank_whose_monitor_is_killed_goes_on_and_says_so(start: Start) -> None:  # F24
+    job = start(2, PATIENT)
+    monitor = job.await_record(events.MonitorStarted, rank=1).origin.pid
+    job.await_record(events.StageStarted, rank=1, where=lambda event: event.stage == "run")
+    os.kill(monitor, signal.SIGKILL)
+    job.await_record(events.MonitorLost, rank=1, role="rank")
+    (job.folder / "go").touch()
+    assert [rank.value for rank in job.wait_ranks()] == [0, 0]  # the function was started once
+    lost = [record for record in job.interruptions() if record.rank == 1]
+    assert [record.interruption for record in lost] == [Interruption.MONITOR_PROCESS_EXCEPTION]
+    assert any(record.event.outcome == "completed" for record in job.of(events.IterationEnded, rank=1))
+
+
+def test_stopped_monitor_does_not_disturb_its_rank(start: Start) -> None:  # F25
+    job = start(2, PATIENT)
+    monitor = job.await_record(events.MonitorStarted, rank=1).origin.pid
+    job.await_record(events.StageStarted, rank=1, where=lambda event: event.stage == "run")
+    os.kill(monitor, signal.SIGSTOP)
+    try:
+        (job.folder / "go").touch()
+        assert [rank.value for rank in job.wait_ranks()] == [0, 0]
+    finally:
+        os.kill(monitor, signal.SIGCONT)
+    assert not job.of(events.Interrupted)
+
+
+def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(start: Start) -> None:  # F24
+    job = start(2, PATIENT, options={"heartbeat_timeout": 2.0})
+    monitor = job.await_record(events.MonitorStarted, rank=1).origin.pid
+    job.await_record(events.StageStarted, rank=1, where=lambda event: event.stage == "run")
+    os.kill(monitor, signal.SIGKILL)
+    job.signal(1, signal.SIGKILL)
+    record = job.await_record(events.RankStoodInFor, rank=0, where=lambda event: event.initial_rank == 1)
+    assert record.event.result == "excluded"
+    (job.folder / "go").touch()
+    assert job.wait_ranks()[0].value == 1  # started again without rank 1
+
+
+def test_loss_of_the_store_ends_every_rank_with_a_clear_error(start: Start) -> None:  # F23
+    options = FAST | {"heartbeat_timeout": 2.0, "barrier_timeout": 10.0}
+    job = start(2, PATIENT, options=options)
+    host = job.await_record(events.MonitorStarted, rank=0).origin.pid
+    for rank in (0, 1):
+        job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+    os.kill(host, signal.SIGKILL)
+    ranks = job.wait_ranks()
+    assert {rank.type for rank in ranks} == {"StoreError"}
+    assert all("gone or unreachable" in rank.error for rank in ranks)
