@@ -3,7 +3,7 @@
     python               as a script, on one rank; `ranks=2`: on as many
     python continues     after the page's earlier python blocks, in the same script
     console              its `$ ` lines, by bash, in a folder with a finished run `resilience-runs/demo`;
-                         exit status 0 expected, or the one in `status=1`
+                         exit status 0 expected, or the one in `status=1`; `slow`: only in `poe test-slow`
     text json yaml toml diff prometheus     are shown, not run
 
 No other kind is allowed, so that nothing escapes; the README's two `bash` lines are run by CI."""
@@ -62,7 +62,12 @@ BLOCKS = list(blocks())
 
 
 def of_kind(kind: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == kind], ids=str)
+    found = [
+        pytest.param(block, marks=[pytest.mark.slow] if "slow" in block.words else [])
+        for block in BLOCKS
+        if block.kind == kind
+    ]
+    return pytest.mark.parametrize("block", found, ids=str)
 
 
 def test_no_block_escapes() -> None:
@@ -96,9 +101,11 @@ def test_console_block_runs(finished_run: Path, tmp_path: Path, block: Block) ->
     shutil.copytree(finished_run, tmp_path / "resilience-runs")
     commands = [line.removeprefix("$ ") for line in block.code.splitlines() if line.startswith("$ ")]
     assert commands, "a console block without a line that begins with `$ `"
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    limit = 1700 if "slow" in block.words else 100
     for command in commands:
         ran = subprocess.run(
-            ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False
+            ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=limit, check=False
         )
         assert ran.returncode == block.word("status", 0), f"$ {command}\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}"
