@@ -251,3 +251,15 @@ def restart_often(restarts: int) -> list[tuple[int, int, int]]:
         return seen
 
     return function()
+
+
+def train_beside_a_thread(hooks: dict[str, Any] = {}) -> Any:  # noqa: B006  only read
+    """The loop, in a process that has a thread of its own already."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, args=(120,), name="user-thread")
+    thread.start()
+    try:
+        return train(faults=[{"rank": 1, "iteration": 0, "step": 5, "kind": "exception"}], hooks=hooks)
+    finally:
+        end.set()
+        thread.join()

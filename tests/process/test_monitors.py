@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 
 from resilience.core import events
@@ -12,6 +13,7 @@ from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job
 
 Start = Callable[..., Job]
+TRAIN = "tests.process.jobs:train"
 PATIENT = "tests.process.jobs:wait_for_sign"
 
 
@@ -63,3 +65,30 @@ def test_loss_of_the_store_ends_every_rank_with_a_clear_error(start: Start) -> N
     ranks = job.wait_ranks()
     assert {rank.type for rank in ranks} == {"StoreError"}
     assert all("gone or unreachable" in rank.error for rank in ranks)
+
+
+def test_process_with_threads_gets_an_executed_monitor_and_is_told_why(start: Start) -> None:
+    job = start(2, "tests.process.jobs:train_beside_a_thread")
+    assert [rank.value for rank in job.wait(limit=90)] == [RESULT] * 2
+    call = job.of(events.CallStarted, rank=0)[0].event
+    assert (call.monitor, "other threads: user-thread" in call.monitor_reason) == ("executed", True)
+    assert Interruption.EXCEPTION in job.kinds(0)[1]
+
+
+def test_hook_that_an_executed_monitor_cannot_get_is_refused_clearly(start: Start) -> None:
+    job = start(1, "tests.process.jobs:train_beside_a_thread", hooks={"groups_of": 1})
+    (rank,) = job.wait_ranks()
+    assert rank.type == "ConfigurationError"
+    assert "rank_assignment" in rank.error
+
+
+def test_port_in_use_is_a_clear_error(start: Start) -> None:  # F41
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        job = start(1, TRAIN, env={"MASTER_PORT": port})
+        (rank,) = job.wait_ranks()
+    assert rank.type == "MonitorError"
+    assert port in rank.error
+    assert "Address already in use" in rank.error
