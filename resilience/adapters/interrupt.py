@@ -3,9 +3,9 @@
 A signal reaches what an asynchronous exception does not: `sleep`, locks, queues, `select`, a DataLoader.
 But a handler that raises at any instruction leaves locks locked, modules half imported and cleanup code
 cut short, so the handler first decides whether this is a place to raise at; if not it returns, and the
-sender repeats. Inside the standard library, and inside this package, it lets the interrupted call run
-on to the next line of the user's own code (by a trace function) and raises there. An exception that
-user code swallows is noticed when it dies, with the place, and sent again.
+sender repeats. Inside the standard library, torch and this package it lets the call run on, and raises
+when the call has returned to the user's own code (by a trace function). An exception that user code
+swallows is noticed when it dies, with the place, and sent again.
 
 `Interrupter.call` runs the function in the main thread; another thread sends. When to interrupt, and
 what to do where nothing arrives, is the caller's matter. Not curable here: user code that calls
@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import msgspec
@@ -104,6 +104,7 @@ class Interrupter:
         self._seen_at = 0.0
         self._looks = 0
         self._target: FrameType | None = None  # of the trace function
+        self._called_at = 0  # the instruction at which the target stood
         self._bottom: FrameType | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may interrupt itself
 
@@ -332,12 +333,15 @@ class Interrupter:
         return False
 
     def _is_fragile(self, frame: FrameType) -> bool:
-        """Whether something runs that cannot be left: a `__del__` loses what is raised in it, and an
-        import that is cut short leaves modules with C parts broken for good."""
+        """Whether something runs that cannot be left: a `__del__` loses what is raised in it, an import
+        that is cut short leaves modules with C parts broken for good, and a trace function that
+        raises (a debugger's, coverage's) is switched off."""
+        tracer = sys.gettrace()
+        tracing = None if tracer is self._tracer else _code_of(tracer)
         at: FrameType | None = frame
         while at is not None and at is not self._bottom:
             code = at.f_code
-            if code.co_name == "__del__" or code.co_filename.startswith("<frozen importlib"):
+            if code is tracing or code.co_name == "__del__" or code.co_filename.startswith("<frozen importlib"):
                 return True
             at = at.f_back
         return False
@@ -367,14 +371,15 @@ class Interrupter:
     # -- stepping out of the standard library -------------------------------------------------------
 
     def _step_out(self, frame: FrameType | None) -> None:
-        """Trace the first caller that is not library code, to raise at its next line."""
+        """Trace the first caller that is not library code, to raise as soon as its call has returned."""
         if sys.gettrace() not in (None, self._tracer):
             return  # a debugger or coverage: repeating has to do
         while frame is not None and frame is not self._bottom and _is_library(frame):
             frame = frame.f_back
         if frame is not None and frame is not self._bottom and frame is not self._target:
             self._stop_stepping()
-            self._target = frame
+            self._target, self._called_at = frame, frame.f_lasti
+            frame.f_trace_opcodes = True
             frame.f_trace = self._tracer
             sys.settrace(self._tracer)
 
@@ -384,11 +389,14 @@ class Interrupter:
             return None
         if frame is not self._target:
             return None
-        if event == "line":
+        if event in ("opcode", "line"):
+            # At the instruction after the call what protected the call still holds, `with` and `finally`
+            # included; a line further down the lock may be about to be released by the next instruction.
+            is_protected = _protects(frame.f_code, self._called_at, frame.f_lasti)
             self._stop_stepping()
-            if self._armed and not self._must_wait(frame):
+            if self._armed and is_protected and not self._must_wait(frame):
                 raise self._new_exception()
-            return None
+            return None  # otherwise the next signal finds another place
         if event == "return":  # or yield; raised here, its own `finally` would be passed over
             self._step_out(frame.f_back)
         return self._tracer
@@ -396,6 +404,7 @@ class Interrupter:
     def _stop_stepping(self) -> None:
         if self._target is not None:
             self._target.f_trace = None
+            self._target.f_trace_opcodes = False
             self._target = None
         if sys.gettrace() is self._tracer:
             sys.settrace(None)
@@ -481,6 +490,10 @@ def _mortal(base: type[BaseException], owner: Interrupter) -> type[BaseException
     return type(base.__name__, (base,), {**members, "__qualname__": base.__qualname__, "__doc__": base.__doc__})
 
 
+def _code_of(function: Any) -> Any:
+    return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
 def _free_signal(wanted: int) -> int:
     """Return `wanted`, or the next real-time signal that nobody handles. Raises: ConfigurationError."""
     first = wanted if wanted >= signal.SIGRTMIN else signal.SIGRTMIN + 9
@@ -505,6 +518,44 @@ def _caught_signals() -> int:
         return 0
 
 
+def _protects(code: CodeType, before: int, now: int) -> bool:
+    """Whether the handler in force at offset `before` is still in force at offset `now`.
+
+    The compiler leaves the end of a `with` block and the regular way through `finally` unprotected: an
+    exception there would pass over the very cleanup that is under way. Before Python 3.11 the blocks
+    are kept at run time, and hold until an instruction after `now` ends them."""
+    handlers = _handlers(getattr(code, "co_exceptiontable", b""))
+    wanted = _handler_at(handlers, before)
+    at: int | None = now
+    for _ in range(len(handlers) + 1):  # from the innermost handler to the outermost
+        if wanted is None or at is None:
+            break
+        at = _handler_at(handlers, at)
+        if at == wanted:
+            return True
+    return wanted is None
+
+
+def _handler_at(handlers: list[tuple[int, int, int]], offset: int) -> int | None:
+    return next((target for start, end, target in handlers if start <= offset < end), None)
+
+
+def _handlers(table: bytes) -> list[tuple[int, int, int]]:
+    """Decode an exception table into (start, end, handler) offsets.
+
+    Source: https://github.com/python/cpython/blob/3.11/Objects/exception_handling_notes.txt"""
+    values: list[int] = []
+    value = 0
+    for byte in table:
+        value = value << 6 | byte & 0x3F
+        if not byte & 0x40:
+            values.append(value)
+            value = 0
+    # four values an entry, in units of two bytes: start, length, handler, and depth with a flag
+    entries = zip(values[::4], values[1::4], values[2::4], strict=False)
+    return [(2 * start, 2 * (start + length), 2 * handler) for start, length, handler in entries]
+
+
 _LIBRARY = (
     os.path.join(os.path.dirname(threading.__file__), ""),
     *(
@@ -520,9 +571,15 @@ def _is_library(frame: FrameType) -> bool:
 
 @functools.cache
 def _is_library_file(file: str) -> bool:
+    """Whether code of the standard library, of torch or of this package must not be cut short.
+
+    torch because `__exit__` of `no_grad`, autocast and the like restores state of the whole thread."""
     if file.startswith("<frozen "):
         return True
-    return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
+    if file.startswith(_LIBRARY) and "-packages" + os.sep not in file:
+        return True
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    return torch is not None and file.startswith(os.path.join(os.path.dirname(torch), ""))
 
 
 # A handle of our own: argument types set on the shared one would bind other users of it.

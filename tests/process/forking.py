@@ -5,6 +5,7 @@ traceback. A body that does not end in time prints the stacks of all its threads
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import multiprocessing.connection
 import os
@@ -16,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+PR_SET_PDEATHSIG = 1
 Body = tuple[Callable[..., Any], tuple[Any, ...]]
 Outcome = tuple[bool, Any]  # it returned, its value; it did not, what happened
 
@@ -73,12 +75,12 @@ def _values(outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def _run(bodies: Sequence[Body], limit: float) -> list[Outcome]:
-    running = [_start(function, args, limit) for function, args in bodies]
-    deadline = time.monotonic() + limit + 5.0
+    running = [_start(function, args) for function, args in bodies]
+    deadline = time.monotonic() + limit
     return [_finish(pid, connection, stacks, deadline) for pid, connection, stacks in running]
 
 
-def _start(function: Callable[..., Any], args: tuple[Any, ...], limit: float) -> tuple[int, Any, Any]:
+def _start(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[int, Any, Any]:
     here, there = multiprocessing.Pipe(duplex=False)
     stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read after the process has gone
     pid = os.fork()
@@ -87,7 +89,8 @@ def _start(function: Callable[..., Any], args: tuple[Any, ...], limit: float) ->
         return pid, here, stacks
     try:
         here.close()
-        faulthandler.dump_traceback_later(limit, exit=True, file=stacks)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        faulthandler.register(signal.SIGUSR1, file=stacks)
         try:
             outcome = True, function(*args)
             pickle.dumps(outcome)
@@ -102,6 +105,8 @@ def _finish(pid: int, connection: Any, stacks: Any, deadline: float) -> Outcome:
     try:
         if connection.poll(max(0.0, deadline - time.monotonic())):
             return connection.recv()  # type: ignore[no-any-return]
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.5)  # for the stacks
     except EOFError:
         pass
     finally:
