@@ -1,4 +1,4 @@
-"""Why an iteration ended: names kept from the compatible API; the values live in `core.attribution`."""
+"""Why did an iteration end?  Names of the compatible API; the values are `core.attribution`'s."""
 
 from resilience.core.attribution import Interruption, InterruptionRecord
 

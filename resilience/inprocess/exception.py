@@ -1,4 +1,4 @@
-"""Exceptions of the restart: names kept from the compatible API; they live in `resilience.errors`."""
+"""What may a wrapped call raise?  Names of the compatible API; the classes are those of `errors`."""
 
 from resilience.errors import (
     HealthCheckError,

@@ -1,80 +1,76 @@
-"""Is this rank fit to go on?"""
+"""Is this rank fit to go on?
+
+`health_check` runs on every rank before each start of the function, and after a fault once `finalize` is
+through. It looks at its own rank only: others may still be in the function, or gone."""
 
 from __future__ import annotations
 
-import sys
-import threading
 from abc import ABC, abstractmethod
 from datetime import timedelta
 
+from resilience.adapters.environment import local_rank
+from resilience.adapters.health import cuda
 from resilience.errors import FaultCounterExceeded, TimeoutError
+from resilience.inprocess import options
 from resilience.inprocess.state import State
 
 
 class HealthCheck(ABC):
-    """Called before each start with None, and after a fault with this rank's own exception or None.
-
-    Raising before the function restarts all; raising after a fault excludes this rank."""
+    """Called before each start with None, and after a fault with this rank's own exception, None where
+    another rank failed. Raising before the start restarts all; raising after a fault excludes this rank."""
 
     @abstractmethod
     def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
-        """Raise if this rank must not go on."""
+        """Raise if this rank must not go on; else return both arguments."""
 
 
 class CudaHealthCheck(HealthCheck):
-    """Synchronises the CUDA device within `timeout`, twice. Does nothing where CUDA was not initialised.
+    """Waits until the CUDA device has done its work, at most `timeout`, and once more to see that it still
+    works: the first wait may end without an error although the work before it broke the device.
 
-    Raises: TimeoutError if the device does not answer, or the device's own error."""
+    The device is LOCAL_RANK's, or the current one. Does nothing where this process has not used CUDA.
+    Raises: TimeoutError, or the device's own error; ConfigurationError."""
 
     def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+        self._limit = options.seconds("timeout", timeout)
         self.timeout = timeout
 
-    def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            device = torch.cuda.current_device()
-            for _ in range(2):  # the first may only report an error of the work before
-                self._synchronise(torch, device)
+    def __call__(self, state: State, exc: Exception | None = None) -> tuple[State, Exception | None]:
+        device = cuda.used_device(local_rank())
+        if device is None:
+            return state, exc
+        for _ in range(2):
+            if not cuda.finishes_within(self._limit, device):
+                raise TimeoutError(
+                    f"CUDA device {device} of rank {state.rank} did not finish its work within {self._limit:g} s "
+                    "(timeout); work on a device cannot be cancelled, so this process has to be replaced",
+                    device=device,
+                    limit=self.timeout,
+                )
         return state, exc
-
-    def _synchronise(self, torch: object, device: int) -> None:
-        raised: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                torch.cuda.synchronize(device)  # type: ignore[attr-defined]
-            except BaseException as error:  # handed over to the caller's thread
-                raised.append(error)
-
-        thread = threading.Thread(target=work, name="resilience-cuda-check", daemon=True)
-        thread.start()
-        thread.join(self.timeout.total_seconds())
-        if thread.is_alive():
-            raise TimeoutError(
-                f"CUDA device {device} did not finish its work within {self.timeout.total_seconds():g} s; it hangs, "
-                "and its process has to be replaced",
-                limit=self.timeout,
-            )
-        if raised:
-            raise raised[0]
 
 
 class FaultCounter(HealthCheck):
-    """Excludes this rank once it has itself failed more than `max_rank_faults` times (None: never)."""
+    """Excludes this rank once it has itself failed more than `max_rank_faults` times; None: never.
+
+    `faults_count` is the number so far. Faults of other ranks do not count.
+    Raises: FaultCounterExceeded; ConfigurationError."""
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
-        self.max_rank_faults = max_rank_faults
-        self.faults = 0
+        self.max_rank_faults = None if max_rank_faults is None else options.whole("max_rank_faults", max_rank_faults, 0)
+        self.faults_count = 0
 
-    def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
-        if exc is not None:
-            self.faults += 1
-        if self.max_rank_faults is not None and self.faults > self.max_rank_faults:
+    def __call__(self, state: State, exc: Exception | None = None) -> tuple[State, Exception | None]:
+        if exc is None:
+            return state, exc
+        self.faults_count += 1
+        if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
             raise FaultCounterExceeded(
-                f"rank {state.initial_rank} failed {self.faults} times, allowed are {self.max_rank_faults}",
-                faults=self.faults,
+                f"rank {state.rank} (initially {state.initial_rank}) failed {self.faults_count} times, allowed are "
+                f"{self.max_rank_faults} (max_rank_faults); its last failure: {type(exc).__name__}: {exc}",
+                faults_count=self.faults_count,
                 max_rank_faults=self.max_rank_faults,
-            )
+            ) from exc
         return state, exc
 
 

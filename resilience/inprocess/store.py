@@ -1,68 +1,97 @@
-"""The store that all ranks share, with the names of the compatible API.
+"""What store do all ranks share?  Stores with the names of the compatible API.
 
 `StoreMixin` adds to any torch Store what hooks and users of that API call: barriers and records. The
-restart protocol itself needs only the plain operations (`core.restart`), so a mixin over any store
-will do. Inside a Wrapper rank 0's monitor hosts the TCPStore and every rank is a client; outside one,
-rank 0 hosts it."""
+restart protocol needs only the store's plain operations (`core.restart`), so any torch Store with the
+mixin will do. Who hosts a TCPStore depends on where it is made: inside a Wrapper, rank 0's monitor does
+and every rank is a client, so that the store outlives rank 0's process; elsewhere rank 0 does."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import socket
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 
-from resilience.adapters.store import drive, execute
+from resilience.adapters.connecting import await_server, short_lookups
+from resilience.adapters.environment import Rendezvous, rank_and_world_size
+from resilience.adapters.serving import listen
+from resilience.adapters.store import StoreLike, drive, execute, wait
 from resilience.core import restart
 from resilience.core.attribution import InterruptionRecord, decode, encode
+from resilience.core.restart import Add, Await, Check, CompareSet, Protocol, Read, Set
 from resilience.errors import (
     BarrierError,
     BarrierOverflow,
     BarrierTimeout,
     ConfigurationError,
-    ConfigurationTypeError,
     StoreError,
 )
+from resilience.inprocess import options
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
-_may_host: bool | None = None  # None: outside any Wrapper, where rank 0 hosts
+CHUNK = 5.0  # seconds; longest single wait by default: no interrupt ends it, and torch warns whenever one runs out
+HOST_RANK = 0
+
+# None: outside any Wrapper. A context variable, because threads of one monitor connect on their own.
+_may_host: ContextVar[bool | None] = ContextVar("_may_host", default=None)
 
 
 @contextmanager
 def hosting(is_host: bool) -> Iterator[None]:
-    """Decide for the body whether a TCPStore that is made there becomes the server."""
-    global _may_host
-    before, _may_host = _may_host, is_host
+    """Decide for the body, in this thread, whether a TCPStore that is made there becomes the server."""
+    token = _may_host.set(is_host)
     try:
         yield
     finally:
-        _may_host = before
+        _may_host.reset(token)
 
 
 class StoreMixin:
-    """Barriers and records over a torch Store. Ranks are those the caller passes; a barrier serves once."""
+    """Barriers and records for a class that also is a torch Store (it needs set, get, add, check, wait and
+    compare_set). Every operation is O(1) in the number of ranks, but for lists, which are as long as what
+    is in them. Raises: StoreError, from every method, if the store does not answer."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let the mixin's methods win over those of torch, whatever the order of bases: since torch 2.9 a
+        Store has a `barrier` of its own, with other arguments."""
+        super().__init_subclass__(**options)
+        for name, method in vars(StoreMixin).items():
+            if not name.startswith("__"):
+                owner = next(base for base in cls.__mro__ if name in vars(base))
+                if not issubclass(owner, StoreMixin):
+                    setattr(cls, name, method)
 
     @property
     def critical_ranks(self) -> tuple[int, ...]:
-        """Ranks whose processes hold the store; none, where it lives outside of them."""
+        """Initial ranks whose processes must leave last, because the store ends with them."""
         return ()
 
     # -- ranks ----------------------------------------------------------------------------------
 
     def set_initial_rank(self, rank: int, initial_rank: int) -> None:
-        self._do(restart.Set(f"initial_rank/{rank}", str(initial_rank)))
+        """Tell which initial rank has `rank` now."""
+        self._do(Set(f"initial_rank/{rank}", str(initial_rank)))
 
     def get_initial_rank(self, rank: int) -> int:
-        """Return what was set for `rank`. Raises: StoreError if nothing was."""
-        (text,) = self._do(restart.Read((f"initial_rank/{rank}",)))
-        if text is None:
-            raise StoreError(f"no initial rank is known of rank {rank}; set_initial_rank must come first")
+        """Return what was set for `rank`; waits for it, at most the store's own timeout.
+
+        Raises: StoreError if nothing is set by then."""
+        key = f"initial_rank/{rank}"
+        limit = cast(timedelta, getattr(self, "timeout", DEFAULT_TIMEOUT)).total_seconds()
+        if not wait(self._store, key, limit, CHUNK):
+            raise StoreError(
+                f"no initial rank was set for rank {rank} within {limit:g} s; that rank has to call set_initial_rank",
+                rank=rank,
+                limit=limit,
+            )
+        (text,) = self._do(Read((key,)))
         return int(text)
 
     # -- barriers -------------------------------------------------------------------------------
@@ -75,29 +104,28 @@ class StoreMixin:
         timeout: timedelta,
         timeout_chunk: timedelta | None = None,
     ) -> None:
-        """Wait until the ranks 0 to rendezvous_count-1 have come, at most `timeout`.
+        """Wait until `rendezvous_count` different ranks have come to `group_name`, at most `timeout`.
 
-        timeout_chunk: the longest single wait; default `timeout`. A rank that comes again changes nothing.
-        Raises: BarrierTimeout, BarrierOverflow if `rank` is not below rendezvous_count, StoreError."""
-        for name, value in (("timeout", timeout), ("timeout_chunk", timeout_chunk or timeout)):
-            if not isinstance(value, timedelta):
-                raise ConfigurationTypeError(f"{name} is {value!r}, expected a datetime.timedelta")
-        limit = timeout.total_seconds()
-        chunk = limit if timeout_chunk is None else timeout_chunk.total_seconds()
-        drive(restart.barrier(f"barrier/{group_name}", rank, rendezvous_count, limit), _plain(self), chunk=chunk)
+        rank: any number, different for each participant; one that comes again changes nothing.
+        timeout_chunk: longest single wait, default 5 s. A barrier serves once in one store.
+        Raises: BarrierTimeout; BarrierOverflow if more ranks come; ConfigurationError."""
+        count = options.whole("rendezvous_count", rendezvous_count, 1)
+        limit = options.seconds("timeout", timeout)
+        chunk = CHUNK if timeout_chunk is None else options.seconds("timeout_chunk", timeout_chunk)
+        drive(_meet(group_name, rank, count, limit), self._store, chunk=chunk)
 
-    initial_barrier = functools.partialmethod(barrier, group_name="initial")
-    iteration_barrier = functools.partialmethod(barrier, group_name="iteration")
-    completion_barrier = functools.partialmethod(barrier, group_name="completion")
-    termination_barrier = functools.partialmethod(barrier, group_name="termination")
+    initial_barrier = functools.partialmethod(barrier, group_name="initial_barrier")
+    iteration_barrier = functools.partialmethod(barrier, group_name="iteration_barrier")
+    completion_barrier = functools.partialmethod(barrier, group_name="completion_barrier")
+    termination_barrier = functools.partialmethod(barrier, group_name="termination_barrier")
 
     # -- records --------------------------------------------------------------------------------
 
-    def record_interrupted(self, records: Sequence[InterruptionRecord]) -> None:
-        """Add records of interrupted ranks."""
-        for record in records:
-            slot = self._do(restart.Add("interrupted/count", 1))
-            self._do(restart.Set(f"interrupted/{slot}", encode(record)))
+    def record_interrupted(self, record: InterruptionRecord | Iterable[InterruptionRecord] | None = None) -> None:
+        """Add records of interrupted ranks: one, several or none."""
+        records = [record] if isinstance(record, InterruptionRecord) else record or ()
+        for each in records:
+            self._append("interrupted", encode(each))
 
     def get_interruption_records(self) -> list[InterruptionRecord]:
         """Return the records in the order in which they arrived."""
@@ -105,48 +133,89 @@ class StoreMixin:
 
     def record_completed(self) -> None:
         """Note that a rank has completed."""
-        self._do(restart.Set("completed", "1"))
+        self._do(Set("completed", "1"))
 
     def is_any_rank_completed(self) -> bool:
-        return bool(self._do(restart.Check(("completed",))))
+        """Return whether `record_completed` was called by any rank."""
+        return bool(self._do(Check(("completed",))))
 
     def record_terminated_rank(self, rank: int) -> None:
-        """Note that a rank does not go on."""
-        slot = self._do(restart.Add("terminated/count", 1))
-        self._do(restart.Set(f"terminated/{slot}", str(rank)))
+        """Note that a rank does not go on. Again for the same rank changes nothing."""
+        self._append("terminated", str(rank))
 
     def get_terminated_ranks(self) -> set[int]:
+        """Return the ranks that do not go on."""
         return {int(text) for text in self._listed("terminated")}
 
     def record_base_terminated_rank(self, rank: int) -> None:
-        """Note that a rank ended by a BaseException."""
-        self.record_terminated_rank(rank)
-        self._do(restart.Add("base_terminated", 1))
+        """Note that a rank, by its initial number, has left the job. Again changes nothing."""
+        self._append("base_terminated", str(rank))
 
     def get_base_terminated_count(self) -> int:
-        return int(self._do(restart.Add("base_terminated", 0)))
+        """Return how many different ranks have left the job."""
+        return len(set(self._listed("base_terminated")))
+
+    def _append(self, name: str, value: str) -> None:
+        slot = self._do(Add(f"{name}/count", 1))
+        self._do(Set(f"{name}/{slot}", value))
 
     def _listed(self, name: str) -> list[str]:
-        count = self._do(restart.Add(f"{name}/count", 0))
-        texts = self._do(restart.Read(tuple(f"{name}/{slot}" for slot in range(1, count + 1))))
-        return [text for text in texts if text is not None]
+        count = self._do(Add(f"{name}/count", 0))
+        texts = self._do(Read(tuple(f"{name}/{slot}" for slot in range(1, count + 1))))
+        return [text for text in texts if text is not None]  # a slot whose writer was killed stays empty
 
     def _do(self, operation: restart.Operation) -> Any:
-        return execute(operation, _plain(self))
+        return execute(operation, self._store)
+
+    @property
+    def _store(self) -> StoreLike:
+        """This object as the torch Store that it is too, which the type checker cannot see."""
+        return cast(StoreLike, self)
 
 
-def _plain(store: Any) -> Any:
-    """A mixin is used together with a torch Store; the type checker cannot see that."""
-    return store
+def _meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]:
+    """Meet `count` participants of any numbers: each gets a place in the order of arrival and keeps it, so
+    that whoever repeats the arrival of a killed rank takes no second place."""
+    name = f"barrier/{group_name}"
+    mine = f"{name}/place/{rank}"
+    (place,) = yield Read((mine,))
+    if place is None:
+        arrived = yield Add(f"{name}/arrived", 1)
+        place = yield CompareSet(mine, str(arrived - 1))
+    if int(place) >= count:
+        raise BarrierOverflow(
+            f"rank {rank} is number {int(place) + 1} to reach barrier {group_name!r}, which is made for {count} ranks; "
+            "all must pass the same rendezvous_count, and a barrier serves once: use another group_name for the next",
+            rank=rank,
+            rendezvous_count=count,
+            group_name=group_name,
+        )
+    if (yield from restart.arrive(name, int(place), count)):
+        return
+    if not (yield Await(f"{name}/done", limit)):
+        arrived = yield Add(f"{name}/arrived", 0)
+        raise BarrierTimeout(
+            f"rank {rank} waited {limit:g} s (timeout) in barrier {group_name!r}, and {arrived} of {count} ranks came; "
+            "a rank is lost or late. Raise the timeout if ranks may be this far apart",
+            rank=rank,
+            rendezvous_count=count,
+            group_name=group_name,
+            limit=limit,
+            arrived=arrived,
+        )
 
 
 class TCPStore(dist.TCPStore, StoreMixin):
-    """torch's TCPStore with the settings of the environment as defaults.
+    """torch's TCPStore, with the launcher's variables as defaults.
 
-    host_name, port, world_size: default MASTER_ADDR, MASTER_PORT, WORLD_SIZE. timeout: for the connection
-        and for each operation. wait_for_workers: accepted for compatibility; a host never waits here, because
-        it would count its own client, and the Wrapper has a barrier of its own.
-    Raises: ConfigurationError, StoreError if the server cannot be reached within `timeout`."""
+    host_name, port, world_size: default MASTER_ADDR, MASTER_PORT, WORLD_SIZE.
+    timeout: for the connection, and for each operation that waits.
+    wait_for_workers: the constructor returns once `world_size` processes have connected. Not so inside a
+        Wrapper, where ranks meet in a barrier of their own, nor on the store of a launcher's agent.
+    multi_tenant, use_libuv: as in torch.
+    Hosts on rank 0, or joins if something already listens there; inside a Wrapper see `hosting`. Where
+    TORCHELASTIC_USE_AGENT_STORE is True every process is a client.
+    Raises: ConfigurationError; StoreError if the server cannot be made, or reached within `timeout`."""
 
     def __init__(
         self,
@@ -158,103 +227,98 @@ class TCPStore(dist.TCPStore, StoreMixin):
         multi_tenant: bool = False,
         use_libuv: bool = True,
     ) -> None:
-        if not isinstance(timeout, timedelta):
-            raise ConfigurationTypeError(f"timeout is {timeout!r}, expected a datetime.timedelta")
-        host = host_name if host_name is not None else _required("MASTER_ADDR", "host_name")
-        number = port if port is not None else int(_required("MASTER_PORT", "port"))
-        is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        is_server = not is_agents and (os.environ.get("RANK", "0") == "0" if _may_host is None else _may_host)
+        limit = options.seconds("timeout", timeout)
+        there = Rendezvous.from_environment()
+        host = _given(host_name, there.host, "host_name", "MASTER_ADDR")
+        number = _given(port, there.port, "port", "MASTER_PORT")
+        may_host = _may_host.get()
+        is_outside = may_host is None and not there.is_agents
+        is_server = not there.is_agents and (rank_and_world_size()[0] == HOST_RANK if may_host is None else may_host)
+        self._critical_ranks = (HOST_RANK,) if is_outside else ()
+        listener = _listen(host, number, or_join=is_outside) if is_server else None
+        if listener is not None:
+            number = listener.getsockname()[1]
+        address = _reach(host, number, limit)
         try:
-            if is_server:
-                listener = listen(host, number)
-                number = listener.getsockname()[1]
-            else:
-                listener = None
-                _await_server(host, number, timeout.total_seconds())
-            super().__init__(
-                host,
-                number,
-                world_size,
-                is_server,
-                timeout,
-                wait_for_workers=False,
-                multi_tenant=multi_tenant,
-                use_libuv=use_libuv,
-                master_listen_fd=None if listener is None else listener.detach(),
-            )
-        except (RuntimeError, ValueError, OSError) as error:
-            what = "host" if is_server else "reach"
-            raise StoreError(
-                f"could not {what} the store at {host}:{number}: {str(error).splitlines()[0][:300]}; check MASTER_ADDR "
-                "and MASTER_PORT, and that no other job uses the port",
-                host=host,
-                port=number,
-            ) from error
+            with short_lookups():
+                super().__init__(
+                    address,
+                    number,
+                    is_master=listener is not None,
+                    master_listen_fd=None if listener is None else listener.detach(),
+                    world_size=world_size if world_size is not None else there.world_size,
+                    timeout=timeout,
+                    wait_for_workers=wait_for_workers and is_outside,
+                    multi_tenant=multi_tenant,
+                    use_libuv=use_libuv,
+                )
+        except (RuntimeError, ValueError) as error:
+            raise _unusable("use", host, number, error) from error
+
+    @property
+    def critical_ranks(self) -> tuple[int, ...]:
+        """Rank 0 where its process hosts the store; none inside a Wrapper and under an agent."""
+        return self._critical_ranks
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on `port` of every address of this host, in the family of `host`.
-
-    Left to itself a TCPStore listens on IPv6 and looks up the name of every client, as an IPv6 address, in
-    the thread that serves all of them: where reverse DNS loses a packet the whole store stands still for
-    5 s. IPv4 clients of this host are found in the hosts file. Raises: OSError."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("", port))
-        listener.listen(4096)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def iteration_server(address: str) -> dist.TCPStore:
-    """Return a fresh server for the process groups of one iteration, on a port of its own."""
-    listener = listen(address, 0)
-    port = listener.getsockname()[1]
-    return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-def _required(variable: str, argument: str) -> str:
-    value = os.environ.get(variable)
-    if not value:
+def _given(value: Any, fallback: Any, argument: str, variable: str) -> Any:
+    if value is None and fallback is None:
         raise ConfigurationError(
             f"{variable} is not set and the store was given no {argument}; set the variable on all ranks (torchrun and "
-            f"most launchers do), or pass store_kwargs={{{argument!r}: …}}"
+            f"most launchers do), or pass store_kwargs={{{argument!r}: …}}",
+            option=argument,
         )
-    return value
+    return fallback if value is None else value
 
 
-def _await_server(host: str, port: int, limit: float) -> None:
-    """Wait until the server listens. torch's own client pauses a second and more between attempts."""
-    deadline = time.monotonic() + limit
-    pause = 0.005
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection((host, port), timeout=min(5.0, limit)):
-                return
-        except OSError:
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.2)
+def _listen(host: str, port: int, or_join: bool) -> socket.socket | None:
+    """or_join: None where somebody listens there already, which is then taken for the store of this job."""
+    try:
+        return listen(host, port)
+    except OSError as error:
+        if or_join and error.errno == errno.EADDRINUSE:
+            return None
+        raise _unusable("host", host, port, error) from error
+
+
+def _reach(host: str, port: int, limit: float) -> str:
+    try:
+        return await_server(host, port, limit)
+    except OSError as error:
+        raise _unusable(f"within {limit:g} s (timeout) reach", host, port, error) from error
+
+
+def _unusable(what: str, host: str, port: int, error: Exception) -> StoreError:
+    first_line = next(iter(str(error).splitlines()), "")[:300]
+    return StoreError(
+        f"could not {what} the store at {host}:{port}: {type(error).__name__}: {first_line}; check MASTER_ADDR and "
+        "MASTER_PORT, that rank 0 runs, and that no other job uses the port",
+        host=host,
+        port=port,
+    )
 
 
 class FileStore(dist.FileStore, StoreMixin):
-    """torch's FileStore: `path` on a file system that all ranks share. The file must not be left over from
-    an earlier run."""
+    """torch's FileStore: a file on a file system that all ranks share.
 
-    def __init__(self, path: str | os.PathLike[str], timeout: timedelta = DEFAULT_TIMEOUT) -> None:
-        super().__init__(os.fspath(path), -1)
+    file_name: must not be left over from an earlier run. timeout: for each operation that waits.
+    world_size: accepted and not used: torch's store removes the file once that many instances are gone,
+    and a rank has several, beside those of its monitor. So the file stays. Raises: ConfigurationError."""
+
+    def __init__(
+        self, file_name: str | os.PathLike[str], world_size: int = -1, timeout: timedelta = DEFAULT_TIMEOUT
+    ) -> None:
+        options.seconds("timeout", timeout)
+        super().__init__(os.fspath(file_name), -1)
         self.set_timeout(timeout)
 
 
 class PrefixStore(dist.PrefixStore, StoreMixin):
-    """The part of `store` that belongs to one iteration."""
+    """The part of `store` that belongs to one iteration. `base_store` is the whole."""
 
     def __init__(self, iteration: int | str, store: Any) -> None:
-        super().__init__(str(iteration), store)
-        self.iteration = iteration
+        super().__init__(f"iteration/{iteration}", store)
+        self.base_store = store
 
 
 __all__ = [

@@ -1,0 +1,38 @@
+"""Does the CUDA device still finish its work?
+
+Only asks a device that this process already uses: neither torch nor CUDA is initialised for the sake of
+a question. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from resilience.adapters.limited import returns_within
+
+
+def used_device(local_rank: int | None) -> int | None:
+    """Return the index of the device this rank works on; None if it has not initialised CUDA.
+
+    local_rank: the device, where it names one that is visible; else the calling thread's current one."""
+    cuda = _cuda()
+    if cuda is None or not cuda.is_initialized():
+        return None
+    if local_rank is not None and local_rank < cuda.device_count():
+        return local_rank
+    return int(cuda.current_device())
+
+
+def finishes_within(limit: float, device: int) -> bool:
+    """Answer whether all work given to the device is done within `limit` seconds.
+
+    A thread that waits for a device in vain is left behind: pending work cannot be cancelled.
+    Raises: the device's error, such as an illegal memory access in earlier work (RuntimeError)."""
+    cuda = _cuda()
+    assert cuda is not None, "used_device found none"
+    return returns_within(limit, partial(cuda.synchronize, device), "resilience-cuda-check")
+
+
+def _cuda() -> Any:
+    return getattr(sys.modules.get("torch"), "cuda", None)

@@ -1,0 +1,31 @@
+"""Does a call that may never return, return in time?
+
+The call runs in a thread of its own. If it is late, the thread is left behind: Python cannot end it. What
+follows from that is the caller's matter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+def returns_within(limit: float, function: Callable[[], object], name: str) -> bool:
+    """Run `function` in a daemon thread; answers whether it returned within `limit` seconds.
+
+    name: of the thread. Raises: what the function raised in that time."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            function()
+        except BaseException as error:  # handed over to the calling thread
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        return False
+    if raised:
+        raise raised[0]
+    return True

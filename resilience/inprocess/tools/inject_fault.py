@@ -1,0 +1,171 @@
+"""What happens to my job if ranks break?  Breaks some, by a seed.
+
+Every rank calls `inject_fault` with the same arguments and comes to the same draw; a rank that was drawn
+has its fault a while later, from a thread of its own. The faults are real: memory is read where there is
+none, the GIL is held in C, the process is killed by a signal it sends to itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from resilience.adapters.environment import rank_and_world_size
+from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.inprocess import options
+from resilience.inprocess.monitor_thread import async_raise
+
+
+class Fault(Enum):
+    """How a rank breaks."""
+
+    GPU = auto()  # an index out of bounds on the device, which breaks its context
+    GPU_SLEEP = auto()  # the device is busy for ever
+    ASYNC_EXC = auto()  # an exception set on the main thread
+    SIGNAL_EXC = auto()  # an exception raised by the handler of SIGUSR1
+    ABORT = auto()  # abort()
+    GIL = auto()  # a call in C that holds the interpreter's lock for ever
+    SEGFAULT = auto()
+    INT = auto()  # SIGINT
+    KILL = auto()  # SIGKILL
+    TERM = auto()  # SIGTERM
+    STOP = auto()  # SIGSTOP
+
+
+class InjectedException(Exception):
+    """Stands for a bug of the user's, so it is none of this package's errors."""
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """What a seed comes to: which ranks break, how, and after how many seconds."""
+
+    ranks: tuple[int, ...]
+    fault: Fault
+    delay: float
+
+
+def inject_fault(
+    faults: Sequence[Fault],
+    num_faults: int | tuple[int, int],
+    keep_alive: int,
+    delay: float | tuple[float, float],
+    seed: int,
+    callback: Callable[[], Any] | None = None,
+) -> None:
+    """Break some ranks of the world that RANK and WORLD_SIZE tell of. Returns at once.
+
+    faults: one of them is drawn. num_faults: how many ranks break, or bounds to draw between, both
+    included. keep_alive: ranks below it never break. delay: seconds until then, or bounds to draw between.
+    seed: equal on all ranks. callback: called on a rank right before it breaks. To be called in the main
+    thread. Raises: ConfigurationError; RuntimeError from torch for GPU_SLEEP without CUDA."""
+    rank, world_size = rank_and_world_size()
+    drawn = draw(faults, num_faults, keep_alive, delay, seed, world_size)
+    if rank in drawn.ranks:
+        _start(drawn, callback)
+
+
+def draw(
+    faults: Sequence[Fault],
+    num_faults: int | tuple[int, int],
+    keep_alive: int,
+    delay: float | tuple[float, float],
+    seed: int,
+    world_size: int,
+) -> Draw:
+    """Return what the arguments come to, on every rank alike. Raises: ConfigurationError."""
+    if not faults or not all(isinstance(fault, Fault) for fault in faults):
+        raise ConfigurationTypeError(f"faults is {faults!r}, expected one or more of Fault", option="faults")
+    options.whole("keep_alive", keep_alive, 0)
+    fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
+    earliest, latest = delay if isinstance(delay, tuple) else (delay, delay)
+    if not 0 <= fewest <= most or not 0 <= earliest <= latest:
+        raise ConfigurationError(
+            f"num_faults is {num_faults!r} and delay is {delay!r} (seconds), expected a number from 0, or two with the "
+            "smaller one first",
+            num_faults=num_faults,
+            delay=delay,
+        )
+    chance = random.Random(seed)
+    seconds = chance.uniform(earliest, latest)
+    breakable = range(min(keep_alive, world_size), world_size)
+    count = min(chance.randint(fewest, most), len(breakable))
+    return Draw(ranks=tuple(sorted(chance.sample(breakable, count))), fault=chance.choice(list(faults)), delay=seconds)
+
+
+def _start(drawn: Draw, callback: Callable[[], Any] | None) -> None:
+    strike = _prepared(drawn.fault)
+
+    def wait_and_strike() -> None:
+        time.sleep(drawn.delay)
+        if callback is not None:
+            callback()
+        strike()
+
+    threading.Thread(target=wait_and_strike, name=f"inject-{drawn.fault.name.lower()}", daemon=True).start()
+
+
+_SIGNALS = {
+    Fault.SIGNAL_EXC: signal.SIGUSR1,
+    Fault.INT: signal.SIGINT,
+    Fault.KILL: signal.SIGKILL,
+    Fault.TERM: signal.SIGTERM,
+    Fault.STOP: signal.SIGSTOP,
+}
+
+
+def _prepared(fault: Fault) -> Callable[[], object]:
+    """Return what breaks this process; what only the main thread can do or know is done here."""
+    if fault in _SIGNALS:
+        if fault is Fault.SIGNAL_EXC:
+            signal.signal(signal.SIGUSR1, _raise_injected)
+        return lambda: os.kill(os.getpid(), _SIGNALS[fault])
+    if fault is Fault.ASYNC_EXC:
+        main = threading.main_thread().ident or 0
+        return lambda: async_raise(main, InjectedException)
+    if fault is Fault.GPU_SLEEP:
+        device = _cuda().current_device()
+        return lambda: _sleep_on(device)
+    strikes = {Fault.GPU: _break_device, Fault.ABORT: os.abort, Fault.GIL: _hold_gil, Fault.SEGFAULT: _read_nowhere}
+    return strikes[fault]
+
+
+def _raise_injected(number: int, frame: FrameType | None) -> None:
+    raise InjectedException("injected by a signal")
+
+
+def _hold_gil() -> None:
+    libc = ctypes.PyDLL(None)  # unlike CDLL it keeps the GIL
+    while True:
+        libc.sleep(1_000_000)  # a signal ends it early
+
+
+def _read_nowhere() -> object:
+    return ctypes.c_char.from_address(1).value
+
+
+def _cuda() -> Any:
+    import torch
+
+    return torch.cuda
+
+
+def _break_device() -> None:
+    import torch
+
+    one = torch.ones(1, dtype=torch.int64, device="cuda")
+    one[one] = 0  # index 1 of one element
+
+
+def _sleep_on(device: int) -> None:
+    cuda = _cuda()
+    cuda.set_device(device)
+    cuda._sleep(1 << 62)
