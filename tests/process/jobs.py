@@ -7,6 +7,7 @@ test can compare it with that of an undisturbed run."""
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -114,6 +115,7 @@ FAULTS: dict[str, Callable[[CallWrapper], Any]] = {
     "abort": lambda _: os.abort(),
     "bus": lambda _: os.kill(os.getpid(), signal.SIGBUS),
     "fpe": lambda _: os.kill(os.getpid(), signal.SIGFPE),
+    "half_a_second": lambda _: time.sleep(0.5),
     "sleep": lambda _: time.sleep(60),
     "hold_gil": lambda _: _hold_gil(),
     "regex": lambda _: _regex(),
@@ -167,6 +169,12 @@ def wrapper_of(
     return Wrapper(monitor_process_logfile=str(Path.cwd() / "monitor-{rank}.log"), **named)
 
 
+def fault_at(fault: dict[str, Any], rank: int, iteration: int, step: int, kind: str) -> bool:
+    """Whether a fault that changes the loop itself is due."""
+    due = (fault["rank"], fault["iteration"], fault.get("step")) == (rank, iteration, step)
+    return due and fault["kind"] == kind
+
+
 def train(
     faults: list[dict[str, Any]] = [],  # noqa: B006  only read
     steps: int = STEPS,
@@ -188,12 +196,15 @@ def train(
             resilience.step(step)
             for fault in faults:
                 due = (fault["rank"], fault["iteration"], fault.get("step")) == (initial_rank, call.iteration, step)
-                if due and "hook" not in fault:
+                if due and "hook" not in fault and fault["kind"] in FAULTS:
                     FAULTS[fault["kind"]](call)
-            ones = torch.ones(1)
+            if any(fault_at(fault, initial_rank, call.iteration, step, "skip") for fault in faults):
+                total += 1
+                continue
+            ones = torch.ones(2 if any(fault_at(f, initial_rank, call.iteration, step, "shape") for f in faults) else 1)
             with resilience.section("reduce"):
                 dist.all_reduce(ones)
-            total += ones / dist.get_world_size()
+            total += ones[0] / dist.get_world_size()
         dist.destroy_process_group()
         return float(total)
 
@@ -263,3 +274,11 @@ def train_beside_a_thread(hooks: dict[str, Any] = {}) -> Any:  # noqa: B006  onl
     finally:
         end.set()
         thread.join()
+
+
+def train_while_the_clock_jumps() -> Any:
+    """The loop, with a wall clock that steps by an hour, back and forth, at every look."""
+    real, jumps = time.time_ns, itertools.cycle((0, 3600, -3600))
+    time.time_ns = lambda: real() + next(jumps) * 10**9
+    time.time = lambda: time.time_ns() / 1e9
+    return train(faults=[{"rank": 1, "iteration": 0, "step": 5, "kind": "kill"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 
 import pytest
@@ -281,3 +282,46 @@ def test_200_restarts_leave_memory_threads_and_descriptors_flat(start: Start) ->
         assert max(threads[150:]) <= max(threads[20:70])
         assert max(descriptors[150:]) <= max(descriptors[20:70])
         assert max(memory[150:]) <= max(memory[20:70]) + 2048  # KiB
+
+
+@WORLDS
+@pytest.mark.parametrize("kind", ["skip", "shape"])  # F14, F15
+def test_collective_that_one_rank_skips_or_gets_wrong_restarts_all(start: Start, world: int, kind: str) -> None:
+    job = start(world, TRAIN, faults=[fault(kind)], options=FAST)
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    assert {record.interruption for record in job.interruptions(0)} <= {
+        Interruption.SOFT_TIMEOUT,
+        Interruption.EXCEPTION,
+    }
+
+
+def test_slow_ranks_within_their_limits_are_left_alone(start: Start) -> None:  # F20
+    faults = [fault("half_a_second", rank=rank, step=step) for rank in (0, 1) for step in (3, 6)]
+    job = start(2, TRAIN, faults=faults, options=FAST)
+    assert [rank.value for rank in job.wait()] == [RESULT] * 2
+    assert not job.of(events.Interrupted)
+
+
+def test_folder_that_cannot_be_written_changes_nothing_for_the_job(start: Start) -> None:  # F30
+    job = start(2, TRAIN, env={"RESILIENCE_RUN_DIR": "/dev/null/runs"}, faults=[fault("exception")])
+    assert [rank.value for rank in job.wait_ranks()] == [RESULT] * 2
+
+
+def test_full_disk_changes_nothing_for_the_job(start: Start) -> None:  # F30
+    job = start(2, "tests.process.jobs:wait_for_sign")
+    for rank in (0, 1):  # from here on no file of the monitor can grow
+        monitor = job.await_record(events.MonitorStarted, rank=rank).origin.pid
+        job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+        resource.prlimit(monitor, resource.RLIMIT_FSIZE, (0, 0))
+    (job.folder / "go").touch()
+    assert [rank.value for rank in job.wait_ranks()] == [0, 0]
+    assert not job.of(events.CallEnded)
+
+
+def test_wall_clock_that_jumps_confuses_nothing(start: Start) -> None:  # F31
+    job = start(3, "tests.process.jobs:train_while_the_clock_jumps")
+    ranks = job.wait()
+    assert [rank.value for rank in ranks] == [RESULT, None, RESULT]
+    durations = [record.event.duration_s for record in job.records() if hasattr(record.event, "duration_s")]
+    assert 0 <= min(durations)
+    assert max(durations) < 60
