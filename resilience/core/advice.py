@@ -1,0 +1,77 @@
+"""What should be done next?  Ranks and advice in words, for each class of verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from resilience.core.verdict import Class, Verdict
+
+
+def ranks_in_words(ranks: Iterable[int], limit: int = 12) -> str:
+    """Return ranks as ranges, "0-3, 7"; with more than `limit` ranges the rest is only counted."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    parts = ["-".join(map(str, run)) for run in runs]
+    if len(parts) > limit:
+        rest = len(ordered) - sum(run[-1] - run[0] + 1 for run in runs[:limit])
+        parts = [*parts[:limit], f"… and {rest} more"]
+    return ", ".join(parts)
+
+
+def named(ranks: Iterable[int]) -> str:
+    ordered = sorted(set(ranks))
+    return f"rank{'s' if len(ordered) != 1 else ''} {ranks_in_words(ordered)}"
+
+
+ADVICE: Mapping[Class, str] = {
+    "exception": "read the exception and the line above; the other ranks only followed",
+    "left": "the rank left by itself; find out who asked it to",
+    "exited": "something ended the process without an exception (os._exit, a C library): see its output",
+    "killed": "look for who sent SIGKILL: kernel log (dmesg), the container's memory limit, an administrator",
+    "out_of_memory": "the kernel killed it for memory: compare rss across ranks, lower the batch or the workers",
+    "crashed": "native code crashed: see the stack if there is one, and the core dump",
+    "told_to_stop": "the scheduler or a person asked it to end: preemption is no fault of the job",
+    "stopped": "somebody stopped the process (SIGSTOP, a debugger, a frozen machine)",
+    "blocked_in_kernel": "the kernel does not come back from I/O: look at the file system and its server",
+    "blocked_in_native_code": "native code holds the interpreter: see the stack taken before it was ended",
+    "busy_without_progress": "the function runs and gets nowhere: see the loop at the line above",
+    "input_stall": "the input pipeline stalled: look at the loader's workers and at the storage behind it",
+    "storage_stall": "writing or reading a checkpoint stalled: look at the storage",
+    "hung": "see the line where it waits; if that is legitimate, raise the limit that fired",
+    "hook_failed": "a hook of the wrapper raised: it must cope with a half-finished iteration",
+    "hook_hung": "a hook of the wrapper did not return: give what it waits for a limit of its own",
+    "missed_completion": "a rank never came to the end: raise completion_timeout if it may take that long",
+    "communication": "all ranks wait in the same collective: suspect the network between them",
+    "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
+    "common": "most ranks failed alike: suspect data, configuration or storage, not a machine",
+    "node_lost": "a whole node went silent: look at the node and its network",
+    "store_lost": "the host of the store was lost: without it no restart can be agreed",
+    "monitor_lost": "a monitor process died: hangs and deaths of this rank are not noticed any more",
+    "unknown": "the account does not show what broke",
+}
+
+HANGS: frozenset[Class] = frozenset(("hung", "busy_without_progress", "communication", "desynchronised"))
+
+
+def advise(
+    verdict: Verdict, repeats: int, progress_unknown: bool, swallowed: Iterable[tuple[int, str]]
+) -> tuple[str, ...]:
+    """Return what to do next, most important first.
+
+    repeats: earlier incidents of the same failure. progress_unknown: nothing was armed that would have
+    shown a lack of progress. swallowed: (rank, place) where user code caught the interruption."""
+    advice = [ADVICE[verdict.what]]
+    if repeats >= 2:
+        advice.append(f"the same failure, {repeats + 1} times now: another restart will not cure it; stop and fix it")
+    if verdict.what == "hung" and not verdict.culprits:
+        advice.append("who was waited for is not on record; name the stretches of a step with resilience.section")
+    if progress_unknown and verdict.what in HANGS:
+        advice.append("nothing was armed that shows a lack of progress: use resilience.step, RESILIENCE_STEP_TIMEOUT")
+    for rank, place in sorted(set(swallowed))[:3]:
+        advice.append(f"rank {rank} swallowed the interruption at {place}: let BaseException through there")
+    return tuple(advice)

@@ -1,0 +1,498 @@
+"""Whose fault was it?  The attribution rules, over everything that is known of one interruption.
+
+Each rank that has something on record is looked at alone first: what does it say it died, failed or hung
+of (`symptom`)? Then the rules weigh the ranks against each other: who only reported what somebody
+else had done, who waited for whom, what all had in common. The answer names where the symptom is, not a
+cause in hardware; "unknown" is an answer. Rules are numbered as in docs/attribution.md; the ones that
+could not run for lack of data are named with what they lack.
+
+Confidence is ordinal (higher is surer), not a probability."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from resilience.core.attribution import (
+    Category,
+    ExceptionInfo,
+    Frame,
+    Interruption,
+    InterruptionRecord,
+)
+
+Class = Literal[
+    "exception",  # user code raised
+    "left",  # a rank left with a BaseException
+    "exited",  # the process ended without saying goodbye
+    "killed",  # SIGKILL from outside
+    "out_of_memory",
+    "crashed",  # a signal of its own making: SIGSEGV, SIGABRT …
+    "told_to_stop",  # SIGTERM, SIGINT … that we did not send
+    "stopped",  # process state T
+    "blocked_in_kernel",  # process state D
+    "blocked_in_native_code",  # holds the GIL, or sits in C and does not come back
+    "busy_without_progress",
+    "input_stall",
+    "storage_stall",
+    "hung",
+    "hook_failed",
+    "hook_hung",
+    "missed_completion",
+    "communication",  # everybody waits, nobody is missing
+    "desynchronised",
+    "common",  # most ranks failed in the same way
+    "node_lost",
+    "store_lost",
+    "monitor_lost",
+    "unknown",
+]
+
+RULES: Mapping[int, str] = {
+    1: "exit known",
+    2: "first exception",
+    3: "who waits is a victim",
+    4: "stopped or blocked in the kernel",
+    5: "holds the interpreter",
+    6: "busy without progress",
+    7: "never joined the collective",
+    8: "joined, not complete",
+    9: "desynchronised",
+    10: "wait-for walk",
+    11: "stack clusters",
+    12: "lonely section",
+    13: "lag onset",
+    14: "common mode",
+    15: "repeat offender",
+    16: "store lost",
+}
+
+# What a rank says when somebody else broke: the connection to it is gone.
+CASCADE = re.compile(
+    r"connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by (peer|remote)|socket closed"
+    r"|timed out (waiting|after)|collective.{0,40}time(d )?out|store.{0,40}time(d )?out|rendezvous.{0,20}closed"
+    r"|remote (process|peer|worker).{0,20}(exited|crash|failed)|connection.{0,20}unreachable",
+    re.IGNORECASE,
+)
+_CATEGORIES: tuple[tuple[str, Category], ...] = (
+    (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),
+    (r"no space left|read-only file system|input/output error|stale file handle|disk quota|checkpoint", "storage"),
+    (r"address already in use|name or service not known|name resolution|no route to host|network is", "network"),
+    (r"\bMemoryError\b|out of memory|cannot allocate memory", "host"),
+)
+_CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
+_INPUT = frozenset(("data", "input", "dataloader", "load"))
+_STORAGE = frozenset(("checkpoint", "save", "storage"))
+_OURS = re.compile(r"/resilience/(adapters|core|inprocess|monitor|telemetry)/")
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
+_COLLECTIVE = re.compile(r"/torch/distributed/")
+
+
+class Culprit(msgspec.Struct, frozen=True):
+    """A rank that is blamed. confidence: 0 to 1, ordinal."""
+
+    rank: int
+    what: Class
+    confidence: float
+    rule: int
+
+
+class Exonerated(msgspec.Struct, frozen=True):
+    """Ranks that are not to blame, and why."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+class Blind(msgspec.Struct, frozen=True):
+    """A rule that could not run, and what it lacks."""
+
+    rule: int
+    lacks: str
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Who is to blame, of what, and how that was found. first: the first mover's initial rank."""
+
+    what: Class
+    category: Category
+    first: int | None = None
+    culprits: tuple[Culprit, ...] = ()
+    cascade: tuple[int, ...] = ()
+    exonerated: tuple[Exonerated, ...] = ()
+    rules_fired: tuple[int, ...] = ()
+    rules_blind: tuple[Blind, ...] = ()
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Everything known of one interruption. Ranks are initial ranks.
+
+    records: each rank's in the order it made them. first: whose record reached the store first.
+    stacks: where each rank's main thread was when it learned of the interruption, innermost last.
+    returned: ranks whose function had returned by then. signalled: ranks that our monitor signalled,
+    with the limit that made it."""
+
+    records: tuple[InterruptionRecord, ...] = ()
+    first: int | None = None
+    active: frozenset[int] = frozenset()
+    inactive: frozenset[int] = frozenset()
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    steps: dict[int, int] = {}
+    answered: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+    signalled: dict[int, str] = {}
+    store_lost: frozenset[int] = frozenset()
+
+
+class Symptom(msgspec.Struct, frozen=True):
+    """What one rank alone has on record. is_own: nothing says that somebody else made it."""
+
+    rank: int
+    what: Class
+    record: InterruptionRecord
+    rule: int
+    confidence: float
+    is_own: bool
+    reason: str = ""  # why it is not its own
+
+
+# -- one rank ----------------------------------------------------------------------------------
+
+
+def user_frame(stack: Iterable[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's own code: no library's, none of ours."""
+    for frame in reversed(tuple(stack)):
+        if not is_ours(frame) and not _LIBRARY.search(frame.file):
+            return frame
+    return None
+
+
+def is_ours(frame: Frame) -> bool:
+    """Whether a frame belongs to this package's machinery."""
+    return _OURS.search(frame.file) is not None
+
+
+def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
+    """Return the main thread's stack out of a record's: the one that went through the wrapper."""
+    for thread in record.stacks:
+        if "MainThread" in thread.thread or any(
+            frame.function in ("_call_function", "wrapped") and is_ours(frame) for frame in thread.frames
+        ):
+            return thread.frames
+    return record.stacks[-1].frames if record.stacks else ()
+
+
+def in_collective(stack: tuple[Frame, ...]) -> bool:
+    """Whether a stack waits inside torch.distributed."""
+    return bool(stack) and _COLLECTIVE.search(stack[-1].file) is not None
+
+
+def is_cascade(error: ExceptionInfo) -> bool:
+    """Whether an exception only says that somebody else has gone."""
+    return CASCADE.search(error.message) is not None
+
+
+def is_inside(stack: tuple[Frame, ...]) -> bool:
+    """Whether a main thread's stack is in user code, rather than in our own waiting."""
+    for frame in reversed(stack):
+        if is_ours(frame):
+            return False
+        if not _LIBRARY.search(frame.file):
+            return True
+    return False
+
+
+def category_of(record: InterruptionRecord) -> Category:
+    """Return the category that a record shows by itself, for metrics; "unknown" is allowed."""
+    return _category(symptom(record))
+
+
+def symptom(record: InterruptionRecord, signalled: str | None = None, stack: tuple[Frame, ...] = ()) -> Symptom:
+    """Look at one record alone. signalled: the limit for which our monitor signalled the rank. stack: of
+    its main thread, where the record has none."""
+    kind = record.interruption
+    if kind is Interruption.TERMINATED:
+        return _exit_symptom(record, signalled)
+    if kind in (Interruption.EXCEPTION, Interruption.BASE_EXCEPTION):
+        return _exception_symptom(record)
+    if kind in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT):
+        return _hang_symptom(record, main_stack(record) or stack)
+    if kind is Interruption.MONITOR_PROCESS_EXCEPTION:
+        return Symptom(record.rank, "monitor_lost", record, 1, 0.9, True)
+    if record.detector is not None and record.detector.name == "completion_barrier":
+        why = "waited for the others in the completion barrier"
+        return Symptom(record.rank, "missed_completion", record, 3, 0.0, False, why)
+    return Symptom(record.rank, "node_lost", record, 1, 0.7, True)
+
+
+def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
+    end = record.exit
+    if signalled is not None:
+        why = f"was ended by its own monitor ({signalled})"
+        return Symptom(record.rank, "killed", record, 1, 0.0, False, why)
+    what: Class = "exited"
+    if end is not None and end.oom:
+        what = "out_of_memory"
+    elif end is not None and end.signal in _CRASHES:
+        what = "crashed"
+    elif end is not None and end.signal == "SIGKILL":
+        what = "killed"
+    elif end is not None and end.signal is not None:
+        what = "told_to_stop"
+    return Symptom(record.rank, what, record, 1, 0.95, True)
+
+
+def _exception_symptom(record: InterruptionRecord) -> Symptom:
+    if record.stage not in (None, "run", "outside"):
+        return Symptom(record.rank, "hook_failed", record, 2, 0.9, True)
+    if record.exception is not None and is_cascade(record.exception):
+        why = "its error only says that a connection had gone"
+        return Symptom(record.rank, "exception", record, 2, 0.0, False, why)
+    what: Class = "exception" if record.interruption is Interruption.EXCEPTION else "left"
+    return Symptom(record.rank, what, record, 2, 0.9, True)
+
+
+def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Symptom:
+    rank, detector = record.rank, record.detector.name if record.detector is not None else ""
+    process = record.process
+    state = process.state if process is not None else None
+    if detector == "abort":
+        return Symptom(rank, "hung", record, 3, 0.0, False, "could not be freed by the abort of this restart")
+    if detector.startswith("hook:"):
+        return Symptom(rank, "hook_hung", record, 2, 0.9, True)
+    if state in ("T", "t"):
+        return Symptom(rank, "stopped", record, 4, 0.9, True)
+    if in_collective(stack):
+        return Symptom(rank, "hung", record, 3, 0.0, False, "waited in a collective for somebody else")
+    if state == "D":
+        return Symptom(rank, "blocked_in_kernel", record, 4, 0.8, True)
+    if record.interruption is Interruption.HARD_TIMEOUT and detector in ("watchdog", "leave"):
+        return Symptom(rank, "blocked_in_native_code", record, 5, 0.8, True)
+    if detector != "watchdog" and _cpu_share(record) >= 0.8:
+        return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
+    names = {part for section in record.open_sections for part in re.split(r"[^a-z]+", section.name.lower())}
+    what: Class = "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else "hung"
+    return Symptom(rank, what, record, 7, 0.7 if stack else 0.5, True)
+
+
+def _cpu_share(record: InterruptionRecord) -> float:
+    process = record.process
+    if process is None or process.cpu_s_delta is None or not process.over_s:
+        return 0.0
+    return process.cpu_s_delta / process.over_s
+
+
+def _category(found: Symptom) -> Category:
+    record = found.record
+    match found.what:
+        case "exception" | "hook_failed" | "left":
+            error = record.exception
+            text = "" if error is None else f"{error.type}: {error.message}"
+            if error is not None and is_cascade(error):
+                return "network"
+            return next((name for pattern, name in _CATEGORIES if re.search(pattern, text, re.I)), "user_code")
+        case "exited" | "busy_without_progress" | "blocked_in_native_code" | "hook_hung" | "hung":
+            return "user_code" if found.is_own else "unknown"
+        case "out_of_memory" | "stopped" | "node_lost" | "monitor_lost":
+            return "host"
+        case "told_to_stop":
+            return "scheduler"
+        case "blocked_in_kernel" | "input_stall" | "storage_stall":
+            return "storage"
+    return "unknown"
+
+
+# -- ranks against each other ------------------------------------------------------------------
+
+
+def judge(seen: Evidence) -> Verdict:
+    """Return who is to blame for an interruption."""
+    symptoms = _symptoms(seen)
+    verdict = _store_lost(seen) or _common(seen, symptoms) or _culprits(seen, symptoms)
+    guilty = {culprit.rank for culprit in verdict.culprits}
+    reported = [found.rank for found in symptoms.values() if found.rank not in guilty]
+    first = verdict.first
+    if first is None and verdict.culprits:
+        first = verdict.culprits[0].rank
+    return msgspec.structs.replace(
+        verdict,
+        first=seen.first if first is None else first,
+        cascade=tuple(sorted(reported)) if verdict.what != "store_lost" else (),
+        exonerated=_exonerated(seen, symptoms, guilty, verdict),
+        rules_blind=_blind(seen, verdict.rules_fired),
+    )
+
+
+def _symptoms(seen: Evidence) -> dict[int, Symptom]:
+    """The most telling symptom of each rank, the first reporter's first; own faults win over echoes."""
+    found: dict[int, Symptom] = {}
+    for record in seen.records:
+        new = symptom(record, seen.signalled.get(record.rank), seen.stacks.get(record.rank, ()))
+        old = found.get(new.rank)
+        is_graver = new.record.interruption is Interruption.HARD_TIMEOUT and old is not None and old.rule > 2
+        if old is None or (new.is_own and not old.is_own) or (is_graver and new.is_own >= old.is_own):
+            found[new.rank] = new
+    order = sorted(found, key=lambda rank: (rank != seen.first, _arrival(found[rank].record), rank))
+    return {rank: found[rank] for rank in order}
+
+
+def _arrival(record: InterruptionRecord) -> float:
+    return float("inf") if record.arrival_order is None else record.arrival_order
+
+
+def _waits(seen: Evidence, rank: int) -> bool:
+    return in_collective(seen.stacks.get(rank, ()))
+
+
+def _store_lost(seen: Evidence) -> Verdict | None:
+    everybody = seen.active | seen.inactive
+    if len(seen.store_lost) * 2 <= len(everybody) or not seen.store_lost:
+        return None
+    return Verdict("store_lost", "host", rules_fired=(16,))
+
+
+def _common(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict | None:
+    """Rule 14: most active ranks show the same."""
+    if len(seen.active) < 2:
+        return None
+    groups: defaultdict[tuple[object, ...], list[Symptom]] = defaultdict(list)
+    for found in symptoms.values():
+        if found.is_own and found.rank in seen.active:
+            groups[_likeness(found)].append(found)
+    for alike in groups.values():
+        if len(alike) > 1 and len(alike) * 2 > len(seen.active):
+            culprits = tuple(Culprit(found.rank, found.what, 0.5, 14) for found in alike)
+            first = seen.first if seen.first in {found.rank for found in alike} else None
+            return Verdict("common", _category(alike[0]), first, culprits, rules_fired=(alike[0].rule, 14))
+    return None
+
+
+def _likeness(found: Symptom) -> tuple[object, ...]:
+    record = found.record
+    if record.exception is not None:
+        return found.what, record.exception.fingerprint
+    leaf = user_frame(main_stack(record))
+    place = None if leaf is None else (leaf.file, leaf.function)
+    return found.what, record.exit and (record.exit.signal, record.exit.code), place
+
+
+def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
+    own = [found for found in symptoms.values() if found.is_own]
+    exits = [found for found in own if found.rule == 1]
+    raised = [found for found in own if found.rule == 2]
+    hung = [found for found in own if found.rule not in (1, 2)]
+    blamed: list[Culprit] = []
+    if raised:
+        blamed += _blame_raised(seen, raised, alone=not exits and not hung)
+    # A process that ends does so by itself: whatever else happened, it is a fault of its own.
+    blamed += [Culprit(found.rank, found.what, found.confidence, 1) for found in exits]
+    if hung and (not blamed or seen.first in {found.rank for found in hung}):
+        blamed += [Culprit(found.rank, found.what, found.confidence, found.rule) for found in hung]
+    fired = {culprit.rule for culprit in blamed} | {found.rule for found in symptoms.values() if not found.is_own}
+    if not blamed:
+        blamed, what, rules = _absent(seen, symptoms)
+        fired |= rules
+        if not blamed:
+            category: Category = "network" if what == "communication" else "unknown"
+            return Verdict(what, category, rules_fired=tuple(sorted(fired)))
+        stalled = _stalled_category(symptoms, blamed)
+        return Verdict(blamed[0].what, stalled, culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+    blamed.sort(key=lambda culprit: (culprit.rank != seen.first, -culprit.confidence, culprit.rank))
+    chief = blamed[0]
+    return Verdict(
+        chief.what, _category(symptoms[chief.rank]), culprits=tuple(blamed), rules_fired=tuple(sorted(fired))
+    )
+
+
+def _blame_raised(seen: Evidence, raised: list[Symptom], alone: bool) -> list[Culprit]:
+    """Rule 2: the exception that reached the store first; where that is not known, each a little."""
+    ordered = [found for found in raised if found.record.arrival_order is not None]
+    first = [found for found in raised if found.rank == seen.first] or ordered[:1]
+    if first:
+        return [Culprit(first[0].rank, first[0].what, first[0].confidence, 2)]
+    if not alone:
+        return []
+    confidence = 0.8 if len(raised) == 1 else 0.4
+    return [Culprit(found.rank, found.what, confidence, 2) for found in raised]
+
+
+def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culprit], Class, set[int]]:
+    """Rules 7 to 9: everybody on record waited. Who was it that they waited for?"""
+    waited_at_end = any(found.what == "missed_completion" for found in symptoms.values())
+    if waited_at_end:
+        late = sorted(seen.active - seen.returned)
+        return [Culprit(rank, "missed_completion", 0.6, 7) for rank in late], "missed_completion", {7}
+    if not any(found.what == "hung" for found in symptoms.values()):
+        return [], "unknown", set()
+    silent = sorted(seen.active - seen.answered - set(symptoms))
+    if silent and seen.answered:
+        return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
+    elsewhere = sorted(
+        rank for rank in seen.active & set(seen.stacks) if is_inside(seen.stacks[rank]) and not _waits(seen, rank)
+    )
+    if elsewhere:
+        return [Culprit(rank, "hung", 0.7 if len(elsewhere) == 1 else 0.4, 7) for rank in elsewhere], "hung", {7}
+    if not seen.active <= set(seen.stacks):
+        return [], "hung", set()
+    sites = {rank: (user_frame(seen.stacks[rank]), seen.steps.get(rank)) for rank in sorted(seen.active)}
+    counts = Counter(sites.values())
+    if len(counts) == 1:
+        return [], "communication", {8}
+    fewest = min(counts.values())
+    odd = [rank for rank, site in sites.items() if counts[site] == fewest]
+    confidence = 0.7 if len(odd) * 2 < len(sites) else 0.4
+    return [Culprit(rank, "desynchronised", confidence, 9) for rank in odd], "desynchronised", {9}
+
+
+def _stalled_category(symptoms: Mapping[int, Symptom], blamed: list[Culprit]) -> Category:
+    found = symptoms.get(blamed[0].rank)
+    if found is not None:
+        return _category(found)
+    return "user_code" if blamed[0].what in ("hung", "desynchronised", "missed_completion") else "unknown"
+
+
+def _exonerated(
+    seen: Evidence, symptoms: Mapping[int, Symptom], guilty: set[int], verdict: Verdict
+) -> tuple[Exonerated, ...]:
+    reasons: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in sorted(seen.active | seen.inactive | set(symptoms)):
+        if rank in guilty:
+            continue
+        found = symptoms.get(rank)
+        if found is not None and not found.is_own:
+            reasons[found.reason].append(rank)
+        elif found is not None:
+            reasons["failed after the interruption had begun"].append(rank)
+        elif rank in seen.inactive:
+            reasons["was a spare"].append(rank)
+        elif rank in seen.returned:
+            reasons["had completed"].append(rank)
+        elif _waits(seen, rank):
+            reasons["waited in a collective for somebody else"].append(rank)
+        elif verdict.what != "store_lost":
+            reasons["ran within its limits"].append(rank)
+    return tuple(Exonerated(tuple(ranks), reason) for reason, ranks in reasons.items())
+
+
+def _blind(seen: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:
+    hang = any(record.interruption in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT) for record in seen.records)
+    known = seen.active & set(seen.stacks)
+    lacks: dict[int, str] = {}
+    if seen.first is None:
+        lacks[2] = "the order in which records reached the store"
+    if hang:
+        numbers = any(record.last_collectives for record in seen.records)
+        if known < seen.active:
+            missing = len(seen.active) - len(known)
+            lacks[7] = lacks[8] = lacks[9] = f"where {missing} of {len(seen.active)} active ranks were"
+        if not numbers:
+            lacks[10] = "groups and sequence numbers of collectives"
+        lacks[11] = "several stacks of each rank"
+        lacks[12] = "calibrated lengths of sections"
+        lacks[13] = "times of the steps before, rank by rank"
+    lacks[15] = "incidents of other runs"
+    return tuple(Blind(rule, what) for rule, what in sorted(lacks.items()) if rule not in fired)
