@@ -301,15 +301,25 @@ def _unusable(what: str, host: str, port: int, error: Exception) -> StoreError:
 class FileStore(dist.FileStore, StoreMixin):
     """torch's FileStore: a file on a file system that all ranks share.
 
-    file_name: must not be left over from an earlier run. timeout: for each operation that waits.
-    world_size: accepted and not used: torch's store removes the file once that many instances are gone,
-    and a rank has several, beside those of its monitor. So the file stays. Raises: ConfigurationError."""
+    path: must not be left over from an earlier run; `file_name` is torch's name for it. timeout: for each
+    operation that waits. world_size: accepted and not used: torch's store removes the file once that many
+    instances are gone, and a rank has several, beside those of its monitor. So the file stays.
+    Raises: ConfigurationError."""
 
     def __init__(
-        self, file_name: str | os.PathLike[str], world_size: int = -1, timeout: timedelta = DEFAULT_TIMEOUT
+        self,
+        path: str | os.PathLike[str] | None = None,
+        world_size: int = -1,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        file_name: str | None = None,
     ) -> None:
         options.seconds("timeout", timeout)
-        super().__init__(os.fspath(file_name), -1)
+        file = path if path is not None else file_name
+        if file is None:
+            raise ConfigurationError(
+                "FileStore was given no path; pass store_kwargs={'path': a file that all ranks share}", option="path"
+            )
+        super().__init__(os.fspath(file), -1)
         self.set_timeout(timeout)
 
 
