@@ -33,12 +33,13 @@ SECTIONS = 64  # open at the same time
 RING = 4096  # finished sections and heartbeat gaps that the monitor has not folded yet
 COLLECTIVES = 256  # the last ones that were entered
 
-# Words, by index. Those up to the ring of finished sections are read in one go.
+# Words, by index. Those up to the ring of finished sections are copied in one go, upwards: the sequence
+# word comes before all that it guards.
 _MAGIC = 0
-_WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT = 1, 2, 3, 4, 5, 6
+_SEQUENCE = 1
+_WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT = 2, 3, 4, 5, 6, 7
 _SIGNS = slice(_PING, _SECTION_LEFT + 1)  # forgotten when an iteration begins
-_GOODBYE, _IS_LOCKED = 7, 8
-_SEQUENCE = 10
+_GOODBYE, _IS_LOCKED = 8, 9
 _ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
 _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
@@ -58,7 +59,8 @@ _DOING = tuple(Doing)
 _DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
 _NO_SIGNS = memoryview(bytes(8 * (_SECTION_LEFT + 1 - _PING))).cast("q")
 _NO_SECTIONS = memoryview(bytes(8 * (_RING - _OPEN))).cast("q")
-_READS = 1000  # before a reader gives up on a rank that was stopped or killed while it wrote: 5 ms
+_READS = 110  # before a reader gives up on a rank that was stopped or killed while it wrote: 0.1 s
+_READS_AT_ONCE = 10  # the others 1 ms apart, for a rank that waits for a processor while it writes
 _LOOK_EVERY = 0.005  # seconds between looks for a rank that has not locked its mutex yet
 _NS = 1e-9
 
@@ -229,9 +231,10 @@ class RankSide:
         """Tell what the rank is busy with from now on."""
         words = self._words
         number = 0 if not hook else self._ids.get(hook) or self._name(hook)
+        what = _DOING_NUMBER[doing]  # here, for it calls the hash function of an enum
         now = time.monotonic_ns()
         words[_SEQUENCE] |= 1  # not + 1: a writer that was cut off must not turn odd and even round
-        words[_DOING_NOW] = _DOING_NUMBER[doing]
+        words[_DOING_NOW] = what
         words[_SINCE] = now
         words[_HOOK] = number
         words[_SEQUENCE] += 1
@@ -387,6 +390,7 @@ class MonitorSide:
         self._words = page.words
         self._names: list[str] = []
         self._tail = 0
+        self._abandoned = 0  # the sequence word of a rank that was given up
 
     def read(self) -> PageView:
         """Return what the page shows now."""
@@ -450,11 +454,15 @@ class MonitorSide:
 
     def _read_words(self) -> list[int]:
         shared = self._words
-        for _ in range(_READS):
+        for attempt in range(_READS):
             words = shared[:_RING].tolist()
-            if words[_SEQUENCE] % 2 == 0 and shared[_SEQUENCE] == words[_SEQUENCE]:
-                break  # else it was being written; what a dead rank left half done is what there is
-        return words
+            sequence = words[_SEQUENCE]
+            if (sequence % 2 == 0 and shared[_SEQUENCE] == sequence) or sequence == self._abandoned:
+                return words
+            if attempt >= _READS_AT_ONCE:
+                time.sleep(0.001)
+        self._abandoned = sequence
+        return words  # half done, but there is no more
 
     def _closed(self, count: int) -> Closed:
         at = _RING + count % RING * _RING_WORDS

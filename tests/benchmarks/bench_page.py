@@ -1,0 +1,70 @@
+"""What does a sign of life cost the rank, and a look at the page its monitor?
+
+    python -m tests.benchmarks.bench_page
+
+Prints the smallest of many repetitions, in microseconds a call, loop included: what the code costs on a
+quiet core. `tests.benchmarks.run` has the medians of a running job, beside the peer's."""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+from resilience.core.watch import Doing
+from resilience.monitor import client
+from resilience.monitor.page import RING, MonitorSide, Page, RankSide
+
+CALLS, REPEATS = 10_000, 30
+
+
+def main() -> None:
+    page = Page.create()
+    rank, monitor = RankSide(page), MonitorSide(page)
+    pair = "with section('data'): pass"
+    show("without a page: heartbeat()", "heartbeat()", heartbeat=client.heartbeat)
+    show("without a page: step(n)", "step(3)", step=client.step)
+    show("without a page: section pair", pair, section=client.section)
+    client.activate(rank)
+    show("heartbeat()", "heartbeat()", heartbeat=client.heartbeat)
+    show("step(n)", "step(3)", step=client.step)
+    show("section pair", pair, section=client.section)
+    show("ping()", "ping()", ping=rank.ping)
+    show("watchdog tick", "tick()", tick=rank.tick)
+    show("state", "doing(what)", doing=rank.doing, what=Doing.WAITING)
+    show(
+        "collective pair",
+        "left(entered(0, 1, 'all_reduce'))",
+        left=rank.collective_left,
+        entered=rank.collective_entered,
+    )
+    show("monitor: read", "read()", read=monitor.read)
+    show("monitor: read, 4 sections open", "read()", read=_with_open_sections(rank, monitor))
+    show(f"monitor: drain of {RING} entries", "drain()", calls=3, drain=_with_full_ring(rank, monitor))
+
+
+def show(label: str, statement: str, calls: int = CALLS, **names: Any) -> None:
+    """Time a statement and print what one run of it takes."""
+    best = min(timeit.repeat(statement, globals=names, number=calls, repeat=REPEATS)) / calls
+    print(f"{label:40} {best * 1e6:9.3f} us")
+
+
+def _with_open_sections(rank: RankSide, monitor: MonitorSide) -> Callable[[], object]:
+    for number in range(4):
+        rank.enter(f"section {number}")
+    return monitor.read
+
+
+def _with_full_ring(rank: RankSide, monitor: MonitorSide) -> Callable[[], object]:
+    for _ in range(RING):
+        rank.heartbeat()
+
+    def drain() -> object:
+        monitor._tail = 0  # all of it again
+        return monitor.drain()
+
+    return drain
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+"""What the rank stores into its page is what the monitor reads from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.core.restart import Seat
+from resilience.core.watch import Doing
+from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
+from resilience.monitor import client
+from resilience.monitor.page import (
+    COLLECTIVES,
+    NAME_BYTES,
+    NAMES,
+    RING,
+    SECTIONS,
+    SIZE,
+    MonitorSide,
+    Page,
+    RankSide,
+)
+
+SEAT = Seat(iteration=0, rank=1, world_size=4, active_world_size=3, initial_rank=2)
+
+
+def both_sides() -> tuple[RankSide, MonitorSide]:
+    page = Page.create()
+    return RankSide(page), MonitorSide(page)
+
+
+def names(monitor: MonitorSide) -> list[str]:
+    return [section.name for section in monitor.read().open_sections]
+
+
+# -- what a monitor sees ------------------------------------------------------------------------------
+
+
+def test_fresh_page_shows_no_sign_of_life() -> None:
+    _, monitor = both_sides()
+    view = monitor.read()
+    assert (view.doing, view.iteration, view.said_goodbye) == (Doing.OUTSIDE, -1, False)
+    assert (view.watchdog_at, view.ping_at, view.heartbeat_at, view.step, view.step_at) == (None,) * 5
+    assert (view.section_left_at, view.open_sections) == (None, ())
+    assert monitor.drain() == ([], 0)
+    assert monitor.collectives() == []
+
+
+def test_seat_and_what_the_rank_does_are_seen() -> None:
+    rank, monitor = both_sides()
+    rank.set_seat(SEAT)
+    rank.doing(Doing.HOOK, "finalize")
+    view = monitor.read()
+    assert (view.iteration, view.rank, view.world_size, view.active_world_size, view.initial_rank) == (0, 1, 4, 3, 2)
+    assert (view.doing, view.hook) == (Doing.HOOK, "finalize")
+    rank.doing(Doing.FUNCTION)
+    later = monitor.read()
+    assert (later.doing, later.hook) == (Doing.FUNCTION, "")
+    assert later.since >= view.since > 0
+
+
+def test_second_mapping_of_the_same_memory_sees_the_same() -> None:
+    page = Page.create()
+    RankSide(page).step(7)
+    assert MonitorSide(Page.attach(os.dup(page.fd))).read().step == 7
+
+
+def test_sign_of_each_kind_is_seen_alone() -> None:
+    for sign, field in (("heartbeat", "heartbeat_at"), ("ping", "ping_at"), ("tick", "watchdog_at")):
+        rank, monitor = both_sides()
+        before = monitor.read()
+        getattr(rank, sign)()
+        after = monitor.read()
+        changed = [name for name in after.__struct_fields__ if getattr(after, name) != getattr(before, name)]
+        assert changed == [field]
+
+
+def test_only_a_rise_of_the_step_is_progress() -> None:
+    rank, monitor = both_sides()
+    rank.step(0)
+    first = monitor.read()
+    assert (first.step, rank.step_value) == (0, 0)
+    rank.step(0)
+    assert monitor.read().step_at == first.step_at
+    rank.step(3)
+    rank.step(2)
+    assert monitor.read().step == 3
+
+
+def test_open_sections_are_seen_oldest_first_until_left() -> None:
+    rank, monitor = both_sides()
+    rank.enter("step")
+    rank.enter("data")
+    assert names(monitor) == ["step", "data"]
+    assert monitor.read().section_left_at is None
+    rank.leave("step")
+    assert names(monitor) == ["data"]
+    assert monitor.read().section_left_at is None  # one is still open
+    rank.leave("data")
+    assert names(monitor) == []
+    assert monitor.read().section_left_at is not None
+
+
+def test_leave_all_leaves_nothing_open() -> None:
+    rank, monitor = both_sides()
+    rank.enter("step")
+    rank.enter("data")
+    rank.leave_all()
+    assert (names(monitor), rank.open_sections) == ([], ())
+
+
+def test_new_iteration_forgets_the_signs_of_the_one_before() -> None:
+    rank, monitor = both_sides()
+    rank.set_seat(SEAT)
+    rank.heartbeat()
+    rank.ping()
+    rank.step(12)
+    rank.enter("left")
+    rank.leave("left")
+    rank.enter("stale")
+    rank.set_seat(Seat(iteration=1, rank=0, world_size=3, active_world_size=3, initial_rank=2))
+    view = monitor.read()
+    assert (view.ping_at, view.heartbeat_at, view.step, view.step_at, view.section_left_at) == (None,) * 5
+    assert view.open_sections == ()
+    assert rank.step_value is None and not rank.is_open("stale")
+    monitor.drain()
+    rank.heartbeat()
+    assert monitor.drain() == ([], 0)  # no gap from one iteration to the next
+    for number in range(SECTIONS):
+        rank.enter(f"section {number}")  # no slot was lost
+    assert len(names(monitor)) == SECTIONS
+
+
+def test_goodbye_is_seen_and_taken_back() -> None:
+    rank, monitor = both_sides()
+    rank.say_goodbye()
+    assert monitor.read().said_goodbye
+    rank.say_goodbye(False)
+    assert not monitor.read().said_goodbye
+
+
+def test_first_sign_is_told_to_whoever_waits_for_progress() -> None:
+    rank, _ = both_sides()
+    told: list[str] = []
+    rank.on_progress = told.append
+    rank.heartbeat()
+    rank.step(1)
+    rank.ping()
+    rank.enter("data")
+    rank.leave("data")
+    rank.tick()
+    assert told == ["heartbeat", "step", "ping", "section"]
+
+
+def test_interruption_by_whoever_is_told_leaves_no_section_open() -> None:
+    rank, monitor = both_sides()
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    rank.on_progress = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        rank.enter("data")
+    assert (names(monitor), rank.open_sections) == ([], ())
+
+
+# -- rings --------------------------------------------------------------------------------------------
+
+
+def test_finished_sections_and_heartbeat_gaps_are_drained_once_in_order() -> None:
+    rank, monitor = both_sides()
+    rank.heartbeat()
+    rank.enter("data")
+    rank.leave("data")
+    rank.heartbeat()
+    rank.enter("step")
+    rank.leave("step", failed=True)
+    entries, lost = monitor.drain()
+    assert [(entry.name, entry.failed) for entry in entries] == [("data", False), ("", False), ("step", True)]
+    assert lost == 0
+    assert all(0 <= entry.duration < 60 and entry.at > 0 for entry in entries)
+    assert monitor.drain() == ([], 0)
+
+
+def test_overrun_of_the_ring_is_counted_and_the_newest_are_kept() -> None:
+    rank, monitor = both_sides()
+    total = RING + 10
+    for number in range(total):
+        rank.enter(f"section {number % 50}")
+        rank.leave(f"section {number % 50}")
+    entries, lost = monitor.drain()
+    assert len(entries) + lost == total
+    # The place that the writer comes to next is never believed, since it may be at work there.
+    assert len(entries) == RING - 1
+    assert entries[-1].name == f"section {(total - 1) % 50}"
+    assert entries[0].name == f"section {lost % 50}"
+    assert monitor.drain() == ([], 0)
+
+
+def test_collectives_tell_which_one_the_rank_is_in() -> None:
+    rank, monitor = both_sides()
+    first = rank.collective_entered(0, 41, "all_reduce")
+    rank.collective_left(first)
+    rank.collective_entered(1, 7, "barrier")
+    done, inside = monitor.collectives()
+    assert (done.group, done.sequence, done.operation) == (0, 41, "all_reduce")
+    assert done.left_at is not None and done.left_at >= done.entered_at
+    assert (inside.group, inside.sequence, inside.operation, inside.left_at) == (1, 7, "barrier", None)
+
+
+def test_collective_that_is_forgotten_cannot_end_another() -> None:
+    rank, monitor = both_sides()
+    stuck = rank.collective_entered(0, 0, "all_reduce")
+    for number in range(1, COLLECTIVES + 1):
+        rank.collective_entered(0, number, "all_reduce")
+    rank.collective_left(stuck)
+    entries = monitor.collectives()
+    assert all(entry.left_at is None for entry in entries)
+    assert [entry.sequence for entry in entries] == list(range(2, COLLECTIVES + 1))
+
+
+# -- names --------------------------------------------------------------------------------------------
+
+
+def test_long_name_is_cut_at_a_whole_character() -> None:
+    rank, monitor = both_sides()
+    rank.enter("a" + "é" * NAME_BYTES)
+    assert names(monitor) == ["a" + "é" * ((NAME_BYTES - 1) // 2)]
+    rank.leave("a" + "é" * NAME_BYTES)
+
+
+def test_names_beyond_the_table_share_the_last_place() -> None:
+    rank, monitor = both_sides()
+    for number in range(NAMES + 20):
+        rank.enter(f"name {number}")
+        rank.leave(f"name {number}")
+    rank.enter("name 3")
+    rank.enter("one more")
+    assert names(monitor) == ["name 3", "(more)"]
+    entries, _ = monitor.drain()
+    assert [entry.name for entry in entries[NAMES - 2 : NAMES + 1]] == [f"name {NAMES - 2}", "(more)", "(more)"]
+
+
+@pytest.mark.parametrize(("name", "error"), [("", ConfigurationError), (5, ConfigurationTypeError)])
+def test_name_that_is_none_is_refused(name: str, error: type[Exception]) -> None:
+    rank, monitor = both_sides()
+    with pytest.raises(error, match="name must"):
+        rank.enter(name)
+    assert names(monitor) == []
+
+
+def test_name_that_is_not_unicode_does_no_harm() -> None:
+    rank, monitor = both_sides()
+    rank.enter("data \udcff")
+    assert names(monitor) == ["data ?"]
+
+
+# -- misuse -------------------------------------------------------------------------------------------
+
+
+def test_section_opened_twice_is_refused() -> None:
+    rank, monitor = both_sides()
+    rank.enter("data")
+    with pytest.raises(ConfigurationError, match="section 'data' is open already"):
+        rank.enter("data")
+    assert names(monitor) == ["data"]
+    rank.leave("data")
+    rank.enter("data")  # not for good
+
+
+def test_section_that_is_not_open_cannot_be_left() -> None:
+    rank, _ = both_sides()
+    rank.enter("data")
+    with pytest.raises(ConfigurationError, match=r"'step' was closed and is not open; open are \['data'\]"):
+        rank.leave("step")
+
+
+def test_too_many_open_sections_are_refused() -> None:
+    rank, monitor = both_sides()
+    for number in range(SECTIONS):
+        rank.enter(f"section {number}")
+    with pytest.raises(ConfigurationError, match=f"{SECTIONS} sections are open"):
+        rank.enter("one more")
+    assert len(names(monitor)) == SECTIONS
+
+
+def test_page_of_another_layout_is_refused() -> None:
+    page = Page.create()
+    page.words[0] += 1
+    with pytest.raises(MonitorError, match="layout"):
+        Page.attach(page.fd)
+
+
+def test_memory_that_is_no_page_is_refused() -> None:
+    fd = os.memfd_create("other")
+    try:
+        with pytest.raises(MonitorError, match=f"has 0 bytes, expected {SIZE}"):
+            Page.attach(fd)
+    finally:
+        os.close(fd)
+
+
+# -- any order ----------------------------------------------------------------------------------------
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), st.sampled_from("abcdef")),
+        st.tuples(st.just("leave"), st.sampled_from("abcdef")),
+        st.tuples(st.just("heartbeat"), st.just("")),
+        st.tuples(st.just("step"), st.integers(0, 9)),
+        st.tuples(st.just("seat"), st.integers(0, 9)),
+        st.tuples(st.just("drain"), st.just("")),
+    ),
+    max_size=60,
+)
+
+
+@given(OPERATIONS)
+def test_page_follows_a_simple_model_over_any_sequence_of_calls(operations: list[tuple[str, int | str]]) -> None:
+    rank, monitor = both_sides()
+    opened: list[str] = []
+    finished: list[str] = []
+    step: int | None = None
+    has_beaten = False
+    for operation, value in operations:
+        match operation, value:
+            case "enter", str(name) if name in opened:
+                with pytest.raises(ConfigurationError):
+                    rank.enter(name)
+            case "enter", str(name):
+                rank.enter(name)
+                opened.append(name)
+            case "leave", str(name) if name not in opened:
+                with pytest.raises(ConfigurationError):
+                    rank.leave(name)
+            case "leave", str(name):
+                rank.leave(name)
+                opened.remove(name)
+                finished.append(name)
+            case "heartbeat", _:
+                rank.heartbeat()
+                if has_beaten:
+                    finished.append("")
+                has_beaten = True
+            case "step", int(number):
+                rank.step(number)
+                step = number if step is None else max(step, number)
+            case "seat", int(number):
+                rank.set_seat(Seat(0, 0, 1, 1, iteration=number))
+                opened, step, has_beaten = [], None, False
+            case "drain", _:
+                entries, lost = monitor.drain()
+                assert ([entry.name for entry in entries], lost) == (finished, 0)
+                finished = []
+        view = monitor.read()
+        assert [section.name for section in view.open_sections] == opened == list(rank.open_sections)
+        assert view.step == step
+        assert (view.heartbeat_at is not None) is has_beaten
+
+
+# -- what user code calls -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reached() -> Iterator[MonitorSide]:
+    """The page that user code reaches during a test."""
+    rank, monitor = both_sides()
+    client.activate(rank)
+    yield monitor
+    client.deactivate()
+
+
+def test_user_code_outside_a_call_reaches_nothing_and_runs_on() -> None:
+    client.heartbeat()
+    client.step(3)
+    with client.section("data"):
+        with client.section("data"):  # not even checked: a script runs without us as it would with us gone
+            pass
+
+
+def test_user_code_reaches_the_page_of_its_call(reached: MonitorSide) -> None:
+    client.heartbeat()
+    client.step(3)
+    with client.section("data"):
+        assert names(reached) == ["data"]
+    view = reached.read()
+    assert (view.step, view.heartbeat_at is None, view.open_sections) == (3, False, ())
+
+
+def test_exception_closes_its_section_as_failed(reached: MonitorSide) -> None:
+    with pytest.raises(KeyError):
+        with client.section("data"):
+            raise KeyError
+    assert [(entry.name, entry.failed) for entry in reached.drain()[0]] == [("data", True)]
+
+
+def test_section_entered_twice_fails_where_it_is_entered(reached: MonitorSide) -> None:
+    with client.section("data"):
+        with pytest.raises(ConfigurationError):
+            with client.section("data"):
+                raise AssertionError("not entered")
+        assert names(reached) == ["data"]
+
+
+def test_section_is_closed_where_it_was_opened(reached: MonitorSide) -> None:
+    with client.section("data"):
+        client.deactivate()
+    assert names(reached) == []
+
+
+def test_section_of_an_iteration_that_is_over_is_left_without_a_word(reached: MonitorSide) -> None:
+    section = client.section("data")
+    section.__enter__()
+    assert client._page is not None
+    client._page.set_seat(SEAT)
+    section.__exit__(None, None, None)
+    assert reached.drain() == ([], 0)
