@@ -182,6 +182,10 @@ class Keys(msgspec.Struct, frozen=True):
         return self._key("end")
 
     @property
+    def exit(self) -> str:
+        return self._key("exit")
+
+    @property
     def outcome(self) -> str:
         return self._key("outcome")
 
@@ -294,6 +298,14 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
         return Ending(LEFT)
     yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
     return Ending(INTERRUPTED, (yield from _freeze(at)))
+
+
+def depart(seat: Seat, limits: Limits, is_critical: bool) -> Protocol[None]:
+    """Leave a completed call. A rank whose process holds the store leaves last, or after the barrier's limit."""
+    name = Keys(seat.iteration).exit
+    yield from arrive(name, seat.rank, seat.world_size)
+    if is_critical:
+        yield Await(f"{name}/done", limits.barrier)
 
 
 def _work(seat: Seat) -> Protocol[Result]:

@@ -14,8 +14,8 @@ import os
 import threading
 import time
 import typing
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from resilience.adapters import collectives
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 _calls = itertools.count()
+_running: list[str] = []  # the wrapped function that is running: at most one a process
+os.register_at_fork(after_in_child=_running.clear)
 
 
 class CallWrapper:
@@ -112,6 +114,10 @@ class CallWrapper:
         positional, named = _inject(function, self, args, kwargs)
         self._function = lambda: function(*positional, **named)
         name = f"{function.__module__}.{function.__qualname__}"
+        with _alone(name):
+            return self._run(name)
+
+    def _run(self, name: str) -> Any:
         began = time.monotonic()
         self._state = State.from_environment()
         with scoped_environment(), Session.open(self._wrapper, self._number, self._state) as session:
@@ -146,6 +152,7 @@ class CallWrapper:
                 seat = self._next_seat(seat, ending.terminated)
                 ending = self._iterate(seat)
                 if ending.outcome == COMPLETED:
+                    self._depart(seat)
                     return self._value
                 if ending.outcome == restart.LEFT:
                     assert self._error is not None
@@ -175,6 +182,13 @@ class CallWrapper:
         else:
             self._account.iteration_ended("interrupted")
         return ending
+
+    def _depart(self, seat: Seat) -> None:
+        """Nothing is lost any more when the store is: the call has completed."""
+        try:
+            self._drive(restart.depart(seat, self._limits, self._session.is_critical))
+        except StoreError as error:
+            self._session.emit(events.StoreLost(str(error)[:500]))
 
     def _next_seat(self, seat: Seat, terminated: frozenset[int]) -> Seat:
         """Assign this rank's place in the next iteration. Raises: RankDiscarded, RestartError."""
@@ -375,6 +389,21 @@ class CallWrapper:
 
     def _swallowed(self, swallow: Any) -> None:
         self._session.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Raises: ConfigurationError inside another wrapped function."""
+    if _running:
+        raise ConfigurationError(
+            f"{name} was called inside {_running[-1]}, which is wrapped too; one interruption cannot restart both. Wrap "
+            "only the outermost function"
+        )
+    _running.append(name)
+    try:
+        yield
+    finally:
+        _running.clear()
 
 
 def _check_caller(function: Callable[..., Any]) -> None:

@@ -46,7 +46,8 @@ How = Literal["forked", "executed"]
 class Plan:
     """What a monitor needs of its Wrapper. Inherited by a forked monitor, pickled for an executed one."""
 
-    def __init__(self, wrapper: Wrapper, state: State) -> None:
+    def __init__(self, wrapper: Wrapper, state: State, is_host: bool) -> None:
+        self.is_host = is_host
         self.store_factory: Callable[..., Any] = wrapper.store_factory
         self.store_kwargs: dict[str, Any] = wrapper.store_kwargs
         self.rank_assignment: RankAssignment | None = wrapper.rank_assignment
@@ -111,15 +112,15 @@ class Handle:
             raise MonitorError(f"the monitor could not make the store: {self._error}")
 
 
-def start(wrapper: Wrapper, state: State) -> Handle:
-    """Start this rank's monitor. Raises: MonitorError, ConfigurationError."""
+def start(wrapper: Wrapper, state: State, is_host: bool) -> Handle:
+    """Start this rank's monitor, which hosts the wrapper's store if `is_host`. Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
     page = Page.create()
     ours, theirs = pair()
     rank_side = RankSide(page)
     rank_side.lock_life()
     dump = stacks.arm()
-    plan = Plan(wrapper, state)
+    plan = Plan(wrapper, state, is_host)
     reason = why_not_fork()
     if reason:
         pid = _execute(plan, page, theirs, dump, reason)
@@ -204,7 +205,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         plan.store_factory,
         plan.store_kwargs,
         plan,
-        is_host=plan.initial_rank == 0,
+        is_host=plan.is_host,
         ready=ready,
         emit=lambda *new: monitor.emit(*new),
     )

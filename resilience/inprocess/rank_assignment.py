@@ -99,12 +99,12 @@ class FilterGroupedByKey(RankAssignment):
             return state, terminated_ranks  # an earlier filter's: it is not counted any more
         key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
         store: StoreLike = state.store
-        excluded = drive(self._exclude(str(key), state, terminated_ranks), store, chunk=CHUNK)
+        excluded = drive(self.excluded(str(key), state, terminated_ranks), store, chunk=CHUNK)
         return state, terminated_ranks | excluded
 
-    def _exclude(self, key: str, state: State, terminated: set[int]) -> Protocol[set[int]]:
-        """Count the groups, meet, list the ranks of those that fail, meet, read the list. Only the list
-        has more than one entry to transfer."""
+    def excluded(self, key: str, state: State, terminated: set[int]) -> Protocol[set[int]]:
+        """The protocol of one rank: count the groups, meet, list the ranks of those that fail, meet, read
+        the list. Only the list has more than one entry to transfer."""
         rank = state.rank
         key = yield CompareSet(f"{self._name}/key/{rank}", key)  # a stand-in goes by what the rank said
         group = f"{self._name}/group/{key}"

@@ -26,6 +26,7 @@ from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.identity import Origin
 from resilience.core.restart import CompareSet, Seat
+from resilience.core.watch import Doing
 from resilience.inprocess.monitor_process import Handle, start
 from resilience.inprocess.outlet import hook_store
 from resilience.inprocess.progress import request_tick
@@ -39,22 +40,24 @@ if TYPE_CHECKING:
     from resilience.inprocess.state import State
     from resilience.inprocess.wrap import Wrapper
 
-_sessions: dict[tuple[int, str], Session] = {}
+READY_LIMIT = 120.0  # seconds for a monitor to host the store; an executed one imports torch first
+
+_sessions: dict[tuple[object, ...], Session] = {}
+_job_id: str | None = None  # of the calls before: all calls of a process are one job
 os.register_at_fork(after_in_child=_sessions.clear)  # a forked child has no session of its own
 
 
 class Session:
     """One process's monitor and store connections. `open` finds or makes it for a call."""
 
-    def __init__(self, wrapper: Wrapper, state: State) -> None:
+    def __init__(self, wrapper: Wrapper, state: State, is_host: bool) -> None:
         self.settings = Settings.from_environment()
         self.node = node_name()
-        self._initial = state
-        self._monitor: Handle = start(wrapper, state)
+        self._monitor: Handle = start(wrapper, state, is_host)
         self._folder = Path()
         self.page = self._monitor.page
-        if state.initial_rank == 0:
-            self._monitor.await_ready(120.0)
+        if is_host:
+            self._monitor.await_ready(READY_LIMIT)
         with hosting(False):
             self._base = wrapper.store_factory(**wrapper.store_kwargs)
             self._watch_base = wrapper.store_factory(**wrapper.store_kwargs)
@@ -71,11 +74,13 @@ class Session:
     @classmethod
     @contextmanager
     def open(cls, wrapper: Wrapper, number: int, state: State) -> Iterator[Session]:
-        """Give a call its session: the process's own for this store, begun anew for the call."""
-        key = (id(wrapper.store_factory), repr(sorted(wrapper.store_kwargs.items(), key=lambda item: item[0])))
+        """Give a call its session: one for each store and set of hooks, begun anew for the call."""
+        store = (wrapper.store_factory, repr(sorted(wrapper.store_kwargs.items(), key=lambda item: item[0])))
+        key = (*store, id(wrapper.rank_assignment), id(wrapper.rank_filter))
         session = _sessions.get(key)
         if session is None:
-            session = _sessions[key] = cls(wrapper, state)
+            is_hosted = any(other[:2] == store for other in _sessions)
+            session = _sessions[key] = cls(wrapper, state, is_host=state.initial_rank == 0 and not is_hosted)
         session._begin(wrapper, number, state)
         try:
             yield session
@@ -87,7 +92,8 @@ class Session:
         self.store = dist.PrefixStore(self._prefix, self._base)
         self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
         self.hook_store = hook_store(self._prefix, self._base)
-        job_id = self._agree("job", self.settings.job_id or _new_job_id())
+        global _job_id
+        job_id = _job_id = self._agree("job", _job_id or self.settings.job_id or _new_job_id())
         cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
         folder = Path(self.settings.run_dir).absolute() / job_id
         origin = Origin(
@@ -124,11 +130,17 @@ class Session:
         return str(execute(CompareSet(f"{self._run_prefix}{name}", proposal), self._base))
 
     def _end(self) -> None:
+        self.page.doing(Doing.OUTSIDE)  # what follows the call is none of our business
         client.deactivate()
         log.configure(None, None)
         self.page.say_goodbye()
 
     # -- for the call ---------------------------------------------------------------------------
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether the store ends with this process."""
+        return self.emitter.origin.initial_rank in getattr(self._base, "critical_ranks", ())
 
     def announce(self, function: str) -> None:
         """Put the call on record."""
@@ -137,7 +149,7 @@ class Session:
         self.emit(
             events.CallStarted(
                 function=function,
-                world_size=self._initial.initial_world_size,
+                world_size=self.emitter.origin.world_size or 1,
                 resilience_version=__version__,
                 torch_version=str(torch.__version__),
                 python_version=sys.version.split()[0],

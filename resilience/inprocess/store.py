@@ -112,7 +112,7 @@ class StoreMixin:
         count = options.whole("rendezvous_count", rendezvous_count, 1)
         limit = options.seconds("timeout", timeout)
         chunk = CHUNK if timeout_chunk is None else options.seconds("timeout_chunk", timeout_chunk)
-        drive(_meet(group_name, rank, count, limit), self._store, chunk=chunk)
+        drive(meet(group_name, rank, count, limit), self._store, chunk=chunk)
 
     initial_barrier = functools.partialmethod(barrier, group_name="initial_barrier")
     iteration_barrier = functools.partialmethod(barrier, group_name="iteration_barrier")
@@ -173,7 +173,7 @@ class StoreMixin:
         return cast(StoreLike, self)
 
 
-def _meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]:
+def meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]:
     """Meet `count` participants of any numbers: each gets a place in the order of arrival and keeps it, so
     that whoever repeats the arrival of a killed rank takes no second place."""
     name = f"barrier/{group_name}"

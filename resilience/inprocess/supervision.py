@@ -56,7 +56,8 @@ class Supervisor:
         self._emit = emit
         self._node = begin.origin.node
         self._allowed = begin.heartbeat_timeout
-        self._period = max(1.0, self._allowed / BEATS)
+        self._beat_every = self._allowed / BEATS
+        self._beat_at = 0.0
         self._done = threading.Event()
         self._store: StoreLike
         self._peer: Peer | None = None
@@ -79,7 +80,7 @@ class Supervisor:
             with self._lead() as is_leader:
                 if is_leader:
                     self._take_index()
-                    while not self._done.wait(self._period):
+                    while not self._done.wait(self._begin.interval):
                         self._look()
         except (ResilienceError, RuntimeError, OSError) as error:
             if not self._done.is_set():
@@ -105,13 +106,16 @@ class Supervisor:
     # -- looking --------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        execute(Add(f"nodes/{self._node}/beat", 1), self._store)
-        for member in self._members(self._node):
+        for member in self._known.get(self._node, []):
             if not _is_alive(member.rank) and not _is_alive(member.monitor):
                 self._lose(member, Interruption.TERMINATED, "rank and monitor died together", None)
-        name = self._next_node()
-        if name:
-            self._look_at(name)
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + self._beat_every
+            execute(Add(f"nodes/{self._node}/beat", 1), self._store)
+            self._members(self._node)
+            name = self._next_node()
+            if name:
+                self._look_at(name)
 
     def _next_node(self) -> str:
         nodes = execute(Add("nodes/count", 0), self._store)

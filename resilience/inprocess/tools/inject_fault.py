@@ -30,8 +30,8 @@ class Fault(Enum):
 
     GPU = auto()  # an index out of bounds on the device, which breaks its context
     GPU_SLEEP = auto()  # the device is busy for ever
-    ASYNC_EXC = auto()  # an exception set on the main thread
-    SIGNAL_EXC = auto()  # an exception raised by the handler of SIGUSR1
+    ASYNC_EXC = auto()  # a RuntimeError set on the main thread
+    SIGNAL_EXC = auto()  # a RuntimeError raised by the handler of SIGUSR1
     ABORT = auto()  # abort()
     GIL = auto()  # a call in C that holds the interpreter's lock for ever
     SEGFAULT = auto()
@@ -39,10 +39,6 @@ class Fault(Enum):
     KILL = auto()  # SIGKILL
     TERM = auto()  # SIGTERM
     STOP = auto()  # SIGSTOP
-
-
-class InjectedException(Exception):
-    """Stands for a bug of the user's, so it is none of this package's errors."""
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -130,7 +126,7 @@ def _prepared(fault: Fault) -> Callable[[], object]:
         return lambda: os.kill(os.getpid(), _SIGNALS[fault])
     if fault is Fault.ASYNC_EXC:
         main = threading.main_thread().ident or 0
-        return lambda: async_raise(main, InjectedException)
+        return lambda: async_raise(main, RuntimeError)
     if fault is Fault.GPU_SLEEP:
         device = _cuda().current_device()
         return lambda: _sleep_on(device)
@@ -139,7 +135,7 @@ def _prepared(fault: Fault) -> Callable[[], object]:
 
 
 def _raise_injected(number: int, frame: FrameType | None) -> None:
-    raise InjectedException("injected by a signal")
+    raise RuntimeError("injected by a signal")
 
 
 def _hold_gil() -> None:
