@@ -1,14 +1,16 @@
 """Other processes: are they alive, what do they do, how did they end.
 
 A process is held by its pidfd, so that a recycled pid is never signalled. A monitor is no parent of its
-rank and cannot wait for it: how the rank ended is read from /proc while it dies, which the same user
-may do."""
+rank and cannot wait for it. How the rank ended stands in /proc from the moment it begins to exit until
+its parent reaps it, for whoever is the same user; later the pidfd itself tells, from Linux 6.15 on."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
+import struct
 import time
 from pathlib import Path
 
@@ -19,24 +21,29 @@ from resilience.core.attribution import Exit
 EXIT_POLL = 0.001  # seconds between looks at a dying process
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PF_EXITING = 0x4  # include/linux/sched.h; set before the exit status is, which is set before memory goes
+_PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes), include/uapi/linux/pidfd.h
+_PIDFD_INFO_EXIT = 1 << 3
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class ProcessState(msgspec.Struct, frozen=True):
     """What /proc tells of a process. state: R S D T Z …; cpu_s: user and system time used; start_time:
-    clock ticks after boot, which together with the pid names a process for good."""
+    clock ticks after boot, which together with the pid names a process for good; wait_status: how it
+    ends, as wait() reports it, None until it does."""
 
     state: str
     cpu_s: float
     rss_bytes: int
     threads: int
     start_time: int
-    exit_code: int  # as wait() would report it; 0 while running
+    wait_status: int | None
 
 
 def state(pid: int) -> ProcessState | None:
     """Return the state of a process, None if there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
@@ -46,7 +53,7 @@ def state(pid: int) -> ProcessState | None:
         rss_bytes=int(fields[21]) * _PAGE,
         threads=int(fields[17]),
         start_time=int(fields[19]),
-        exit_code=int(fields[49]),
+        wait_status=int(fields[49]) if int(fields[6]) & _PF_EXITING else None,
     )
 
 
@@ -57,6 +64,8 @@ class Process:
         """Raises: ProcessLookupError if there is no such process."""
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
+        seen = state(pid)
+        self._start_time = None if seen is None else seen.start_time
 
     def send(self, number: int) -> bool:
         """Send a signal; answers whether the process was still there."""
@@ -66,24 +75,42 @@ class Process:
             return False
         return True
 
+    def state(self) -> ProcessState | None:
+        """Return the state of this process, None once it is reaped, whoever has its pid then."""
+        seen = state(self.pid)
+        return seen if seen is not None and seen.start_time == self._start_time else None
+
     def has_ended(self, wait: float = 0.0) -> bool:
         """Wait at most `wait` seconds for the process to end; answers whether it has."""
-        return bool(select.select([self.pidfd], [], [], wait)[0])
+        poll = select.poll()  # select() cannot take a descriptor above 1023
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(wait * 1000))
 
     def exit_status(self, limit: float) -> Exit:
         """Return how the process ended, as far as it can be seen within `limit` seconds.
 
-        A process that was reaped before anyone looked leaves nothing: both fields are None then."""
+        A process that was reaped before anyone looked leaves nothing before Linux 6.15: both fields are
+        None then."""
         deadline = time.monotonic() + limit
         while True:
-            seen = state(self.pid)
+            seen = self.state()
             if seen is None:
-                return Exit()
-            if seen.exit_code or seen.state == "Z":
-                return to_exit(seen.exit_code)
+                status = self._status_of_reaped()
+                return Exit() if status is None else to_exit(status)
+            if seen.wait_status is not None:
+                return to_exit(seen.wait_status)
             if time.monotonic() >= deadline:
                 return Exit()
             time.sleep(EXIT_POLL)
+
+    def _status_of_reaped(self) -> int | None:
+        info = bytearray(struct.pack("=Q56x", _PIDFD_INFO_EXIT))
+        try:
+            fcntl.ioctl(self.pidfd, _PIDFD_GET_INFO, info)
+        except OSError:
+            return None
+        mask, status = struct.unpack("=Q52xi", info)
+        return status if mask & _PIDFD_INFO_EXIT else None
 
 
 def to_exit(status: int) -> Exit:
@@ -100,15 +127,33 @@ def to_exit(status: int) -> Exit:
 def oom_kills() -> int | None:
     """Return how many processes of this cgroup the kernel has killed for memory, None if unknown."""
     try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            root = "/sys/fs/cgroup" if number == "0" else f"/sys/fs/cgroup/{controllers}"
-            name = "memory.events" if number == "0" else "memory.oom_control"
-            if number != "0" and "memory" not in controllers.split(","):
-                continue
-            for entry in Path(f"{root}{path}/{name}").read_text().splitlines():
-                if entry.startswith("oom_kill "):
-                    return int(entry.split()[1])
-    except (OSError, ValueError):
+        memberships = Path("/proc/self/cgroup").read_text()
+    except OSError:
         return None
+    for file in memory_files(memberships):
+        try:
+            lines = file.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
     return None
+
+
+def memory_files(memberships: str) -> list[Path]:
+    """Return where the count may stand for what /proc/self/cgroup says, best place first.
+
+    In a container the path in there may be the host's, while the container's own group is mounted as
+    the root; so the root is looked at too."""
+    files = []
+    for line in memberships.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, name = _CGROUPS, "memory.events"
+        elif "memory" in controllers.split(","):
+            root, name = _CGROUPS / "memory", "memory.oom_control"
+        else:
+            continue
+        files += [root / path.lstrip("/") / name, root / name]
+    return files

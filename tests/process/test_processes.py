@@ -1,0 +1,132 @@
+"""Real processes: how they end, what they do, and that nobody else is ever meant by their pid."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from resilience.adapters import processes
+from resilience.adapters.processes import Process
+from resilience.core.attribution import Exit
+from tests.process.children import LIMIT, child, hear, hold
+
+
+def end_by(what: Callable[[], object]) -> Callable[[Connection], None]:
+    def body(line: Connection) -> None:
+        hold(line)
+        what()
+
+    return body
+
+
+def kill_by(number: int) -> Callable[[], object]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+ENDS = pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (lambda: os._exit(0), Exit(code=0)),
+        (lambda: os._exit(3), Exit(code=3)),
+        (kill_by(signal.SIGKILL), Exit(signal="SIGKILL")),
+        (kill_by(signal.SIGSEGV), Exit(signal="SIGSEGV")),
+        (kill_by(signal.SIGRTMIN + 5), Exit(signal=f"signal {signal.SIGRTMIN + 5}")),
+    ],
+)
+
+
+@ENDS
+def test_end_of_a_process_is_learned_without_reaping_it(what: Callable[[], object], expected: Exit) -> None:
+    with child(end_by(what)) as other:
+        other.hear()
+        process = Process(other.pid)
+        other.tell()
+        assert process.has_ended(LIMIT)
+        assert process.exit_status(LIMIT) == expected
+        other.wait()  # it was still there to be reaped
+
+
+@ENDS
+def test_end_of_a_reaped_process_is_learned_or_said_to_be_unknown(what: Callable[[], object], expected: Exit) -> None:
+    with child(end_by(what)) as other:
+        other.hear()
+        process = Process(other.pid)
+        other.tell()
+        other.wait()
+        assert process.has_ended(LIMIT)
+        assert process.state() is None
+        release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+        assert process.exit_status(0.0) == (expected if release >= (6, 15) else Exit())
+
+
+def test_process_that_runs_on_has_no_exit_status() -> None:
+    with child(hold) as other:
+        other.hear()
+        process = Process(other.pid)
+        assert not process.has_ended()
+        assert process.exit_status(0.0) == Exit()
+        other.send_signal(signal.SIGSTOP)
+        os.waitpid(other.pid, os.WUNTRACED)
+        stopped = process.state()
+        assert stopped is not None and stopped.state == "T"
+        assert process.exit_status(0.0) == Exit()  # a stop is no end, though it has a signal too
+
+
+def test_signal_reaches_the_process_and_nobody_after_it() -> None:
+    with child(hold) as other:
+        other.hear()
+        process = Process(other.pid)
+        assert process.send(signal.SIGTERM)
+        assert os.WTERMSIG(other.wait()) == signal.SIGTERM
+        assert not process.send(signal.SIGTERM)
+
+
+def test_process_that_never_was_cannot_be_held() -> None:
+    with child(lambda line: None) as other:
+        other.wait()
+        with pytest.raises(ProcessLookupError):
+            Process(other.pid)
+
+
+def test_state_tells_what_the_process_uses() -> None:
+    def body(line: Connection) -> None:
+        Path(f"/proc/{os.getpid()}/comm").write_text("a) R (b")  # a name that looks like fields
+        memory = bytearray(32 << 20)
+        threading.Thread(target=lambda: hear(line)).start()
+        while sum(os.times()[:2]) < 0.1:
+            pass
+        line.send(len(memory))
+        threading.Event().wait()
+
+    with child(body) as other:
+        other.hear()
+        seen = Process(other.pid).state()
+    assert seen is not None
+    assert seen.rss_bytes > 32 << 20
+    assert (seen.state, seen.threads, seen.wait_status) == ("S", 2, None)
+    assert seen.cpu_s >= 0.05
+    own = processes.state(os.getpid())
+    assert own is not None and seen.start_time >= own.start_time
+
+
+def test_descriptor_beyond_the_reach_of_select_is_waited_for() -> None:
+    """A rank with many files open has its pidfd above 1023."""
+
+    def body(line: Connection) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, most), most))
+        many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        process = Process(os.getppid())
+        line.send((len(many), process.pidfd, process.has_ended()))
+
+    with child(body) as other:
+        _, number, has_ended = other.hear()
+    assert number > 1023
+    assert has_ended is False
