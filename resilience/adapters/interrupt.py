@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import opcode
 import os
 import queue
 import signal
@@ -306,7 +307,7 @@ class Interrupter:
             self._fragile_since = self._fragile_since or now
             if now - self._fragile_since < FRAGILE_LIMIT:
                 return True
-        if not _is_library(frame):
+        if not _is_library(frame) and not _is_at_jump(frame):
             return False
         self._stepping_since = self._stepping_since or now
         if now - self._stepping_since >= STEP_LIMIT or self._is_blocked(frame, now):
@@ -375,7 +376,7 @@ class Interrupter:
         if sys.gettrace() not in (None, self._tracer):
             return  # a debugger or coverage: repeating has to do
         while frame is not None and frame is not self._bottom and _is_library(frame):
-            frame = frame.f_back
+            frame = frame.f_back  # none of them: we are at a jump, and raise behind it
         if frame is not None and frame is not self._bottom and frame is not self._target:
             self._stop_stepping()
             self._target, self._called_at = frame, frame.f_lasti
@@ -536,6 +537,15 @@ def _protects(code: CodeType, before: int, now: int) -> bool:
     return wanted is None
 
 
+def _is_at_jump(frame: FrameType) -> bool:
+    """Whether the frame is about to jump back in a loop, in code that has handlers.
+
+    Signals strike there often, and CPython 3.13 leaves these jumps unprotected: what is raised passes over
+    every `with`, `finally` and `except` around the loop."""
+    code = frame.f_code
+    return bool(getattr(code, "co_exceptiontable", b"")) and code.co_code[frame.f_lasti] == _JUMP_BACKWARD
+
+
 def _handler_at(handlers: list[tuple[int, int, int]], offset: int) -> int | None:
     return next((target for start, end, target in handlers if start <= offset < end), None)
 
@@ -555,6 +565,8 @@ def _handlers(table: bytes) -> list[tuple[int, int, int]]:
     entries = zip(values[::4], values[1::4], values[2::4], strict=False)
     return [(2 * start, 2 * (start + length), 2 * handler) for start, length, handler in entries]
 
+
+_JUMP_BACKWARD = opcode.opmap.get("JUMP_BACKWARD", -1)  # unknown before Python 3.11
 
 _LIBRARY = (
     os.path.join(os.path.dirname(threading.__file__), ""),

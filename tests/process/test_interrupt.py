@@ -66,6 +66,7 @@ WAYS = [
     ("return_from_with", 50),
     ("release_in_finally", 50),
     ("catch_inside", 50),
+    ("loop_inside", 50),
     ("switch_gradients_off", 100),
 ]
 
