@@ -173,11 +173,11 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
         state = msgspec.structs.replace(watch, terminating_since=now, finding=gravest)
         commands = (CaptureEvidence(gravest), AskRestart(gravest), Terminate(gravest))
         return Decision(state, commands, now + watch.limits.grace)
-    wake_at = next_deadline(watch, seen, now)
     if findings and watch.asked_in != seen.iteration:
         gravest = max(findings, key=_gravity)
         state = msgspec.structs.replace(watch, asked_in=seen.iteration)
-        return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), wake_at)
+        return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), next_deadline(state, seen, now))
+    wake_at = next_deadline(watch, seen, now)
     note_at = _note_at(watch, seen)
     if note_at is not None and now >= note_at:
         state = msgspec.structs.replace(watch, noted_in=seen.iteration)
@@ -215,11 +215,11 @@ def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
         Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since)) for _ in (1,) if seen.is_stuck
     ]
     for name, since, limit in in_force(limits, seen):
-        silent_for = now - since
-        if limit.hard is not None and silent_for >= limit.hard:
-            findings.append(Finding(name, "hard", limit.hard, silent_for))
-        elif limit.soft is not None and silent_for >= limit.soft:
-            findings.append(Finding(name, "soft", limit.soft, silent_for))
+        # The same sum as in next_deadline: now - since >= limit can be False at exactly that moment.
+        if limit.hard is not None and now >= since + limit.hard:
+            findings.append(Finding(name, "hard", limit.hard, now - since))
+        elif limit.soft is not None and now >= since + limit.soft:
+            findings.append(Finding(name, "soft", limit.soft, now - since))
     return findings
 
 
