@@ -33,6 +33,31 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int | None = None
 
 
+class Job(msgspec.Struct, frozen=True):
+    """What job.json says: which job this run folder belongs to. Written once, by the first rank 0.
+
+    fingerprint: equal for runs of the same program, arguments, world size and torch version."""
+
+    job_id: str
+    attempt: int
+    cycle: int
+    world_size: int
+    function: str
+    command: tuple[str, ...]
+    hostname: str
+    resilience_version: str
+    torch_version: str
+    python_version: str
+    started_wall_ns: int
+    fingerprint: str
+    schema: int = 1
+
+
+def fingerprint(*parts: object) -> str:
+    """Return a short name that is equal for equal parts."""
+    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=6).hexdigest()
+
+
 def trace_id(job_id: str, attempt: int, cycle: int) -> int:
     """Return the 128-bit trace id that all processes of one cycle share."""
     return _hash("trace", job_id, attempt, cycle, size=16)

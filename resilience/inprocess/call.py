@@ -120,10 +120,9 @@ class CallWrapper:
     def _run(self, name: str) -> Any:
         began = time.monotonic()
         self._state = State.from_environment()
-        with scoped_environment(), Session.open(self._wrapper, self._number, self._state) as session:
+        with scoped_environment(), Session.open(self._wrapper, name, self._number, self._state) as session:
             self._session = session
             self._account = Account(session.emitter)
-            session.announce(name)
             self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=self._swallowed)
             self._interrupter.install()
             error: BaseException | None = None
@@ -396,8 +395,8 @@ def _alone(name: str) -> Iterator[None]:
     """Raises: ConfigurationError inside another wrapped function."""
     if _running:
         raise ConfigurationError(
-            f"{name} was called inside {_running[-1]}, which is wrapped too; one interruption cannot restart both. Wrap "
-            "only the outermost function"
+            f"{name} was called inside {_running[-1]}, which is wrapped too; one interruption cannot restart both. "
+            "Wrap only the outermost function"
         )
     _running.append(name)
     try:

@@ -113,7 +113,9 @@ class Handle:
 
 
 def start(wrapper: Wrapper, state: State, is_host: bool) -> Handle:
-    """Start this rank's monitor, which hosts the wrapper's store if `is_host`. Raises: MonitorError, ConfigurationError."""
+    """Start this rank's monitor, which hosts the wrapper's store if `is_host`.
+
+    Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
     page = Page.create()
     ours, theirs = pair()

@@ -126,16 +126,14 @@ class StoreOutlet:
         drive(report(Keys(record.iteration), encode(record)), self._store)
 
     def _host(self, iteration: int) -> None:
-        """Publish a fresh store for the process groups of one iteration."""
+        """Publish a store for the process groups of one iteration; make the next one ahead of time."""
         began = time.monotonic()
-        address = local_address(self._begun.base_host)
-        server = self._spare or iteration_server(address)
+        server = publish_server(iteration, self._begun.base_host, self._store, self._spare)
         self._spare = None
+        self._emit(events.StoreHosted("iteration", server.host, server.port, time.monotonic() - began))
         self._servers.append(server)
-        execute(Set(Keys(iteration).server, f"{address}:{server.port}"), self._store)
-        self._emit(events.StoreHosted("iteration", address, server.port, time.monotonic() - began))
         del self._servers[:-KEPT_SERVERS]
-        self._spare = iteration_server(address)  # the next one ahead of time: constructors can take seconds
+        self._spare = iteration_server(server.host)
 
     def _stand_in(self, record: InterruptionRecord) -> None:
         self._result = self._drive_stand_in(record, self._store)
@@ -200,6 +198,13 @@ def iteration_server(address: str) -> dist.TCPStore:
     listener = listen(address, 0)
     port = listener.getsockname()[1]
     return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any = None) -> Any:
+    """Make `server`, or a fresh one, the store of the process groups of one iteration."""
+    server = server or iteration_server(local_address(base_host))
+    execute(Set(Keys(iteration).server, f"{server.host}:{server.port}"), store)
+    return server
 
 
 def hook_store(prefix: str, base: Any) -> Any:

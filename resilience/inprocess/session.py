@@ -24,11 +24,11 @@ from resilience.adapters.environment import Settings, node_name
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.identity import Origin
+from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.watch import Doing
 from resilience.inprocess.monitor_process import Handle, start
-from resilience.inprocess.outlet import hook_store
+from resilience.inprocess.outlet import hook_store, publish_server
 from resilience.inprocess.progress import request_tick
 from resilience.inprocess.store import hosting
 from resilience.monitor import client, messages
@@ -69,11 +69,12 @@ class Session:
         self.store: StoreLike
         self.watch_store: StoreLike
         self.hook_store: Any
+        self._server: Any = None
         self._prefix = ""
 
     @classmethod
     @contextmanager
-    def open(cls, wrapper: Wrapper, number: int, state: State) -> Iterator[Session]:
+    def open(cls, wrapper: Wrapper, function: str, number: int, state: State) -> Iterator[Session]:
         """Give a call its session: one for each store and set of hooks, begun anew for the call."""
         store = (wrapper.store_factory, repr(sorted(wrapper.store_kwargs.items(), key=lambda item: item[0])))
         key = (*store, id(wrapper.rank_assignment), id(wrapper.rank_filter))
@@ -81,13 +82,13 @@ class Session:
         if session is None:
             is_hosted = any(other[:2] == store for other in _sessions)
             session = _sessions[key] = cls(wrapper, state, is_host=state.initial_rank == 0 and not is_hosted)
-        session._begin(wrapper, number, state)
+        session._begin(wrapper, function, number, state)
         try:
             yield session
         finally:
             session._end()
 
-    def _begin(self, wrapper: Wrapper, number: int, state: State) -> None:
+    def _begin(self, wrapper: Wrapper, function: str, number: int, state: State) -> None:
         self._prefix = f"{self._run_prefix}{number}/"
         self.store = dist.PrefixStore(self._prefix, self._base)
         self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
@@ -120,9 +121,11 @@ class Session:
                 heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
                 interval=wrapper.monitor_process_interval.total_seconds(),
                 base_host=os.environ.get("MASTER_ADDR", ""),
+                job=_job(origin, function) if state.initial_rank == 0 else None,
             )
         )
         self.page.say_goodbye(False)
+        self._announce(function)
         client.activate(self.page)
         log.configure(folder / "logs" / f"{self.node}-{state.initial_rank}.jsonl", self._log_context)
 
@@ -142,7 +145,7 @@ class Session:
         """Whether the store ends with this process."""
         return self.emitter.origin.initial_rank in getattr(self._base, "critical_ranks", ())
 
-    def announce(self, function: str) -> None:
+    def _announce(self, function: str) -> None:
         """Put the call on record."""
         from resilience import __version__
 
@@ -167,8 +170,9 @@ class Session:
         """The rank has its seat in the next iteration; rank 0 has the iteration's store hosted."""
         self.emitter.move(iteration=seat.iteration, rank=seat.rank, world_size=seat.world_size)
         self.page.set_seat(seat)
-        if seat.rank == 0:
-            self._monitor.send(messages.Host(seat.iteration))
+        if seat.rank == 0 and not self._monitor.send(messages.Host(seat.iteration)):
+            # The monitor is gone: better a store that ends with this process than none.
+            self._server = publish_server(seat.iteration, os.environ.get("MASTER_ADDR", ""), self.store)
 
     def _log_context(self) -> dict[str, Any]:
         origin = self.emitter.origin
@@ -185,7 +189,7 @@ class Session:
             request_tick(self.page)
 
     def _monitor_lost(self) -> None:
-        """Go on unmonitored, and say so: in the store, and from now on in the record file directly."""
+        """Go on unmonitored, and say so: from now on this process writes its record file itself."""
         origin = self.emitter.origin
         assert origin.initial_rank is not None
         path = self._folder / "records" / f"{origin.node}-{origin.initial_rank}.jsonl"
@@ -221,6 +225,26 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
         step=watch.NO_LIMIT if settings.step_timeout is None else own(settings.step_timeout),
         sections={name: own(limit) for name, limit in settings.section_timeouts.items()},
         grace=wrapper.termination_grace_time.total_seconds(),
+    )
+
+
+def _job(origin: Origin, function: str) -> Job:
+    from resilience import __version__
+
+    assert origin.world_size is not None
+    return Job(
+        job_id=origin.job_id,
+        attempt=origin.attempt,
+        cycle=origin.cycle,
+        world_size=origin.world_size,
+        function=function,
+        command=tuple(sys.argv),
+        hostname=socket.gethostname(),
+        resilience_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=sys.version.split()[0],
+        started_wall_ns=time.time_ns(),
+        fingerprint=fingerprint(function, *sys.argv, origin.world_size, torch.__version__),
     )
 
 

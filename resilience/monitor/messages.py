@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from resilience.core import restart, watch
-from resilience.core.identity import Origin
+from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
 
 
@@ -24,7 +24,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     heartbeat_timeout: float
     interval: float
     base_host: str = ""
-    job: dict[str, str | int | float] = {}
+    job: Job | None = None  # from rank 0
 
 
 class Emitted(msgspec.Struct, frozen=True, tag="emitted"):

@@ -167,7 +167,7 @@ class RankMonitor:
             self._file = RecordFile(self._folder / "records" / name)
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
-            if begin.job:
+            if begin.job is not None:
                 files.create(self._folder / "job.json", msgspec.json.format(msgspec.json.encode(begin.job)) + b"\n")
         assert self._emitter is not None
         self._emitter.move(call=begin.origin.call)
