@@ -1,0 +1,285 @@
+"""Stacks of real processes, in every state in which one may hang."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from resilience.adapters import stacks
+from resilience.adapters.processes import Process
+from resilience.adapters.stacks import Dump
+from tests.process.children import LIMIT, Child, child, hold
+
+needs_py_spy = pytest.mark.skipif(
+    shutil.which("py-spy", path=os.path.dirname(sys.executable)) is None, reason="py-spy is not installed"
+)
+
+
+@contextmanager
+def armed(hang: Callable[[Connection], object]) -> Iterator[tuple[Child, Process, Dump]]:
+    """A process that has armed itself and hangs in `hang`."""
+
+    def body(line: Connection) -> None:
+        line.send(stacks.arm().fd)
+        hang(line)
+
+    with child(body) as other:
+        # The memory is reached through /proc, as a monitor reaches it through an inherited descriptor.
+        fd = os.open(f"/proc/{other.pid}/fd/{other.hear()}", os.O_RDWR)
+        try:
+            yield other, Process(other.pid), Dump(fd)
+        finally:
+            os.close(fd)
+
+
+def names(found: stacks.Stacks, thread: int = 0) -> list[str]:
+    return [frame.function for frame in found.threads[thread].frames]
+
+
+# -- it answers ---------------------------------------------------------------------------------------
+
+
+def test_blocked_process_shows_all_its_threads_the_main_one_first() -> None:
+    def wait_in_thread(at_work: threading.Event) -> None:
+        at_work.set()
+        threading.Event().wait()
+
+    def hang(line: Connection) -> None:
+        at_work = threading.Event()
+        threading.Thread(target=wait_in_thread, args=(at_work,), daemon=True).start()
+        at_work.wait()
+        hold(line)
+
+    with armed(hang) as (other, process, dump):
+        other.hear()
+        found = stacks.capture(process, dump, thorough=False)
+    assert (found.method, found.reason) == ("faulthandler", "")
+    assert [stack.thread.split()[0] for stack in found.threads] == ["MainThread", "Thread"]
+    assert "hang" in names(found) and names(found)[-1] != "hang"  # innermost last
+    assert "wait_in_thread" in names(found, 1)
+    main = found.threads[0].frames
+    assert next(frame for frame in main if frame.function == "hang").file == __file__
+
+
+def test_process_that_holds_the_interpreter_lock_in_c_answers() -> None:
+    def hold_the_lock(line: Connection) -> None:
+        line.send("ready")
+        ctypes.PyDLL(None).usleep(60_000_000)  # a PyDLL call keeps the lock
+
+    with armed(hold_the_lock) as (other, process, dump):
+        other.hear()
+        found = stacks.capture(process, dump, thorough=False)
+    assert found.method == "faulthandler"
+    assert "hold_the_lock" in names(found)
+
+
+def test_each_request_gets_its_own_dump() -> None:
+    def first(line: Connection) -> None:
+        hold(line)
+
+    def second(line: Connection) -> None:
+        hold(line)
+
+    with armed(lambda line: (first(line), second(line))) as (other, process, dump):
+        other.hear()
+        before = stacks.capture(process, dump, thorough=False)
+        again = stacks.capture(process, dump, thorough=False)
+        other.tell()
+        other.hear()
+        after = stacks.capture(process, dump, thorough=False)
+    assert ["first" in names(found) for found in (before, again, after)] == [True, True, False]
+    assert "second" in names(after)
+
+
+def test_file_of_dumps_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_MOST", 1000)
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        sizes = []
+        for _ in range(6):
+            found = stacks.capture(process, dump, thorough=False)
+            assert found.threads[0].thread.startswith("MainThread")
+            sizes.append(os.fstat(dump.fd).st_size)
+    assert max(sizes) < 1000 + 2 * sizes[0]
+
+
+def test_many_threads_are_waited_for() -> None:
+    def hang(line: Connection) -> None:
+        stop = threading.Event()
+        for _ in range(60):
+            threading.Thread(target=stop.wait, daemon=True).start()
+        hold(line)
+
+    with armed(hang) as (other, process, dump):
+        other.hear()
+        found = stacks.capture(process, dump, thorough=False)
+    assert len(found.threads) == 61
+    assert found.threads[0].thread.startswith("MainThread") and "hang" in names(found)
+
+
+def test_arming_twice_keeps_the_one_dump_there_can_be() -> None:
+    with child(lambda line: line.send(stacks.arm() is stacks.arm())) as other:
+        assert other.hear() is True
+
+
+# -- it does not --------------------------------------------------------------------------------------
+
+
+def stop(other: Child) -> None:
+    other.send_signal(signal.SIGSTOP)
+    os.waitpid(other.pid, os.WUNTRACED)
+
+
+def test_stopped_process_is_said_to_be_stopped() -> None:
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        stop(other)
+        size = os.fstat(dump.fd).st_size
+        found = stacks.capture(process, dump, thorough=False)
+        other.send_signal(signal.SIGCONT)
+        other.tell()
+        assert other.wait() == 0
+        assert os.fstat(dump.fd).st_size == size  # nobody asked it
+    assert (found.method, found.threads) == ("none", ())
+    assert found.reason == "the process is stopped and answers no signal"
+
+
+@needs_py_spy
+def test_stopped_process_is_read_from_outside_where_that_is_allowed() -> None:
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        stop(other)
+        found = stacks.capture(process, dump, thorough=True)
+    if found.method == "none":
+        pytest.skip(f"not allowed here: {found.reason}")
+    assert found.method == "py-spy" and "stopped" in found.reason
+    assert "hold" in names(found)
+    assert found.threads[0].thread.startswith("MainThread")
+
+
+def test_process_that_ignores_the_signal_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ignore(line: Connection) -> None:
+        signal.signal(stacks.DUMP_SIGNAL, signal.SIG_IGN)
+        hold(line)
+
+    monkeypatch.setattr(stacks, "DUMP_LIMIT", 0.05)
+    with armed(ignore) as (other, process, dump):
+        other.hear()
+        found = stacks.capture(process, dump, thorough=False)
+    assert found.method == "none"
+    assert found.reason.startswith("faulthandler did not answer within 0.05 s (process state ")
+
+
+def test_missing_py_spy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        stop(other)
+        found = stacks.capture(process, dump, thorough=True)
+    assert found.reason == "the process is stopped and answers no signal; py-spy is not installed"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'Error: Permission denied' >&2; exit 1", "py-spy failed: Error: Permission denied"),
+        ("echo '{'", "py-spy failed: JSONDecodeError"),
+        ("exec tail -f /dev/null", "py-spy failed: TimeoutExpired"),
+    ],
+)
+def test_py_spy_that_fails_is_named(script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: str(program))
+    monkeypatch.setattr(stacks, "PY_SPY_LIMIT", 0.2)
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        stop(other)
+        found = stacks.capture(process, dump, thorough=True)
+    assert (found.method, found.reason) == ("none", f"the process is stopped and answers no signal; {reason}")
+
+
+def test_process_that_has_ended_has_no_stacks() -> None:
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        other.send_signal(signal.SIGKILL)
+        assert process.has_ended(LIMIT)
+        assert stacks.capture(process, dump, thorough=True).reason == "the process has ended"
+        other.wait()
+        assert stacks.capture(process, dump, thorough=True).reason == "the process has ended"
+        assert dump.last_words() == ()
+
+
+# -- it crashes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
+def test_crash_leaves_its_stacks_and_its_signal(number: signal.Signals) -> None:
+    def crash(line: Connection) -> None:
+        hold(line)
+        os.kill(os.getpid(), number)
+
+    with armed(crash) as (other, _, dump):
+        other.hear()
+        assert (dump.fatal_signal(), dump.last_words()) == (None, ())
+        other.tell()
+        assert os.WTERMSIG(other.wait()) == number
+        assert dump.fatal_signal() == number.name
+        (main,) = dump.last_words()
+    assert main.thread.startswith("MainThread") and main.frames[-1].function == "crash"
+
+
+def test_crash_of_a_forked_child_is_not_taken_for_its_parents(tmp_path: Path) -> None:
+    """As of a DataLoader's worker; what it says goes to its own stderr."""
+
+    def segfault(line: Connection) -> None:
+        faulthandler._sigsegv()
+
+    def body(line: Connection) -> None:
+        os.dup2(os.open(tmp_path / "stderr", os.O_WRONLY | os.O_CREAT), 2)
+        dump = stacks.arm()
+        size = os.fstat(dump.fd).st_size
+
+        def inherit(inner: Connection) -> None:
+            stacks_of_child = stacks.arm()
+            inner.send(stacks_of_child is dump)
+
+        with child(inherit) as again:
+            is_same = again.hear()
+        pid = os.fork()
+        if pid == 0:
+            segfault(line)
+        _, status = os.waitpid(pid, 0)
+        line.send((status & 0x7F, os.fstat(dump.fd).st_size - size, dump.fatal_signal(), is_same))
+
+    with child(body) as other:
+        assert other.hear() == (signal.SIGSEGV, 0, None, False)
+    assert "Segmentation fault" in (tmp_path / "stderr").read_text()
+
+
+def test_users_own_crash_handler_is_left_alone(tmp_path: Path) -> None:
+    def body(line: Connection) -> None:
+        own = (tmp_path / "own").open("w")
+        faulthandler.enable(own)
+        line.send(stacks.arm().fd)
+        hold(line)
+        faulthandler._sigsegv()
+
+    with child(body) as other:
+        dump = Dump(os.open(f"/proc/{other.pid}/fd/{other.hear()}", os.O_RDWR))
+        other.tell()
+        other.wait()
+        assert dump.fatal_signal() is None
+    assert "Segmentation fault" in (tmp_path / "own").read_text()
