@@ -175,7 +175,8 @@ class StoreMixin:
 
 def meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]:
     """Meet `count` participants of any numbers: each gets a place in the order of arrival and keeps it, so
-    that whoever repeats the arrival of a killed rank takes no second place."""
+    that whoever repeats the arrival of a killed rank takes no second place. Killed between getting its place
+    and noting it, a rank leaves that place empty, and the barrier runs into its limit."""
     name = f"barrier/{group_name}"
     mine = f"{name}/place/{rank}"
     (place,) = yield Read((mine,))

@@ -1,0 +1,135 @@
+"""Hooks that run something beside the main thread give it its time and no more."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resilience.adapters.health import cuda
+from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
+from resilience.inprocess.finalize import ThreadedFinalize
+from resilience.inprocess.health_check import CudaHealthCheck
+from resilience.inprocess.state import State
+
+SHORT = timedelta(seconds=0.05)
+LONG = timedelta(seconds=60)
+STATE = State(rank=0, world_size=1)
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[..., None]]:
+    """A function that returns when the test is over."""
+    over = threading.Event()
+    yield lambda *_: (over.wait(60), None)[1]
+    over.set()
+
+
+# -- ThreadedFinalize ---------------------------------------------------------------------------------
+
+
+def test_function_gets_its_arguments_in_a_thread_of_its_own() -> None:
+    called: list[Any] = []
+
+    def clean(*args: Any, **kwargs: Any) -> None:
+        called.append((args, kwargs, threading.current_thread() is threading.main_thread()))
+
+    error = ValueError()
+    assert ThreadedFinalize(LONG, clean, (1, 2), {"a": 3})(STATE, error) == (STATE, error)
+    assert ThreadedFinalize(LONG, clean, None, None)(STATE, None) == (STATE, None)
+    assert called == [((1, 2), {"a": 3}, False), ((), {}, False)]
+
+
+def test_function_that_hangs_is_left_behind(hang: Callable[..., None]) -> None:
+    with pytest.raises(TimeoutError, match=r"did not return within 0.05 s") as raised:
+        ThreadedFinalize(SHORT, hang)(STATE, None)
+    assert vars(raised.value)["limit"] == SHORT
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), SystemExit(3)])
+def test_what_the_function_raises_is_raised(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        ThreadedFinalize(LONG, fail)(STATE, None)
+    assert raised.value is error
+
+
+def test_unusable_arguments_are_refused() -> None:
+    with pytest.raises(ConfigurationTypeError, match="timeout is 5"):
+        ThreadedFinalize(5, print)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="timeout is -1 s"):
+        ThreadedFinalize(timedelta(seconds=-1), print)
+    with pytest.raises(ConfigurationTypeError, match="fn is 'print'"):
+        ThreadedFinalize(LONG, "print")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationTypeError, match="timeout is 30"):
+        CudaHealthCheck(30)  # type: ignore[arg-type]
+
+
+# -- CudaHealthCheck ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A CUDA in use, with four devices, of which the second is the current one."""
+    waited: list[int] = []
+    fake = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 4,
+        current_device=lambda: 1,
+        synchronize=waited.append,
+        waited=waited,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    return fake
+
+
+@pytest.mark.parametrize(("local_rank", "waited"), [(None, 1), ("3", 3), ("4", 1)])
+def test_device_of_this_rank_is_waited_for_twice(
+    device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, local_rank: str | None, waited: int
+) -> None:
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    error = ValueError()
+    assert CudaHealthCheck()(STATE, error) == (STATE, error)
+    assert device.waited == [waited] * 2
+
+
+def test_device_that_hangs_excludes_the_rank(device: SimpleNamespace, hang: Callable[..., None]) -> None:
+    device.synchronize = hang
+    with pytest.raises(TimeoutError, match=r"CUDA device 1 of rank 0 did not finish its work within 0.05 s"):
+        CudaHealthCheck(SHORT)(STATE, None)
+
+
+def test_error_that_only_the_second_wait_shows_excludes_the_rank(device: SimpleNamespace) -> None:
+    def fail_later(index: int) -> None:
+        device.waited.append(index)
+        if len(device.waited) == 2:
+            raise RuntimeError("device-side assert triggered")
+
+    device.synchronize = fail_later
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        CudaHealthCheck()(STATE, None)
+
+
+def test_device_that_is_not_used_is_not_asked(device: SimpleNamespace) -> None:
+    device.is_initialized = lambda: False
+    CudaHealthCheck()(STATE, None)
+    assert device.waited == []
+
+
+@pytest.mark.gpu
+def test_real_device_is_found_and_finishes() -> None:
+    import torch
+
+    torch.ones(1000, 1000, device="cuda") @ torch.ones(1000, 1000, device="cuda")
+    index = cuda.used_device(None)
+    assert index == torch.cuda.current_device()
+    assert cuda.finishes_within(60.0, index)

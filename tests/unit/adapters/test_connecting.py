@@ -1,0 +1,35 @@
+"""Looking up names is cut short for one thread, and only while a store connects."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.adapters import connecting
+
+
+def patience() -> tuple[int, int]:
+    state = connecting._state_of_this_thread()
+    assert state is not None, "this C library is not glibc"
+    return state.retrans, state.retry
+
+
+def test_lookups_are_short_inside_and_as_before_outside() -> None:
+    before = patience()
+    assert before != (1, 1), "this host's resolver is as short as it can be: nothing is shown"
+    inside = []
+
+    def fail_inside() -> None:
+        with connecting.short_lookups():
+            inside.append(patience())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert inside == [(1, 1)]
+    assert patience() == before
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    with connecting.short_lookups():
+        pass

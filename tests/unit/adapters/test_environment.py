@@ -1,0 +1,184 @@
+"""What the environment says is checked once, in words that name the variable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.adapters.environment import (
+    DISTRIBUTED,
+    PREFIX,
+    Rendezvous,
+    Settings,
+    local_rank,
+    node_name,
+    scoped_environment,
+    settings_table,
+)
+from resilience.errors import ConfigurationError
+
+
+def test_without_variables_the_defaults_hold() -> None:
+    assert Settings.from_environment({}) == Settings()
+    assert Settings().run_dir == "./resilience-runs"
+
+
+def test_every_setting_is_read_from_its_variable() -> None:
+    values = {
+        "run_dir": ("/tmp/runs", "/tmp/runs"),
+        "job_id": ("train-7", "train-7"),
+        "attempt": ("2", 2),
+        "cycle": ("3", 3),
+        "metrics_port": ("9400", 9400),
+        "interrupt_signal": ("SIGUSR2", int(signal.SIGUSR2)),
+        "step_timeout": ("1.5", 1.5),
+        "section_timeouts": ("data:30, a:b:0.5,", {"data": 30.0, "a:b": 0.5}),
+    }
+    settings = Settings.from_environment({PREFIX + name.upper(): text for name, (text, _) in values.items()})
+    fields = {field.name for field in msgspec.structs.fields(Settings)}
+    assert fields == {*values, "run_id", "restart_count"}
+    assert {name: getattr(settings, name) for name in values} == {name: value for name, (_, value) in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("12", 12), ("SIGUSR1", signal.SIGUSR1), ("SIGRTMIN+3", signal.SIGRTMIN + 3), ("SIGRTMIN", signal.SIGRTMIN)],
+)
+def test_signal_may_be_named_or_numbered(text: str, number: int) -> None:
+    assert Settings.from_environment({"RESILIENCE_INTERRUPT_SIGNAL": text}).interrupt_signal == number
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("JOB_ID", "a/b"),
+        ("JOB_ID", ".."),
+        ("JOB_ID", "a\0b"),
+        ("ATTEMPT", "-1"),
+        ("ATTEMPT", "1.5"),
+        ("CYCLE", "first"),
+        ("METRICS_PORT", "65536"),
+        ("INTERRUPT_SIGNAL", "SIGKILL"),
+        ("INTERRUPT_SIGNAL", "19"),
+        ("INTERRUPT_SIGNAL", "SIGNOT"),
+        ("INTERRUPT_SIGNAL", "SIGUSR1+x"),
+        ("INTERRUPT_SIGNAL", "99"),
+        ("STEP_TIMEOUT", "0"),
+        ("STEP_TIMEOUT", "-3"),
+        ("STEP_TIMEOUT", "nan"),
+        ("STEP_TIMEOUT", "inf"),
+        ("STEP_TIMEOUT", "1 s"),
+        ("SECTION_TIMEOUTS", "data"),
+        ("SECTION_TIMEOUTS", "data:"),
+        ("SECTION_TIMEOUTS", ":3"),
+        ("SECTION_TIMEOUTS", "data:0"),
+        ("SECTION_TIMEOUTS", "data:1,data2"),
+    ],
+)
+def test_unusable_value_is_refused_by_name(variable: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^RESILIENCE_{variable} is "):
+        Settings.from_environment({PREFIX + variable: text})
+
+
+@given(st.dictionaries(st.sampled_from(["STEP_TIMEOUT", "CYCLE", "JOB_ID", "SECTION_TIMEOUTS"]), st.text()))
+def test_any_text_is_a_valid_setting_or_a_configuration_error(texts: dict[str, str]) -> None:
+    try:
+        settings = Settings.from_environment({PREFIX + name: text for name, text in texts.items()})
+    except ConfigurationError:
+        return
+    assert settings.step_timeout is None or 0 < settings.step_timeout < float("inf")
+    assert settings.cycle is None or settings.cycle >= 0
+    assert settings.job_id is None or "/" not in settings.job_id
+
+
+def test_settings_that_exist_are_valid() -> None:
+    with pytest.raises(ConfigurationError, match="RESILIENCE_STEP_TIMEOUT is -1"):
+        Settings(step_timeout=-1.0)
+    with pytest.raises(ConfigurationError, match="RESILIENCE_ATTEMPT is 'x'"):
+        Settings(attempt="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("variables", "job_id"),
+    [
+        ({}, None),
+        ({"TORCHELASTIC_RUN_ID": "none"}, None),
+        ({"TORCHELASTIC_RUN_ID": "run"}, "run"),
+        ({"TORCHELASTIC_RUN_ID": "run", "SLURM_JOB_ID": "77"}, "77"),
+        ({"TORCHELASTIC_RUN_ID": "run", "SLURM_JOB_ID": "77", "RESILIENCE_JOB_ID": "own"}, "own"),
+    ],
+)
+def test_job_is_named_by_the_nearest_that_knows(variables: dict[str, str], job_id: str | None) -> None:
+    assert Settings.from_environment(variables).job_id == job_id
+
+
+def test_job_id_of_a_launcher_is_refused_under_the_launchers_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"^TORCHELASTIC_RUN_ID is 'team/run'"):
+        Settings.from_environment({"TORCHELASTIC_RUN_ID": "team/run"})
+
+
+def test_attempt_and_cycle_come_from_the_scheduler_and_the_launcher() -> None:
+    elastic = {"TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "5"}
+    settings = Settings.from_environment(elastic)
+    assert (settings.attempt, settings.cycle, settings.run_id, settings.restart_count) == (5, 2, "run", 2)
+    own = Settings.from_environment({**elastic, "RESILIENCE_ATTEMPT": "0", "RESILIENCE_CYCLE": "9"})
+    assert (own.attempt, own.cycle) == (0, 9)
+    plain = Settings.from_environment({"TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (plain.cycle, plain.restart_count) == (None, 2)
+
+
+def test_table_of_the_docs_has_a_line_for_each_variable() -> None:
+    lines = settings_table().splitlines()
+    described = [field.name for field in msgspec.structs.fields(Settings)][:-2]
+    assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in described]
+    assert {line.count("|") for line in lines} == {5}
+
+
+# -- what launchers set -------------------------------------------------------------------------------
+
+
+def test_meeting_point_is_read_from_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MASTER_ADDR": "host", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert Rendezvous.from_environment() == Rendezvous("host", 29500, 4, True)
+    for name in DISTRIBUTED:
+        monkeypatch.delenv(name, raising=False)
+    assert Rendezvous.from_environment() == Rendezvous(None, None, None, False)
+
+
+def test_local_rank_is_none_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert local_rank() is None
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert local_rank() == 3
+
+
+def test_node_is_the_host_and_the_group_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GROUP_RANK", raising=False)
+    assert node_name() == socket.gethostname()
+    monkeypatch.setenv("GROUP_RANK", "2")
+    assert node_name() == f"{socket.gethostname()}-g2"
+
+
+def test_callers_variables_come_back_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    monkeypatch.setenv("UNRELATED", "before")
+
+    def fail_inside() -> None:
+        with scoped_environment():
+            os.environ.update(RANK="0", MASTER_PORT="1", UNRELATED="after")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert os.environ["RANK"] == "5"
+    assert "MASTER_PORT" not in os.environ
+    assert os.environ["UNRELATED"] == "after"
