@@ -16,7 +16,7 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """One end of a line."""
+    """One end of a line. Any thread may send; one receives."""
 
     limit = LIMIT
 
@@ -28,7 +28,9 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: bytes) -> bool:
-        """Send one message without waiting; answers whether it is on its way."""
+        """Send one message without waiting; answers whether it is on its way.
+
+        It is not if the line is full, the other end is gone, or the message is longer than `limit`."""
         if len(message) > LIMIT:
             return False
         try:
@@ -39,14 +41,17 @@ class Channel:
     def receive(self, wait: float) -> bytes | None:
         """Return the next message, None if there is none within `wait` seconds.
 
-        Raises: ChannelClosed."""
-        if wait > 0 and not select.select([self._socket], [], [], wait)[0]:
-            return None
+        Raises: ChannelClosed, once all that was sent before has been received."""
         try:
+            if wait > 0:
+                poll = select.poll()  # select() cannot take a descriptor above 1023
+                poll.register(self._socket, select.POLLIN)
+                if not poll.poll(wait * 1000):
+                    return None
             message = self._socket.recv(LIMIT)
         except BlockingIOError:
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: our own end was closed
             raise ChannelClosed from error
         if not message:
             raise ChannelClosed

@@ -2,12 +2,15 @@
 
 A line file is opened for appending and each line is one write, so lines of several writers never mix. A
 full disk, a read-only folder or a lost mount never raises: the write answers False, and the caller
-counts. A whole file is replaced atomically or left as it was."""
+counts. A whole file is replaced atomically or left as it was. Nothing waits for the disk itself: on a
+busy one an fsync takes seconds, in which a monitor would watch nobody."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
@@ -37,9 +40,11 @@ class LineFile:
         return not self._is_torn
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """Give the descriptor back; a later write opens the file again."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # a lost mount tells of its writes now
+                os.close(fd)
 
     def _open(self) -> int | None:
         if self._fd is None and time.monotonic() >= self._retry_at:
@@ -53,37 +58,55 @@ class LineFile:
 
 def replace(path: Path, content: bytes) -> bool:
     """Write a whole file so that a reader sees the old one or the new one; answers whether it worked."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with _written_beside(path, content) as temporary:
+            temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
         return False
     return True
 
 
 def create(path: Path, content: bytes) -> bool:
-    """Write a file that must not exist yet; answers False if it does, or could not be written."""
+    """Write a whole file that must not exist yet; answers False if it does, or could not be written.
+
+    Of several that try at once, on whatever hosts, one gets True."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            file.write(content)
+        with _written_beside(path, content) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without hard links: whole for whoever comes a moment later
+                with path.open("xb") as file:
+                    file.write(content)
     except OSError:
         return False
     return True
 
 
 def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last lines of a file, as far as its last `most` bytes hold them; () if unreadable."""
+    """Return the last lines of a file, as far as its last `most` bytes hold them whole; () if unreadable."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
-            text = file.read().decode(errors="replace")
+            start = max(0, file.seek(0, os.SEEK_END) - most)
+            file.seek(start)
+            found = file.read(most).removesuffix(b"\n").split(b"\n")
     except OSError:
         return ()
-    return tuple(text.splitlines()[-lines:])
+    if start:
+        found = found[1:]  # cut off at its front
+    return tuple(line.decode(errors="replace") for line in found[-lines:] if line)
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, content: bytes) -> Iterator[Path]:
+    """Give a new file with this content in the same folder, which is gone afterwards. Raises: OSError."""
+    # Not by pid: on a shared file system other hosts write beside us.
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        temporary.write_bytes(content)
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,188 @@
+"""Files are whole or not there, and nothing that happens to them is raised."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from resilience.adapters import files
+from resilience.adapters.files import LineFile, create, replace, tail
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@contextmanager
+def disk_with_room_for(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: writes are cut short and then fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+# -- lines --------------------------------------------------------------------------------------------
+
+
+def test_lines_of_several_writers_follow_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "lines"
+    first, second = LineFile(path), LineFile(path)
+    assert first.write(b"1\n") and second.write(b"2\n") and first.write(b"3\n")
+    first.close()
+    first.close()  # twice is once
+    assert first.write(b"4\n")  # and it opens again
+    assert path.read_bytes() == b"1\n2\n3\n4\n"
+    first.close()
+    second.close()
+
+
+def test_line_that_was_cut_short_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    file = LineFile(path)
+    assert file.write(b"first\n")
+    with disk_with_room_for(10):
+        assert not file.write(b"second\n")  # four bytes of it went
+        assert not file.write(b"third\n")  # nothing of it
+    assert file.write(b"fourth\n")
+    assert file.write(b"fifth\n")
+    assert path.read_bytes() == b"first\nseco\nfourth\nfifth\n"
+    file.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT, errno.ESTALE])
+def test_line_that_cannot_be_written_is_answered_not_raised(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LineFile(tmp_path / "lines")
+    assert file.write(b"1\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", failing(number))
+        assert not file.write(b"2\n")
+    assert file.write(b"3\n")
+    assert file.path.read_bytes() == b"1\n3\n"
+    file.close()
+
+
+def test_file_that_cannot_be_opened_is_tried_again_but_not_at_every_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(files.time, "monotonic", lambda: now)
+    (tmp_path / "folder").write_text("a file where a folder should be")
+    file = LineFile(tmp_path / "folder" / "lines")
+    assert not file.write(b"1\n")
+    (tmp_path / "folder").unlink()
+    assert not file.write(b"2\n")  # too early to look again
+    now += files.REOPEN_EVERY
+    assert file.write(b"3\n")
+    assert file.path.read_bytes() == b"3\n"
+    file.close()
+
+
+# -- whole files --------------------------------------------------------------------------------------
+
+
+def test_replaced_file_is_the_new_one_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    assert replace(path, b"old")
+    assert replace(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert names(path.parent) == ["file"]
+
+
+def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert replace(path, b"old")
+    with disk_with_room_for(2):
+        assert not replace(path, b"longer")
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_created_file_is_the_first_ones(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "job.json"
+    assert create(path, b"first")
+    assert not create(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert names(path.parent) == ["job.json"]
+
+
+def test_file_that_cannot_be_created_whole_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    with disk_with_room_for(2):
+        assert not create(path, b"first")
+    assert names(tmp_path) == []
+    assert create(path, b"second")
+
+
+def test_file_is_created_where_hard_links_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", failing(errno.EPERM))
+    path = tmp_path / "job.json"
+    assert create(path, b"first")
+    assert not create(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert names(tmp_path) == ["job.json"]
+
+
+@pytest.mark.parametrize("write", [replace, create])
+@pytest.mark.parametrize("obstacle", ["folder is a file", "disk is read-only", "name is a folder"])
+def test_whole_file_that_cannot_be_written_is_answered_not_raised(
+    write: Callable[[Path, bytes], bool], obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder" / "file"
+    match obstacle:
+        case "folder is a file":
+            path.parent.write_text("")
+        case "disk is read-only":
+            monkeypatch.setattr(Path, "mkdir", failing(errno.EROFS))
+        case _:
+            path.mkdir(parents=True)
+    assert not write(path, b"content")
+
+
+# -- the end of a file --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "most", "expected"),
+    [
+        (b"", 3, 100, ()),
+        (b"one\n", 3, 100, ("one",)),
+        (b"one\ntwo\nthree\n", 2, 100, ("two", "three")),
+        (b"one\ntwo\nhalf", 2, 100, ("two", "half")),
+        (b"one\ntwo\nthree\n", 3, 10, ("three",)),  # "o" of "two" is no line
+        (b"a single line that is too long\n", 3, 10, ()),
+        (b"a\r\nb\xff\n", 3, 100, ("a\r", "b\ufffd")),
+        ("one \u2028 line\n".encode(), 3, 100, ("one \u2028 line",)),  # as JSON may have it
+    ],
+)
+def test_tail_has_the_last_whole_lines(
+    content: bytes, lines: int, most: int, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert tail(path, lines, most) == expected
+
+
+def test_tail_of_no_file_is_nothing(tmp_path: Path) -> None:
+    assert tail(tmp_path / "missing", 5) == ()
+    assert tail(tmp_path, 5) == ()
