@@ -248,6 +248,45 @@ def _whole(name: str) -> int | None:
     return int(text) if text else None
 
 
+class Exporting(msgspec.Struct, frozen=True):
+    """What the standard OTEL_* variables and TRACEPARENT say of spans. Headers, certificates, timeouts and
+    resource attributes are read by OpenTelemetry itself.
+
+    protocol: None where no endpoint is set or spans are switched off. delay_s, queue and batch: how long
+    spans are gathered, how many may wait, how many leave together. Source: OpenTelemetry specification,
+    environment variables (batch span processor, OTLP exporter)."""
+
+    protocol: str | None = None
+    endpoint: str = ""
+    delay_s: float = 5.0
+    queue: int = 2048
+    batch: int = 512
+    traceparent: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Exporting:
+        """Return what is set. Like OpenTelemetry, take the default for a number that is none."""
+        env = os.environ if environment is None else environment
+        endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
+        is_off = env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none"
+        names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+        protocol = next((env[name] for name in names if env.get(name)), "http/protobuf")
+        queue = _positive(env, "OTEL_BSP_MAX_QUEUE_SIZE", 2048)
+        return cls(
+            protocol=protocol if endpoint and not is_off else None,
+            endpoint=endpoint,
+            delay_s=_positive(env, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
+            queue=queue,
+            batch=min(queue, _positive(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)),
+            traceparent=env.get("TRACEPARENT", ""),
+        )
+
+
+def _positive(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    return int(text) if text.isdigit() and int(text) > 0 else default
+
+
 def node_name() -> str:
     """Return the name of this node: the host, and the group rank where a launcher gave one."""
     group = os.environ.get("GROUP_RANK")

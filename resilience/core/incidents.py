@@ -144,7 +144,8 @@ class _Gathered:
 
     def __init__(self) -> None:
         self.cases: dict[Key, _Case] = {}
-        self.leg: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> the restart it is in
+        self.leg: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> whose phases it goes through
+        self.began: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> where its open restart began
         self.finished: set[tuple[int, int, int, int]] = set()  # (attempt, cycle, call, rank) that ended
         self.seen: set[tuple[int, int, int, int]] = set()
 
@@ -176,7 +177,8 @@ def _gather(gathered: _Gathered, record: Record) -> None:
         return
     call = (origin.attempt, origin.cycle, origin.call)
     rank = origin.initial_rank
-    gathered.seen.add((*call, rank))
+    who = (*call, rank)
+    gathered.seen.add(who)
     iteration = AT_ENTRY if origin.iteration is None else origin.iteration
     key = (*call, iteration)
     if isinstance(event, events.Interrupted):
@@ -185,7 +187,7 @@ def _gather(gathered: _Gathered, record: Record) -> None:
     case = gathered.case(key)
     match event:
         case events.CallEnded() | events.RankExited():
-            gathered.finished.add((*call, rank))
+            gathered.finished.add(who)
         case events.IterationStarted():
             case.started[rank] = event.state
             case.world_size, case.active_world_size = origin.world_size, event.active_world_size
@@ -193,10 +195,12 @@ def _gather(gathered: _Gathered, record: Record) -> None:
             case.ended[rank] = event.outcome
         case events.StageEnded():
             _gather_stage(gathered, key, rank, event)
+        case events.StageStarted(stage="restart"):
+            gathered.began[who] = key
         case events.RestartEnded():
-            leg = gathered.leg.get((*call, rank))
-            if leg is not None:
-                gathered.case(leg).restarts[rank] = event
+            began = gathered.began.pop(who, None) or gathered.leg.get(who)
+            if began is not None:
+                gathered.case(began).restarts[rank] = event
         case events.OutcomeSeen():
             case.answered.add(rank)
             if event.by is not None:
@@ -349,15 +353,21 @@ def _evidence(case: _Case) -> Evidence:
 
 
 def _ordered(case: _Case, verdict: Verdict) -> tuple[InterruptionRecord, ...]:
-    """The first mover's records first, the other culprits', then the cascade's."""
+    """What tells most comes first: what the first mover and the other culprits have on record of their
+    own, then who noticed that somebody did not come, then what only followed."""
     blamed = [verdict.first, *(culprit.rank for culprit in verdict.culprits)]
     place = {rank: position for position, rank in reversed(list(enumerate(blamed)))}
+    first = _first(case)
+    killed = {r.rank for r in case.records if r.interruption is Interruption.HARD_TIMEOUT}
 
-    def order(record: InterruptionRecord) -> tuple[int, int, bool, bool]:
+    def order(record: InterruptionRecord) -> tuple[int, int, bool, int, bool]:
         signalled = case.signalled.get(record.rank, (None, ()))[0]
-        is_echo = not symptom(record, signalled, case.stacks.get(record.rank, ())).is_own
-        is_soft = record.interruption is Interruption.SOFT_TIMEOUT  # the hard limit's record knows more
-        return place.get(record.rank, len(blamed)), record.rank, is_echo, is_soft
+        found = symptom(record, signalled, case.stacks.get(record.rank, ()))
+        is_own = found.is_own and record.rank in place
+        group = 0 if is_own else 1 if found.what in ("hung", "missed_completion") else 2
+        # Of a rank's two timeouts the hard limit's record knows more.
+        is_soft = record.interruption is Interruption.SOFT_TIMEOUT and record.rank in killed
+        return group, place.get(record.rank, len(blamed)), record.rank != first, record.rank, is_soft
 
     return tuple(sorted(case.records, key=order))
 
@@ -373,13 +383,13 @@ def _spread(seconds: dict[int, float], name: str, following: _Case) -> Spread | 
 
 
 def _where(case: _Case, verdict: Verdict, chief: InterruptionRecord | None) -> Frame | None:
-    """The line of the user's own code where it broke, or where the first mover was."""
-    if chief is not None:
-        stack = chief.exception.stack if chief.exception is not None else main_stack(chief)
-        found = user_frame(stack)
-        if found is not None:
-            return found
-    return None if verdict.first is None else user_frame(case.stacks.get(verdict.first, ()))
+    """The line of the user's own code where the first mover broke, or was."""
+    found = None
+    if chief is not None and chief.rank == verdict.first:
+        found = user_frame(chief.exception.stack if chief.exception is not None else main_stack(chief))
+    if found is None and verdict.first is not None:
+        found = user_frame(case.stacks.get(verdict.first, ()))
+    return found
 
 
 def _status(gathered: _Gathered, key: Key, case: _Case, following: _Case) -> Status:
@@ -444,7 +454,7 @@ def _seconds_a_step(gathered: _Gathered, key: Key) -> float | None:
 
 
 def _alike(records: tuple[InterruptionRecord, ...], before: list[Incident]) -> tuple[int, ...]:
-    """Earlier incidents whose first mover failed with the same fingerprint."""
+    """Earlier incidents of which the chief record has the same fingerprint."""
     if not records or records[0].exception is None:
         return ()
     mark = records[0].exception.fingerprint

@@ -43,6 +43,7 @@ Class = Literal[
     "hook_failed",
     "hook_hung",
     "missed_completion",
+    "finished_early",  # while others were still waiting for it
     "communication",  # everybody waits, nobody is missing
     "desynchronised",
     "common",  # most ranks failed in the same way
@@ -397,10 +398,9 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         blamed, what, rules = _absent(seen, symptoms)
         fired |= rules
         if not blamed:
-            category: Category = "network" if what == "communication" else "unknown"
-            return Verdict(what, category, rules_fired=tuple(sorted(fired)))
-        stalled = _stalled_category(symptoms, blamed)
-        return Verdict(blamed[0].what, stalled, culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+            return Verdict(what, "unknown", rules_fired=tuple(sorted(fired)))
+        # They were alive, and elsewhere.
+        return Verdict(blamed[0].what, "user_code", culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
     blamed.sort(key=lambda culprit: (culprit.rank != seen.first, -culprit.confidence, culprit.rank))
     chief = blamed[0]
     return Verdict(
@@ -427,7 +427,9 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
         late = sorted(seen.active - seen.returned)
         return [Culprit(rank, "missed_completion", 0.6, 7) for rank in late], "missed_completion", {7}
     if not any(found.what == "hung" for found in symptoms.values()):
-        return [], "unknown", set()
+        # Only echoes: a rank that returns closes its connections too.
+        early = sorted(seen.active & seen.returned) if symptoms else []
+        return [Culprit(rank, "finished_early", 0.6, 7) for rank in early], "unknown", {7} if early else set()
     silent = sorted(seen.active - seen.answered - set(symptoms))
     if silent and seen.answered:
         return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
@@ -446,13 +448,6 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
     odd = [rank for rank, site in sites.items() if counts[site] == fewest]
     confidence = 0.7 if len(odd) * 2 < len(sites) else 0.4
     return [Culprit(rank, "desynchronised", confidence, 9) for rank in odd], "desynchronised", {9}
-
-
-def _stalled_category(symptoms: Mapping[int, Symptom], blamed: list[Culprit]) -> Category:
-    found = symptoms.get(blamed[0].rank)
-    if found is not None:
-        return _category(found)
-    return "user_code" if blamed[0].what in ("hung", "desynchronised", "missed_completion") else "unknown"
 
 
 def _exonerated(

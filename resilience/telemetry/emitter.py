@@ -52,4 +52,11 @@ class Emitter:
             origin=self.origin,
             event=event,  # type: ignore[arg-type]  # every Event is in the catalogue
         )
-        return all([sink.take(record) for sink in self._sinks])
+        return all([_take(sink, record) for sink in self._sinks])
+
+
+def _take(sink: Sink, record: Record) -> bool:
+    try:
+        return sink.take(record)
+    except Exception:  # the edge to any sink: what is broken there is a lost record here, and is counted
+        return False

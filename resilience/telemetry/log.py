@@ -1,31 +1,80 @@
-"""A logger for user code that knows rank, iteration and step.
+"""A logger for user code that knows rank, iteration and step; and records as log lines.
 
-Inside a wrapped function each line goes, as one JSON object, to the rank's own log file; elsewhere to
-stderr. structlog is imported at the first use, so that a rank that never logs never pays for it."""
+Inside a wrapped function each line goes, as one JSON object (`LogLine`), to the rank's own log file;
+elsewhere, and where the file cannot be written, to stderr. structlog is imported at the first use, so that
+a rank that never logs never pays for it; OpenTelemetry is asked for the current span only if user code
+has imported it. Logging never raises."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from resilience.adapters.environment import Exporting
 from resilience.adapters.files import LineFile
+from resilience.core.identity import Origin, Role
+from resilience.core.records import Record
+from resilience.telemetry import spans
 
 SCHEMA = 1
+Context = Mapping[str, Any]
+
+
+class LogLine(msgspec.Struct, omit_defaults=True):
+    """What every line holds, beside the event's own fields. Times of one host compare by mono_ns; seq
+    counts the lines of one process, so that lost ones show.
+
+    event: the tag of a record, or the message of user code. section: the innermost open one."""
+
+    ts: str
+    mono_ns: int
+    seq: int
+    level: Literal["debug", "info", "warning", "error", "critical"]
+    event: str
+    schema: int
+    pid: int
+    job_id: str | None = None
+    attempt: int | None = None
+    cycle: int | None = None
+    iteration: int | None = None
+    step: int | None = None
+    section: str | None = None
+    role: Role | None = None
+    node: str | None = None
+    rank: int | None = None
+    initial_rank: int | None = None
+    world_size: int | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+
+
+OWN = frozenset(LogLine.__struct_fields__)
+_LEVELS = {"warn": "warning", "exception": "error", "err": "error", "fatal": "critical", "msg": "info"}
 _file: LineFile | None = None
-_context: Callable[[], dict[str, Any]] | None = None
+_context: Callable[[], Context] | None = None
+_parent: spans.Trace | None = None
+_numbers = itertools.count()
 
 
-def configure(path: Path | None, context: Callable[[], dict[str, Any]] | None) -> None:
-    """Let loggers write to `path`, each line with what `context` answers; None: to stderr again."""
-    global _file, _context
+def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
+    """Let loggers write to `path`; None: to stderr again.
+
+    context: answers {"origin": Origin} and, where known, "step" and "section" of this moment."""
+    global _file, _context, _parent
+    if _file is not None:
+        _file.close()
     _file = None if path is None else LineFile(path)
     _context = context
+    _parent = None if path is None else spans.parse_traceparent(Exporting.from_environment().traceparent)
 
 
 def get_logger(**values: Any) -> Any:
@@ -41,13 +90,124 @@ def get_logger(**values: Any) -> Any:
     ).bind(**values)
 
 
+def line_of(record: Record) -> dict[str, Any]:
+    """Return a record as a log line: a pure view."""
+    fields = msgspec.to_builtins(record.event)
+    message = fields.pop("event")
+    line = _line(record.wall_ns, record.mono_ns, record.sequence, record.event.level, message)
+    line |= _place(record.origin, None)
+    line["pid"] = record.origin.pid
+    return _with_fields(line, fields)
+
+
+# -- user code ---------------------------------------------------------------------------------
+
+
 def _write(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
+    """The last processor: writes the line itself, so there is nothing left for structlog to do."""
     import structlog
 
-    now = datetime.fromtimestamp(time.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    context = _context() if _context is not None else {}
-    line = {"ts": now, "mono_ns": time.monotonic_ns(), "level": level, **context, **event, "schema": SCHEMA}
-    text = msgspec.json.encode(line, enc_hook=repr) + b"\n"
-    if _file is None or not _file.write(text):
-        sys.stderr.write(text.decode())
+    fields = dict(event)
+    message = str(fields.pop("event", ""))
+    line = _line(time.time_ns(), time.monotonic_ns(), next(_numbers), _LEVELS.get(level, level), message)
+    context = _ask_context()
+    origin = context.get("origin")
+    if isinstance(origin, Origin):
+        line |= _place(origin, _parent)
+    line |= {name: context[name] for name in ("step", "section") if context.get(name) is not None}
+    line |= _current_span()
+    if _file is None or not _file.write(_encoded(_with_fields(line, fields))):
+        _show(line, fields)
     raise structlog.DropEvent
+
+
+def _ask_context() -> Context:
+    try:
+        return {} if _context is None else _context()
+    except Exception:  # between two calls what it reads may be gone: the line goes without
+        return {}
+
+
+def _line(wall_ns: int, mono_ns: int, number: int, level: str, event: str) -> dict[str, Any]:
+    at = datetime.fromtimestamp(wall_ns // 10**9, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    return {
+        "ts": f"{at}.{wall_ns // 1000 % 10**6:06d}Z",
+        "mono_ns": mono_ns,
+        "seq": number,
+        "level": level,
+        "event": event,
+        "schema": SCHEMA,
+        "pid": os.getpid(),
+    }
+
+
+def _place(origin: Origin, parent: spans.Trace | None) -> dict[str, Any]:
+    """Who speaks: job, rank and iteration, and the span in which the function runs."""
+    line: dict[str, Any] = {
+        "job_id": origin.job_id,
+        "attempt": origin.attempt,
+        "cycle": origin.cycle,
+        "iteration": origin.iteration,
+        "step": origin.step,
+        "role": origin.role,
+        "node": origin.node,
+        "rank": origin.rank,
+        "initial_rank": origin.initial_rank,
+        "world_size": origin.world_size,
+        "trace_id": format(spans.trace_id(origin, parent), "032x"),
+    }
+    if origin.iteration is not None and origin.initial_rank is not None:
+        line["span_id"] = format(spans.run_span_id(origin, origin.iteration, origin.initial_rank), "016x")
+    return {name: value for name, value in line.items() if value is not None}
+
+
+def _current_span() -> dict[str, Any]:
+    """The user's own span, if their code uses OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return {}
+    try:
+        found = trace.get_current_span().get_span_context()
+        return (
+            {"trace_id": format(found.trace_id, "032x"), "span_id": format(found.span_id, "016x")}
+            if found.is_valid
+            else {}
+        )
+    except Exception:  # a foreign library, half imported perhaps: the line goes without
+        return {}
+
+
+def _with_fields(line: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the event's own fields; a name that is ours already gets an underscore."""
+    return line | {f"{name}_" if name in OWN else str(name): value for name, value in fields.items()}
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(line, enc_hook=repr) + b"\n"
+    except Exception:  # values are the user's: odd keys, broken __repr__, lone surrogates
+        return json.dumps({name: _spelt(value) for name, value in line.items()}).encode() + b"\n"
+
+
+def _spelt(value: object) -> Any:
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    try:
+        return ascii(value) if not isinstance(value, str) else value
+    except Exception:
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
+def _show(line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Write a line for people to stderr."""
+    rank = f"[rank {line['initial_rank']}] " if "initial_rank" in line else ""
+    values = dict(fields)
+    error = values.pop("exception", None)
+    words = " ".join(f"{name}={_spelt(value)}" for name, value in values.items())
+    text = f"{line['ts'][11:23]} {line['level']:8} {rank}{line['event']}{'  ' if words else ''}{words}\n"
+    if error is not None:
+        text += f"{error}\n"
+    try:
+        sys.stderr.write(text)
+    except (OSError, ValueError, AttributeError):
+        pass  # closed, full, or none at all: there is nobody left to tell

@@ -7,8 +7,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from resilience.adapters import files
 from resilience.adapters.files import LineFile
 from resilience.core.records import Record, to_line
+
+JOB_FILE = "job.json"
+
+
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The file job.json of a run folder: what the job is. Written once, by whoever is first.
+
+    fingerprint: of the configuration, so that timings of unlike jobs are not mixed."""
+
+    job_id: str
+    attempt: int = 0
+    created_wall_ns: int = 0
+    function: str = ""
+    command: tuple[str, ...] = ()
+    world_size: int | None = None
+    hostname: str = ""
+    resilience_version: str = ""
+    torch_version: str = ""
+    python_version: str = ""
+    fingerprint: str = ""
+    schema: int = 1
+
+    def write(self, folder: Path) -> bool:
+        """Create the file; answers False if it is there already, or could not be written."""
+        return files.create(folder / JOB_FILE, msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
 
 class RecordFile:

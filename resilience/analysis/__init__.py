@@ -1,0 +1,1 @@
+"""Reads what runs left behind."""

@@ -1,0 +1,165 @@
+"""What is in a run folder?  All of it that can be read, and a list of what cannot.
+
+A run folder may be unfinished, torn in the middle of a line, copied without some of its files, or
+unreadable in places: the reader takes what is there and notes the rest with file and line. It judges
+nothing; `core.incidents` and `analysis.report` do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resilience.core import events
+from resilience.core.advice import named
+from resilience.core.records import SCHEMA, Record, from_line
+from resilience.telemetry.recording import JOB_FILE, Job
+
+RECORDS = "records"
+NOTED = 20  # unreadable lines noted one by one a file; further ones are counted
+
+
+class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that is not there, or could not be understood. line: from 1."""
+
+    file: str
+    what: str
+    line: int | None = None
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run folder as far as it can be read. records: by file, in the order of each file."""
+
+    folder: Path
+    job: Job | None
+    records: tuple[Record, ...]
+    missing: tuple[Missing, ...]
+
+
+def load(folder: Path) -> Run:
+    """Read a run folder. What it contains never raises; a folder that is none gives an empty run."""
+    missing: list[Missing] = []
+    job = _job(folder, missing)
+    records: list[Record] = []
+    paths = _listed(folder / RECORDS, missing)
+    if not paths and not missing:
+        missing.append(Missing(RECORDS, "holds no record files"))
+    for path in paths:
+        of_file = _read(path, missing)
+        _note_gaps(f"{RECORDS}/{path.name}", of_file, missing)
+        records += of_file
+    _note_absent(records, missing)
+    return Run(folder, job, tuple(records), tuple(missing))
+
+
+def runs_in(root: Path) -> list[Path]:
+    """Return the run folders within `root`, newest first; [] if it cannot be read."""
+    try:
+        found = [path for path in root.iterdir() if is_run(path)]
+        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+    except OSError:
+        return []
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like a run's."""
+    try:
+        return (folder / RECORDS).is_dir() or (folder / JOB_FILE).is_file()
+    except OSError:
+        return False
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def _job(folder: Path, missing: list[Missing]) -> Job | None:
+    try:
+        plain: Any = msgspec.json.decode((folder / JOB_FILE).read_bytes())
+        return msgspec.convert(plain, Job, strict=False)
+    except FileNotFoundError:
+        missing.append(Missing(JOB_FILE, "not there"))
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        missing.append(Missing(JOB_FILE, _words(error)))
+    return None
+
+
+def _listed(folder: Path, missing: list[Missing]) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        missing.append(Missing(RECORDS, "not there"))
+    except OSError as error:
+        missing.append(Missing(RECORDS, _words(error)))
+    return []
+
+
+def _read(path: Path, missing: list[Missing]) -> list[Record]:
+    name = f"{RECORDS}/{path.name}"
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        missing.append(Missing(name, _words(error)))
+        return []
+    is_whole = not lines[-1]
+    found: list[Record] = []
+    bad = 0
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            record = from_line(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            bad += 1
+            if number == len(lines) and not is_whole:
+                missing.append(Missing(name, "the last line is torn", number))
+            elif bad <= NOTED:
+                missing.append(Missing(name, f"not a record: {_words(error)}", number))
+            continue
+        if record.schema > SCHEMA:
+            missing.append(
+                Missing(name, f"schema {record.schema} is newer than {SCHEMA}, read as far as known", number)
+            )
+        found.append(record)
+    if bad > NOTED:
+        missing.append(Missing(name, f"{bad - NOTED} more lines are not records"))
+    return found
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or error}"
+    return str(error)[:120]
+
+
+# -- what is not there -------------------------------------------------------------------------
+
+
+def _note_gaps(name: str, records: Iterable[Record], missing: list[Missing]) -> None:
+    """Each process numbers its records, a rank anew in each call: what is not there shows."""
+    numbers: defaultdict[tuple[str, int, int], set[int]] = defaultdict(set)
+    told = 0
+    for record in records:
+        origin = record.origin
+        numbers[origin.role, origin.pid, origin.call if origin.role == "rank" else 0].add(record.sequence)
+        if isinstance(record.event, events.TelemetryDropped) and record.event.signal == "record":
+            told += record.event.count
+    lost = sum(max(seen) + 1 - len(seen) for seen in numbers.values())
+    if lost:
+        also = f", {told} of them reported as dropped" if told else ""
+        missing.append(Missing(name, f"{lost} record{'s' if lost != 1 else ''} missing by their numbers{also}"))
+
+
+def _note_absent(records: Iterable[Record], missing: list[Missing]) -> None:
+    """Ranks that must have been there and left nothing."""
+    size, seen = 0, set()
+    for record in records:
+        if isinstance(record.event, events.CallStarted):
+            size = max(size, record.event.world_size)
+        if record.origin.initial_rank is not None:
+            seen.add(record.origin.initial_rank)
+    absent = sorted(set(range(size)) - seen)
+    if absent:
+        missing.append(Missing(RECORDS, f"nothing of {named(absent)}"))

@@ -1,0 +1,69 @@
+"""The command `resilience`: find the verb, parse its arguments, call it.
+
+Each verb is a module with `configure(parser)` and `run(arguments) -> exit status`; only the one that is
+asked for is imported, so that `resilience report` does not wait for torch."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from resilience.errors import ConfigurationError
+
+VERBS = {
+    "demo": "lose ranks in three ways, go on each time, and prove that nothing was lost",
+    "report": "tell what broke in a run, where, since when, and what it cost",
+}
+WRONG_USE = 2  # exit status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: the verb's, or 2 for wrong use."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] in (["--version"], ["-V"]):
+        from resilience import __version__
+
+        print(f"resilience {__version__}")
+        return 0
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else WRONG_USE
+    verb = arguments[0]
+    if verb not in VERBS:
+        close = difflib.get_close_matches(verb, VERBS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the commands are: {', '.join(VERBS)}"
+        return _wrong(f"there is no command {verb!r}; {hint}")
+    module = importlib.import_module(f"resilience.cli.{verb}")
+    parser = argparse.ArgumentParser(prog=f"resilience {verb}", allow_abbrev=False)
+    module.configure(parser)
+    try:
+        status: int = module.run(parser.parse_args(arguments[1:]))
+        sys.stdout.flush()
+        return status
+    except ConfigurationError as error:
+        return _wrong(f"{verb}: {error}")
+    except BrokenPipeError:
+        # Whoever read this has seen enough; the interpreter must not complain about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _wrong(message: str) -> int:
+    print(f"resilience {message}" if not message.startswith("there") else f"resilience: {message}", file=sys.stderr)
+    return WRONG_USE
+
+
+def _help() -> str:
+    lines = [
+        "usage: resilience COMMAND [options]",
+        "",
+        "Keeps distributed training alive, and explains every interruption.",
+        "",
+    ]
+    lines += [f"  {verb:10}{what}" for verb, what in VERBS.items()]
+    lines += ["", "resilience COMMAND --help tells the options of a command."]
+    return "\n".join(lines)

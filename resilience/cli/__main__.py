@@ -1,0 +1,7 @@
+"""`python -m resilience.cli`."""
+
+import sys
+
+from resilience.cli import main
+
+sys.exit(main())

@@ -1,0 +1,128 @@
+"""How does it look on a terminal?  Styled lines, tables and numbers that fit.
+
+A line is a tuple of pieces, each a text with the name of its style or ''. Everything here is pure but
+`show`, which paints only on a terminal and only if NO_COLOR is not set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import TextIO
+
+Piece = tuple[str, str]
+Line = tuple[Piece, ...]
+
+NARROWEST, WIDEST = 60, 120
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def width_of_terminal() -> int:
+    """Return how wide lines may be; COLUMNS counts, 80 where nothing is known."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, NARROWEST), WIDEST)
+
+
+def may_paint(stream: TextIO) -> bool:
+    """Whether colours are welcome. Source: no-color.org."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def show(lines: Iterable[Line], stream: TextIO | None = None) -> None:
+    """Write lines."""
+    out = sys.stdout if stream is None else stream
+    paint = may_paint(out)
+    for line in lines:
+        out.write(painted(line, paint) + "\n")
+    out.flush()
+
+
+def painted(line: Line, paint: bool) -> str:
+    """Return a line as text, with escape sequences if `paint`."""
+    if not paint:
+        return plain(line)
+    return "".join(
+        f"\x1b[{';'.join(_STYLES[name] for name in style.split())}m{text}\x1b[0m" if style else text
+        for text, style in line
+    )
+
+
+def plain(line: Line) -> str:
+    return "".join(text for text, _ in line).rstrip()
+
+
+def field(label: str, text: str, width: int, style: str = "", indent: int = 3, gutter: int = 11) -> list[Line]:
+    """Return a labelled paragraph; further lines are indented under the text."""
+    left = indent + gutter
+    wrapped = wrap(text, width - left) or [""]
+    first: Line = ((" " * indent, ""), (label.ljust(gutter), "dim"), (wrapped[0], style))
+    return [first, *(((" " * left, ""), (line, style)) for line in wrapped[1:])]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return the lines of a text; what is too long for a line (a path) is broken rather than cut."""
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        lines += textwrap.wrap(paragraph, width, break_on_hyphens=False, drop_whitespace=True) or [""]
+    return lines
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide: int) -> list[Line]:
+    """Return a table. wide: the column that gives way where the line is too narrow."""
+    sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    spare = width - 2 - sum(sizes) - 2 * (len(sizes) - 1)
+    if spare < 0:
+        sizes[wide] = max(8, sizes[wide] + spare)
+    lines: list[Line] = []
+    for row in (header, *rows):
+        cells = [cut(cell, size).ljust(size) for cell, size in zip(row, sizes, strict=True)]
+        lines.append((("  " + "  ".join(cells).rstrip(), "dim" if row is header else ""),))
+    return lines
+
+
+def cut(text: str, size: int) -> str:
+    """Shorten a text to `size` characters, with an ellipsis."""
+    return text if len(text) <= size else text[: max(0, size - 1)] + "…"
+
+
+def short_path(path: str, parts: int = 2) -> str:
+    """Return the last parts of a path."""
+    return "/".join(path.split("/")[-parts:])
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration as a person would say it: 21 ms, 3.02 s, 2 min 05 s, 3 h 20 min."""
+    if value is None:
+        return "?"
+    if value < 0.0005:
+        return "0 ms" if value < 0.00005 else f"{value * 1000:.1f} ms"
+    if value < 0.1:
+        return f"{value * 1000:.2g} ms"
+    if value < 1:
+        return f"{value * 1000:.3g} ms"
+    if value < 60:
+        return f"{value:.3g} s"
+    if value < 3600:
+        return f"{int(value // 60)} min {int(value % 60):02d} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min"
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 step", "2 steps"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def clock(wall_ns: int | None) -> str:
+    """Return the time of day, UTC."""
+    return "?" if wall_ns is None else _at(wall_ns).strftime("%H:%M:%S")
+
+
+def date(wall_ns: int | None) -> str:
+    """Return date and time, UTC."""
+    return "?" if wall_ns is None else _at(wall_ns).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _at(wall_ns: int) -> datetime:
+    return datetime.fromtimestamp(wall_ns / 1e9, timezone.utc)

@@ -1,0 +1,439 @@
+"""`resilience report RUN`: what broke, where, since when, what it cost, what to do next.
+
+Reads a run folder, also of a job that is still running, and prints it for a person or, with --json, for
+a machine. `incident_lines` shows one incident to whoever has it (the demonstration)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters.environment import Settings
+from resilience.analysis.load import is_run, load, runs_in
+from resilience.analysis.report import Report, as_json, report
+from resilience.cli.render import (
+    Line,
+    clock,
+    count,
+    cut,
+    date,
+    field,
+    seconds,
+    short_path,
+    show,
+    table,
+    width_of_terminal,
+)
+from resilience.core.advice import named, ranks_in_words
+from resilience.core.attribution import Frame, InterruptionRecord
+from resilience.core.incidents import Incident
+from resilience.core.verdict import RULES, Class, main_stack, user_frame
+from resilience.errors import ConfigurationError
+
+RUNS_NAMED = 8  # runs named in the message of a wrong argument
+LISTED = 12  # of missing things and notes, the rest is counted
+BAR = 24
+SURE = 0.7  # confidence from which on rules that could not run are not worth a line
+_KINDS: dict[str, str] = {
+    "exception": "exception",
+    "base_exception": "left",
+    "soft_timeout": "hang",
+    "hard_timeout": "hang, killed",
+    "terminated": "process died",
+    "unresponsive": "unresponsive",
+    "monitor_process_exception": "monitor died",
+    "store_lost": "store lost",
+}
+_CLASSES: dict[Class, str] = {
+    "exception": "raised an exception",
+    "left": "left by itself",
+    "exited": "ended without an exception",
+    "killed": "was killed from outside",
+    "out_of_memory": "was killed for memory",
+    "crashed": "crashed in native code",
+    "told_to_stop": "was told to stop",
+    "stopped": "was stopped",
+    "blocked_in_kernel": "is blocked in the kernel",
+    "blocked_in_native_code": "sits in native code",
+    "busy_without_progress": "is busy and gets nowhere",
+    "input_stall": "waits for input",
+    "storage_stall": "waits for storage",
+    "hung": "hangs",
+    "hook_failed": "failed in a hook",
+    "hook_hung": "hangs in a hook",
+    "missed_completion": "did not come to the end",
+    "finished_early": "returned while others waited for it",
+    "communication": "all wait for each other, at the same line",
+    "desynchronised": "waits in another collective than the others",
+    "common": "failed like most others",
+    "node_lost": "was lost with its node",
+    "store_lost": "the store was lost",
+    "monitor_lost": "lost its monitor",
+    "unknown": "unknown",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = "Tell what broke in a run, where, since when, what it cost, and what to do next."
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
+    )
+    parser.add_argument("--incident", type=int, metavar="N", help="show this incident only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; return the exit status.
+
+    Raises: ConfigurationError for an argument that names no run or no incident."""
+    folder = find_run(arguments.run)
+    found = report(load(folder))
+    if arguments.incident is not None:
+        chosen = tuple(incident for incident in found.incidents if incident.number == arguments.incident)
+        if not chosen:
+            have = f"has incidents 1 to {len(found.incidents)}" if found.incidents else "has no incidents"
+            raise ConfigurationError(f"--incident {arguments.incident}: {folder} {have}")
+        found = msgspec.structs.replace(found, incidents=chosen)
+    if arguments.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(found))).decode() + "\n")
+        return 0
+    width = width_of_terminal()
+    if arguments.incident is not None:
+        show(incident_lines(found.incidents[0], width))
+    else:
+        show(report_lines(found, width))
+    return 0
+
+
+def find_run(text: str | None) -> Path:
+    """Return the run folder that an argument means. Raises: ConfigurationError, naming the runs there are."""
+    root = Path(Settings.from_environment().run_dir)
+    if text is not None:
+        for folder in (Path(text), root / text):
+            if is_run(folder):
+                return folder
+        below = runs_in(Path(text))
+        if len(below) == 1:
+            return below[0]
+        if below:
+            raise ConfigurationError(
+                f"{text} holds {count(len(below), 'run')}, not one; name one of them:{_list(below)}"
+            )
+        what = "is no run folder: it has no records/" if Path(text).exists() else "does not exist"
+        known = runs_in(root)
+        hint = f"runs in {root}:{_list(known)}" if known else f"there are no runs in {root} either (RESILIENCE_RUN_DIR)"
+        raise ConfigurationError(f"{text} {what}; {hint}")
+    known = runs_in(root)
+    if not known:
+        raise ConfigurationError(
+            f"there are no runs in {root}; name the folder of one, or set RESILIENCE_RUN_DIR to where they are"
+        )
+    return known[0]
+
+
+def _list(runs: list[Path]) -> str:
+    more = f"\n  … and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
+    return "".join(f"\n  {path}" for path in runs[:RUNS_NAMED]) + more
+
+
+# -- the whole report --------------------------------------------------------------------------
+
+
+def report_lines(found: Report, width: int) -> Iterator[Line]:
+    """Yield the report for a terminal of `width` columns."""
+    yield from _header(found, width)
+    if found.incidents:
+        yield ()
+        yield from incident_table(found.incidents, width)
+        for incident in found.incidents:
+            yield ()
+            yield from incident_lines(incident, width)
+    if found.notes:
+        yield ()
+        yield (("Notes", "bold"),)
+        for note in found.notes[:LISTED]:
+            of = f" ({named(note.ranks)})" if note.ranks else ""
+            yield from field("-", note.what + of, width, indent=2, gutter=2)
+        yield from _rest(len(found.notes))
+    if found.missing:
+        yield ()
+        yield (("Missing", "bold yellow"),)
+        for missing in found.missing[:LISTED]:
+            place = missing.file + (f", line {missing.line}" if missing.line is not None else "")
+            yield from field("-", f"{place}: {missing.what}", width, indent=2, gutter=2)
+        yield from _rest(len(found.missing))
+
+
+def _rest(total: int) -> Iterator[Line]:
+    if total > LISTED:
+        yield ((f"  … and {total - LISTED} more; --json has them all", "dim"),)
+
+
+def _header(found: Report, width: int) -> Iterator[Line]:
+    functions = ", ".join(found.functions)
+    yield (("Run ", "bold"), (found.job_id, "bold cyan"), (f"  {cut(functions, width - 6 - len(found.job_id))}", "dim"))
+    took = None
+    if found.started_wall_ns is not None and found.last_wall_ns is not None:
+        took = (found.last_wall_ns - found.started_wall_ns) / 1e9
+    spans = [count(found.iterations, "iteration")]
+    if found.calls > 1:
+        spans.insert(0, count(found.calls, "call"))
+    if found.attempts > 1:
+        spans.insert(0, f"{found.attempts} attempts or cycles")
+    yield from field(
+        "started", f"{date(found.started_wall_ns)}, on record for {seconds(took)}, {', '.join(spans)}", width, indent=2
+    )
+    nodes = ", ".join(found.nodes[:4]) + (f" … {len(found.nodes) - 4} more" if len(found.nodes) > 4 else "")
+    size = "?" if found.world_size is None else count(found.world_size, "rank")
+    yield from field("world", f"{size} on {count(len(found.nodes), 'node')}: {nodes}", width, indent=2)
+    if found.versions:
+        yield from field("versions", ", ".join(f"{k} {v}" for k, v in found.versions.items()), width, indent=2)
+    style = "green" if found.completed and not found.left and not found.open else "yellow"
+    yield from field("ended", found.end, width, style, indent=2)
+    errors = dict.fromkeys(left.error for left in found.left)
+    for error in list(errors)[:3]:
+        ranks = [left.rank for left in found.left if left.error == error]
+        yield from field("", f"{named(ranks)}: {error}", width, indent=2)
+    if found.incidents:
+        known = [seconds(found.lost_s)] if found.lost_s is not None else []
+        known += [count(found.lost_steps, "step")] if found.lost_steps is not None else []
+        lost = f", lost {' and '.join(known)}" if known else ""
+        yield from field("incidents", f"{len(found.incidents)}{lost}", width, "bold", indent=2)
+    else:
+        yield from field("incidents", "none", width, indent=2)
+
+
+def incident_table(incidents: Iterable[Incident], width: int) -> list[Line]:
+    """Return one row an incident."""
+    rows = []
+    for incident in incidents:
+        first = incident.verdict.first
+        rows.append(
+            (
+                str(incident.number),
+                clock(incident.since_wall_ns),
+                _KINDS.get(incident.kind, incident.kind),
+                _blamed(incident) if first is None or len(incident.verdict.culprits) > 1 else f"rank {first}",
+                _where(incident),
+                seconds(incident.cost.lost_s),
+                "?" if incident.cost.lost_steps is None else str(incident.cost.lost_steps),
+            )
+        )
+    return table(("#", "since", "kind", "first", "where", "cost", "steps"), rows, width, wide=4)
+
+
+def _blamed(incident: Incident) -> str:
+    ranks = [culprit.rank for culprit in incident.verdict.culprits]
+    return f"ranks {ranks_in_words(ranks, 2)}" if ranks else "nobody"
+
+
+def _where(incident: Incident) -> str:
+    chief = incident.chief
+    section = f"{chief.open_sections[-1].name}, " if chief is not None and chief.open_sections else ""
+    if incident.where is not None:
+        return f"{section}{short_path(incident.where.file, 1)}:{incident.where.line}"
+    if chief is not None and chief.exit is not None:
+        return _exit(chief)
+    return section.rstrip(", ") or (chief.stage or "" if chief is not None else "")
+
+
+# -- one incident ------------------------------------------------------------------------------
+
+
+def incident_lines(incident: Incident, width: int) -> Iterator[Line]:
+    """Yield one incident, from what broke to what to do next."""
+    chief, verdict = incident.chief, incident.verdict
+    kind = _KINDS.get(incident.kind, incident.kind)
+    first = f" on rank {verdict.first}" if verdict.first is not None else ""
+    iteration = f"iteration {incident.iteration}" if incident.iteration >= 0 else "while ranks met at the call"
+    step = f", step {chief.step}" if chief is not None and chief.step is not None else ""
+    yield (
+        (f"{incident.number}  ", "bold"),
+        (f"{kind[0].upper()}{kind[1:]}{first}", "bold red"),
+        (f"  {iteration}{step}", "dim"),
+    )
+    if chief is not None:
+        by = "" if verdict.first in (None, chief.rank) else f"rank {chief.rank}: "
+        yield from _what(chief, by, width)
+    if chief is not None and verdict.first in (None, chief.rank):
+        yield from field("where", _place(chief), width)
+        yield from _stack(chief, width)
+        yield from _log(chief, width)
+    elif incident.where is not None:
+        yield from field("where", f"rank {verdict.first} was at {_frame(incident.where)}", width)
+    yield from field("since", _since(incident), width)
+    yield from _verdict(incident, width)
+    yield from _phases(incident, width)
+    yield from field("cost", _cost(incident), width)
+    yield from field("done", "; ".join(incident.actions) or "nothing on record", width)
+    if incident.same_as:
+        numbers = ", ".join(map(str, incident.same_as))
+        yield from field("repeats", f"the same failure as incident {numbers}", width, "yellow")
+    for number, advice in enumerate(incident.advice):
+        yield from field("" if number else "next", advice, width, "green")
+    if incident.status == "unfinished":
+        yield from field("", "no end of this restart is on record: under way, or cut off", width, "yellow")
+
+
+def _what(chief: InterruptionRecord, by: str, width: int) -> Iterator[Line]:
+    if chief.exception is not None:
+        yield from field("what", cut(f"{by}{chief.exception.type}: {chief.exception.message}", 480), width, "bold")
+        frame = user_frame(chief.exception.stack)
+        if frame is not None:
+            yield from field("", f"at {_frame(frame)}", width)
+        for link in chief.exception.chain[:2]:
+            yield from field("", f"caused by {cut(link, 160)}", width)
+        return
+    if chief.exit is not None:
+        yield from field("what", f"{by}its process ended: {_exit(chief)}", width, "bold")
+        return
+    detector = chief.detector
+    if detector is not None and chief.silent_for_s is not None:
+        limit = f", allowed are {seconds(detector.limit_s)}" if detector.limit_s is not None else ""
+        text = f"{by}no sign of life ({detector.name}) for {seconds(chief.silent_for_s)}{limit}"
+        yield from field("what", text, width, "bold")
+        frame = user_frame(main_stack(chief))
+        if frame is not None:
+            yield from field("", f"at {_frame(frame)}", width)
+        return
+    yield from field("what", by + (chief.message or "not on record"), width, "bold")
+
+
+def _exit(chief: InterruptionRecord) -> str:
+    end = chief.exit
+    if end is None or (end.signal is None and end.code is None):
+        return "how is not known"
+    if end.signal is not None:
+        return end.signal + (", out of memory" if end.oom else "")
+    return f"exit code {end.code}"
+
+
+def _frame(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line} in {frame.function}"
+
+
+def _place(chief: InterruptionRecord) -> str:
+    parts = [f"rank {chief.rank}"]
+    if chief.active_rank is not None and chief.active_rank != chief.rank:
+        parts[0] += f" (as rank {chief.active_rank})"
+    parts += [f"node {chief.node}"] if chief.node else []
+    parts += [f"pid {chief.pid}"] if chief.pid is not None else []
+    parts += [f"in {chief.stage}"] if chief.stage and chief.stage != "run" else []
+    for section in chief.open_sections:
+        limit = f" of {seconds(section.limit_s)}" if section.limit_s is not None else ""
+        parts.append(f"section {section.name} open {seconds(section.open_s)}{limit}")
+    process = chief.process
+    if process is not None and process.state is not None and chief.exit is None:
+        share = ""
+        if process.cpu_s_delta is not None and process.over_s:
+            share = f", {100 * process.cpu_s_delta / process.over_s:.0f} % CPU"
+        parts.append(f"process state {process.state}{share}")
+    return ", ".join(parts)
+
+
+def _stack(chief: InterruptionRecord, width: int) -> Iterator[Line]:
+    """The innermost frames of a rank that hangs or crashed, from the user's code inwards."""
+    frames = main_stack(chief)
+    if chief.exception is not None or not frames:
+        if chief.stack_method is not None and not frames:
+            yield from field("stack", chief.stack_method, width)
+        return
+    inner = [f"{short_path(frame.file)}:{frame.line} {frame.function}" for frame in frames[-3:]]
+    for number, text in enumerate(reversed(inner)):
+        yield from field("" if number else "stack", text, width, "dim")
+
+
+def _log(chief: InterruptionRecord, width: int) -> Iterator[Line]:
+    """The last thing the rank's own log says."""
+    if not chief.log_tail:
+        return
+    last = chief.log_tail[-1]
+    try:
+        line = json.loads(last)
+        last = f"{line['level']}: {line['event']}"
+    except (ValueError, KeyError, TypeError):
+        pass  # no line of ours: shown as it is
+    yield from field("last log", cut(re.sub(r"\s+", " ", last), 2 * width), width, "dim")
+
+
+def _since(incident: Incident) -> str:
+    text = date(incident.since_wall_ns)
+    chief = incident.chief
+    if incident.cost.hang_s:
+        text += f", noticed {seconds(incident.cost.hang_s)} later"
+    if chief is not None and chief.last_heartbeat_age_s is not None and chief.exception is None:
+        text += f"; last sign of progress {seconds(chief.last_heartbeat_age_s)} before it was noticed"
+    return text
+
+
+def _verdict(incident: Incident, width: int) -> Iterator[Line]:
+    verdict = incident.verdict
+    category = verdict.category.replace("_", " ")
+    said = []
+    if verdict.what == "common":
+        said.append(f"a common cause ({category}), no single rank's; rule 14 {RULES[14]}")
+    elif not verdict.culprits:
+        words = "whom it waited for is not known" if verdict.what == "hung" else _CLASSES[verdict.what]
+        said.append(f"{words} ({category})")
+    for what in dict.fromkeys(culprit.what for culprit in verdict.culprits):
+        alike = [culprit for culprit in verdict.culprits if culprit.what == what]
+        whose = named(culprit.rank for culprit in alike)
+        sure = f"confidence {alike[0].confidence:g}, rule {alike[0].rule} {RULES[alike[0].rule]}"
+        said.append(f"{whose} {_CLASSES[what]} ({category}); {sure}")
+    for number, text in enumerate(said):
+        yield from field("" if number else "verdict", text, width, "" if number else "bold")
+    if incident.reported_first is not None and incident.reported_first != verdict.first:
+        yield from field("", f"rank {incident.reported_first} reported first, but only followed", width)
+    label = "cleared"
+    for group in verdict.exonerated:
+        yield from field(label, f"{named(group.ranks)}: {group.reason}", width, "dim")
+        label = ""
+    if not any(culprit.confidence >= SURE for culprit in verdict.culprits):
+        label = "blind"
+        by_lack: dict[str, list[int]] = {}
+        for blind in verdict.rules_blind:
+            by_lack.setdefault(blind.lacks, []).append(blind.rule)
+        for lacks, rules in by_lack.items():
+            rule_names = ", ".join(f"{rule} {RULES[rule]}" for rule in rules)
+            yield from field(label, f"rule {rule_names}: lacks {lacks}", width, "dim")
+            label = ""
+
+
+def _phases(incident: Incident, width: int) -> Iterator[Line]:
+    """One line a phase, with a bar as long as its share of the slowest ranks' times."""
+    if not incident.phases:
+        return
+    yield ((" " * 3, ""), (f"{'phases':11}{'':9}{'median':>9}{'slowest':>10}", "dim"))
+    total = sum(phase.took.max_s for phase in incident.phases)
+    for phase in incident.phases:
+        took = phase.took
+        bar = "█" * round(BAR * took.max_s / total) if total > 0 else ""
+        slowest = f"rank {took.slowest}" if took.max_s >= 0.0005 else ""
+        text = f"{'':14}{phase.name:9}{seconds(took.median_s):>9}{seconds(took.max_s):>10}  {slowest:11}"
+        yield ((text, ""), (cut(bar, max(0, width - len(text))), "cyan"))
+
+
+def _cost(incident: Incident) -> str:
+    cost = incident.cost
+    parts = []
+    if cost.hang_s is not None:
+        parts.append(f"{seconds(cost.hang_s)} silence")
+    if cost.restart_s is not None:
+        parts.append(f"{seconds(cost.restart_s)} restart")
+    if cost.lost_steps is not None:
+        again = f" ({seconds(cost.rework_s)})" if cost.rework_s is not None else ""
+        parts.append(f"{count(cost.lost_steps, 'step')} done again{again}")
+    if not parts:
+        return "not known"
+    total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
+    return total + ", ".join(parts)
