@@ -326,6 +326,7 @@ class CallWrapper:
             pid=os.getpid(),
             detected_wall_ns=time.time_ns(),
             stage=stage,
+            step=self._session.page.step_value,
         )
         self._account.failed(record)
         return record

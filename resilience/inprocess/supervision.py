@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +27,9 @@ from resilience.core.membership import Peer, successor, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ResilienceError
 from resilience.monitor import messages
+from resilience.telemetry.setup import NodeExports
 
+EXPORT_LIMIT = 2.0  # seconds for what is still to be exported when this monitor leaves
 BEATS = 6  # looks within heartbeat_timeout: late by a sixth of it at most, 0.8 operations a second by default
 
 
@@ -63,6 +66,7 @@ class Supervisor:
         self._peer: Peer | None = None
         self._known: dict[str, list[Member]] = {}
         self._ring: tuple[int, str] = (0, "")  # number of nodes, and whom this one watches
+        self._exports: NodeExports | None = None
         self._represented: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
 
@@ -70,8 +74,10 @@ class Supervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave: this monitor has nothing more to watch."""
+        """Leave: this monitor has nothing more to watch. Waits for what is being exported, bounded."""
         self._done.set()
+        if self._exports is not None:
+            self._thread.join(2 * EXPORT_LIMIT)
 
     def _run(self) -> None:
         try:
@@ -79,12 +85,23 @@ class Supervisor:
             self._register()
             with self._lead() as is_leader:
                 if is_leader:
-                    self._take_index()
-                    while not self._done.wait(self._begin.interval):
-                        self._look()
+                    self._run_as_leader()
         except (ResilienceError, RuntimeError, OSError) as error:
             if not self._done.is_set():
                 self._emit(events.StoreLost(f"supervision: {type(error).__name__}: {error}"[:500]))
+
+    def _run_as_leader(self) -> None:
+        """Look after the neighbours, and export for the node, until this monitor leaves."""
+        self._take_index()
+        self._exports = NodeExports.start(Path(self._begin.folder), self._node, self._emit)
+        try:
+            while not self._done.wait(self._begin.interval):
+                self._look()
+                if self._exports is not None:
+                    self._exports.poll()
+        finally:
+            if self._exports is not None:
+                self._exports.close(EXPORT_LIMIT)
 
     def _register(self) -> None:
         slot = execute(Add(f"nodes/{self._node}/size", 1), self._store)

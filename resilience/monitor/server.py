@@ -21,6 +21,7 @@ from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.core import events, watch
 from resilience.core.attribution import (
+    Collective,
     Detector,
     Exit,
     Interruption,
@@ -32,7 +33,7 @@ from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.monitor import messages
-from resilience.monitor.page import MonitorSide
+from resilience.monitor.page import MonitorSide, PageView
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 from resilience.telemetry.timings import Timings
@@ -40,6 +41,7 @@ from resilience.telemetry.timings import Timings
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 LOG_TAIL_LINES = 5
+COLLECTIVES_TOLD = 8  # the last ones
 
 
 class Outlet(Protocol):
@@ -317,17 +319,6 @@ class RankMonitor:
     def _enrich(self, record: InterruptionRecord, with_process: bool = True) -> InterruptionRecord:
         """Add to a record what the page and the system show of the rank now."""
         view = self._page.read()
-        now = time.monotonic()
-        limits = self._watch.limits
-        sections = tuple(
-            OpenSection(
-                section.name,
-                now - section.entered_at,
-                limits.sections.get(section.name, watch.NO_LIMIT).soft,
-            )
-            for section in view.open_sections
-        )
-        beats = [at for at in (view.heartbeat_at, view.step_at, view.ping_at) if at is not None]
         record = msgspec.structs.replace(
             record,
             iteration=view.iteration if record.iteration is None else record.iteration,
@@ -336,13 +327,32 @@ class RankMonitor:
             pid=self._rank.pid,
             detected_wall_ns=record.detected_wall_ns or time.time_ns(),
             stage=record.stage or view.hook or view.doing.value,
-            last_heartbeat_age_s=now - max(beats) if beats else None,
-            step=view.step,
-            open_sections=sections,
-            progress_unknown=not watch.shows_progress(limits, self._observe()),
             log_tail=self._log_tail(),
         )
-        return msgspec.structs.replace(record, process=self._process_info()) if with_process else record
+        if with_process:
+            record = msgspec.structs.replace(record, process=self._process_info())
+        # A rank that has restarted meanwhile shows the signs of its next iteration.
+        return self._with_signs(record, view) if record.iteration == view.iteration else record
+
+    def _with_signs(self, record: InterruptionRecord, view: PageView) -> InterruptionRecord:
+        """Add the signs of life that the page shows."""
+        now = time.monotonic()
+        limits = self._watch.limits
+        beats = [at for at in (view.heartbeat_at, view.step_at, view.ping_at) if at is not None]
+        return msgspec.structs.replace(
+            record,
+            last_heartbeat_age_s=now - max(beats) if beats else None,
+            step=view.step if record.step is None else record.step,
+            open_sections=tuple(
+                OpenSection(entry.name, now - entry.entered_at, limits.sections.get(entry.name, watch.NO_LIMIT).soft)
+                for entry in view.open_sections
+            ),
+            last_collectives=tuple(
+                Collective(entry.group, entry.sequence, entry.operation, entry.left_at is not None)
+                for entry in self._page.collectives()[-COLLECTIVES_TOLD:]
+            ),
+            progress_unknown=not watch.shows_progress(limits, self._observe()),
+        )
 
     def _process_info(self) -> ProcessInfo | None:
         """The rank's state now; CPU use since the last sample tells blocked from busy."""
