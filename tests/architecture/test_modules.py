@@ -17,6 +17,8 @@ LONG = {
     "resilience/telemetry/metrics.py": "the table of metrics and the one view that fills it",
 }
 
+TERMINAL = {"'TERM'", "'NO_COLOR'"}  # what a terminal can do is no setting of ours, and asked beside `isatty`
+
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -60,10 +62,12 @@ def test_environment_is_read_in_one_place() -> None:
 
 def reads_environment(node: ast.expr) -> bool:
     match node:
-        case ast.Call(func=ast.Attribute(value=ast.Name("os"), attr="getenv")):
-            return True
-        case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name("os"), attr="environ"), attr="get")):
-            return True
-        case ast.Subscript(value=ast.Attribute(value=ast.Name("os"), attr="environ"), ctx=ast.Load()):
-            return True
-    return False
+        case ast.Call(func=ast.Attribute(value=ast.Name("os"), attr="getenv"), args=[name, *_]):
+            pass
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(ast.Name("os"), "environ"), attr="get"), args=[name, *_]):
+            pass
+        case ast.Subscript(value=ast.Attribute(ast.Name("os"), "environ"), slice=name, ctx=ast.Load()):
+            pass
+        case _:
+            return False
+    return ast.unparse(name) not in TERMINAL
