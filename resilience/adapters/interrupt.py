@@ -371,10 +371,11 @@ class Interrupter:
 
     # -- stepping out of the standard library -------------------------------------------------------
 
-    def _step_out(self, frame: FrameType | None) -> None:
+    def _step_out(self, inner: FrameType) -> None:
         """Trace the first caller that is not library code, to raise as soon as its call has returned."""
         if sys.gettrace() not in (None, self._tracer):
             return  # a debugger or coverage: repeating has to do
+        frame: FrameType | None = inner
         while frame is not None and frame is not self._bottom and _is_library(frame):
             frame = frame.f_back  # none of them: we are at a jump, and raise behind it
         if frame is not None and frame is not self._bottom and frame is not self._target:
@@ -398,8 +399,8 @@ class Interrupter:
             if self._armed and is_protected and not self._must_wait(frame):
                 raise self._new_exception()
             return None  # otherwise the next signal finds another place
-        if event == "return":  # or yield; raised here, its own `finally` would be passed over
-            self._step_out(frame.f_back)
+        if event == "return":  # the call raised, and nothing here catches that
+            self._stop_stepping()
         return self._tracer
 
     def _stop_stepping(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import os
 import pickle
@@ -124,6 +125,21 @@ def in_select(scene: Scene) -> None:
     select.select([reading], [], [])
 
 
+def in_library_loop(scene: Scene) -> None:
+    scene.go()
+    difflib.SequenceMatcher(None, "ab" * 20_000, "ba" * 20_000, autojunk=False).ratio()
+
+
+def in_backward(scene: Scene) -> None:
+    def hook(_: torch.Tensor) -> None:
+        in_sleep(scene)
+
+    leaf = torch.ones(1, requires_grad=True)
+    product = leaf * 2
+    product.register_hook(hook)
+    product.backward()  # type: ignore[no-untyped-call]
+
+
 def in_subprocess(scene: Scene) -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
@@ -169,6 +185,8 @@ def serve_many() -> None:
             interrupter.call(lambda: {}["missing"])
         assert not interrupter.arrived
         assert Scene(in_sleep, interrupter).outcome == RESTARTED
+    # A signal that somebody else sent is no interrupt.
+    assert interrupter.call(lambda: signal.raise_signal(interrupter.signal_number)) is None
     interrupter.remove()
     assert signal.getsignal(interrupter.signal_number) == signal.SIG_DFL
     interrupter.deliver()  # too late, and harmless: by default the signal would end the process
@@ -432,6 +450,22 @@ def stay_whole() -> None:
     for _ in range(5):
         assert Scene(work, interrupter).outcome == RESTARTED
         assert len(set(parameters)) == 1
+
+
+def hold_back_one() -> None:
+    interrupter = Interrupter()
+    interrupter.install()
+    steps: list[str] = []
+
+    def work() -> None:
+        with interrupter.atomic():
+            interrupter.deliver()  # once, by itself
+            steps.append("inside")
+        steps.append("behind")
+
+    with raises(RankShouldRestart):
+        interrupter.call(work)
+    assert steps == ["inside"]
 
 
 def keep_out() -> None:

@@ -39,7 +39,7 @@ def place_of(function: Callable[..., Any]) -> Swallow:
     return Swallow(code.co_filename, number, code.co_name)
 
 
-PLACES = ["python_loop", "sleep", "event", "lock", "queue", "select", "subprocess"]
+PLACES = ["python_loop", "sleep", "event", "lock", "queue", "select", "subprocess", "backward", "library_loop"]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -108,6 +108,10 @@ def test_each_swallow_is_reported(run: Run) -> None:
 
 def test_atomic_section_ends_before_the_interrupt(run: Run) -> None:
     run(interrupted.stay_whole)
+
+
+def test_one_signal_is_enough_to_interrupt_at_the_end_of_an_atomic_section(run: Run) -> None:
+    run(interrupted.hold_back_one)
 
 
 def test_watcher_and_atomic_section_keep_each_other_out(run: Run) -> None:
