@@ -147,6 +147,18 @@ def test_rank_killed_at_any_operation_is_stood_in_for(
     assert results[0] in (want, want | counted_short)
 
 
+def test_stand_in_elsewhere_goes_by_the_group_that_its_rank_named() -> None:
+    """A neighbour's monitor stands in for a rank of a lost node: asked for the host name it answers its own."""
+    pairs = FilterGroupedByKey("x", lambda count: count == 2)
+    world = states(4)
+    begins = {state.rank: partial(pairs.excluded, f"node {state.rank // 2}", state, set()) for state in world}
+    names = iter(["node 0", "node 1"])
+    begins[1] = lambda: pairs.excluded(next(names), world[1], set())  # type: ignore[assignment]
+    results, _ = interleaved(begins, random.Random(4), kill=(1, 1))
+    assert next(names, None) is None
+    assert all(result == set() for result in results.values())
+
+
 def test_no_rank_reads_more_than_a_block_and_the_excluded() -> None:
     size = 300
     results, store = filtered(lambda rank: "all", lambda count: count == size, size, set(), 1)
