@@ -3,7 +3,8 @@
 After an interruption every rank that goes on runs the assignment with the same terminated ranks and must
 come to the same new world: ranks 0 to world_size-1, each given once. An assignment may also terminate
 more ranks, as `FilterGroupedByKey` does, and leave it to the one after it to remove them. It may run in
-a monitor on behalf of a rank that died meanwhile, so what it writes to the store must bear repetition."""
+a monitor on behalf of a rank that died meanwhile, so what it writes to the store must bear repetition.
+The rules themselves are `core.assignment`'s."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from resilience.adapters.store import StoreLike, drive
-from resilience.core import restart
-from resilience.core.restart import Add, CompareSet, Protocol, Read, Set
+from resilience.core import assignment, restart
+from resilience.core.restart import Add, CompareSet, Protocol, Read, Seat, Set
 from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
 from resilience.inprocess import options
 from resilience.inprocess.state import State
@@ -37,10 +38,7 @@ class ShiftRanks(RankAssignment):
     Of 0 1 2 3 4 5, with 1 and 4 terminated, 0 2 3 5 become 0 1 2 3."""
 
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
-        _raise_if_terminated(state, terminated_ranks)
-        state.rank = _place(state.rank, terminated_ranks)
-        state.world_size -= len(terminated_ranks)
-        return state, set()
+        return _seated(assignment.shift, state, terminated_ranks)
 
 
 class FillGaps(RankAssignment):
@@ -49,15 +47,7 @@ class FillGaps(RankAssignment):
     Of 0 1 2 3 4 5, with 1 and 4 terminated, 0 2 3 keep their numbers and 5 becomes 1."""
 
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
-        _raise_if_terminated(state, terminated_ranks)
-        size = state.world_size - len(terminated_ranks)
-        if state.rank >= size:
-            gaps = sorted(terminated_ranks)
-            # The rank's place among those that have to move: all at and above the new size that go on.
-            mover = state.rank - size - sum(1 for rank in gaps if size <= rank < state.rank)
-            state.rank = gaps[mover]
-        state.world_size = size
-        return state, set()
+        return _seated(assignment.fill_gaps, state, terminated_ranks)
 
 
 class FilterGroupedByKey(RankAssignment):
@@ -142,13 +132,20 @@ def _place(rank: int, terminated: set[int]) -> int:
     return rank - bisect_left(sorted(terminated), rank)
 
 
-def _raise_if_terminated(state: State, terminated: set[int]) -> None:
-    if state.rank in terminated:
+def _seated(
+    rule: Callable[[Seat, frozenset[int]], Seat | None], state: State, terminated: set[int]
+) -> tuple[State, set[int]]:
+    """Give the state the seat that the rule finds. Raises: RankDiscarded if there is none."""
+    seat = Seat(state.initial_rank, state.rank, state.world_size, state.active_world_size, state.iteration)
+    following = rule(seat, frozenset(terminated))
+    if following is None:
         raise RankDiscarded(
             f"rank {state.rank} (initially {state.initial_rank}) is terminated and gets no rank in the next iteration",
             rank=state.rank,
             initial_rank=state.initial_rank,
         )
+    state.rank, state.world_size = following.rank, following.world_size
+    return state, set()
 
 
 __all__ = [
