@@ -110,7 +110,8 @@ def test_state_tells_what_the_process_uses() -> None:
         seen = Process(other.pid).state()
     assert seen is not None
     assert seen.rss_bytes > 32 << 20
-    assert (seen.state, seen.threads, seen.wait_status) == ("S", 2, None)
+    assert (seen.threads, seen.wait_status) == (2, None)
+    assert seen.state in ("R", "S")  # it may not have got to sleep yet
     assert seen.cpu_s >= 0.05
     own = processes.state(os.getpid())
     assert own is not None and seen.start_time >= own.start_time
