@@ -9,10 +9,7 @@ import select
 import socket
 
 LIMIT = 64 * 1024  # bytes; one message
-
-
-class ChannelClosed(Exception):
-    """The other end is gone."""
+ChannelClosed = ConnectionResetError  # Python's own error for an other end that is gone
 
 
 class Channel:
