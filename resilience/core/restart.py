@@ -282,8 +282,9 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     result = yield from _work(seat)
     if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED:
         return Ending(COMPLETED)
-    if result.end in (End.FAILED, End.FATAL):
-        yield from report(at, result.report)
+    if result.end in (End.FAILED, End.FATAL) and (yield from report(at, result.report)) == COMPLETED:
+        # A spare failed when all active ranks had already returned: the call is over, nobody restarts.
+        return Ending(COMPLETED if result.end is End.FAILED else LEFT)
     yield Run(Stage.ABORT)
     yield from arrive(at.last_call, seat.rank, seat.world_size)
     if result.end is not End.FATAL:
