@@ -41,6 +41,7 @@ PORTS_TRIED = 32  # from RESILIENCE_METRICS_PORT upwards
 SNAPSHOT_EVERY = 15.0  # seconds between two looks at the timing histograms, and two metric snapshots
 LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, seldom later
 READ_AT_ONCE = 4 << 20  # bytes of one file a poll
+LINGER = 0.02  # seconds between two looks at the files of ranks that are about to end
 TELL_EVERY = 15.0  # seconds between two records about lost spans
 
 Emit = Callable[[events.Event], None]
@@ -59,6 +60,7 @@ class NodeExports:
         self._exports = exports
         self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
         self._read: dict[Path, int] = {}  # bytes of each file that are taken
+        self._ending: set[Path] = set()  # files of ranks whose call has ended and whose process has not
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
@@ -88,7 +90,13 @@ class NodeExports:
             self._list(now)
         batch: list[Record] = []
         for path in self._read:
-            batch += self._added(path)
+            added = self._added(path)
+            batch += added
+            for record in added:
+                if isinstance(record.event, events.CallEnded):
+                    self._ending.add(path)
+                elif isinstance(record.event, (events.RankExited, events.CallStarted)):
+                    self._ending.discard(path)
         # Between files only causality counts, and one clock orders all records of a node.
         batch.sort(key=lambda record: record.mono_ns)
         for record in batch:
@@ -99,9 +107,17 @@ class NodeExports:
             self._write_snapshot()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Take the last records and let the exporters finish, at most `timeout` seconds."""
+        """Take the last records and let the exporters finish, at most `timeout` seconds.
+
+        Ranks end at about the same time: those that are about to are waited for, half of that at most.
+        For ranks that run on, the next leader exports."""
         deadline = time.monotonic() + timeout
-        self._list_at = self._snapshot_at = 0.0
+        self._list_at = 0.0
+        self.poll()
+        while self._ending and time.monotonic() < deadline - timeout / 2:
+            time.sleep(LINGER)
+            self.poll()
+        self._snapshot_at = 0.0
         self.poll()
         self._exports.close(max(0.0, deadline - time.monotonic()))
 

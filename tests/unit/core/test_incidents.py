@@ -1,0 +1,440 @@
+"""Whatever breaks, however the files are read: one incident, the right culprit, everybody else cleared."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.core import events
+from resilience.core.advice import ADVICE, advise, ranks_in_words
+from resilience.core.attribution import (
+    Detector,
+    ExceptionInfo,
+    Exit,
+    Frame,
+    Interruption,
+    InterruptionRecord,
+)
+from resilience.core.identity import Origin
+from resilience.core.incidents import AT_ENTRY, Incident, fold, to_json
+from resilience.core.records import Record
+from resilience.core.verdict import (
+    Class,
+    Evidence,
+    Verdict,
+    category_of,
+    is_inside,
+    judge,
+    user_frame,
+)
+from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job
+
+# kind of fault -> what the account must call it, and whom it must blame ("fault": the rank of the plan)
+EXPECTED: dict[str, tuple[str, str, str]] = {
+    "exception": ("exception", "user_code", "fault"),
+    "everywhere": ("common", "user_code", "all"),
+    "left": ("left", "user_code", "fault"),
+    "exit": ("exited", "user_code", "fault"),
+    "kill": ("killed", "unknown", "fault"),
+    "oom": ("out_of_memory", "host", "fault"),
+    "term": ("told_to_stop", "scheduler", "fault"),
+    "hang": ("input_stall", "storage", "fault"),
+    "waited_for": ("hung", "user_code", "fault"),
+    "stopped": ("stopped", "host", "fault"),
+    "native": ("blocked_in_native_code", "user_code", "fault"),
+    "busy": ("busy_without_progress", "user_code", "fault"),
+    "stuck_abort": ("exception", "user_code", "other"),
+    "finalize": ("exception", "user_code", "other"),
+    "communication": ("communication", "unknown", "nobody"),
+    "skipped": ("desynchronised", "user_code", "fault"),
+    "monitor": ("monitor_lost", "host", "fault"),
+}
+RESTARTING = [kind for kind in get_args(Kind) if kind != "monitor"]
+
+
+def only(told: Job) -> Incident:
+    (incident,) = fold(told.records)
+    return incident
+
+
+def culprits(incident: Incident) -> set[int]:
+    return {culprit.rank for culprit in incident.verdict.culprits}
+
+
+# -- who, what, why ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_each_kind_of_fault_is_one_incident_with_the_right_culprit(kind: Kind) -> None:
+    what, category, whom = EXPECTED[kind]
+    for seed in range(10):
+        incident = only(job([Fault(kind, 1, 0)], world=4, spares=1, seed=seed))
+        assert (incident.verdict.what, incident.category) == (what, category)
+        expected = {"fault": {1}, "other": {0}, "all": {0, 1, 2, 3}, "nobody": set()}[whom]
+        assert culprits(incident) == expected
+
+
+@given(
+    kinds=st.lists(st.sampled_from(RESTARTING), min_size=1, max_size=4),
+    world=st.integers(4, 9),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_interruption_is_one_incident_and_every_rank_is_either_blamed_or_cleared(
+    kinds: list[Kind], world: int, seed: int, data: st.DataObject
+) -> None:
+    alive = list(range(1, world))
+    faults = []
+    for iteration, kind in enumerate(kinds):
+        rank = data.draw(st.sampled_from(alive))
+        if len(alive) > 3:
+            alive.remove(rank)
+        else:
+            kind = "exception"
+        faults.append(Fault(kind, rank, iteration, step=10 * (iteration + 1)))
+    told = job(faults, world=world, spares=0, seed=seed)
+    incidents = fold(told.interleaved(seed))
+    assert [incident.iteration for incident in incidents] == list(range(len(faults)))
+    for incident, fault in zip(incidents, faults, strict=True):
+        what, category, whom = EXPECTED[fault.kind]
+        assert (incident.verdict.what, incident.category) == (what, category)
+        if whom == "fault":
+            assert culprits(incident) == {fault.rank}
+        cleared = [rank for group in incident.verdict.exonerated for rank in group.ranks]
+        assert len(cleared) == len(set(cleared))
+        assert not set(cleared) & culprits(incident)
+        assert len(set(cleared) | culprits(incident)) == incident.world_size
+        assert all(group.reason for group in incident.verdict.exonerated)
+
+
+@given(seed=st.integers(0, 10_000), order=st.permutations(range(5)))
+@settings(max_examples=40, deadline=None)
+def test_order_between_files_does_not_change_the_account(seed: int, order: list[int]) -> None:
+    kinds = get_args(Kind)
+    faults = [Fault(kinds[seed % len(kinds)], 1, 0), Fault("exception", 2, 1, 20)]
+    told = job(faults, world=4, spares=1, seed=seed)
+    by_file = [record for rank in order for record in told.files[rank]]
+    expected = fold(told.records)
+    assert fold(by_file) == expected
+    assert fold(told.interleaved(seed)) == expected
+
+
+@given(cut=st.integers(0, 400), seed=st.integers(0, 50))
+@settings(max_examples=60, deadline=None)
+def test_any_beginning_of_an_account_can_be_folded(cut: int, seed: int) -> None:
+    told = job([Fault("kill", 1, 0), Fault("hang", 2, 1, 20)], seed=seed)
+    records = told.interleaved(seed)[:cut]
+    assert len(fold(records)) <= 2
+
+
+def test_undisturbed_job_has_no_incident() -> None:
+    assert fold(job().records) == ()
+
+
+def test_first_mover_is_the_dead_rank_though_another_one_reported_first() -> None:
+    told = job([Fault("kill", 2, 0)], seed=0)
+    told.files = {rank: [_by(record, 3) for record in records] for rank, records in told.files.items()}
+    incident = only(told)
+    assert (incident.verdict.first, incident.reported_first) == (2, 3)
+
+
+def _by(record: Record, first: int) -> Record:
+    if isinstance(record.event, events.OutcomeSeen):
+        return msgspec.structs.replace(record, event=msgspec.structs.replace(record.event, by=first))
+    return record
+
+
+def test_order_of_arrival_decides_between_two_exceptions_and_the_clock_does_not() -> None:
+    def raised(rank: int, name: str) -> InterruptionRecord:
+        error = ExceptionInfo(name, "mine", name, LOADS)
+        at = {0: 2, 1: 1}[rank]  # rank 1's clock says that it was earlier
+        return InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, detected_wall_ns=at)
+
+    seen = Evidence((raised(0, "KeyError"), raised(1, "TypeError")), first=0, active=frozenset(range(4)))
+    verdict = judge(seen)
+    assert [culprit.rank for culprit in verdict.culprits] == [0]
+    assert verdict.cascade == (1,)
+    by_store = tuple(
+        msgspec.structs.replace(record, arrival_order=2 - record.rank)
+        for record in (raised(0, "KeyError"), raised(1, "TypeError"))
+    )
+    assert [c.rank for c in judge(Evidence(by_store, active=frozenset(range(4)))).culprits] == [1]
+
+
+def test_two_deaths_at_once_are_two_culprits_of_one_incident() -> None:
+    deaths = (
+        InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(signal="SIGKILL"), pid=101),
+        InterruptionRecord(2, Interruption.TERMINATED, exit=Exit(code=1), pid=102),
+    )
+    verdict = judge(Evidence(deaths, first=2, active=frozenset(range(8))))
+    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "exited"), (1, "killed")]
+
+
+def test_one_exception_and_one_death_at_once_are_both_blamed_if_the_exception_came_first() -> None:
+    error = ExceptionInfo("ValueError", "mine", "f", LOADS)
+    records = (
+        InterruptionRecord(1, Interruption.EXCEPTION, exception=error),
+        InterruptionRecord(2, Interruption.TERMINATED, exit=Exit(code=1)),
+    )
+    assert {c.rank for c in judge(Evidence(records, first=1, active=frozenset(range(8)))).culprits} == {1, 2}
+    assert {c.rank for c in judge(Evidence(records, first=2, active=frozenset(range(8)))).culprits} == {2}
+
+
+def test_lost_node_is_blamed_with_all_its_ranks() -> None:
+    records = tuple(
+        InterruptionRecord(rank, Interruption.UNRESPONSIVE, detector=Detector("peer", 30.0)) for rank in (2, 3)
+    )
+    verdict = judge(Evidence(records, first=2, active=frozenset(range(8))))
+    assert (verdict.what, verdict.category) == ("node_lost", "host")
+    assert [culprit.rank for culprit in verdict.culprits] == [2, 3]
+
+
+def test_rank_that_never_comes_to_the_end_is_blamed_and_who_waits_is_not() -> None:
+    waits = InterruptionRecord(0, Interruption.UNRESPONSIVE, detector=Detector("completion_barrier", 120.0))
+    seen = Evidence((waits,), first=0, active=frozenset(range(4)), returned=frozenset((0, 1, 2)))
+    verdict = judge(seen)
+    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(3, "missed_completion")]
+    assert verdict.cascade == (0,)
+
+
+def test_rank_that_returned_while_others_waited_for_it_is_found_by_their_echoes() -> None:
+    echo = InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("RuntimeError", GONE, "f", WAITS))
+    verdict = judge(Evidence((echo,), first=0, active=frozenset(range(4)), returned=frozenset((2,))))
+    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "finished_early")]
+
+
+def test_rank_that_does_not_answer_is_blamed_by_those_that_wait_for_it() -> None:
+    told = only(job([Fault("waited_for", 1, 0)]))
+    assert told.verdict.what == "hung"
+    seen = Evidence(
+        told.records,
+        first=0,
+        active=frozenset(range(4)),
+        stacks=dict.fromkeys((0, 2, 3), WAITS),
+        answered=frozenset((0, 2, 3)),
+    )
+    assert [culprit.rank for culprit in judge(seen).culprits] == [1]
+
+
+def test_nobody_is_blamed_where_it_is_not_known_who_did_not_come() -> None:
+    told = only(job([Fault("communication", 1, 0)]))
+    verdict = judge(Evidence(told.records[:1], first=1, active=frozenset(range(4))))
+    assert (verdict.what, verdict.culprits) == ("hung", ())
+    assert {blind.rule for blind in verdict.rules_blind} >= {7, 8, 9, 10, 11, 13}
+
+
+def test_lost_store_is_no_ranks_fault() -> None:
+    told = job(world=4)
+    lost = [
+        Record(900, 1, 10**13, record.origin, events.StoreLost("connection refused"))
+        for rank in range(4)
+        for record in told.files[rank]
+        if isinstance(record.event, events.IterationStarted)
+    ]
+    running = [
+        record
+        for record in told.records
+        if not isinstance(record.event, (events.IterationEnded, events.CallEnded, events.RankExited))
+    ]
+    (incident,) = fold([*running, *lost])
+    assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
+    assert incident.verdict.rules_fired == (16,)
+
+
+@pytest.mark.parametrize(
+    ("text", "category"),
+    [
+        ("RuntimeError: CUDA error: device-side assert triggered", "accelerator"),
+        ("RuntimeError: NCCL error in: ProcessGroupNCCL.cpp", "accelerator"),
+        ("OSError: [Errno 28] No space left on device", "storage"),
+        ("MemoryError: ", "host"),
+        ("OSError: [Errno 98] Address already in use", "network"),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", "network"),
+        ("ZeroDivisionError: division by zero", "user_code"),
+    ],
+)
+def test_exception_has_the_category_that_its_words_show(text: str, category: str) -> None:
+    name, _, message = text.partition(": ")
+    error = ExceptionInfo(name, message, "f")
+    assert category_of(InterruptionRecord(0, Interruption.EXCEPTION, exception=error)) == category
+
+
+# -- once each ---------------------------------------------------------------------------------
+
+
+def test_death_between_two_iterations_is_told_once_where_it_interrupted() -> None:
+    """The rank was taken along into iteration 1, which its stand-in interrupted with a record of iteration 0."""
+    told = job([Fault("exception", 0, 0), Fault("kill", 2, 1, 20)])
+    files = {
+        rank: [_moved(record) for record in records] if rank == 2 else records for rank, records in told.files.items()
+    }
+    first, second = fold([record for records in files.values() for record in records])
+    assert culprits(first) == {0}
+    assert culprits(second) == {2}
+    assert sum(r.interruption is Interruption.TERMINATED for i in (first, second) for r in i.records) == 1
+
+
+def _moved(record: Record) -> Record:
+    if isinstance(record.event, events.Interrupted) and record.event.record.exit is not None:
+        moved = msgspec.structs.replace(record.event.record, iteration=0)
+        return msgspec.structs.replace(record, event=events.Interrupted(moved))
+    return record
+
+
+def test_death_seen_by_two_monitors_is_one_record() -> None:
+    told = job([Fault("kill", 2, 0)])
+    seen = next(record for record in told.files[2] if isinstance(record.event, events.Interrupted))
+    neighbour = msgspec.structs.replace(seen, origin=told.files[0][0].origin)
+    (incident,) = fold([*told.records, neighbour])
+    assert [record.rank for record in incident.records if record.exit is not None] == [2]
+
+
+def test_death_before_ranks_have_met_is_an_incident_of_its_own() -> None:
+    origin = Origin("job", "node", "monitor", 1, initial_rank=1, world_size=2)
+    death = InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(code=1), pid=7, iteration=AT_ENTRY)
+    started = msgspec.structs.replace(origin, initial_rank=0, iteration=0, role="rank")
+    records = [
+        Record(0, 1, 1, origin, events.Interrupted(death)),
+        Record(0, 2, 2, started, events.IterationStarted(1, "active")),
+    ]
+    (incident,) = fold(records)
+    assert (incident.iteration, incident.status, culprits(incident)) == (AT_ENTRY, "restarted", {1})
+    assert "started without it: rank 0" in incident.actions
+
+
+# -- times, cost, words ------------------------------------------------------------------------
+
+
+def test_phases_and_restart_have_median_and_the_slowest_rank() -> None:
+    told = job([Fault("exception", 1, 0)])
+    for number, record in enumerate(told.files[3]):
+        if isinstance(record.event, events.StageEnded) and record.event.stage == "abort":
+            told.files[3][number] = msgspec.structs.replace(
+                record, event=msgspec.structs.replace(record.event, duration_s=0.5)
+            )
+    incident = only(told)
+    assert [phase.name for phase in incident.phases] == list(events.PHASES)
+    abort = next(phase.took for phase in incident.phases if phase.name == "abort")
+    assert (abort.median_s, abort.max_s, abort.slowest, abort.ranks) == (0.004, 0.5, 3, 4)
+    assert incident.restart is not None
+    assert incident.restart.ranks == 4
+
+
+def test_spare_that_waits_does_not_count_for_how_long_resuming_took() -> None:
+    told = job([Fault("exception", 1, 0)], world=3, spares=1)
+    for number, record in enumerate(told.files[3]):
+        if isinstance(record.event, events.RestartEnded):
+            late = msgspec.structs.replace(record.event, duration_s=100.0)
+            told.files[3][number] = msgspec.structs.replace(record, event=late)
+    incident = only(told)
+    assert incident.restart is not None
+    assert incident.restart.max_s < 1
+
+
+def test_cost_is_silence_restart_and_steps_done_again() -> None:
+    first, second = fold(job([Fault("exception", 1, 0, step=10), Fault("hang", 1, 1, step=23)]).records)
+    assert (first.cost.lost_steps, first.cost.rework_s) == (0, 0.0)
+    assert second.cost.lost_steps == 3  # from step 20 again
+    assert second.cost.hang_s == 3.01
+    a_step = 1.0 / 13  # 13 steps in the second before the hang
+    assert second.cost.rework_s == pytest.approx(3 * a_step, rel=0.05)
+    assert second.cost.lost_s == pytest.approx(3.01 + (second.cost.restart_s or 0) + 3 * a_step, rel=0.05)
+
+
+def test_hang_began_with_the_last_sign_of_life() -> None:
+    incident = only(job([Fault("hang", 1, 0)]))
+    assert incident.detected_wall_ns is not None and incident.since_wall_ns is not None
+    assert incident.detected_wall_ns - incident.since_wall_ns == 3_010_000_000
+
+
+def test_negative_durations_are_taken_as_none() -> None:
+    told = job([Fault("exception", 1, 0)])
+    for records in told.files.values():
+        for number, record in enumerate(records):
+            if isinstance(record.event, events.RestartEnded):
+                early = msgspec.structs.replace(record.event, duration_s=-1.7)
+                records[number] = msgspec.structs.replace(record, event=early)
+    incident = only(told)
+    assert incident.restart is not None
+    assert (incident.restart.median_s, incident.cost.restart_s) == (0.0, 0.0)
+
+
+def test_actions_tell_who_left_and_who_stepped_in() -> None:
+    incident = only(job([Fault("stopped", 1, 0)], world=3, spares=1))
+    assert incident.excluded == (1,)
+    assert incident.stepped_in == (3,)
+    text = "; ".join(incident.actions)
+    for part in ("SIGKILL sent to rank 1 (watchdog)", "rank 1 excluded", "rank 3 stepped in", "restarted in place"):
+        assert part in text
+
+
+def test_third_identical_failure_advises_against_another_restart() -> None:
+    incidents = fold(job([Fault("exception", 1, number, 10 * number) for number in range(3)]).records)
+    assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]
+    assert ["another restart" in " ".join(incident.advice) for incident in incidents] == [False, False, True]
+
+
+def test_swallowed_interruption_is_named_with_its_place() -> None:
+    told = job([Fault("exception", 1, 0)])
+    seen = next(record for record in told.files[2] if isinstance(record.event, events.OutcomeSeen))
+    swallowed = events.InterruptSwallowed("/home/me/train.py", 7, "loop")
+    (incident,) = fold([*told.records, msgspec.structs.replace(seen, event=swallowed)])
+    assert any("/home/me/train.py:7 (loop)" in advice for advice in incident.advice)
+
+
+def test_rank_without_a_monitor_goes_on_and_nothing_restarts() -> None:
+    incident = only(job([Fault("monitor", 1, 0)]))
+    assert (incident.status, incident.phases, incident.restart) == ("continued", (), None)
+    assert incident.actions == ("rank 1 went on without a monitor",)
+
+
+def test_interruption_without_an_end_is_unfinished() -> None:
+    told = job([Fault("exception", 1, 0)])
+    seen = [record for record in told.records if record.origin.iteration in (None, 0)]
+    (incident,) = fold(seen)
+    assert incident.status == "unfinished"
+
+
+def test_incident_survives_json() -> None:
+    incident = only(job([Fault("stopped", 1, 0)], spares=1))
+    text = msgspec.json.encode(to_json(incident))
+    assert msgspec.json.decode(text, type=Incident) == incident
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((), ""),
+        ((3,), "3"),
+        ((0, 1, 2, 7), "0-2, 7"),
+        (range(10_000), "0-9999"),
+        (range(0, 100, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, … and 38 more"),
+    ],
+)
+def test_ranks_are_told_as_ranges(ranks: range, text: str) -> None:
+    assert ranks_in_words(ranks) == text
+
+
+def test_every_class_has_advice() -> None:
+    assert set(ADVICE) == set(get_args(Class))
+    for what in get_args(Class):
+        assert advise(Verdict(what, "unknown"), 0, False, ())
+
+
+def test_users_own_frame_is_found_between_libraries_and_ours() -> None:
+    assert user_frame((WRAPPED, TRAIN, OTHER, TORCH)) == OTHER
+    assert user_frame((Frame("/usr/lib/python3.11/threading.py", 1, "wait"), WRAPPED)) is None
+    assert is_inside((WRAPPED, TRAIN, LOAD, Frame("/usr/lib/python3.11/threading.py", 1, "wait")))
+    assert is_inside((WRAPPED, TRAIN, TORCH))
+    assert not is_inside((TRAIN, WRAPPED, Frame("/usr/lib/python3.11/threading.py", 1, "wait")))
+
+
+def test_a_thousand_ranks_fold_into_one_incident() -> None:
+    incident = only(job([Fault("kill", 17, 0)], world=1000))
+    assert culprits(incident) == {17}
+    assert sum(len(group.ranks) for group in incident.verdict.exonerated) == 999

@@ -1,0 +1,278 @@
+"""The numbers of a job, computed from its records: few series, no text, and the same at every replay."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from resilience.core import events
+from resilience.core.attribution import Detector, ExceptionInfo, Interruption, InterruptionRecord
+from resilience.core.identity import Origin, trace_id
+from resilience.core.records import Record
+from resilience.telemetry.metrics import BY_NAME, MAX_SECTIONS, METRICS, MetricView
+from resilience.telemetry.timings import HEARTBEAT, Timings
+from tests.support.record_streams import Fault, Kind, job
+
+SERIES_A_NODE = 800
+
+
+def view_of(records: list[Record]) -> MetricView:
+    view = MetricView()
+    for record in records:
+        view.take(record)
+    return view
+
+
+def samples(records: list[Record]) -> dict[tuple[str, tuple[str, ...]], float]:
+    return view_of(records).samples()
+
+
+def text_of(view: MetricView) -> str:
+    registry = CollectorRegistry()
+    registry.register(view)
+    return generate_latest(registry).decode()
+
+
+@given(seed=st.integers(0, 10_000), kind=st.sampled_from(get_args(Kind)), other=st.sampled_from(get_args(Kind)))
+@settings(max_examples=60, deadline=None)
+def test_replay_gives_the_numbers_of_the_live_run(seed: int, kind: Kind, other: Kind) -> None:
+    told = job([Fault(kind, 1, 0), Fault(other, 2, 1, 20)], spares=1, seed=seed)
+    assert samples(told.interleaved(seed)) == samples(told.records)
+
+
+def test_restarts_and_interruptions_are_counted() -> None:
+    told = job([Fault("exception", 1, 0), Fault("kill", 2, 1, 20), Fault("hang", 0, 2, 31)], world=3, spares=1)
+    found = samples(told.records)
+    assert found["resilience_restart_iterations_total", ("inprocess", "interrupted")] == 3
+    assert found["resilience_restart_iterations_total", ("inprocess", "completed")] == 1
+    assert found["resilience_restart_iteration", ("inprocess",)] == 3
+    assert found["resilience_interruptions_total", ("exception", "user_code", "first")] == 1
+    assert found["resilience_interruptions_total", ("terminated", "unknown", "first")] == 1
+    assert found["resilience_interruptions_total", ("soft_timeout", "storage", "first")] == 1
+    assert found["resilience_hangs_detected_total", ("watchdog", "")] == 1
+    assert found["resilience_lost_seconds_total", ("hang",)] == 3.01
+    told_events = Counter(str(record.event.__struct_config__.tag) for record in told.records)
+    assert {labels[0]: n for (name, labels), n in found.items() if name == "resilience_events_total"} == told_events
+
+
+def test_connection_errors_of_peers_are_cascade() -> None:
+    for seed in range(20):
+        told = job([Fault("exception", 1, 0)], seed=seed)
+        found = samples(told.records)
+        echoes = sum(isinstance(record.event, events.Interrupted) for record in told.records) - 1
+        assert found.get(("resilience_interruptions_total", ("exception", "network", "cascade")), 0) == echoes
+        assert ("resilience_interruptions_total", ("exception", "network", "first")) not in found
+
+
+def test_interruption_of_a_node_that_died_whole_is_counted_in_the_end() -> None:
+    """Nobody of the node lives to learn whose record was first: its monitors' end settles it."""
+    told = job([Fault("kill", 1, 0)], world=2)
+    alone = [record for record in told.files[1] if not isinstance(record.event, events.OutcomeSeen)]
+    assert samples(alone)["resilience_interruptions_total", ("terminated", "unknown", "first")] == 1
+
+
+def test_iteration_is_counted_once_for_all_ranks_of_the_node() -> None:
+    assert samples(job(world=16).records)["resilience_restart_iterations_total", ("inprocess", "completed")] == 1
+
+
+def test_rank_states_follow_the_ranks() -> None:
+    told = job([Fault("kill", 1, 0)], world=3, spares=1)
+    mixed = told.interleaved(0)
+    seen: list[dict[str, float]] = []
+    view = MetricView()
+    for record in mixed:
+        view.take(record)
+        states = {labels[0]: n for (name, labels), n in view.samples().items() if name == "resilience_ranks"}
+        if not seen or seen[-1] != states:
+            seen.append(states)
+    assert {"active": 3, "inactive": 1} in seen
+    assert {"active": 2, "inactive": 1, "terminated": 1} in seen
+    assert {"active": 3, "excluded": 1} in seen
+    assert seen[-1] == {"excluded": 1}  # the others have left cleanly
+
+
+def test_silent_rank_is_suspect_and_lost_monitor_shows() -> None:
+    told = job([Fault("hang", 1, 0)])
+    until = next(n for n, r in enumerate(told.files[1]) if isinstance(r.event, events.RankFellSilent))
+    assert samples(told.files[1][: until + 1])["resilience_rank_state", ("1", "suspect")] == 1
+    told = job([Fault("monitor", 1, 0)])
+    until = next(n for n, r in enumerate(told.files[1]) if isinstance(r.event, events.MonitorLost))
+    assert samples(told.files[1][: until + 1])["resilience_ranks", ("unmonitored",)] == 1
+
+
+def test_running_function_counts_as_productive_before_it_ends() -> None:
+    told = job(world=1)
+    started = next(n for n, r in enumerate(told.records) if getattr(r.event, "stage", "") == "run")
+    at = told.records[started].mono_ns
+    view = MetricView(lambda: at + 5_000_000_000)
+    for record in told.records[: started + 1]:
+        view.take(record)
+    assert view.samples()["resilience_productive_seconds_total", ()] == 5.0
+    assert view_of(told.records[: started + 1]).samples()["resilience_productive_seconds_total", ()] == 0.0
+
+
+def test_spare_is_not_productive() -> None:
+    told = job(world=1, spares=1)
+    (run,) = [r.event for r in told.files[0] if isinstance(r.event, events.StageEnded) and r.event.stage == "run"]
+    assert samples(told.records)["resilience_productive_seconds_total", ()] == pytest.approx(run.duration_s)
+
+
+def test_durations_fall_into_the_buckets_of_their_definition() -> None:
+    record = job().records[0]
+    view = MetricView()
+    for duration in (0.01, 0.0101, 3.0, 1e9, -1.0):
+        view.take(msgspec.structs.replace(record, event=events.RestartEnded("peer", duration, "step")))
+    found = view.samples()
+    buckets = {
+        labels[2]: n
+        for (name, labels), n in found.items()
+        if name == "resilience_restart_duration_seconds_bucket" and n
+    }
+    assert buckets == {"0.01": 2, "0.02": 1, "5": 1, "inf": 1}  # a negative duration counts as none
+
+
+def test_sections_and_heartbeats_come_from_the_timing_histograms() -> None:
+    timings = Timings()
+    timings.fold([("data", 0.004), ("data", 0.2), (HEARTBEAT, 1.5), (HEARTBEAT, 7000.0)])
+    view = MetricView()
+    view.take_timings(timings)
+    found = view.samples()
+    assert found["resilience_section_duration_seconds_bucket", ("data", "0.005")] == 1
+    assert found["resilience_section_duration_seconds_bucket", ("data", "0.25")] == 1
+    assert found["resilience_section_duration_seconds_sum", ("data",)] == pytest.approx(0.204)
+    assert found["resilience_heartbeat_interval_seconds_bucket", ("2.5",)] == 1
+    assert found["resilience_heartbeat_interval_seconds_bucket", ("inf",)] == 1
+
+
+def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
+    told = [job([Fault(kind, 1, 0)], spares=1).records for kind in get_args(Kind)]
+    told.append(job([Fault("kill", 1, 0)]).files[1])  # a node of its own
+    # What the synthetic jobs do not hold.
+    origin = Origin("job", "node", "monitor", 1, iteration=0, initial_rank=0)
+    extra = [
+        events.TelemetryDropped("span", "queue full", 3),
+        events.ExportFailed("otlp", "cannot start: no"),
+        events.MonitorEnded(dropped_records=2),
+    ]
+    told.append([Record(n, n, n, origin, event) for n, event in enumerate(extra)])  # type: ignore[arg-type]
+    changed: dict[str, set[type]] = {metric.name: set() for metric in METRICS}
+    for records in told:
+        view, before = MetricView(), MetricView().samples()
+        for record in records:
+            view.take(record)
+            after = view.samples()
+            for name in {name for (name, _), _ in after.items() ^ before.items()}:
+                family = re.sub("_(bucket|sum)$", "", name) if name not in BY_NAME else name
+                changed[family].add(type(record.event))
+            before = after
+    for metric in METRICS:
+        if metric.source:
+            assert not changed[metric.name]
+        elif metric.name == "resilience_events_total":
+            assert changed[metric.name] <= set(events.CATALOGUE)
+        else:
+            assert changed[metric.name] == set(metric.events) - NOT_ALONE.get(metric.name, set()), metric.name
+
+
+# An event that a metric is a view of, but that by itself changes no number in these jobs.
+NOT_ALONE: dict[str, set[type]] = {
+    "resilience_productive_seconds_total": {events.StageStarted, events.IterationStarted},
+    "resilience_lost_seconds_total": {events.CallStarted},
+}
+
+
+def test_every_event_of_the_catalogue_has_a_metric() -> None:
+    for event in events.CATALOGUE:
+        assert any(event in metric.events for metric in METRICS)
+
+
+def test_names_units_and_labels_follow_the_rules() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"resilience_[a-z_]+", metric.name)
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        assert metric.kind != "histogram" or (metric.name.endswith("_seconds") and metric.buckets)
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert not {"message", "error", "trace_id", "step", "pid", "reason_text"} & set(metric.labels)
+        assert metric.help.endswith(".")
+
+
+def busy_node() -> MetricView:
+    """8 ranks, 10 sections, every kind of interruption, loss and detector."""
+    view = MetricView()
+    timings = Timings()
+    for number in range(10):
+        timings.fold((f"section {number}", 10.0**power) for power in range(-4, 4))
+    timings.fold((HEARTBEAT, 10.0**power) for power in range(-4, 4))
+    view.take_timings(timings)
+    for kind in get_args(Kind):
+        for record in job([Fault(kind, 1, 0), Fault("exception", 2, 1, 20)], world=7, spares=1, seed=3).records:
+            view.take(record)
+    record = job().records[0]
+
+    def tell(event: object) -> None:
+        view.take(msgspec.structs.replace(record, event=event))
+
+    for number, limit in enumerate(
+        ["ping", "step", "leave", "heartbeat", *(f"section:section {n}" for n in range(10))]
+    ):
+        tell(events.RankFellSilent(limit, "soft", 1.0, 1.0 + number))
+    for signal in ("record", "span", "metric", "log", "timing"):
+        for reason in ("sink", "queue full", "export failed", "malformed message: x", "ring was overrun", "closing"):
+            tell(events.TelemetryDropped(signal, reason, 1))  # type: ignore[arg-type]
+    for interruption in Interruption:
+        tell(events.RestartEnded(interruption.value, 0.1, "step"))
+        for words in ("CUDA error", "No space left", "Address already in use", "MemoryError", "Broken pipe", "mine"):
+            error = ExceptionInfo("RuntimeError", words, "f")
+            seen = InterruptionRecord(0, interruption, exception=error, detector=Detector("peer"), iteration=0)
+            tell(events.Interrupted(seen))
+    for event in events.CATALOGUE:
+        view._count("resilience_events_total", (str(event.__struct_config__.tag),))
+    return view
+
+
+def test_a_busy_node_of_eight_ranks_and_ten_sections_stays_below_the_limit_of_series() -> None:
+    text = text_of(busy_node())
+    series = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert 300 < len(series) <= SERIES_A_NODE
+
+
+def test_names_that_users_choose_cannot_multiply_series() -> None:
+    view = MetricView()
+    timings = Timings()
+    timings.fold((f"batch {number}", 1.0) for number in range(1000))
+    view.take_timings(timings)
+    record = job().records[0]
+    for number in range(1000):
+        limit = f"section:batch {number}"
+        view.take(msgspec.structs.replace(record, event=events.RankFellSilent(limit, "soft", 1.0, 1.0)))
+    found = view.samples()
+    assert len({labels for name, labels in found if name == "resilience_hangs_detected_total"}) == MAX_SECTIONS + 1
+    names = {labels[0] for name, labels in found if name == "resilience_section_duration_seconds_bucket"}
+    assert len(names) == MAX_SECTIONS + 1
+    total = sum(n for (name, _), n in found.items() if name == "resilience_section_duration_seconds_bucket")
+    assert total == 1000
+
+
+def test_exposition_is_valid_openmetrics_with_the_trace_as_exemplar() -> None:
+    registry = CollectorRegistry()
+    registry.register(busy_node())
+    families = {family.name: family for family in text_string_to_metric_families(openmetrics(registry).decode())}
+    assert set(families) == {metric.name.removesuffix("_total") for metric in METRICS}
+    restarts = families["resilience_restart_duration_seconds"].samples
+    exemplars = [sample.exemplar for sample in restarts if sample.exemplar is not None]
+    assert {exemplar.labels["trace_id"] for exemplar in exemplars} == {format(trace_id("job", 0, 0), "032x")}
+    for sample in restarts:
+        if sample.name.endswith("_count"):
+            infinite = next(
+                s for s in restarts if s.name.endswith("_bucket") and s.labels == {**sample.labels, "le": "+Inf"}
+            )
+            assert infinite.value == sample.value

@@ -1,0 +1,245 @@
+"""The timeline of a job, computed from its records: complete, nested, linked, and the same at every replay."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.core import events, identity
+from resilience.core.identity import Origin
+from resilience.core.records import Record
+from resilience.telemetry.spans import (
+    ALL_UP_TO,
+    EVENTS_KEPT,
+    Span,
+    SpanView,
+    iteration_span_id,
+    parse_traceparent,
+    run_span_id,
+    trace_id,
+)
+from tests.support.record_streams import STARTED_NS, Fault, Job, Kind, job
+
+
+def spans_of(records: list[Record]) -> list[Span]:
+    view = SpanView()
+    return [span for record in records for span in view.take(record)]
+
+
+def named(spans: list[Span], name: str, rank: int | None = None) -> list[Span]:
+    return [s for s in spans if s.name == name and rank in (None, s.attributes["resilience.rank.initial"])]
+
+
+def by_id(spans: list[Span]) -> dict[int, Span]:
+    return {span.span_id: span for span in spans}
+
+
+@pytest.fixture(scope="module")
+def told() -> Job:
+    return job([Fault("exception", 1, 0), Fault("kill", 2, 1, 20), Fault("hang", 0, 2, 31)], world=3, spares=1)
+
+
+@given(seed=st.integers(0, 10_000), kind=st.sampled_from(get_args(Kind)), poll=st.integers(1, 60))
+@settings(max_examples=40, deadline=None)
+def test_replay_gives_the_spans_of_the_live_run(seed: int, kind: Kind, poll: int) -> None:
+    """Live, records come in batches, mixed between files; a replay reads file by file."""
+    told = job([Fault(kind, 1, 0), Fault("kill", 2, 1, 20)], spares=1, seed=seed)
+    live = SpanView()
+    mixed = told.interleaved(seed)
+    seen = [span for start in range(0, len(mixed), poll) for r in mixed[start : start + poll] for span in live.take(r)]
+    assert sorted(seen, key=order) == sorted(spans_of(told.records), key=order)
+
+
+def order(span: Span) -> tuple[int, str, int]:
+    return span.end_ns, span.name, span.span_id
+
+
+def test_ids_are_unique_and_children_lie_within_what_is_open(told: Job) -> None:
+    spans = spans_of(told.records)
+    assert len(by_id(spans)) == len(spans)
+    known = by_id(spans)
+    for span in spans:
+        assert span.start_ns <= span.end_ns
+        assert span.start_ns >= STARTED_NS
+        if span.name != "inprocess.iteration":
+            assert span.parent_id in known
+    assert {span.trace_id for span in spans} == {identity.trace_id("job", 0, 0)}
+
+
+def test_iteration_holds_its_stages_and_the_restart_its_seven_phases(told: Job) -> None:
+    spans = spans_of(told.records)
+    known = by_id(spans)
+    for restart in named(spans, "restart"):
+        if restart.attributes["resilience.outcome"] != "completed":
+            continue
+        children = {s.name for s in spans if s.parent_id == restart.span_id and not s.name.endswith(".start")}
+        assert children == set(events.PHASES)
+        assert restart.parent_id is not None
+        assert known[restart.parent_id].name == "inprocess.iteration"
+    for run in named(spans, "run"):
+        assert run.parent_id is not None
+        iteration = known[run.parent_id]
+        assert iteration.attributes["resilience.iteration"] == run.attributes["resilience.iteration"]
+    assert len(named(spans, "run")) == len(named(spans, "inprocess.iteration")) == 4 + 4 + 3 + 3
+
+
+def test_every_span_that_stays_open_has_an_anchor_that_left_before_it(told: Job) -> None:
+    spans = spans_of(told.records)
+    place = {span.span_id: number for number, span in enumerate(spans)}
+    anchors = [span for span in spans if span.name.endswith(".start")]
+    assert anchors
+    for anchor in anchors:
+        assert anchor.parent_id is not None
+        assert place[anchor.span_id] < place[anchor.parent_id]
+        assert spans[place[anchor.parent_id]].name + ".start" == anchor.name
+
+
+def test_what_a_killed_rank_left_open_is_closed_by_its_monitor(told: Job) -> None:
+    lost = [span for span in spans_of(told.records) if span.attributes.get("resilience.closed_by") == "monitor"]
+    assert {span.name for span in lost} == {"run", "inprocess.iteration"}
+    assert {span.attributes["resilience.rank.initial"] for span in lost} == {2}
+    assert all(span.is_error and span.attributes["resilience.outcome"] == "lost" for span in lost)
+
+
+def test_restart_of_a_peer_points_at_the_first_failing_ranks_interruption(told: Job) -> None:
+    spans = spans_of(told.records)
+    known = by_id(spans)
+    first = [s for s in named(spans, "restart") if s.attributes["resilience.iteration"] == 0]
+    links = {s.attributes["resilience.rank.initial"]: s.links for s in first}
+    assert links.pop(1) == ()
+    for found in links.values():
+        (link,) = found
+        assert link.kind == "caused_by"
+        cause = known[link.span_id]
+        assert (cause.name, cause.attributes["resilience.rank.initial"]) == ("interruption", 1)
+
+
+def test_iteration_points_at_the_one_before(told: Job) -> None:
+    spans = spans_of(told.records)
+    known = by_id(spans)
+    for span in named(spans, "inprocess.iteration", rank=1):
+        iteration = span.attributes["resilience.iteration"]
+        if iteration == 0:
+            assert span.links == ()
+        else:
+            (link,) = span.links
+            assert link.kind == "previous_iteration"
+            assert known[link.span_id].attributes["resilience.iteration"] == int(iteration) - 1
+
+
+def test_interruption_tells_what_broke(told: Job) -> None:
+    spans = spans_of(told.records)
+    (raised,) = named(spans, "interruption", rank=1)[:1]
+    assert raised.attributes["error.type"] == "ValueError"
+    assert raised.attributes["resilience.interruption.kind"] == "exception"
+    (event,) = raised.events
+    assert event.name == "exception"
+    assert event.attributes["exception.message"] == "bad batch"
+    assert '/home/me/data.py", line 34' in str(event.attributes["exception.stacktrace"])
+    (died,) = [
+        s for s in named(spans, "interruption", 2) if s.attributes["resilience.interruption.kind"] == "terminated"
+    ]
+    assert died.attributes["error.type"] == "SIGKILL"
+
+
+def test_hang_spans_the_silence(told: Job) -> None:
+    (hang,) = named(spans_of(told.records), "monitor.hang")
+    assert hang.end_ns - hang.start_ns == 3_010_000_000
+    assert hang.attributes["resilience.timeout_s"] == 3.0
+
+
+def test_what_has_no_span_of_its_own_is_an_event_of_the_iteration(told: Job) -> None:
+    spans = spans_of(told.records)
+    (iteration,) = [s for s in named(spans, "inprocess.iteration", 0) if s.attributes["resilience.iteration"] == 2]
+    assert [event.name for event in iteration.events] == [
+        "restart.ended",
+        "evidence.captured",
+        "abort.cut",
+        "interrupt.delivered",
+    ]
+
+
+def place_of(**changes: object) -> Origin:
+    fields: dict[str, object] = {"iteration": 0, "initial_rank": 0, "rank": 0, "world_size": 2} | changes
+    return Origin("job", "node", "rank", 1, **fields)  # type: ignore[arg-type]
+
+
+def record(event: object, number: int = 0, **changes: object) -> Record:
+    return Record(number, 10**18 + number * 10**9, number * 10**9, place_of(**changes), event)  # type: ignore[arg-type]
+
+
+def test_stage_told_afterwards_ended_when_it_says() -> None:
+    ended = events.StageEnded("resume", "completed", 0.25, ended_ago_s=2.0)
+    (span,) = spans_of([record(ended, 5)])
+    assert (span.start_ns, span.end_ns) == (10**18 + 2_750_000_000, 10**18 + 3_000_000_000)
+
+
+def test_span_whose_beginning_is_lost_is_told_from_its_end() -> None:
+    spans = spans_of(
+        [record(events.StageEnded("run", "completed", 1.0), 5), record(events.IterationEnded("completed", 2.0), 6)]
+    )
+    assert [span.name for span in spans] == ["run", "inprocess.iteration"]
+    assert spans[0].parent_id == spans[1].span_id == iteration_span_id(place_of(), 0, 0)
+    assert spans[0].span_id == run_span_id(place_of(), 0, 0)
+
+
+def test_negative_duration_is_no_length() -> None:
+    (span,) = spans_of([record(events.StageEnded("restart", "completed", -1.7), 5)])
+    assert span.start_ns == span.end_ns
+
+
+def test_events_of_one_iteration_are_bounded() -> None:
+    swallowed = events.InterruptSwallowed("a.py", 1, "f")
+    records = [record(events.IterationStarted(2, "active")), *(record(swallowed, n) for n in range(500))]
+    (_, span) = spans_of([*records, record(events.IterationEnded("completed", 1.0), 501)])
+    assert len(span.events) == EVENTS_KEPT
+
+
+def test_attributes_are_values_that_opentelemetry_takes(told: Job) -> None:
+    for span in spans_of(told.records):
+        for values in (span.attributes, *(event.attributes for event in span.events)):
+            assert all(isinstance(value, (str, int, float, bool)) for value in values.values())
+
+
+def test_large_world_shows_a_share_of_its_ranks_and_every_faulty_one() -> None:
+    world = ALL_UP_TO * 4
+    spans = spans_of(job([Fault("kill", 7, 0)], world=world).records)
+    shown = {span.attributes["resilience.rank.initial"] for span in named(spans, "inprocess.iteration")}
+    assert 7 in shown
+    assert world / 64 < len(shown) < world / 2
+    assert named(spans, "interruption", 7)
+
+
+def test_traceparent_wins_over_the_computed_trace() -> None:
+    parent = parse_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    assert parent == (0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7)
+    view = SpanView(parent)
+    spans = [span for r in job().records for span in view.take(r)]
+    assert {span.trace_id for span in spans} == {parent[0]}
+    assert {span.parent_id for span in spans if span.name == "inprocess.iteration"} == {parent[1]}
+    assert trace_id(place_of(), parent) == parent[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "00", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "ff-" + "1" * 32 + "-" + "1" * 16 + "-01", "00-zz-1-01"],
+)
+def test_text_that_is_no_traceparent_is_none(text: str) -> None:
+    assert parse_traceparent(text) is None
+
+
+def test_state_of_finished_ranks_is_let_go(told: Job) -> None:
+    view = SpanView()
+    for r in told.records:
+        view.take(r)
+    assert view._ranks == {}
+
+
+def test_later_call_of_the_same_process_has_spans_of_its_own() -> None:
+    again = [msgspec.structs.replace(r, origin=msgspec.structs.replace(r.origin, call=1)) for r in job().records]
+    spans = spans_of([*job().records, *again])
+    assert len(by_id(spans)) == len(spans)
