@@ -5,8 +5,8 @@ also for a rank that holds it in C. A stopped process answers nothing; py-spy, w
 allowed, reads its memory instead. Where neither works the result says why.
 
 The dump goes to memory that the rank's monitor shares, and so survives the rank. Its first line names the
-main thread, which faulthandler writes last and does not mark. A process that the rank forks writes to its
-own stderr instead: what happens to a DataLoader's worker did not happen to the rank."""
+main thread, which faulthandler writes last and does not mark. What a process that the rank forks writes
+goes nowhere: what happens to a DataLoader's worker did not happen to the rank."""
 
 from __future__ import annotations
 
@@ -129,12 +129,15 @@ def arm() -> Dump:
 
 
 def _disarm(appending: int) -> None:
-    """In a forked child: let what faulthandler writes go to stderr."""
+    """In a forked child: let what faulthandler writes go nowhere."""
     global _armed
     _armed = None
     try:
-        os.dup2(2, appending, inheritable=False)
-    except OSError:  # no stderr, or the child has closed what it inherited: then nothing is written
+        null = os.open(os.devnull, os.O_WRONLY)
+        # Not stderr: a monitor would keep its rank's output open beyond the rank's end.
+        os.dup2(null, appending, inheritable=False)
+        os.close(null)
+    except OSError:  # no descriptor is left: the child is not ours to fail
         return
 
 
