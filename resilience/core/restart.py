@@ -284,7 +284,10 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
         return Ending(COMPLETED)
     if result.end in (End.FAILED, End.FATAL) and (yield from report(at, result.report)) == COMPLETED:
         # A spare failed when all active ranks had already returned: the call is over, nobody restarts.
-        return Ending(COMPLETED if result.end is End.FAILED else LEFT)
+        if result.end is End.FAILED:
+            return Ending(COMPLETED)
+        yield from arrive(at.exit, seat.rank, seat.world_size)
+        return Ending(LEFT)
     yield Run(Stage.ABORT)
     yield from arrive(at.last_call, seat.rank, seat.world_size)
     if result.end is not End.FATAL:
@@ -384,6 +387,7 @@ def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
         at = Keys(seat.iteration)
         if not (yield Check((at.frozen,))):
             if (yield from report(at, record)) == COMPLETED:
+                yield from arrive(at.exit, seat.rank, seat.world_size)
                 return COMPLETED
             yield from _mark_terminated(at, seat.rank)
             for name in (at.start, at.last_call):
