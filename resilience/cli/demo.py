@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         screen.say(("interrupted; every process was ended", "yellow"))
     finally:
         if arguments.keep or status == 1:
-            screen.say(f"The run is kept in {_shown(run_dir / job_id)}")
+            screen.say(f"The run is kept: resilience report {_shown(run_dir / job_id)}")
         else:
             shutil.rmtree(run_dir, ignore_errors=True)
     return status

@@ -36,6 +36,7 @@ from resilience.inprocess.state import State
 from resilience.inprocess.wrap import Wrapper
 
 SOFT_TIMEOUT = timedelta(seconds=HANG_LIMIT)
+STEP_LIMIT = 5 * HANG_LIMIT  # seconds without a step: a loop that gets nowhere shows signs of life
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -204,6 +205,7 @@ class Team:
             MASTER_PORT=str(port),
             RESILIENCE_RUN_DIR=self.plan.run_dir,
             RESILIENCE_JOB_ID=self.plan.job_id,
+            RESILIENCE_STEP_TIMEOUT=f"{STEP_LIMIT:g}",
             # torch's store asks for the name behind ::ffff:127.0.0.1, which no hosts file has; a name server
             # that does not answer costs glibc's default of 5 s, several times.
             RES_OPTIONS="timeout:1 attempts:1",

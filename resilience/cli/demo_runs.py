@@ -11,12 +11,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from resilience.cli.demo_faults import Fault
+from resilience.analysis.load import load
+from resilience.analysis.report import report
+from resilience.cli.demo_faults import Fault, Kind
 from resilience.cli.demo_ranks import Plan, Team
 from resilience.cli.demo_screen import Happened, Screen, View, happened_line, name_of, picture, progress
 from resilience.cli.demo_train import Task, Trained, Transformer, load_text
+from resilience.cli.render import count, seconds, width_of_terminal
+from resilience.cli.report import incident_lines
+from resilience.core.incidents import Incident
 
 FRAME = 0.1  # seconds from one look at the ranks to the next
+KIND_ON_RECORD: dict[Kind, str] = {"exception": "exception", "kill": "terminated", "hang": "soft_timeout"}
+LINE_EVERY = 5.0  # seconds from one line to the next at the latest, where nothing can be redrawn
 STALLED = 60.0  # seconds without any change after which a run is given up
 
 
@@ -44,11 +51,11 @@ class Demonstration:
         undisturbed = self._plan("undisturbed", spares=0, faults=(), wrapped=False)
         self._introduce(disturbed, len(text))
         view, results = self._train(disturbed, text)
-        self._tell_incidents()
+        incidents = self._tell_incidents()
         self._screen.say(("The same again, without faults and without the wrapper", "bold"))
         self._screen.say()
         _, reference = self._train(undisturbed, text)
-        self._judge(view, results, reference)
+        self._judge(view, incidents, results, reference)
         return self._has_held
 
     def _plan(self, name: str, spares: int, faults: tuple[Fault, ...], wrapped: bool) -> Plan:
@@ -120,22 +127,40 @@ class Demonstration:
 
     # -- judging --------------------------------------------------------------------------------
 
-    def _tell_incidents(self) -> None:
+    def _tell_incidents(self) -> tuple[Incident, ...]:
         """Show the account that the run left: one incident for each restart."""
+        incidents = report(load(self._folder)).incidents
+        say = self._screen.say
+        say(("What the run's own account says", "bold"))
+        say()
+        for incident in incidents:
+            for line in incident_lines(incident, width_of_terminal()):
+                say(*line)
+            say()
+        return incidents
 
-    def _judge(self, view: View, results: dict[int, Trained], reference: dict[int, Trained]) -> None:
+    def _judge(
+        self,
+        view: View,
+        incidents: tuple[Incident, ...],
+        results: dict[int, Trained],
+        reference: dict[int, Trained],
+    ) -> None:
         say = self._screen.say
         say(("What held", "bold"))
         say()
         recovered = [happened.recovered_after for happened in view.happened]
-        times = ", ".join(f"{after:.2f}" for after in recovered if after is not None)
+        times = [seconds(after) for after in recovered if after is not None]
         if view.happened:
-            count = sum(after is not None for after in recovered)
+            told = f"{len(times)} of {count(len(recovered), 'fault')} recovered from"
+            self._hold(len(times) == len(recovered), f"{told}, after {', '.join(times)}" if times else told)
+            named = sum(_is_named(happened, incidents) for happened in view.happened)
             self._hold(
-                count == len(recovered), f"{count} of {len(recovered)} faults recovered from, after {times or '-'} s"
+                named == len(recovered),
+                f"{named} of {count(len(recovered), 'fault')} found by the account: right kind, right process",
             )
-        if view.restarts > len(recovered):
-            say(f"        {view.restarts - len(recovered)} more restarts than planned faults")
+        if len(incidents) > len(recovered):
+            say(f"        {count(len(incidents), 'incident')}: more than the planned faults")
         self._hold(len(results) == self._ranks, f"{len(results)} of {self._ranks} ranks trained to the end")
         digests = {trained.digest for trained in results.values()}
         expected = {trained.digest for trained in reference.values()}
@@ -150,6 +175,17 @@ class Demonstration:
     def _hold(self, held: bool, claim: str) -> None:
         self._has_held &= held
         self._screen.say(("  ok    " if held else "  FAILED", "green" if held else "bold red"), f"  {claim}")
+
+
+def _is_named(happened: Happened, incidents: tuple[Incident, ...]) -> bool:
+    """Whether the account has this fault as what it was, and blames the process that it struck."""
+    strike = happened.strike
+    return strike is not None and any(
+        incident.iteration == strike.iteration
+        and incident.kind == KIND_ON_RECORD[happened.fault.kind]
+        and incident.verdict.first == strike.process
+        for incident in incidents
+    )
 
 
 def _look(team: Team) -> View:
@@ -167,12 +203,14 @@ def _look(team: Team) -> View:
 
 
 class Teller:
-    """Tells a run in lines, where nothing can be redrawn: each tenth of the way, and what becomes of a fault."""
+    """Tells a run in lines, where nothing can be redrawn: each tenth of the way, at the latest every
+    LINE_EVERY seconds, and what becomes of a fault."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._told: set[tuple[Fault, bool]] = set()
         self._tenth = -1
+        self._told_at = time.monotonic()
 
     def tell(self, view: View) -> None:
         for happened in view.happened:
@@ -181,6 +219,7 @@ class Teller:
                 self._told.add(chapter)
                 self._screen.say(*happened_line(happened))
         tenth = view.step * 10 // view.steps
-        if tenth > self._tenth:
-            self._tenth = tenth
+        now = time.monotonic()
+        if tenth > self._tenth or now - self._told_at > LINE_EVERY:
+            self._tenth, self._told_at = tenth, now
             self._screen.say(progress(view))

@@ -1,7 +1,7 @@
 """How the demonstration looks: a picture of the ranks that is redrawn in a terminal, plain lines elsewhere.
 
 `picture`, `progress` and `happened_line` are pure: they turn a `View` into styled lines. `Screen` puts lines where they
-belong, cut to the width of the terminal, and needs nothing but the usual escape sequences."""
+belong, cut to the width of the terminal, and needs nothing but the usual escape sequences; colours are `render`'s."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ import msgspec
 from resilience.cli.demo_board import Doing, Return, Row, Strike
 from resilience.cli.demo_faults import HANG_LIMIT, Fault
 from resilience.cli.demo_signals import signals_deferred
+from resilience.cli.render import Line, Piece, count, may_paint, painted, seconds
 
-Line = tuple[tuple[str, str], ...]
-"""Pieces of text, each with the name of its style or ''."""
-
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold red": "1;31"}
 _BAR = 30
+_ASCII = str.maketrans({"█": "#", "░": ".", "…": "~", "·": "-"})
 _NAMES = {"exception": "exception", "kill": "SIGKILL", "hang": "hang"}
 
 
@@ -136,20 +134,16 @@ def progress(view: View) -> str:
 def happened_line(happened: Happened) -> Line:
     """Return what is known of a fault so far."""
     fault, strike = happened.fault, happened.strike
-    what = f"  step {fault.step:4}  {name_of(fault):9}  "
+    what = f"  step {fault.step:4}  {name_of(fault):9} "
     if strike is None:
         return ((f"{what} planned for rank {fault.rank}", "dim"),)
-    where = (f"{what} process {strike.process}, rank {fault.rank}   ", "")
+    where = (f"{what} process {strike.process}, rank {fault.rank}  ", "")
     after = happened.recovered_after
     if after is None:
-        silent = f"silent, noticed after {HANG_LIMIT:g} s"
+        silent = f"silent, noticed after {seconds(HANG_LIMIT)}"
         return (where, (silent if fault.kind == "hang" else "restarting", "yellow"))
-    again = "" if not happened.steps_again else f", {_count(happened.steps_again, 'step')} again"
-    return (where, (f"back after {after:.2f} s", "green"), (again, ""))
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    again = "" if not happened.steps_again else f", {count(happened.steps_again, 'step')} again"
+    return (where, (f"back after {seconds(after)}", "green"), (again, ""))
 
 
 # -- the screen ---------------------------------------------------------------------------------
@@ -160,13 +154,12 @@ class Screen:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self.is_live = is_terminal
-        self._is_coloured = is_terminal and not os.environ.get("NO_COLOR")
+        self.is_live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._paint = may_paint(stream)
         self._drawn = 0
-        self._can_draw_blocks = (stream.encoding or "ascii").lower().replace("-", "") == "utf8"
+        self._has_unicode = (stream.encoding or "ascii").lower().replace("-", "") == "utf8"
 
-    def say(self, *pieces: tuple[str, str] | str) -> None:
+    def say(self, *pieces: Piece | str) -> None:
         """Write one line for good."""
         self.settle()
         line = tuple((piece, "") if isinstance(piece, str) else piece for piece in pieces)
@@ -188,10 +181,8 @@ class Screen:
             self._write("\x1b[?25h")
 
     def _styled(self, line: Line) -> str:
-        text = "".join(
-            f"\x1b[{_STYLES[style]}m{piece}\x1b[0m" if style and self._is_coloured else piece for piece, style in line
-        )
-        return text if self._can_draw_blocks else text.replace("█", "#").replace("░", ".").replace("·", "-")
+        text = painted(line, self._paint)
+        return text if self._has_unicode else text.translate(_ASCII)
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

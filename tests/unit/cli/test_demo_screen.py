@@ -60,7 +60,7 @@ def test_progress_is_that_of_the_newest_iteration() -> None:
 
 
 def test_picture_fits_eighty_columns() -> None:
-    hits = [_hit(*[Return(225.0, 0)] * 4, kind=kind) for kind in ("exception", "kill", "hang")]
+    hits = [_hit(*[Return(159.5, 0)] * 4, kind=kind) for kind in ("exception", "kill", "hang")]
     lines = picture(_view(*hits, _hit(kind="hang"), ended={1: -9, 2: 139, 3: -11}))
     assert max(len(plain(line)) for line in lines) < 80
 
