@@ -1,0 +1,84 @@
+"""The examples, each as its header says to run it, shorter."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience.analysis.load import load, runs_in
+from resilience.analysis.report import Report, report
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WRAPPED = ("01_wrap_main.py", "02_build_outside.py", "03_reserve_ranks.py")
+LAUNCH = [sys.executable, str(EXAMPLES / "launch.py"), "--nproc"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+class Done:
+    """What a run printed: its last loss by step and world size, and the account it left."""
+
+    def __init__(self, folder: Path, done: subprocess.CompletedProcess[str]) -> None:
+        self.status = done.returncode
+        self.output = done.stdout + done.stderr
+        self.steps = [
+            (int(step), int(ranks), loss)
+            for step, ranks, loss in re.findall(r"step (\d+) of (\d+) ranks: loss (\S+)", done.stdout)
+        ]
+        self._folder = folder
+
+    @property
+    def report(self) -> Report:
+        (run,) = runs_in(self._folder / "runs")
+        return report(load(run))
+
+
+def _run(folder: Path, launcher: list[str], ranks: int, script: str, fault: str = "") -> Done:
+    command = [*launcher, str(ranks), str(EXAMPLES / script), "--steps=14", f"--checkpoints={folder / 'checkpoints'}"]
+    if fault:
+        command.append(f"--fault={fault}")
+    env = dict(os.environ, RESILIENCE_RUN_DIR=str(folder / "runs"), OMP_NUM_THREADS="1")
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+    return Done(folder, done)
+
+
+def test_plain_script_trains_and_ends_at_a_fault(tmp_path: Path) -> None:
+    broken = _run(tmp_path, LAUNCH, 2, "00_plain.py", "exception@12:1")
+    assert broken.status == 1, broken.output
+    assert broken.steps[-1][0] < 13
+    again = _run(tmp_path, LAUNCH, 2, "00_plain.py", "exception@12:1")  # as a scheduler starts it again
+    assert again.status == 0, again.output
+    assert (again.steps[0][0], again.steps[-1][0]) == (10, 13)
+
+
+@pytest.mark.parametrize("script", WRAPPED)
+@pytest.mark.parametrize("launcher", [LAUNCH, TORCHRUN], ids=["plain", "torchrun"])
+def test_wrapped_script_goes_on_after_an_exception(tmp_path: Path, script: str, launcher: list[str]) -> None:
+    spares = script.startswith("03")
+    done = _run(tmp_path, launcher, 2 + spares, script, "exception@12:1")
+    assert done.status == 0, done.output
+    assert [step for step, _, _ in done.steps[-4:]] == [10, 11, 12, 13]  # from the checkpoint on, to the end
+    assert {ranks for _, ranks, _ in done.steps} == {2}
+    (incident,) = done.report.incidents
+    assert (incident.kind, incident.verdict.first) == ("exception", 1)
+
+
+def test_lost_rank_makes_the_world_smaller(tmp_path: Path) -> None:
+    done = _run(tmp_path, LAUNCH, 3, "02_build_outside.py", "kill@12:1")
+    assert done.status == 0, done.output
+    assert [(step, ranks) for step, ranks, _ in done.steps[-4:]] == [(10, 2), (11, 2), (12, 2), (13, 2)]
+    assert done.report.lost == (1,)
+
+
+def test_spare_takes_the_place_of_a_lost_rank_and_the_losses_stay_the_same(tmp_path: Path) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = _run(tmp_path / "undisturbed", LAUNCH, 2, "00_plain.py")
+    done = _run(tmp_path, LAUNCH, 3, "03_reserve_ranks.py", "kill@12:1")
+    assert done.status == 0, done.output
+    assert done.steps[-4:] == undisturbed.steps[-4:]
+    (incident,) = done.report.incidents
+    assert incident.stepped_in == (2,)
