@@ -45,6 +45,7 @@ LINGER = 0.02  # seconds between two looks at the files of ranks that are about 
 TELL_EVERY = 15.0  # seconds between two records about lost spans
 
 Emit = Callable[[events.Event], None]
+Call = tuple[int, int, int]  # attempt, cycle, call
 _EXPORTERS = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
@@ -60,7 +61,8 @@ class NodeExports:
         self._exports = exports
         self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
         self._read: dict[Path, int] = {}  # bytes of each file that are taken
-        self._ending: set[Path] = set()  # files of ranks whose call has ended and whose process has not
+        self._calls: dict[Path, Call] = {}  # of ranks whose process has not ended: the call they are in
+        self._completed: set[Call] = set()
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
@@ -93,10 +95,7 @@ class NodeExports:
             added = self._added(path)
             batch += added
             for record in added:
-                if isinstance(record.event, events.CallEnded):
-                    self._ending.add(path)
-                elif isinstance(record.event, (events.RankExited, events.CallStarted)):
-                    self._ending.discard(path)
+                self._note(path, record)
         # Between files only causality counts, and one clock orders all records of a node.
         batch.sort(key=lambda record: record.mono_ns)
         for record in batch:
@@ -109,17 +108,28 @@ class NodeExports:
     def close(self, timeout: float = 2.0) -> None:
         """Take the last records and let the exporters finish, at most `timeout` seconds.
 
-        Ranks end at about the same time: those that are about to are waited for, half of that at most.
-        For ranks that run on, the next leader exports."""
+        Once a call is completed on one rank it is on all, and they end at about the same time: they are
+        waited for, half of that time at most. For ranks that run on, the next leader exports."""
         deadline = time.monotonic() + timeout
         self._list_at = 0.0
         self.poll()
-        while self._ending and time.monotonic() < deadline - timeout / 2:
+        while self._completed & set(self._calls.values()) and time.monotonic() < deadline - timeout / 2:
             time.sleep(LINGER)
             self.poll()
         self._snapshot_at = 0.0
         self.poll()
         self._exports.close(max(0.0, deadline - time.monotonic()))
+
+    def _note(self, path: Path, record: Record) -> None:
+        """Remember which ranks are about to end."""
+        call = (record.origin.attempt, record.origin.cycle, record.origin.call)
+        match record.event:
+            case events.CallStarted():
+                self._calls[path] = call
+            case events.IterationEnded(outcome="completed"):
+                self._completed.add(call)
+            case events.RankExited():
+                self._calls.pop(path, None)
 
     def _list(self, now: float) -> None:
         """Look for files of the node, less and less often: a folder may hold those of 10,000 ranks."""
@@ -202,7 +212,7 @@ class Exports:
         if exporting.protocol is None and port is None:
             return None
         metrics = MetricView(time.monotonic_ns)
-        sender = None if exporting.protocol is None else _start_sender(exporting, node, emit)
+        sender = None if exporting.protocol is None else _SpanSender(exporting, node, emit)
         server = None if port is None else _start_server(port, metrics, emit)
         if sender is None and server is None:
             return None
@@ -249,13 +259,14 @@ class Exports:
 
 
 class _SpanSender:
-    """Sends spans from a thread of its own, out of a bounded queue."""
+    """Sends spans from a thread of its own, out of a bounded queue. The thread also loads the exporter,
+    which takes a second now and then, so that whoever starts this goes on at once."""
 
-    def __init__(self, exporter: Any, convert: Callable[[Span], Any], exporting: Exporting, emit: Emit) -> None:
-        self._exporter = exporter
-        self._convert = convert
+    def __init__(self, exporting: Exporting, node: str, emit: Emit) -> None:
         self._exporting = exporting
+        self._node = node
         self._emit = emit
+        self._is_off = False  # the exporter could not be loaded, and has said so
         self._queue: collections.deque[Span] = collections.deque()
         self._changed = threading.Condition()
         self._is_closing = False
@@ -268,6 +279,8 @@ class _SpanSender:
     def offer(self, span: Span) -> bool:
         """Queue a span; answers False if the queue is full, and counts it."""
         with self._changed:
+            if self._is_off:
+                return False
             if len(self._queue) >= self._exporting.queue:
                 self._lost["queue full"] += 1
                 return False
@@ -290,10 +303,17 @@ class _SpanSender:
         self._tell(0.0)
 
     def _run(self) -> None:
+        loaded = _load(self._exporting, self._node, self._emit)
+        if loaded is None:
+            with self._changed:
+                self._is_off = True
+                self._queue.clear()
+            return
+        exporter, convert = loaded
         while batch := self._next_batch():
-            self._send(batch)
+            self._account_for(batch, _export(exporter, [convert(span) for span in batch]))
             self._tell(TELL_EVERY)
-        self._quietly(self._exporter.shutdown)
+        _shut_down(exporter)
 
     def _next_batch(self) -> list[Span]:
         """Wait until a batch is full, the delay is over, or the end; () is the end."""
@@ -309,20 +329,13 @@ class _SpanSender:
             count = min(len(self._queue), self._exporting.batch)
             return [self._queue.popleft() for _ in range(count)]
 
-    def _send(self, batch: Sequence[Span]) -> None:
-        result = self._quietly(lambda: self._exporter.export([self._convert(span) for span in batch]))
-        is_sent = getattr(result, "name", "") == "SUCCESS"
+    def _account_for(self, batch: Sequence[Span], is_sent: bool) -> None:
         if not is_sent:
-            self._lost["export failed"] += len(batch)
+            with self._changed:
+                self._lost["export failed"] += len(batch)
             if not self._is_failing:
                 self._emit(events.ExportFailed("otlp", f"{self._exporting.endpoint} does not take spans"))
         self._is_failing = not is_sent
-
-    def _quietly(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except Exception:  # the exporter's edge: whatever it raises costs spans only, and they are counted
-            return None
 
     def _tell(self, pause: float) -> None:
         """Put losses on record, now and then."""
@@ -336,23 +349,36 @@ class _SpanSender:
             self._emit(events.TelemetryDropped("span", reason, count))
 
 
-def _start_sender(exporting: Exporting, node: str, emit: Emit) -> _SpanSender | None:
+def _export(exporter: Any, spans: Sequence[Any]) -> bool:
     try:
-        module = _EXPORTERS[exporting.protocol or ""]
-        exporter = importlib.import_module(module).OTLPSpanExporter()
-        convert = _converter(node)
+        return getattr(exporter.export(spans), "name", "") == "SUCCESS"
+    except Exception:  # the exporter's edge: whatever it raises costs spans only, and they are counted
+        return False
+
+
+def _shut_down(exporter: Any) -> None:
+    try:
+        exporter.shutdown()
+    except Exception:  # the exporter's edge: nothing is left to lose
+        pass
+
+
+def _load(exporting: Exporting, node: str, emit: Emit) -> tuple[Any, Callable[[Span], Any]] | None:
+    """Return the exporter and what turns our spans into its; None, put on record, if it cannot start."""
+    reason = ""
+    try:
+        exporter = importlib.import_module(_EXPORTERS[exporting.protocol or ""]).OTLPSpanExporter()
+        loaded = exporter, _converter(node)
+        emit(events.ExportStarted("otlp", exporting.endpoint))
+        return loaded
     except KeyError:
-        known = ", ".join(_EXPORTERS)
-        emit(events.ExportFailed("otlp", f"cannot start: protocol {exporting.protocol!r}, expected one of {known}"))
-        return None
+        reason = f"protocol {exporting.protocol!r}, expected one of {', '.join(_EXPORTERS)}"
     except ImportError as error:
-        emit(events.ExportFailed("otlp", f"cannot start: {error}; pip install 'torch-resilience[otlp]'"))
-        return None
+        reason = f"{error}; pip install 'torch-resilience[otlp]'"
     except Exception as error:  # the exporter reads many variables, and raises what it likes for a bad one
-        emit(events.ExportFailed("otlp", f"cannot start: {type(error).__name__}: {error}"[:500]))
-        return None
-    emit(events.ExportStarted("otlp", exporting.endpoint))
-    return _SpanSender(exporter, convert, exporting, emit)
+        reason = f"{type(error).__name__}: {error}"[:500]
+    emit(events.ExportFailed("otlp", f"cannot start: {reason}"))
+    return None
 
 
 def _converter(node: str) -> Callable[[Span], Any]:

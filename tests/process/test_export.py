@@ -279,7 +279,7 @@ def test_protocol_that_does_not_exist_is_told_and_nothing_else_happens(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
-    assert NodeExports.start(tmp_path, "node", emitted.append) is None
+    started(tmp_path, emitted).close(30.0)
     (failed,) = emitted
     assert isinstance(failed, events.ExportFailed)
     assert "'carrier-pigeon', expected one of http/protobuf, grpc" in failed.reason
@@ -294,7 +294,7 @@ def test_exporter_that_cannot_start_is_told_and_nothing_else_happens(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     module = SimpleNamespace(OTLPSpanExporter=refuse)
     monkeypatch.setitem(sys.modules, setup._EXPORTERS["http/protobuf"], module)
-    assert NodeExports.start(tmp_path, "node", emitted.append) is None
+    started(tmp_path, emitted).close(30.0)
     assert emitted == [events.ExportFailed("otlp", "cannot start: ValueError: no such certificate")]
 
 
@@ -303,7 +303,7 @@ def test_exporter_that_is_not_installed_is_told_with_what_to_do(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, setup._EXPORTERS["http/protobuf"], None)
-    assert NodeExports.start(tmp_path, "node", emitted.append) is None
+    started(tmp_path, emitted).close(30.0)
     (failed,) = emitted
     assert isinstance(failed, events.ExportFailed)
     assert "pip install 'torch-resilience[otlp]'" in failed.reason
