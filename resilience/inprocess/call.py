@@ -38,14 +38,15 @@ from resilience.core.restart import (
     Seat,
     Stage,
 )
+from resilience.core.verdict import is_cascade
 from resilience.core.watch import Doing
 from resilience.errors import (
-    BarrierError,
     ConfigurationError,
     HealthCheckError,
     InternalError,
     RankDiscarded,
     ResilienceError,
+    RestartError,
     StoreError,
 )
 from resilience.inprocess import failure
@@ -205,7 +206,7 @@ class CallWrapper:
         record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
         try:
             self._drive(restart.stand_in(seat, self._limits, encode(record)))
-        except (StoreError, BarrierError, RankDiscarded) as lost:
+        except ResilienceError as lost:
             self._session.emit(events.HookFailed("leave", f"{type(lost).__name__}: {lost}"[:500]))
         if hasattr(self, "_watcher"):
             self._watcher.left()
@@ -300,6 +301,13 @@ class CallWrapper:
     def _wait_in_reserve(self) -> Result:
         self._account.entering()
         self._value = None
+        if not self._state.active_world_size:
+            size = self._state.world_size
+            error = RestartError(
+                f"the rank filter leaves none of {size} ranks active, so nobody would run the function; add ranks, or "
+                f"choose a filter that {size} ranks can satisfy"
+            )
+            return Result(End.FATAL, self._failed(error, "reserve").report)
         self._session.page.doing(Doing.WAITING)
         while not self._await_decision(self._chunk):
             pass  # a spare waits as long as the job runs
@@ -372,20 +380,27 @@ class CallWrapper:
         if hook is None:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
-        cause = self._error if isinstance(self._error, Exception) else None
         try:
             with self._account.stage(name, before):
                 if name == "initialize":
                     self._state = hook(self._state)
                 else:
-                    self._state, _ = hook(self._state, None if before else cause)
+                    result = hook(self._state, None if before else self._cause())
+                    if result is not None:  # some hooks only look
+                        self._state, _ = result
             return Result(End.RETURNED)
         except BaseException as error:
             self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
-            result = self._failed(error, name)
-            return result if before else Result(End.FATAL, result.report)
+            failed = self._failed(error, name)
+            return failed if before else Result(End.FATAL, failed.report)
         finally:
             self._session.page.doing(Doing.WAITING)
+
+    def _cause(self) -> Exception | None:
+        """This rank's own exception. One that only says that a peer has gone is somebody else's fault."""
+        if isinstance(self._error, Exception) and not is_cascade(failure.describe(self._error)):
+            return self._error
+        return None
 
     def _swallowed(self, swallow: Any) -> None:
         self._session.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
@@ -444,6 +459,3 @@ def _is_call_wrapper(hint: object) -> bool:
     if isinstance(hint, str):
         return hint.replace(" ", "").removeprefix("Optional[").removesuffix("]").split("|")[0].endswith("CallWrapper")
     return hint is CallWrapper or CallWrapper in typing.get_args(hint)
-
-
-__all__ = ["CallWrapper", "ResilienceError"]

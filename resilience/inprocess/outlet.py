@@ -162,7 +162,11 @@ class StoreOutlet:
         if not isinstance(operation, Assign):
             return NotImplemented
         seat = operation.seat
-        state = State.from_seat(seat, PrefixStore(seat.iteration, hook_store(self._begun.prefix, self._base)))
+        state = State.from_seat(
+            seat,
+            PrefixStore(seat.iteration, hook_store(self._begun.prefix, self._base)),
+            initial_world_size=self._begun.origin.world_size,
+        )
         try:
             state = assign(self._hooks, state, operation.terminated)
         except RankDiscarded:

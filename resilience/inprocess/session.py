@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from resilience.adapters.environment import Settings, node_name
+from resilience.adapters.environment import Rendezvous, Settings, node_name
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
@@ -120,7 +120,7 @@ class Session:
                 waits=restart.Limits(barrier=wrapper.barrier_timeout.total_seconds()),
                 heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
                 interval=wrapper.monitor_process_interval.total_seconds(),
-                base_host=os.environ.get("MASTER_ADDR", ""),
+                base_host=Rendezvous.from_environment().host or "",
                 job=_job(origin, function) if state.initial_rank == 0 else None,
             )
         )
@@ -172,11 +172,12 @@ class Session:
         self.page.set_seat(seat)
         if seat.rank == 0 and not self._monitor.send(messages.Host(seat.iteration)):
             # The monitor is gone: better a store that ends with this process than none.
-            self._server = publish_server(seat.iteration, os.environ.get("MASTER_ADDR", ""), self.store)
+            self._server = publish_server(seat.iteration, Rendezvous.from_environment().host or "", self.store)
 
     def _log_context(self) -> dict[str, Any]:
         origin = self.emitter.origin
-        return {"origin": origin, "step": self.page.step_value}
+        sections = self.page.open_sections
+        return {"origin": origin, "step": self.page.step_value, "section": sections[-1] if sections else None}
 
     # -- the ticker -----------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class Supervisor:
     def _look(self) -> None:
         for member in self._known.get(self._node, []):
             if not _is_alive(member.rank) and not _is_alive(member.monitor):
-                self._lose(member, Interruption.TERMINATED, "rank and monitor died together", None)
+                self._lose(self._node, member, Interruption.TERMINATED, "rank and monitor died together", None)
         if time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + self._beat_every
             execute(Add(f"nodes/{self._node}/beat", 1), self._store)
@@ -158,7 +158,7 @@ class Supervisor:
         ranks = tuple(member.initial_rank for member in members)
         self._emit(events.NodeFellSilent(name, self._allowed, silent_for, ranks))
         for member in members:
-            self._lose(member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
+            self._lose(name, member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
 
     def _members(self, node: str) -> list[Member]:
         """The ranks that registered on a node; read again only when there are more of them."""
@@ -171,17 +171,22 @@ class Supervisor:
             self._known[node] = known
         return known
 
-    def _lose(self, member: Member, kind: Interruption, message: str, silent_for: float | None) -> None:
+    def _lose(self, node: str, member: Member, kind: Interruption, message: str, silent_for: float | None) -> None:
         if member.initial_rank in self._represented:
             return
         self._represented.add(member.initial_rank)
         if execute(restart.Check((finished_key(member.initial_rank),)), self._store):
             return  # it had left cleanly
+        (text,) = execute(Read((restart.seat_key(member.initial_rank),)), self._store)
+        seat = None if text is None else msgspec.json.decode(text, type=restart.Seat)
         record = InterruptionRecord(
             rank=member.initial_rank,
             interruption=kind,
             message=message,
             detector=Detector("peer", None if silent_for is None else self._allowed),
+            iteration=None if seat is None else seat.iteration,
+            active_rank=None if seat is None else seat.rank,
+            node=node,
             pid=member.rank[0],
             silent_for_s=silent_for,
             detected_wall_ns=time.time_ns(),

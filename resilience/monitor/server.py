@@ -392,7 +392,7 @@ class RankMonitor:
 
     def _fold_timings(self, now: float) -> None:
         closed, overrun = self._page.drain()
-        self._timings.fold((entry.name, entry.duration) for entry in closed)
+        self._timings.fold((entry.name, entry.duration) for entry in closed if not entry.failed)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:
