@@ -1,0 +1,95 @@
+"""Cutting, aborting and dropping real process groups.
+
+The ranks run `tests.process.groups`. Every group has a timeout of 30 minutes: who comes free was cut."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.process import groups
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+
+
+def values(job: Job) -> list[Any]:
+    """What the ranks returned."""
+    finished = job.wait_ranks(60.0)
+    assert [rank.code for rank in finished] == [0] * len(finished), f"{finished}{job.output()}"
+    return [rank.value for rank in finished]
+
+
+def target(body: Callable[..., Any]) -> str:
+    return f"tests.process.groups:{body.__name__}"
+
+
+@pytest.mark.parametrize("lazy", ["0", "1"])
+def test_cut_frees_every_rank_and_spares_the_users_connections(start: Start, lazy: str) -> None:
+    job = start(4, target(groups.cut_rounds), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=10, shape=False)
+    cuts = values(job)
+    assert {method for rank in cuts for method, _ in rank} == {"epoll"}
+    # Whoever cuts first leaves less to the others, so only the whole world's sum is certain.
+    assert all(sum(rank[number][1] for rank in cuts) > 0 for number in range(10))
+
+
+def test_cut_finds_the_same_sockets_by_their_sets_shape(start: Start) -> None:
+    cuts = values(start(4, target(groups.cut_rounds), rounds=4, shape=True))
+    assert {method for rank in cuts for method, _ in rank} == {"shape"}
+
+
+def test_cut_of_the_stores_connections_frees_a_rank_from_building_a_group(start: Start) -> None:
+    assert values(start(1, target(groups.be_cut_while_building))) == [True]
+
+
+def test_groups_can_be_built_after_a_build_that_was_interrupted_anywhere(start: Start) -> None:
+    values(start(1, target(groups.build_after_interrupted_builds)))
+
+
+def test_drop_takes_torchs_excepthook_back(start: Start) -> None:
+    values(start(1, target(groups.keep_excepthook)))
+
+
+def test_drop_says_so_if_it_does_not_know_this_torch(start: Start) -> None:
+    [message] = values(start(1, target(groups.refuse_unknown_torch)))
+    assert "_update_default_pg" in message
+    assert "expected torch 2.6" in message
+
+
+def test_process_may_end_while_groups_are_going(start: Start) -> None:
+    [finished] = start(1, target(groups.exit_while_dropping)).wait_ranks(30.0)
+    assert finished.code == 0, finished
+
+
+def test_accelerator_groups_are_aborted_though_one_hangs_and_one_fails(start: Start) -> None:
+    assert values(start(1, target(groups.abort_accelerators))) == [2]
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_only_connections_to_the_port_are_cut(start: Start, family: int, host: str) -> None:
+    values(start(1, target(groups.cut_one_port), family=int(family), host=host))
+
+
+def test_place_in_torch_distributed_is_told(start: Start) -> None:
+    [(outside, inside)] = values(start(1, target(groups.tell_where)))
+    assert outside is None
+    file, _, function = inside.partition(" ")
+    assert "/torch/distributed/" in file and function
+
+
+def test_without_torch_there_is_nothing_to_do_and_nothing_is_imported() -> None:
+    program = """if True:
+        import sys
+        from resilience.adapters import collectives
+        assert collectives.cut_gloo_sockets() == collectives.last_cut() == collectives.NO_CUT
+        assert collectives.abort_accelerator_groups() == 0
+        assert not collectives.groups_alive()
+        collectives.drop_groups()
+        assert "torch" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
