@@ -6,6 +6,7 @@
     ├─ MonitorError ── RankMonitorClientError
     ├─ LaunchError ── UnhealthyNodeError
     ├─ StoreError             the key-value store is gone or does not answer
+    ├─ CorruptCheckpoint      a checkpoint of the demonstration does not hold what was written
     └─ RestartError           this rank does not take part in the restart any more
        ├─ HealthCheckError ── FaultCounterExceeded
        ├─ InternalError, TimeoutError, RankDiscarded
@@ -59,6 +60,10 @@ class UnhealthyNodeError(LaunchError):
 
 class StoreError(ResilienceError):
     """The key-value store is gone or did not answer in time."""
+
+
+class CorruptCheckpoint(ResilienceError):
+    """A checkpoint does not hold what was written."""
 
 
 class RestartError(ResilienceError):

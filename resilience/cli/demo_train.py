@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import resilience
+from resilience.errors import CorruptCheckpoint
 from resilience.inprocess.call import CallWrapper
 
 VOCABULARY = 128  # ASCII
@@ -72,10 +73,6 @@ class Observer(Protocol):
 
     def finished(self, step: int, rank: int, loss: float) -> None:
         """`rank` has done `step`; loss: mean over all ranks, in nats a character."""
-
-
-class CorruptCheckpoint(Exception):
-    """A checkpoint does not hold what was written."""
 
 
 def load_text() -> Tensor:

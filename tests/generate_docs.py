@@ -1,0 +1,162 @@
+"""Writes the pages of the docs that are made from the code: events, metrics, settings, API reference.
+
+`python -m tests.generate_docs` writes them; with `--check` it only says which are stale, and exits with 1."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import types
+import typing
+from datetime import timedelta
+from pathlib import Path
+
+from resilience.adapters.environment import settings_table
+from resilience.core.events import CATALOGUE
+from resilience.telemetry.metrics import METRICS
+
+DOCS = Path(__file__).parents[1] / "docs"
+MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"
+API = (
+    ("resilience", ("section", "heartbeat", "step", "get_logger")),
+    ("resilience.inprocess", ("Wrapper", "CallWrapper", "Compose")),
+    ("resilience.inprocess.state", ("State", "Status")),
+    ("resilience.inprocess.initialize", ("Initialize", "RetryController")),
+    ("resilience.inprocess.abort", ("Abort", "AbortTorchDistributed")),
+    ("resilience.inprocess.finalize", ("Finalize", "ThreadedFinalize")),
+    ("resilience.inprocess.health_check", ("HealthCheck", "CudaHealthCheck", "FaultCounter")),
+    ("resilience.inprocess.rank_assignment", ("RankAssignment", "ShiftRanks", "FillGaps", "FilterGroupedByKey")),
+    ("resilience.inprocess.rank_filter", ("RankFilter", "MaxActiveWorldSize", "WorldSizeDivisibleBy")),
+    ("resilience.inprocess.store", ("StoreMixin", "TCPStore", "FileStore", "PrefixStore")),
+    ("resilience.inprocess.attribution", ("Interruption", "InterruptionRecord")),
+    ("resilience.inprocess.monitor_thread", ("RankShouldRestart", "async_raise", "reraise_if_unraisable")),
+    ("resilience.inprocess.tools.inject_fault", ("Fault", "inject_fault")),
+)
+
+
+def events_page() -> str:
+    lines = [
+        "# Events\n",
+        MADE,
+        "Every fact the toolkit states, in the order of the catalogue `resilience/core/events.py`. A record is an "
+        "event with its place: `sequence`, `wall_ns`, `mono_ns`, `origin`. Log line, span and metric are views of records. "
+        "Durations are seconds, names that end in `_s`.\n",
+    ]
+    for kind in CATALOGUE:
+        hints = typing.get_type_hints(kind)
+        lines.append(f"\n## `{kind.__struct_config__.tag}` ({kind.level})\n")
+        lines.append(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
+        if kind.__struct_fields__:
+            lines.append("\n| field | type |\n|---|---|\n")
+            lines += [f"| `{name}` | {_type(hints[name])} |\n" for name in kind.__struct_fields__]
+    return _page(lines)
+
+
+def metrics_page() -> str:
+    lines = [
+        "# Metrics\n",
+        MADE,
+        "Served for Prometheus on RESILIENCE_METRICS_PORT, one endpoint a node; the last snapshot stands in the run "
+        "folder, `metrics/<node>.prom`. Base units, seconds. Counters survive the death of ranks and monitors: they "
+        "are counted from the record files.\n",
+        "\n| name | type | labels | meaning | made from |\n|---|---|---|---|---|\n",
+    ]
+    for metric in METRICS:
+        labels = ", ".join(metric.labels) or "–"
+        made_from = ", ".join(f"`{kind.__struct_config__.tag}`" for kind in metric.events) or metric.source or "–"
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | {made_from} |\n")
+    return _page(lines)
+
+
+def settings_page() -> str:
+    head = "What is in no function's signature is set by environment variables, the same on all ranks.\n\n"
+    return _page(["# Settings\n", MADE, head, settings_table()])
+
+
+def api_page() -> str:
+    lines = ["# API reference\n", MADE]
+    for module, names in API:
+        lines.append(f"\n## `{module}`\n\n{_doc(importlib.import_module(module)).splitlines()[0]}\n")
+        for name in names:
+            lines += _described(name, getattr(importlib.import_module(module), name))
+    return _page(lines)
+
+
+def _described(name: str, thing: object) -> list[str]:
+    lines = [f"\n### `{name}`\n\n```text\n{name}{_signature(thing)}\n```\n\n{_doc(thing)}\n"]
+    if isinstance(thing, type):
+        for attribute, member in vars(thing).items():
+            is_shown = isinstance(member, (types.FunctionType, property)) and not attribute.startswith("_")
+            if is_shown and _doc(member):
+                target = member.fget if isinstance(member, property) else member
+                signature = "" if isinstance(member, property) else _signature(target)
+                lines.append(f"\n**`{attribute}{signature}`** {' '.join(_doc(member).split())}\n")
+    return lines
+
+
+def _signature(thing: object) -> str:
+    try:
+        signature = inspect.signature(thing)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    shown = [str(_plain(p)) for p in signature.parameters.values() if p.name != "self"]
+    stars = [p.kind for p in signature.parameters.values() if p.name != "self"]
+    if inspect.Parameter.KEYWORD_ONLY in stars and inspect.Parameter.VAR_POSITIONAL not in stars:
+        shown.insert(stars.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    text = ", ".join(shown)
+    return f"({text})" if len(text) < 90 else "(\n    " + ",\n    ".join(shown) + ",\n)"
+
+
+class _Shown:
+    """A default value as a user would write it; its repr may hold an address."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        value = self._value
+        if isinstance(value, timedelta):
+            return f"timedelta(seconds={value.total_seconds():g})"
+        if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
+            return value.__name__
+        return f"{type(value).__name__}()" if " at 0x" in repr(value) else repr(value)
+
+
+def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
+    parameter = parameter.replace(annotation=inspect.Parameter.empty)
+    if parameter.default is inspect.Parameter.empty:
+        return parameter
+    return parameter.replace(default=_Shown(parameter.default))
+
+
+def _doc(thing: object) -> str:
+    return inspect.cleandoc(getattr(thing, "__doc__", None) or "")
+
+
+def _type(hint: object) -> str:
+    text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    return "`" + text.replace("typing.", "").replace("resilience.core.attribution.", "").replace("|", "or") + "`"
+
+
+def _page(parts: list[str]) -> str:
+    return "".join(part if part.endswith("\n") else part + "\n" for part in parts)
+
+
+PAGES = {"events.md": events_page, "metrics.md": metrics_page, "settings.md": settings_page, "api.md": api_page}
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for name, make in PAGES.items():
+        path, text = DOCS / name, make()
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if "--check" not in arguments:
+                path.write_text(text)
+    print("stale:" if "--check" in arguments else "written:", ", ".join(stale) or "none")
+    return int(bool(stale) and "--check" in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
