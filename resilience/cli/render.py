@@ -96,17 +96,16 @@ def seconds(value: float | None) -> str:
     """Return a duration as a person would say it: 21 ms, 3.02 s, 2 min 05 s, 3 h 20 min."""
     if value is None:
         return "?"
-    if value < 0.0005:
-        return "0 ms" if value < 0.00005 else f"{value * 1000:.1f} ms"
-    if value < 0.1:
-        return f"{value * 1000:.2g} ms"
-    if value < 1:
-        return f"{value * 1000:.3g} ms"
-    if value < 60:
+    if value < 0.00995:
+        return f"{value * 1000:.1f}".removesuffix(".0") + " ms"
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 59.95:
         return f"{value:.3g} s"
-    if value < 3600:
-        return f"{int(value // 60)} min {int(value % 60):02d} s"
-    return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def count(number: int, noun: str) -> str:

@@ -33,12 +33,13 @@ from resilience.cli.render import (
 from resilience.core.advice import named, ranks_in_words
 from resilience.core.attribution import Frame, InterruptionRecord
 from resilience.core.incidents import Incident
-from resilience.core.verdict import RULES, Class, main_stack, user_frame
+from resilience.core.verdict import RULES, Class, is_ours, main_stack, user_frame
 from resilience.errors import ConfigurationError
 
 RUNS_NAMED = 8  # runs named in the message of a wrong argument
 LISTED = 12  # of missing things and notes, the rest is counted
 BAR = 24
+STACK_SHOWN = 3  # innermost frames
 SURE = 0.7  # confidence from which on rules that could not run are not worth a line
 _KINDS: dict[str, str] = {
     "exception": "exception",
@@ -206,7 +207,7 @@ def _header(found: Report, width: int) -> Iterator[Line]:
         yield from field("", f"{named(ranks)}: {error}", width, indent=2)
     if found.incidents:
         known = [seconds(found.lost_s)] if found.lost_s is not None else []
-        known += [count(found.lost_steps, "step")] if found.lost_steps is not None else []
+        known += [count(found.lost_steps, "step")] if found.lost_steps else []
         lost = f", lost {' and '.join(known)}" if known else ""
         yield from field("incidents", f"{len(found.incidents)}{lost}", width, "bold", indent=2)
     else:
@@ -348,7 +349,7 @@ def _stack(chief: InterruptionRecord, width: int) -> Iterator[Line]:
         if chief.stack_method is not None and not frames:
             yield from field("stack", chief.stack_method, width)
         return
-    inner = [f"{short_path(frame.file)}:{frame.line} {frame.function}" for frame in frames[-3:]]
+    inner = [f"{short_path(f.file)}:{f.line} {f.function}" for f in frames if not is_ours(f)][-STACK_SHOWN:]
     for number, text in enumerate(reversed(inner)):
         yield from field("" if number else "stack", text, width, "dim")
 
@@ -371,8 +372,9 @@ def _since(incident: Incident) -> str:
     chief = incident.chief
     if incident.cost.hang_s:
         text += f", noticed {seconds(incident.cost.hang_s)} later"
-    if chief is not None and chief.last_heartbeat_age_s is not None and chief.exception is None:
-        text += f"; last sign of progress {seconds(chief.last_heartbeat_age_s)} before it was noticed"
+    age = None if chief is None or chief.exception is not None else chief.last_heartbeat_age_s
+    if age is not None and abs(age - (incident.cost.hang_s or 0.0)) > 0.1 * age:
+        text += f"; last sign of progress {seconds(age)} before it was noticed"
     return text
 
 
@@ -395,7 +397,7 @@ def _verdict(incident: Incident, width: int) -> Iterator[Line]:
     if incident.reported_first is not None and incident.reported_first != verdict.first:
         yield from field("", f"rank {incident.reported_first} reported first, but only followed", width)
     label = "cleared"
-    for group in verdict.exonerated:
+    for group in verdict.exonerated if incident.status != "continued" else ():
         yield from field(label, f"{named(group.ranks)}: {group.reason}", width, "dim")
         label = ""
     if not any(culprit.confidence >= SURE for culprit in verdict.culprits):
@@ -430,7 +432,7 @@ def _cost(incident: Incident) -> str:
         parts.append(f"{seconds(cost.hang_s)} silence")
     if cost.restart_s is not None:
         parts.append(f"{seconds(cost.restart_s)} restart")
-    if cost.lost_steps is not None:
+    if cost.lost_steps:
         again = f" ({seconds(cost.rework_s)})" if cost.rework_s is not None else ""
         parts.append(f"{count(cost.lost_steps, 'step')} done again{again}")
     if not parts:

@@ -1,0 +1,270 @@
+"""`resilience report`: 80 columns, readable at first sight, helpful where it cannot do what was asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from resilience.analysis.load import load
+from resilience.analysis.report import report
+from resilience.cli import VERBS, main
+from resilience.cli.render import cut, painted, plain, seconds, show, table, wrap
+from resilience.cli.report import incident_lines, report_lines
+from resilience.core.verdict import Class
+from tests.support.record_streams import Fault, Kind, job
+
+WIDTH = 80
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    def made(name: str, faults: list[Fault], **options: int) -> Path:
+        return job(faults, **options).write(tmp_path / "runs" / name)  # type: ignore[arg-type]
+
+    return made
+
+
+def lines_of(folder: Path, width: int = WIDTH) -> list[str]:
+    return [plain(line) for line in report_lines(report(load(folder)), width)]
+
+
+# -- what it shows -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_line_fits(make: Callable[..., Path], kind: Kind, width: int) -> None:
+    folder = make("run", [Fault(kind, 1, 0, 13), Fault("exception", 2, 1, 20)], spares=1)
+    lines = lines_of(folder, width)
+    assert len(lines) > 20
+    assert max(len(line) for line in lines) <= width
+
+
+@pytest.mark.parametrize("world", [4, 300])
+def test_length_does_not_grow_with_the_world(make: Callable[..., Path], world: int) -> None:
+    lines = lines_of(make("run", [Fault("kill", 1, 0)], world=world))
+    assert len(lines) < 50
+    assert max(len(line) for line in lines) <= WIDTH
+
+
+def test_one_screen_tells_what_where_since_when_and_what_it_cost(make: Callable[..., Path]) -> None:
+    folder = make("run", [Fault("exception", 1, 0, 10), Fault("kill", 2, 1, 23)], spares=1)
+    text = "\n".join(lines_of(folder))
+    for part in (
+        "Run job  train.main",
+        "5 ranks on 1 node: node",
+        "resilience 0.1.0, torch 2.13.0, Python 3.11.7",
+        "completed on ranks 0-1, 3-4; rank 2 lost",
+        "1  22:13:21  exception     rank 1  data.py:34",
+        "2  22:13:22  process died  rank 2",
+        "1  Exception on rank 1  iteration 0, step 10",
+        "what       ValueError: bad batch",
+        "at /home/me/data.py:34 in next_batch",
+        "where      rank 1, node node, pid 101",
+        "verdict    rank 1 raised an exception (user code); confidence 0.9",
+        "2  Process died on rank 2  iteration 1, step 23",
+        "its process ended: SIGKILL",
+        "3 steps done again",
+        "rank 2 excluded; rank 4 stepped in",
+        "next       look for who sent SIGKILL",
+        "job.json: not there",
+    ):
+        assert part in text
+
+
+def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("hang", 1, 0)]))).incidents
+    text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
+    assert "no sign of life (watchdog) for 3.01 s, allowed are 3 s" in text
+    assert "at /home/me/data.py:34 in next_batch" in text
+    assert "section data open 3 s" in text
+    assert "stack      me/data.py:34 next_batch" in text
+    assert "inprocess/call.py" not in text
+
+
+def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("waited_for", 2, 0)]))).incidents
+    text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
+    assert "Hang on rank 2" in text
+    assert "rank 0: no sign of life" in text
+    assert "rank 2 was at /home/me/data.py:34 in next_batch" in text
+    assert "rank 0 reported first, but only followed" in text
+
+
+def test_unsure_verdict_names_the_rules_that_could_not_run(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("communication", 1, 0)]))).incidents
+    text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
+    assert "rule 10 wait-for walk: lacks groups and sequence numbers" in text
+    (sure,) = report(load(make("sure", [Fault("kill", 1, 0)]))).incidents
+    assert "blind" not in "\n".join(plain(line) for line in incident_lines(sure, WIDTH))
+
+
+def test_every_class_has_words() -> None:
+    from resilience.cli.report import _CLASSES
+
+    assert set(_CLASSES) == set(get_args(Class))
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_newest_run_is_the_default(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("old", "new")):
+        os.utime(make(name, [Fault("kill", number + 1, 0)]), (1000 + number, 1000 + number))
+    assert main(["report"]) == 0
+    assert "Process died on rank 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["path", "name", "parent"])
+def test_run_is_found_by_path_by_name_and_as_the_only_one_of_a_folder(
+    how: str, make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make("mine", [Fault("kill", 1, 0)])
+    assert main(["report", {"path": str(folder), "name": "mine", "parent": str(folder.parent)}[how]]) == 0
+    assert "Process died on rank 1" in capsys.readouterr().out
+
+
+def test_json_is_one_object(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    make("mine", [Fault("kill", 1, 0), Fault("exception", 2, 1, 20)])
+    assert main(["report", "mine", "--json"]) == 0
+    plain_report = json.loads(capsys.readouterr().out)
+    assert [incident["kind"] for incident in plain_report["incidents"]] == ["terminated", "exception"]
+    assert main(["report", "mine", "--json", "--incident", "2"]) == 0
+    assert [incident["number"] for incident in json.loads(capsys.readouterr().out)["incidents"]] == [2]
+
+
+def test_one_incident_can_be_shown_alone(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    make("mine", [Fault("kill", 1, 0), Fault("exception", 2, 1, 20)])
+    assert main(["report", "mine", "--incident", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("2  Exception on rank 2")
+    assert "Run job" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "nowhere"], "nowhere does not exist; runs in .*:\n  .*/mine"),
+        (["report", "."], "is no run folder: it has no records/; runs in"),
+        (["report", "mine", "--incident", "3"], "--incident 3: .* has incidents 1 to 1"),
+        (["reprot"], "there is no command 'reprot'; did you mean 'report'\\?"),
+        (["xyz"], "there is no command 'xyz'; the commands are: demo, report"),
+    ],
+)
+def test_wrong_use_ends_with_2_and_says_what_there_is(
+    arguments: list[str],
+    message: str,
+    make: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    make("mine", [Fault("kill", 1, 0)])
+    assert main(arguments) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_folder_with_several_runs_lists_them(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [make(name, []) for name in "abcdefghijk"]
+    assert main(["report", str(folders[0].parent)]) == 2
+    text = capsys.readouterr().err
+    assert "holds 11 runs, not one" in text
+    assert text.endswith("… and 3 more\n")
+
+
+def test_no_run_at_all_says_where_it_looked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["report"]) == 2
+    assert f"there are no runs in {tmp_path / 'runs'}" in capsys.readouterr().err
+    assert main(["report", "x"]) == 2
+    assert "RESILIENCE_RUN_DIR" in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {verb} " in text for verb in VERBS)
+    assert main([]) == 2
+    assert main(["--version"]) == 0
+
+
+def test_reader_that_has_seen_enough_is_no_error(make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    make("mine", [Fault("kill", 1, 0)])
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        assert main(["report", "mine"]) == 0
+        monkeypatch.undo()
+
+
+# -- how it looks ------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    line = (("bad", "bold red"), (" plain", ""))
+    terminal, file = Terminal(), io.StringIO()
+    show([line], terminal)
+    show([line], file)
+    assert terminal.getvalue() == "\x1b[1;31mbad\x1b[0m plain\n"
+    assert file.getvalue() == "bad plain\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    show([line], terminal)
+    assert terminal.getvalue() == "bad plain\n"
+    assert painted(line, False) == "bad plain"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "?"),
+        (0.0, "0 ms"),
+        (0.0002, "0.2 ms"),
+        (0.004, "4 ms"),
+        (0.0213, "21 ms"),
+        (0.0997, "100 ms"),
+        (0.5, "500 ms"),
+        (0.9999, "1 s"),
+        (3.014, "3.01 s"),
+        (59.9, "59.9 s"),
+        (59.97, "1 min 00 s"),
+        (125.0, "2 min 05 s"),
+        (12_000.0, "3 h 20 min"),
+    ],
+)
+def test_durations_are_told_as_a_person_would(value: float | None, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_text_is_wrapped_and_never_lost() -> None:
+    text = "a path /" + "x" * 100 + " and the rest\nsecond line"
+    assert "".join(wrap(text, 20)).replace(" ", "") == text.replace(" ", "").replace("\n", "")
+    assert all(len(line) <= 20 for line in wrap(text, 20))
+
+
+def test_table_gives_way_in_its_wide_column() -> None:
+    lines = [plain(line) for line in table(("a", "b"), [("1", "x" * 100)], 30, wide=1)]
+    assert max(map(len, lines)) <= 30
+    assert lines[1].endswith("…")
+    assert cut("abc", 3) == "abc"
