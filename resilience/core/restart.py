@@ -9,8 +9,8 @@ virtual clock of `testing.cluster`, which may stop any rank between any two oper
 What makes it safe to be killed anywhere:
 - every write is idempotent, so whoever stands in for a dead rank simply repeats it;
 - one key, `outcome`, decides each iteration by compare-and-set: completed or interrupted, never both;
-- who goes on is frozen by compare-and-set after the end barrier; a rank that dies later than that is
-  a member of the next iteration, and its stand-in interrupts that one.
+- who goes on is frozen by compare-and-set by whoever completes the end barrier; a rank that dies later
+  than that is a member of the next iteration, and its stand-in interrupts that one.
 
 The protocol knows ranks, counts and keys. It knows nothing of exceptions, process groups or clocks:
 `inprocess.call` runs the stages, the driver enforces the limits of `Await`."""
@@ -245,9 +245,13 @@ def barrier(name: str, rank: int, count: int, limit: float) -> Protocol[None]:
     """Wait until all `count` ranks have arrived, at most `limit` seconds.
 
     Raises: BarrierTimeout, BarrierOverflow."""
-    if (yield from arrive(name, rank, count)):
-        return
-    if not (yield Await(f"{name}/done", limit)):
+    if not (yield from arrive(name, rank, count)):
+        yield from _await_all(f"{name}/done", name, rank, count, limit)
+
+
+def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Protocol[None]:
+    """Wait for the key that is written when all have arrived. Raises: BarrierTimeout."""
+    if not (yield Await(key, limit)):
         raise BarrierTimeout(
             f"rank {rank} waited {limit:g} s in barrier {name!r} and not all {count} ranks arrived; "
             "a rank is missing that nobody has reported dead. Raise barrier_timeout if ranks may "
@@ -269,9 +273,7 @@ def enter(seat: Seat, limits: Limits) -> Protocol[Ending]:
 
     A rank that dies before everybody has come is excluded like any other, by its stand-in."""
     at = Keys(seat.iteration)
-    yield Set(seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
-    yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
-    return Ending(INTERRUPTED, (yield from _freeze(at)))
+    return Ending(INTERRUPTED, (yield from _agree(at, seat, limits)))
 
 
 def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
@@ -298,10 +300,9 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     is_leaving = result.end is not End.RETURNED
     if is_leaving:
         yield from _mark_terminated(at, seat.rank)
-        yield from arrive(at.end, seat.rank, seat.world_size)
+        yield from _close(at, seat)
         return Ending(LEFT)
-    yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
-    return Ending(INTERRUPTED, (yield from _freeze(at)))
+    return Ending(INTERRUPTED, (yield from _agree(at, seat, limits)))
 
 
 def depart(seat: Seat, limits: Limits, is_critical: bool) -> Protocol[None]:
@@ -366,12 +367,23 @@ def _mark_terminated(at: Keys, rank: int) -> Protocol[None]:
     yield Set(f"{at.terminated}/{position}", str(rank))
 
 
-def _freeze(at: Keys) -> Protocol[frozenset[int]]:
-    """Agree on the ranks of this iteration that do not go on: the first to ask decides for all."""
+def _close(at: Keys, seat: Seat) -> Protocol[str | None]:
+    """Arrive at the end of an iteration. Whoever comes last freezes who does not go on, and learns it here:
+    one rank reads the list of all terminated, the others get the result."""
+    if not (yield from arrive(at.end, seat.rank, seat.world_size)):
+        return None
     count = yield Add(at.terminated, 0)
     listed = yield Read(tuple(f"{at.terminated}/{position}" for position in range(1, count + 1)))
     ranks = sorted({int(rank) for rank in listed if rank is not None})
-    frozen = yield CompareSet(at.frozen, " ".join(map(str, ranks)) or "none")
+    return str((yield CompareSet(at.frozen, " ".join(map(str, ranks)) or "none")))
+
+
+def _agree(at: Keys, seat: Seat, limits: Limits) -> Protocol[frozenset[int]]:
+    """Meet all ranks at the end of an iteration; answers those of them that do not go on. Raises: BarrierTimeout."""
+    frozen = yield from _close(at, seat)
+    if frozen is None:
+        yield from _await_all(at.frozen, at.end, seat.rank, seat.world_size, limits.barrier)
+        (frozen,) = yield Read((at.frozen,))
     return frozenset() if frozen == "none" else frozenset(map(int, str(frozen).split()))
 
 
@@ -392,8 +404,7 @@ def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
             yield from _mark_terminated(at, seat.rank)
             for name in (at.start, at.last_call):
                 yield from arrive(name, seat.rank, seat.world_size)
-            yield from barrier(at.end, seat.rank, seat.world_size, limits.barrier)
-        terminated = yield from _freeze(at)
+        terminated = yield from _agree(at, seat, limits)
         if seat.rank in terminated:
             return "excluded"
         following: Seat | None = yield Assign(seat, terminated)
