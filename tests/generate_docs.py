@@ -39,8 +39,9 @@ def events_page() -> str:
     lines = [
         "# Events\n",
         MADE,
-        "Every fact the toolkit states, in the order of the catalogue `resilience/core/events.py`. A record is an "
-        "event with its place: `sequence`, `wall_ns`, `mono_ns`, `origin`. Log line, span and metric are views of records. "
+        "Every fact the toolkit states, in the order of the catalogue `resilience/core/events.py`. A record is "
+        "an event with its place: `sequence`, `wall_ns`, `mono_ns`, `origin`. Log line, span and metric are views of "
+        "records. "
         "Durations are seconds, names that end in `_s`.\n",
     ]
     for kind in CATALOGUE:
