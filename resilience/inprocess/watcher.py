@@ -92,9 +92,9 @@ class Watcher:
             self.error = error if isinstance(error, StoreError) else lost(Await(self._at.outcome, 0), error)
             self.outcome = LOST
         self.decided_at = time.monotonic()
+        stack = () if self.outcome == COMPLETED else failure.stack_of(self._main)  # before anything moves
         self.decided.set()
         if self.outcome != COMPLETED:
-            stack = failure.stack_of(self._main)  # before anything moves
             self._emit(OutcomeSeen(by=self._first_reporter(), stack=stack))
             self._free_main_thread()
 
@@ -141,15 +141,13 @@ class Watcher:
         began = time.monotonic()
         pauses = iter(CUT_AGAIN)
         cut_at = began + next(pauses)
-        pause, signals, is_reported = 0.001, 0, False
-        while not self._has_left.wait(pause if signals else 0):
-            if self._interrupter.is_armed:
+        pause, signals, is_reported = 0.0, 0, False
+        while not self._has_left.wait(pause):
+            if self._interrupter.is_armed:  # else it is in a hook or a barrier, and will see the outcome itself
                 self._interrupter.deliver()
                 signals += 1
-            else:
-                signals = max(signals, 1)
             now = time.monotonic()
-            pause = min(pause * 2, 0.05)
+            pause = min(max(pause * 2, 0.001), 0.05)
             if self._abort is not None and now >= cut_at:
                 collectives.cut_gloo_sockets()
                 self._cut_store()
