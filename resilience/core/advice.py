@@ -46,13 +46,14 @@ ADVICE: Mapping[Class, str] = {
     "hook_failed": "a hook of the wrapper raised: it must cope with a half-finished iteration",
     "hook_hung": "a hook of the wrapper did not return: give what it waits for a limit of its own",
     "missed_completion": "a rank never came to the end: raise completion_timeout if it may take that long",
-    "finished_early": "a rank returned while others still waited for it: look for a loop that ends at different counts",
+    "went_on": "a rank went on while others still waited for it: look for a collective that it skips",
     "communication": "all ranks wait at the same line: suspect shapes or an order that differ, else the network",
     "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
     "common": "most ranks failed alike: suspect data, configuration or storage, not a machine",
     "node_lost": "a whole node went silent: look at the node and its network",
     "store_lost": "the host of the store was lost: without it no restart can be agreed",
     "monitor_lost": "a monitor process died: hangs and deaths of this rank are not noticed any more",
+    "ended_by_monitor": "its own monitor ended the rank, and the end came late: see the incident before",
     "unknown": "the account does not show what broke",
 }
 

@@ -146,6 +146,7 @@ class _Gathered:
         self.cases: dict[Key, _Case] = {}
         self.leg: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> whose phases it goes through
         self.began: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> where its open restart began
+        self.signalled: dict[tuple[int, int, int, int], tuple[Key, str]] = {}  # rank's call -> since when, and why
         self.finished: set[tuple[int, int, int, int]] = set()  # (attempt, cycle, call, rank) that ended
         self.seen: set[tuple[int, int, int, int]] = set()
 
@@ -161,6 +162,7 @@ def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
     for record in records:
         _gather(gathered, record)
     _once_each(gathered.cases)
+    _late_ends(gathered)
     incidents: list[Incident] = []
     for key in sorted(gathered.cases):
         if gathered.cases[key].is_incident:
@@ -212,6 +214,7 @@ def _gather(gathered: _Gathered, record: Record) -> None:
         case events.RankSignalled():
             before = case.signalled.get(rank, ("", ()))[1]
             case.signalled[rank] = (event.reason, before + event.signals)
+            gathered.signalled.setdefault(who, (key, event.reason))
         case events.RankStoodInFor(result="excluded" | "discarded"):
             case.excluded.add(event.initial_rank)
         case events.RankLeft():
@@ -276,6 +279,15 @@ def _once_each(cases: dict[Key, _Case]) -> None:
         for key in keys:
             cases[key].records = [r for r in cases[key].records if not _is_death(r, rank)]
         cases[home].records.append(record)
+
+
+def _late_ends(gathered: _Gathered) -> None:
+    """A rank that its monitor ends may die an iteration later: that is the monitor's doing too."""
+    for key, case in gathered.cases.items():
+        for record in case.records:
+            since, reason = gathered.signalled.get((*key[:3], record.rank), (key, ""))
+            if record.interruption is Interruption.TERMINATED and since < key and reason:
+                case.signalled.setdefault(record.rank, (reason, ()))
 
 
 def _is_death(record: InterruptionRecord, rank: int) -> bool:
@@ -344,7 +356,7 @@ def _evidence(case: _Case) -> Evidence:
         active=frozenset(rank for rank, state in case.started.items() if state == "active"),
         inactive=frozenset(rank for rank, state in case.started.items() if state != "active"),
         stacks=case.stacks,
-        steps=case.steps,
+        steps={record.rank: record.step for record in case.records if record.step is not None} | case.steps,
         answered=frozenset(case.answered),
         returned=frozenset(rank for rank, (outcome, _) in case.runs.items() if outcome == "completed"),
         signalled={rank: reason for rank, (reason, _) in case.signalled.items()},
@@ -475,6 +487,8 @@ def _actions(
         words = "no stack could be taken" if method == "none" else f"stacks taken by {method}"
         done.append(f"{words} of {named(ranks)}")
     for rank, (reason, signals) in sorted(case.signalled.items()):
+        if not signals:
+            continue  # they were sent in an iteration before
         done.append(f"{', '.join(dict.fromkeys(signals))} sent to rank {rank} ({reason})")
     for rank, where in sorted(case.stuck.items()):
         done.append(f"abort did not free rank {rank} (in {where}): its process had to go")

@@ -43,13 +43,14 @@ Class = Literal[
     "hook_failed",
     "hook_hung",
     "missed_completion",
-    "finished_early",  # while others were still waiting for it
+    "went_on",  # while others were still waiting for it
     "communication",  # everybody waits, nobody is missing
     "desynchronised",
     "common",  # most ranks failed in the same way
     "node_lost",
     "store_lost",
     "monitor_lost",
+    "ended_by_monitor",  # for what it had done in an iteration before
     "unknown",
 ]
 
@@ -422,25 +423,45 @@ def _blame_raised(seen: Evidence, raised: list[Symptom], alone: bool) -> list[Cu
 
 def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culprit], Class, set[int]]:
     """Rules 7 to 9: everybody on record waited. Who was it that they waited for?"""
-    waited_at_end = any(found.what == "missed_completion" for found in symptoms.values())
-    if waited_at_end:
+    if any(found.what == "missed_completion" for found in symptoms.values()):
         late = sorted(seen.active - seen.returned)
         return [Culprit(rank, "missed_completion", 0.6, 7) for rank in late], "missed_completion", {7}
+    places = {rank: place for rank in sorted(seen.active) if (place := _place(seen, symptoms, rank))}
+    elsewhere = [rank for rank, place in places.items() if not in_collective(place)]
     if not any(found.what == "hung" for found in symptoms.values()):
-        # Only echoes: a rank that returns closes its connections too.
-        early = sorted(seen.active & seen.returned) if symptoms else []
-        return [Culprit(rank, "finished_early", 0.6, 7) for rank in early], "unknown", {7} if early else set()
+        if any(found.what == "killed" for found in symptoms.values()):
+            return [], "ended_by_monitor", {1}
+        # Only echoes: a rank that goes on, or returns, closes its connections too.
+        gone = [rank for rank in sorted(seen.active - set(symptoms)) if rank in seen.returned or rank in elsewhere]
+        if not symptoms or not gone or len(gone) * 2 > len(seen.active):
+            return [], "unknown", set()
+        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else 0.4, 7) for rank in gone], "went_on", {7}
     silent = sorted(seen.active - seen.answered - set(symptoms))
     if silent and seen.answered:
         return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
-    elsewhere = sorted(
-        rank for rank in seen.active & set(seen.stacks) if is_inside(seen.stacks[rank]) and not _waits(seen, rank)
-    )
-    if elsewhere:
-        return [Culprit(rank, "hung", 0.7 if len(elsewhere) == 1 else 0.4, 7) for rank in elsewhere], "hung", {7}
-    if not seen.active <= set(seen.stacks):
+    inside = [rank for rank in elsewhere if is_inside(places[rank])]
+    if inside:
+        return [Culprit(rank, "hung", 0.7 if len(inside) == 1 else 0.4, 7) for rank in inside], "hung", {7}
+    if not seen.active <= set(places):
         return [], "hung", set()
-    sites = {rank: (user_frame(seen.stacks[rank]), seen.steps.get(rank)) for rank in sorted(seen.active)}
+    return _odd_ones(seen, places)
+
+
+def _place(seen: Evidence, symptoms: Mapping[int, Symptom], rank: int) -> tuple[Frame, ...]:
+    """Where a rank was when the interruption began: in a collective, if anything shows that."""
+    known = seen.stacks.get(rank, ())
+    found = symptoms.get(rank)
+    if found is None or found.is_own or in_collective(known):
+        return known
+    record = found.record
+    before = record.exception.stack if record.exception is not None else main_stack(record)
+    return before if in_collective(before) else known
+
+
+def _odd_ones(seen: Evidence, places: Mapping[int, tuple[Frame, ...]]) -> tuple[list[Culprit], Class, set[int]]:
+    """Rules 8 and 9: all wait. In the same place, or is it that a few wait somewhere else?"""
+    steps = seen.steps if seen.active <= set(seen.steps) else {}
+    sites = {rank: (user_frame(places[rank]), steps.get(rank)) for rank in sorted(seen.active)}
     counts = Counter(sites.values())
     if len(counts) == 1:
         return [], "communication", {8}

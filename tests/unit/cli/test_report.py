@@ -74,7 +74,7 @@ def test_one_screen_tells_what_where_since_when_and_what_it_cost(make: Callable[
         "what       ValueError: bad batch",
         "at /home/me/data.py:34 in next_batch",
         "where      rank 1, node node, pid 101",
-        "verdict    rank 1 raised an exception (user code); confidence 0.9",
+        "verdict    rank 1: raised an exception (user code); confidence 0.9",
         "2  Process died on rank 2  iteration 1, step 23",
         "its process ended: SIGKILL",
         "3 steps done again",

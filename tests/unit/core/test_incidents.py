@@ -202,10 +202,29 @@ def test_rank_that_never_comes_to_the_end_is_blamed_and_who_waits_is_not() -> No
     assert verdict.cascade == (0,)
 
 
-def test_rank_that_returned_while_others_waited_for_it_is_found_by_their_echoes() -> None:
+@pytest.mark.parametrize("how", ["returned", "elsewhere"])
+def test_rank_that_went_on_while_others_waited_for_it_is_found_by_their_echoes(how: str) -> None:
     echo = InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("RuntimeError", GONE, "f", WAITS))
-    verdict = judge(Evidence((echo,), first=0, active=frozenset(range(4)), returned=frozenset((2,))))
-    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "finished_early")]
+    stacks = {0: (WRAPPED,), 1: WAITS, 3: WAITS} | ({2: (WRAPPED, OTHER)} if how == "elsewhere" else {})
+    returned = frozenset((2,)) if how == "returned" else frozenset[int]()
+    seen = Evidence((echo,), first=0, active=frozenset(range(4)), stacks=stacks, returned=returned)
+    verdict = judge(seen)
+    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "went_on")]
+    assert (verdict.first, verdict.cascade) == (2, (0,))
+
+
+def test_echoes_alone_blame_nobody() -> None:
+    echo = InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("RuntimeError", GONE, "f", WAITS))
+    seen = Evidence((echo,), first=0, active=frozenset(range(4)), stacks=dict.fromkeys((1, 2, 3), WAITS))
+    assert judge(seen) == msgspec.structs.replace(judge(seen), what="unknown", category="unknown", culprits=())
+
+
+def test_who_waited_before_its_connection_was_cut_counts_as_waiting() -> None:
+    """A rank that reports silence has often left the collective by the time all stacks are taken."""
+    told = only(job([Fault("communication", 1, 0)]))
+    stacks = dict.fromkeys(range(4), WAITS) | {1: (WRAPPED,)}
+    seen = Evidence(told.records, first=1, active=frozenset(range(4)), stacks=stacks, answered=frozenset(range(4)))
+    assert judge(seen).what == "communication"
 
 
 def test_rank_that_does_not_answer_is_blamed_by_those_that_wait_for_it() -> None:
@@ -284,6 +303,16 @@ def _moved(record: Record) -> Record:
         moved = msgspec.structs.replace(record.event.record, iteration=0)
         return msgspec.structs.replace(record, event=events.Interrupted(moved))
     return record
+
+
+def test_rank_ended_by_its_monitor_that_dies_an_iteration_later_is_no_fault_of_its_own() -> None:
+    told = job([Fault("exception", 0, 0), Fault("kill", 2, 1, 20)])
+    seen = next(record for record in told.files[2] if isinstance(record.event, events.OutcomeSeen))
+    told.files[2].append(msgspec.structs.replace(seen, event=events.RankSignalled(("SIGCONT", "SIGTERM"), "watchdog")))
+    first, second = fold(told.records)
+    assert any("SIGTERM sent to rank 2" in action for action in first.actions)
+    assert (second.verdict.what, second.verdict.first, second.verdict.culprits) == ("ended_by_monitor", 2, ())
+    assert not any("sent to" in action for action in second.actions)
 
 
 def test_death_seen_by_two_monitors_is_one_record() -> None:
