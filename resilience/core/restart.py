@@ -300,7 +300,8 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     is_leaving = result.end is not End.RETURNED
     if is_leaving:
         yield from _mark_terminated(at, seat.rank)
-        yield from _close(at, seat)
+        if (yield from arrive(at.end, seat.rank, seat.world_size)):
+            yield from _freeze(at)
         return Ending(LEFT)
     return Ending(INTERRUPTED, (yield from _agree(at, seat, limits)))
 
@@ -367,24 +368,24 @@ def _mark_terminated(at: Keys, rank: int) -> Protocol[None]:
     yield Set(f"{at.terminated}/{position}", str(rank))
 
 
-def _close(at: Keys, seat: Seat) -> Protocol[str | None]:
-    """Arrive at the end of an iteration. Whoever comes last freezes who does not go on, and learns it here:
-    one rank reads the list of all terminated, the others get the result."""
-    if not (yield from arrive(at.end, seat.rank, seat.world_size)):
-        return None
+def _agree(at: Keys, seat: Seat, limits: Limits) -> Protocol[frozenset[int]]:
+    """Meet all ranks at the end of an iteration; answers those of them that do not go on. Raises: BarrierTimeout.
+
+    One rank reads the list of all terminated, the others get the result."""
+    if (yield from arrive(at.end, seat.rank, seat.world_size)):
+        frozen = yield from _freeze(at)
+    else:
+        yield from _await_all(at.frozen, at.end, seat.rank, seat.world_size, limits.barrier)
+        (frozen,) = yield Read((at.frozen,))
+    return frozenset() if frozen == "none" else frozenset(map(int, frozen.split()))
+
+
+def _freeze(at: Keys) -> Protocol[str]:
+    """Decide who does not go on, once all have arrived at the end; whoever asks first decides for all."""
     count = yield Add(at.terminated, 0)
     listed = yield Read(tuple(f"{at.terminated}/{position}" for position in range(1, count + 1)))
     ranks = sorted({int(rank) for rank in listed if rank is not None})
     return str((yield CompareSet(at.frozen, " ".join(map(str, ranks)) or "none")))
-
-
-def _agree(at: Keys, seat: Seat, limits: Limits) -> Protocol[frozenset[int]]:
-    """Meet all ranks at the end of an iteration; answers those of them that do not go on. Raises: BarrierTimeout."""
-    frozen = yield from _close(at, seat)
-    if frozen is None:
-        yield from _await_all(at.frozen, at.end, seat.rank, seat.world_size, limits.barrier)
-        (frozen,) = yield Read((at.frozen,))
-    return frozenset() if frozen == "none" else frozenset(map(int, str(frozen).split()))
 
 
 def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
@@ -401,9 +402,9 @@ def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
             if (yield from report(at, record)) == COMPLETED:
                 yield from arrive(at.exit, seat.rank, seat.world_size)
                 return COMPLETED
-            yield from _mark_terminated(at, seat.rank)
             for name in (at.start, at.last_call):
                 yield from arrive(name, seat.rank, seat.world_size)
+            yield from _mark_terminated(at, seat.rank)
         terminated = yield from _agree(at, seat, limits)
         if seat.rank in terminated:
             return "excluded"
