@@ -218,8 +218,14 @@ def be_cut_while_building() -> bool:
 
 def build_after_interrupted_builds() -> None:
     """Be interrupted at each step by which torch registers a group, drop, and build again."""
-    steps = ["_update_default_pg", "_register_process_group", "_process_group_name", "get_rank", "ProcessGroupGloo"]
-    for name in steps:
+    steps = {  # and whether torch holds the group by then
+        "_process_group_name": False,
+        "ProcessGroupGloo": False,
+        "_register_process_group": True,
+        "_update_default_pg": True,
+        "get_rank": True,
+    }
+    for name, is_held in steps.items():
         original = getattr(c10d, name)
 
         def interrupt(*_: Any, **__: Any) -> Any:
@@ -234,6 +240,7 @@ def build_after_interrupted_builds() -> None:
             raise AssertionError(f"{name} is not called any more")
         finally:
             setattr(c10d, name, original)
+        assert collectives.groups_alive() is is_held
         collectives.drop_groups()
         assert not collectives.groups_alive()
         alone(f"after {name}")
