@@ -1,0 +1,143 @@
+"""Who acts in a virtual cluster?  Ranks, their monitors, and what monitors do for a rank.
+
+Only what each of them is at a moment; `testing.cluster` moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from resilience.core import watch
+from resilience.core.restart import ENTRY, Operation, Stage
+from resilience.core.watch import Doing, Observation
+from resilience.testing.faults import Fail, Stall
+from resilience.testing.invariants import Truth
+
+Seconds = float
+
+
+class Actor:
+    """Somebody who runs a protocol: one operation after the other, until it ends or dies.
+
+    token: changes with every step; what was put down under an earlier one is stale. pauses: before which
+    operations it stops, and for how long. silent_since: when it last ran bytecode, None if it runs some now."""
+
+    __slots__ = ("operation", "pauses", "process", "protocol", "seat", "silent_since", "token", "truth")
+
+    def __init__(self, truth: Truth, process: Rank | Monitor | None = None) -> None:
+        self.truth = truth
+        self.seat = truth.seat
+        self.process: Any = process
+        self.protocol: Generator[Operation, Any, Any]
+        self.operation: Operation
+        self.token = 0
+        self.pauses: dict[int, Seconds] = {}
+        self.silent_since: Seconds | None = None
+
+
+class Rank(Actor):
+    """A live rank, and what its page shows."""
+
+    __slots__ = (
+        "called_at",
+        "dies_before",
+        "doing",
+        "faults",
+        "hook",
+        "ignores_term",
+        "interrupted_at",
+        "is_answering",
+        "is_critical",
+        "late_by",
+        "linger",
+        "lingers_since",
+        "monitor",
+        "operations",
+        "pinged_at",
+        "published",
+        "since",
+        "takes_monitor_along",
+    )
+
+    def __init__(self, truth: Truth, ignores_term: bool) -> None:
+        super().__init__(truth)
+        self.process = self
+        self.monitor = Monitor(self)
+        # What the schedule has for it.
+        self.ignores_term = ignores_term
+        self.dies_before = 0
+        self.takes_monitor_along = False
+        self.is_critical = False  # its process holds the store
+        self.faults: dict[tuple[int, Stage], Fail | Stall] = {}
+        self.linger: dict[int, Seconds] = {}
+        # Where it is.
+        self.operations = 0
+        self.published = ENTRY  # the iteration of the seat that it published last
+        self.is_answering = False  # has left the function and is about to answer the last call
+        self.called_at = 0.0
+        self.late_by = 0.0
+        # Its page.
+        self.doing = Doing.OUTSIDE
+        self.since = 0.0
+        self.hook = ""
+        self.pinged_at: Seconds | None = None
+        self.interrupted_at: Seconds | None = None
+        self.lingers_since: Seconds | None = None  # not on the page: when it should have left its function
+
+    def __str__(self) -> str:
+        return f"rank {self.truth.seat.initial_rank}"
+
+    def does(self, doing: Doing, now: Seconds, hook: str = "") -> None:
+        if (doing, hook) != (self.doing, self.hook):
+            self.doing, self.hook, self.since = doing, hook, now
+
+    def observed(self, now: Seconds) -> Observation:
+        """Return what its monitor sees of it."""
+        return Observation(
+            iteration=self.seat.iteration,
+            doing=self.doing,
+            since=self.since,
+            hook=self.hook,
+            watchdog_at=now if self.silent_since is None else self.silent_since,
+            ping_at=self.pinged_at,
+            interrupted_at=self.interrupted_at,
+            is_gone=self.truth.end is not None,
+            said_goodbye=self.truth.is_alive,
+        )
+
+    def stalled_since(self) -> Seconds | None:
+        """Return since when it has really been without progress, None if it makes some."""
+        moments = (self.silent_since, self.pinged_at, self.lingers_since)
+        return min((at for at in moments if at is not None), default=None)
+
+
+class Monitor:
+    """The process beside a rank. token: changes with every look put down, so that only the latest counts."""
+
+    __slots__ = ("dies_before", "errands", "is_alive", "operations", "queue", "rank", "token", "watch")
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.watch = watch.Watch()
+        self.token = 0
+        self.operations = 0
+        self.dies_before = 0
+        self.is_alive = True
+        self.errands: list[Errand] = []  # under way: at most one of its own, any number for neighbours
+        self.queue: list[Errand] = []  # its own that wait
+
+
+class Errand(Actor):
+    """One protocol that a monitor runs for a rank: a report, or standing in."""
+
+    __slots__ = ("monitor", "rank", "stands_in")
+
+    def __init__(self, monitor: Monitor, rank: Rank, stands_in: bool) -> None:
+        super().__init__(rank.truth, monitor)
+        self.monitor = monitor
+        self.rank = rank
+        self.stands_in = stands_in
+
+    def __str__(self) -> str:
+        does = "stands in for" if self.stands_in else "reports"
+        return f"monitor {self.monitor.rank.truth.seat.initial_rank} {does} {self.truth.seat.initial_rank}"

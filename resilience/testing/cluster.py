@@ -1,0 +1,341 @@
+"""How does a whole job behave?  Virtual ranks and monitors over one memory store, driven by a schedule.
+
+Each rank runs the loop of `inprocess.call` over `core.restart`, each monitor that of `monitor.server` over
+`core.watch`; both yield operations as in production. They are performed one at a time, each after a delay
+drawn from the schedule's seed: that is the interleaving. Between any two operations a fault may strike. No
+threads, no processes, no waiting: a minute of a job takes milliseconds. The `Referee` is told what really
+happens and raises where an invariant breaks. What the stages of a rank do is in `testing.stages`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from resilience.core import assignment, restart, watch
+from resilience.core.attribution import missed_completion
+from resilience.core.restart import (
+    COMPLETED,
+    INTERRUPTED,
+    Add,
+    Assign,
+    Await,
+    Check,
+    CompareSet,
+    Operation,
+    Run,
+    Seat,
+    Set,
+    seat_key,
+)
+from resilience.core.watch import Doing
+from resilience.errors import BarrierTimeout
+from resilience.testing import invariants
+from resilience.testing.actors import Actor, Errand, Monitor, Rank
+from resilience.testing.clock import VirtualClock
+from resilience.testing.faults import Fail, Kill, Linger, Pause, Schedule, Stall, Suspect
+from resilience.testing.invariants import LIMITS, Referee, broken
+from resilience.testing.monitors import Monitors
+from resilience.testing.stages import Stages
+from resilience.testing.store import MemoryStore
+
+Seconds = float
+Trace = Callable[[Seconds, str, object], None]
+Steps = Generator[Operation, Any, str]
+
+# How long one operation takes: mostly a fraction of a millisecond, sometimes half a second.
+DELAYS = tuple(10 ** (-4 + 3.7 * step / 255) for step in range(256))
+# A rank that is this much later than the others, all in all, excuses a BarrierTimeout.
+LATE = LIMITS.barrier - 20.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a schedule came to."""
+
+    iterations: int
+    steps: int
+    most_operations: int  # of one rank
+    seconds: Seconds
+    ends: tuple[str, ...]
+    excuses: tuple[str, ...]
+
+
+class Cluster:
+    """One run of one schedule. `run` raises InternalError where an invariant breaks."""
+
+    token = 0  # what the cluster itself puts down is never stale
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        protocol: ModuleType = restart,
+        watcher: ModuleType = watch,
+        trace: Trace | None = None,
+    ) -> None:
+        self.schedule = schedule
+        self.clock = VirtualClock()
+        self.store = MemoryStore()
+        self.referee = Referee(schedule.ranks, self.store)
+        self.rng = Random(-1 - schedule.seed)
+        self.protocol: Any = protocol
+        self._trace = trace
+        self._seat_after = {
+            "shift": assignment.shift,
+            "fill_gaps": assignment.fill_gaps,
+            "grouped": assign_grouped,
+        }[schedule.assignment]
+        self.ranks = [Rank(truth, self.rng.random() < 0.2) for truth in self.referee.truths]
+        self.monitors = Monitors(self, watcher)
+        self._stages = Stages(self)
+
+    def run(self) -> Report:
+        """Run until nothing is left to happen, then settle."""
+        block, self.protocol.BLOCK = self.protocol.BLOCK, self.schedule.block
+        clock, steps = self.clock, 0
+        faults = 1 + len(self.schedule.faults)
+        try:
+            self._begin()
+            while (due := clock.next()) is not None:
+                actor, token, act, *arguments = due
+                if actor.token == token:
+                    act(actor, *arguments)
+                    steps += 1
+                    if clock.now > 1000.0 * faults or steps > 1000 * faults * len(self.ranks):
+                        raise broken("every schedule ends", f"not after {clock.now:.0f} s and {steps} steps")
+            self.referee.settle()
+        finally:
+            self.protocol.BLOCK = block
+        return Report(
+            iterations=max(self.referee.worlds) + 1,
+            steps=steps,
+            most_operations=max(rank.operations for rank in self.ranks),
+            seconds=clock.now,
+            ends=tuple(str(rank.truth.end) for rank in self.ranks),
+            excuses=tuple(self.referee.excuses),
+        )
+
+    def note(self, who: object, what: object) -> None:
+        if self._trace is not None:
+            self._trace(self.clock.now, str(who), what)
+
+    def delay(self) -> Seconds:
+        return DELAYS[self.rng.getrandbits(8)] * self.schedule.latency
+
+    # -- the schedule -----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        for fault in self.schedule.faults:
+            rank = self.ranks[fault.rank]
+            match fault:
+                case Kill(_, victim, _, at) if at is not None:
+                    self.clock.after(at, self, 0, Cluster._strike, rank, victim)
+                case Kill(_, "monitor", operation):
+                    rank.monitor.dies_before = operation
+                case Kill(_, victim, operation):
+                    rank.dies_before = operation
+                    rank.takes_monitor_along = victim == "both"
+                case Fail(_, iteration, stage) | Stall(_, iteration, stage):
+                    rank.faults[iteration, stage] = fault
+                case Linger(_, iteration, duration):
+                    rank.linger[iteration] = duration
+                case Pause(_, operation, duration):
+                    rank.pauses[operation] = duration
+                case Suspect(_, at):
+                    self.clock.after(at, self.monitors, 0, Monitors.suspect, rank)
+        for rank in self.ranks:
+            rank.is_critical = rank.truth.seat.initial_rank == self.schedule.critical
+            rank.protocol = self._live(rank)
+            self.clock.after(self.delay(), rank, 0, self.step, None)
+
+    def _strike(self, rank: Rank, victim: str) -> None:
+        if victim != "monitor":
+            self.kill(rank)
+        if victim != "rank":
+            self.monitors.kill(rank.monitor)
+
+    # -- performing operations --------------------------------------------------------------------
+
+    def step(self, actor: Actor, answer: Any) -> None:
+        """Give an actor its answer, and put down what it asks for next."""
+        actor.token += 1
+        try:
+            operation = actor.protocol.send(answer)
+            while isinstance(operation, Assign):
+                operation = actor.protocol.send(self._follow(actor, operation))
+        except StopIteration as stop:
+            return self._ended(actor, stop.value)
+        actor.operation = operation
+        self._notice(actor, operation)
+        delay = self.delay()
+        if actor.pauses:
+            delay += self._pause(actor)
+        return self.clock.after(delay, actor, actor.token, self._perform)
+
+    def _perform(self, actor: Actor) -> None:
+        """An actor's operation takes effect now, unless a fault strikes first."""
+        operation, process = actor.operation, actor.process
+        actor.silent_since = None
+        process.operations += 1
+        if process.operations == process.dies_before:
+            return self._struck(process)
+        self.note(actor, operation)
+        if isinstance(operation, (Set, CompareSet)):
+            before = self.store.data.get(operation.key)
+            answer = self.store.perform(operation)
+            self.referee.wrote(actor.truth, isinstance(actor, Errand) and actor.stands_in, operation, before)
+        elif isinstance(operation, Await):
+            return self._await(actor, operation)
+        elif isinstance(operation, Run):
+            assert isinstance(actor, Rank)
+            return self._stages.enter(actor, operation.stage)
+        else:
+            answer = self.store.perform(operation)
+        return self.step(actor, answer)
+
+    def _await(self, actor: Actor, operation: Await) -> None:
+        if isinstance(actor, Rank):
+            actor.does(Doing.WAITING, self.clock.now)
+        if operation.key in self.store.data:
+            return self.step(actor, True)
+        self.store.when_present(operation.key, partial(self._tell, actor, actor.token))
+        return self.clock.after(operation.limit, actor, actor.token, self._overdue)
+
+    def _tell(self, actor: Actor, token: int) -> None:
+        """What an actor waits for is there; it learns of it a moment later."""
+        if actor.token == token:
+            self.clock.after(self.delay(), actor, token, self.step, True)
+
+    def _overdue(self, actor: Actor) -> None:
+        """A wait is over. Like a store's client, look once more."""
+        operation = actor.operation
+        assert isinstance(operation, Await)
+        is_there = operation.key in self.store.data
+        if not is_there and operation.key.endswith("/last_call/done"):
+            self.referee.waited_in_vain(actor.seat)
+        if not is_there and operation.key.endswith("/exit/done"):
+            self.referee.held_up(actor.seat)
+        if not is_there and operation.key.endswith("/outcome"):
+            self.referee.may_say(missed_completion(actor.seat, operation.limit))
+        self.step(actor, is_there)
+
+    def _notice(self, actor: Actor, operation: Operation) -> None:
+        """Tell the referee what an actor's next operation shows of where it is."""
+        if isinstance(actor, Rank):
+            if actor.published != actor.seat.iteration:
+                if not isinstance(operation, Set) or operation.key != seat_key(actor.seat.initial_rank):
+                    raise broken("seats are published", f"{actor.seat} asks for {operation} before it has said so")
+                actor.published = actor.seat.iteration
+            elif actor.is_answering and not isinstance(operation, (Set, Check)):
+                actor.is_answering = False
+                self.referee.answered(actor.seat)
+        elif isinstance(operation, Await) or (isinstance(operation, Add) and operation.amount == 0):
+            self.referee.answered(actor.seat)
+
+    def _pause(self, actor: Actor) -> Seconds:
+        assert isinstance(actor, Rank)
+        duration = actor.pauses.pop(actor.operations + 1, 0.0)
+        if duration:
+            self.stalls(actor, duration)
+            actor.silent_since = self.clock.now
+        return duration
+
+    def _struck(self, process: Rank | Monitor) -> None:
+        if isinstance(process, Rank):
+            self._strike(process, "both" if process.takes_monitor_along else "rank")
+        else:
+            self.monitors.kill(process)
+
+    def _ended(self, actor: Actor, result: str) -> None:
+        if isinstance(actor, Rank):
+            self.referee.ended(actor.truth, result)
+            actor.does(Doing.OUTSIDE, self.clock.now)
+            self.monitors.look(actor.monitor, self.delay())
+        elif isinstance(actor, Errand):
+            self.monitors.ended(actor, result)
+
+    # -- the life of a rank -----------------------------------------------------------------------
+
+    def _live(self, rank: Rank) -> Steps:
+        """The loop of `inprocess.call`; answers how the rank ended."""
+        self.referee.entered(rank.seat)
+        try:
+            ending = yield from self.protocol.enter(rank.seat, LIMITS)
+            while True:
+                self.referee.moves_on(rank.truth, ending.terminated)
+                following = self._assigned(rank, rank.seat, ending.terminated)
+                if following is None:
+                    return invariants.DISCARDED
+                rank.seat = rank.truth.seat = following
+                rank.interrupted_at = None
+                self.referee.took_seat(following, by_stand_in=rank.truth.is_suspected)
+                ending = yield from self.protocol.iterate(following, LIMITS)
+                if ending.outcome == COMPLETED:
+                    self.referee.completed(rank.truth)
+                    yield from self.protocol.depart(following, LIMITS, rank.is_critical)
+                    if rank.is_critical:
+                        self.referee.departed(following)
+                if ending.outcome != INTERRUPTED:
+                    return str(ending.outcome)
+        except BarrierTimeout:
+            self.referee.suspected(rank.truth)
+            record = self.referee.may_say(f"{rank.seat.initial_rank}:timeout")
+            try:
+                yield from self.protocol.stand_in(rank.seat, LIMITS, record)
+            except BarrierTimeout:
+                pass  # nobody is left to agree with
+            return invariants.TIMEOUT
+
+    def _assigned(self, actor: Actor, seat: Seat, terminated: frozenset[int]) -> Seat | None:
+        following = self._seat_after(seat, terminated)
+        if following is None:
+            actor.truth.is_grouped |= seat.rank not in terminated
+            return None
+        active = min(self.schedule.active, following.world_size)
+        return msgspec.structs.replace(following, active_world_size=active)
+
+    def _follow(self, actor: Actor, operation: Assign) -> Seat | None:
+        """Whoever stands in for a rank finds its next seat as the rank itself would have."""
+        self.referee.agreed(operation.seat, operation.terminated)
+        following = self._assigned(actor, operation.seat, operation.terminated)
+        if following is not None:
+            actor.seat = following
+            self.referee.took_seat(following, by_stand_in=True)
+            if isinstance(actor, Rank):
+                actor.published = following.iteration
+        return following
+
+    def stalls(self, rank: Rank, duration: Seconds) -> None:
+        """A rank is about to make no progress, so that its monitor has something to weigh."""
+        self.comes_late(rank, duration)
+        if rank.monitor.is_alive:
+            self.monitors.look(rank.monitor, 0.0)
+        else:
+            self.monitors.is_unmonitored(rank)
+
+    def comes_late(self, rank: Rank, duration: Seconds) -> None:
+        """A rank, or whoever stands in for it, keeps the others waiting for so long."""
+        rank.late_by += duration
+        if rank.late_by > LATE:
+            self.referee.excuse(f"{rank} is late by {rank.late_by:.0f} s in all")
+
+    def kill(self, rank: Rank) -> None:
+        """A rank's process is gone."""
+        if rank.truth.end is not None:
+            return
+        self.note(rank, "killed")
+        rank.token += 1
+        self.referee.died(rank.truth)
+        if rank.monitor.is_alive:
+            self.monitors.look(rank.monitor, self.delay())
+        else:
+            self.monitors.is_unspoken(rank)
+
+
+def assign_grouped(seat: Seat, terminated: frozenset[int]) -> Seat | None:
+    """As by FilterGroupedByKey: two neighbours make a node, and go together."""
+    nodes = {rank // 2 for rank in terminated}
+    return assignment.shift(seat, frozenset(rank for rank in range(seat.world_size) if rank // 2 in nodes))

@@ -1,0 +1,161 @@
+"""What goes wrong, where and when?  Faults as values, and the schedules that seeds stand for.
+
+A schedule is all that `testing.cluster` needs to repeat a run exactly: the same seed draws the same faults,
+delays and interleaving. Ranks are initial ranks; seconds are virtual."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from resilience.core.restart import End, Stage
+
+Seconds = float
+Victim = Literal["rank", "monitor", "both"]
+How = Literal["sleep", "spin", "stuck", "slow"]
+VICTIMS: tuple[Victim, ...] = ("rank", "monitor", "both")
+Assignment = Literal["shift", "fill_gaps", "grouped"]
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """A process is gone: before its `operation`-th operation (from 1), or at a moment if that is given.
+
+    A monitor counts the operations it performs in the store; of both, the rank's count."""
+
+    rank: int
+    victim: Victim = "rank"
+    operation: int = 0
+    at: Seconds | None = None
+
+
+class Fail(msgspec.Struct, frozen=True, tag=True):
+    """A stage raises. `end`: FAILED for an Exception, FATAL for a BaseException."""
+
+    rank: int
+    iteration: int
+    stage: Stage
+    end: End = End.FAILED
+
+
+class Stall(msgspec.Struct, frozen=True, tag=True):
+    """A stage does not come to its end in time.
+
+    sleep: runs no bytecode until it is interrupted. spin: runs bytecode, pings no more, until it is
+    interrupted. stuck: runs no bytecode and cannot be interrupted. slow: takes `duration`."""
+
+    rank: int
+    iteration: int
+    stage: Stage
+    how: How
+    duration: Seconds = 0.0
+
+
+class Linger(msgspec.Struct, frozen=True, tag=True):
+    """An interrupted function takes long to leave."""
+
+    rank: int
+    iteration: int
+    duration: Seconds
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """A rank stops before its `operation`-th operation and goes on after `duration`, as by SIGSTOP."""
+
+    rank: int
+    operation: int
+    duration: Seconds
+
+
+class Suspect(msgspec.Struct, frozen=True, tag=True):
+    """A neighbour takes a living rank for dead and stands in for it."""
+
+    rank: int
+    at: Seconds
+
+
+Fault = Kill | Fail | Stall | Linger | Pause | Suspect
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """One run of a cluster.
+
+    active: ranks that run the function, the others are spares. block: arrivals looked at together in a
+    barrier. latency: factor on the time of every store operation. critical: the rank that leaves last."""
+
+    seed: int
+    ranks: int
+    faults: tuple[Fault, ...] = ()
+    active: int = 1_000_000
+    assignment: Assignment = "shift"
+    block: int = 32
+    latency: float = 1.0
+    critical: int = 0
+
+
+HANGS: tuple[How, ...] = ("sleep", "spin", "stuck", "slow")  # hooks can only do the last two
+HOOKS = (Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FINALIZE, Stage.CHECK_AFTER)
+OPERATIONS = 90  # a rank has done about as many after two restarts
+STAND_IN_OPERATIONS = 16
+
+
+def draw(seed: int, fewest: int = 3, most: int = 8) -> Schedule:
+    """Return the schedule of a seed, with `fewest` to `most` ranks and up to four faults."""
+    rng = Random(seed)
+    ranks = rng.randint(fewest, most)
+    faults: list[Fault] = []
+    for number in range(rng.choice((0, 1, 1, 1, 2, 2, 2, 3, 3, 4))):
+        fault = _fault(rng, rng.randrange(ranks), rng.choice((0, 0, 0, 1, 1, 2)[: 1 + 5 * number]))
+        faults.append(fault)
+        if isinstance(fault, Kill) and fault.victim == "rank" and rng.random() < 0.3:
+            faults.append(Kill(fault.rank, "monitor", rng.randint(1, STAND_IN_OPERATIONS)))
+    return Schedule(
+        seed=seed,
+        ranks=ranks,
+        faults=tuple(faults),
+        active=rng.choice((ranks, ranks, max(1, ranks - 1), max(1, ranks // 2))),
+        assignment=rng.choice(("shift", "shift", "fill_gaps", "grouped")),
+        block=rng.choice((2, 3, 32)),
+        latency=rng.choice((0.1, 1.0, 1.0, 3.0)),
+    )
+
+
+def _fault(rng: Random, rank: int, iteration: int) -> Fault:
+    operation = rng.randint(1, rng.choice((25, 50, OPERATIONS)))
+    kind = rng.randrange(20)
+    if kind < 6:
+        return Kill(rank, "rank", operation)
+    if kind < 8:
+        return Kill(rank, "both", operation)
+    if kind < 10:
+        return Kill(rank, rng.choice(VICTIMS), at=rng.random() * rng.choice((1, 3, 10)))
+    if kind < 13:
+        return Fail(rank, iteration, Stage.FUNCTION, rng.choice((End.FAILED, End.FAILED, End.FATAL)))
+    if kind < 15:
+        return Fail(rank, iteration, rng.choice(HOOKS), rng.choice((End.FAILED, End.FATAL)))
+    if kind < 17:
+        return Stall(rank, iteration, Stage.FUNCTION, rng.choice(HANGS), rng.uniform(10, 200))
+    if kind < 18:
+        stage = rng.choice((*HOOKS, Stage.ABORT))
+        return Stall(rank, iteration, stage, rng.choice(HANGS[2:]), rng.uniform(1, 85))
+    if kind < 19:
+        if rng.random() < 0.5:
+            return Linger(rank, iteration, rng.uniform(0.5, 120))
+        return Pause(rank, operation, rng.uniform(1, 150))
+    return Suspect(rank, rng.random() * rng.choice((1, 3, 10)))
+
+
+def everywhere(victim: Victim, ranks: int, rank: int, restarts: int = 0) -> list[Schedule]:
+    """Return the schedules that kill one process at each of its operations in turn.
+
+    restarts: the function of the next rank raises in that many iterations, so that restarts are hit too.
+    A monitor does something only if its rank dies: that rank is killed as it enters."""
+    others: list[Fault] = [Fail((rank + 1) % ranks, number, Stage.FUNCTION) for number in range(restarts)]
+    if victim == "monitor":
+        others.append(Kill(rank, "rank", at=1.0))
+    last = STAND_IN_OPERATIONS if victim == "monitor" else OPERATIONS
+    return [
+        Schedule(seed=number, ranks=ranks, faults=(Kill(rank, victim, number), *others))
+        for number in range(1, last + 1)
+    ]

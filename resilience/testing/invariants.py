@@ -1,0 +1,362 @@
+"""Did everything stay as it must?  What really happened in a cluster, held against what the protocol says.
+
+The referee is told what each rank and each process that stands in for one really does, and reads the store
+over their shoulder. It knows no protocol step: only who was where, who returned, who died, and what must
+never be. A schedule that leaves a rank late, or without anybody to speak for it, is *excused*: ranks may then
+end by BarrierTimeout; everything else still holds.
+Raises: InternalError with the attribute `invariant`, from whatever call first sees it broken."""
+
+from __future__ import annotations
+
+from resilience.core.restart import (
+    COMPLETED,
+    ENTRY,
+    INTERRUPTED,
+    LEFT,
+    CompareSet,
+    End,
+    Limits,
+    Result,
+    Seat,
+    Set,
+    Stage,
+)
+from resilience.errors import InternalError
+from resilience.testing.store import MemoryStore
+
+LIMITS = Limits()  # how long ranks wait for each other
+
+# How a rank can end, beside COMPLETED and LEFT.
+DISCARDED, TIMEOUT, KILLED = "discarded", "timeout", "killed"
+
+Last = tuple[Stage | None, End]
+BEGINNING: Last = (None, End.RETURNED)
+READY: Last = (Stage.CHECK_BEFORE, End.RETURNED)
+RECOVERED: Last = (Stage.CHECK_AFTER, End.RETURNED)
+NEXT: dict[Last, Stage] = {
+    BEGINNING: Stage.INITIALIZE,
+    (Stage.INITIALIZE, End.RETURNED): Stage.CHECK_BEFORE,
+    (Stage.ABORT, End.RETURNED): Stage.FINALIZE,
+    (Stage.FINALIZE, End.RETURNED): Stage.CHECK_AFTER,
+}
+RECOVERING = (Stage.FINALIZE, Stage.CHECK_AFTER)
+FAILURES = (End.FAILED, End.FATAL)
+
+
+def broken(invariant: str, what: str) -> InternalError:
+    """Return the error that says which invariant does not hold."""
+    return InternalError(f"{invariant}: {what}", invariant=invariant)
+
+
+class World:
+    """What really happened in one iteration. Sets are of ranks in this iteration.
+
+    came: reached the start barrier themselves. inside: may still be in the function. uncalled: have not answered the last call, neither themselves nor by
+    whoever stands in. before_end: have not come to the end barrier, and are alive."""
+
+    __slots__ = ("active", "before_end", "came", "holders", "inside", "returned", "size", "uncalled")
+
+    def __init__(self, seat: Seat) -> None:
+        self.size = seat.world_size
+        self.active = seat.active_world_size
+        self.holders: dict[int, int] = {}  # rank -> initial rank
+        self.came = {0} if seat.world_size == 1 else set()  # a lone rank has nobody to meet
+        self.returned: set[int] = set()
+        self.inside = set(range(seat.world_size))
+        self.uncalled = set(self.inside)
+        self.before_end = set(self.inside)
+
+    def is_past(self, rank: int) -> None:
+        self.inside.discard(rank)
+        self.before_end.discard(rank)
+
+
+class Truth:
+    """What really happened to one rank."""
+
+    __slots__ = (
+        "end",
+        "frozen_before",
+        "is_fatal",
+        "is_grouped",
+        "is_suspected",
+        "is_unspoken",
+        "last",
+        "must_say",
+        "seat",
+        "spoken_for",
+        "standing",
+    )
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.last = BEGINNING  # the stage it left last in this iteration, and how
+        self.end: str | None = None
+        self.is_fatal = False  # it failed such that it has to leave
+        self.is_suspected = False  # somebody stood in for it while it lived
+        self.is_unspoken = False  # it is dead or stuck, and nobody is left to stand in for it or to end it
+        self.is_grouped = False  # the assignment left it out together with a rank that was terminated
+        self.must_say: set[str] = set()  # records of its failures that do not stand in the store yet
+        self.frozen_before = ENTRY - 1  # last iteration that was frozen when it died or was suspected
+        self.standing = 0  # processes that stand in for it now
+        self.spoken_for: str | None = None  # what its stand-in answered
+
+    @property
+    def is_alive(self) -> bool:
+        return self.end != KILLED
+
+
+class Referee:
+    """Watches one cluster. Its methods are called when what they are named for has happened."""
+
+    def __init__(self, ranks: int, store: MemoryStore) -> None:
+        self._data = store.data
+        self.worlds: dict[int, World] = {}
+        self.truths = [Truth(Seat(rank, rank, ranks, ranks, ENTRY)) for rank in range(ranks)]
+        self.excuses: list[str] = []
+        self._true: set[str] = set()  # every record that may stand in the store
+        self._last_frozen = ENTRY - 1
+        self._superfluous: list[Seat] = []  # of ranks whose stand-ins gave up waiting for the others
+        for truth in self.truths:
+            self.took_seat(truth.seat)
+
+    def excuse(self, why: str) -> None:
+        """The schedule asks too much: somebody may time out."""
+        self.excuses.append(why)
+
+    # -- where ranks are --------------------------------------------------------------------------
+
+    def entered(self, seat: Seat) -> None:
+        self.worlds[ENTRY].before_end.discard(seat.rank)
+
+    def took_seat(self, seat: Seat, by_stand_in: bool = False) -> None:
+        """Somebody holds a rank's seat: ranks are unique, below the size, and all see one world."""
+        world = self.worlds.get(seat.iteration)
+        if world is None:
+            world = self.worlds[seat.iteration] = World(seat)
+        if (world.size, world.active) != (seat.world_size, seat.active_world_size):
+            raise broken("one world", f"{seat} beside a world of {world.size} with {world.active} active")
+        if not 0 <= seat.rank < world.size:
+            raise broken("consecutive ranks", f"{seat}")
+        holder = world.holders.setdefault(seat.rank, seat.initial_rank)
+        if holder != seat.initial_rank:
+            raise broken("unique ranks", f"{seat} is held by initial rank {holder} too")
+        if by_stand_in:
+            world.is_past(seat.rank)
+
+    def moves_on(self, truth: Truth, terminated: frozenset[int]) -> None:
+        """A living rank goes on to the next iteration: it has recovered, and all others have ended this one."""
+        seat = truth.seat
+        world = self.worlds[seat.iteration]
+        if world.before_end:
+            raise broken("end together", f"{seat} goes on, ranks {world.before_end} have not ended")
+        if seat.iteration != ENTRY and truth.last != RECOVERED:
+            raise broken("stages in order", f"{seat} goes on after {truth.last}")
+        truth.last = BEGINNING
+        self.agreed(seat, terminated)
+
+    def agreed(self, seat: Seat, terminated: frozenset[int]) -> None:
+        """Somebody learned who does not go on: everybody learns the same."""
+        frozen = self._data.get(f"{seat.iteration}/frozen")
+        if frozen is None or terminated != parse_frozen(frozen):
+            raise broken("one agreement", f"{seat} learned of {set(terminated)}, frozen is {frozen}")
+
+    def begins(self, truth: Truth, stage: Stage, called_for: float) -> None:
+        """A rank enters a stage, `called_for` seconds after it last left a function for an interruption."""
+        seat = truth.seat
+        world = self.worlds[seat.iteration]
+        expected = NEXT.get(truth.last, Stage.ABORT)
+        if truth.last == READY:
+            expected = Stage.FUNCTION if seat.is_active else Stage.RESERVE
+        if stage is not expected or (truth.is_fatal and stage is not Stage.ABORT):
+            raise broken("stages in order", f"{seat} runs {stage} after {truth.last}")
+        if stage is Stage.INITIALIZE and len(world.came) < world.size and f"{seat.iteration}/outcome" not in self._data:
+            raise broken("start together", f"{seat} starts, only {sorted(world.came)} have come")
+        if stage is Stage.FINALIZE and world.inside and called_for < LIMITS.last_call:
+            raise broken("last call", f"{seat} finalizes after {called_for:.3g} s, {world.inside} are in the function")
+
+    def leaves(self, truth: Truth, stage: Stage, result: Result) -> None:
+        seat = truth.seat
+        world = self.worlds[seat.iteration]
+        truth.last = (stage, result.end)
+        if result.end in FAILURES:
+            truth.must_say.add(self.may_say(result.report))
+            truth.is_fatal |= result.end is End.FATAL
+        if stage is Stage.FUNCTION and result.end is End.RETURNED:
+            world.returned.add(seat.rank)
+        elif stage is Stage.ABORT:
+            world.inside.discard(seat.rank)
+        if truth.last == RECOVERED or (truth.is_fatal and stage not in (Stage.INITIALIZE, Stage.CHECK_BEFORE)):
+            world.before_end.discard(seat.rank)
+
+    def answered(self, seat: Seat) -> None:
+        """A rank has answered the last call, or somebody for it."""
+        self.worlds[seat.iteration].uncalled.discard(seat.rank)
+
+    def completed(self, truth: Truth) -> None:
+        """A rank learned that its iteration completed; all it does yet is depart."""
+        outcome = self._data.get(f"{truth.seat.iteration}/outcome")
+        if outcome != COMPLETED:
+            raise broken("one outcome", f"{truth.seat} completed an iteration that was decided as {outcome}")
+
+    def held_up(self, seat: Seat) -> None:
+        """A rank waited in vain for the others to depart."""
+        if not self.excuses:
+            raise broken("no vain wait", f"{seat} waited for the others to depart until it was no use")
+
+    def departed(self, seat: Seat) -> None:
+        """The rank that holds the store departs: everybody else needs it no more."""
+        if self.worlds[seat.iteration].before_end and not self.excuses:
+            raise broken("the store goes last", f"{seat} departs before {self.worlds[seat.iteration].before_end}")
+
+    def waited_in_vain(self, seat: Seat) -> None:
+        """A rank waited for the whole last call: somebody was missing."""
+        if not self.worlds[seat.iteration].uncalled:
+            raise broken("no vain wait", f"{seat} waited for the last call though all had answered it")
+
+    def ended(self, truth: Truth, end: str) -> None:
+        """A rank ended, and why."""
+        truth.end = end
+        seat = truth.seat
+        self.worlds[seat.iteration].is_past(seat.rank)
+        if end == LEFT and not truth.is_fatal:
+            raise broken("no healthy rank excluded", f"{seat} left without a reason")
+        if end == COMPLETED and truth.is_fatal:
+            raise broken("no fault swallowed", f"{seat} had to leave, and completed")
+        if end == DISCARDED and not (truth.is_suspected or truth.is_grouped):
+            raise broken("no healthy rank excluded", f"{seat} was given no seat")
+        if end == TIMEOUT and not self.excuses:
+            raise broken("no rank forgotten", f"{seat} waited until a barrier timed out")
+
+    def died(self, truth: Truth) -> None:
+        truth.is_unspoken = False
+        if not truth.is_suspected:
+            truth.frozen_before = self._last_frozen
+        self.ended(truth, KILLED)
+
+    def suspected(self, truth: Truth) -> None:
+        """A living rank is about to be stood in for: from now on it may be overtaken."""
+        if not truth.is_suspected:
+            truth.frozen_before = self._last_frozen
+        truth.is_suspected = True
+        self.worlds[truth.seat.iteration].is_past(truth.seat.rank)
+
+    def terminated(self, truth: Truth, stalled_for: float | None, limit: float) -> None:
+        """A monitor ends its rank: it has really been without progress for that long."""
+        if stalled_for is None or stalled_for < limit - 1e-6:
+            raise broken("no healthy rank killed", f"{truth.seat} stalled for {stalled_for} s, its limit is {limit} s")
+
+    def stood_in(self, truth: Truth, seat: Seat, result: str) -> None:
+        """Somebody is done standing in for a rank, which ended at `seat`."""
+        truth.spoken_for = result
+        if result == TIMEOUT:
+            self._superfluous.append(seat)
+        if result == COMPLETED and self._data.get(f"{seat.iteration}/outcome") != COMPLETED:
+            raise broken("one outcome", f"the stand-in of {seat} believes in a completion")
+        if result == "excluded" and seat.rank not in parse_frozen(self._data[f"{seat.iteration}/frozen"]):
+            raise broken("stand-ins end", f"the stand-in of {seat} left, and the others take it along")
+        if result == DISCARDED and not truth.is_grouped:
+            raise broken("stand-ins end", f"the stand-in of {seat} found no seat")
+
+    # -- what stands in the store -------------------------------------------------------------------
+
+    def may_say(self, record: str) -> str:
+        """Note a record that may truthfully stand in the store; answers it."""
+        self._true.add(record)
+        return record
+
+    def wrote(self, truth: Truth, by_stand_in: bool, operation: Set | CompareSet, before: str | None) -> None:
+        """A key was written that held `before`."""
+        key = operation.key
+        if isinstance(operation, Set):
+            if before is not None and before != operation.value and not key.startswith("seat/"):
+                raise broken("written once", f"{key} was {before!r}, is {operation.value!r}")
+            if "/records/" in key:
+                self._recorded(truth, by_stand_in, int(key.partition("/")[0]), operation.value)
+            elif "/start/0/" in key and not by_stand_in:
+                self.worlds[truth.seat.iteration].came.add(truth.seat.rank)
+            elif "/exit/" in key:
+                self.worlds[truth.seat.iteration].is_past(truth.seat.rank)
+        elif before is None:
+            iteration = int(key.partition("/")[0])
+            if key.endswith("/outcome"):
+                self._decided(iteration, operation.value)
+            elif key.endswith("/frozen"):
+                self._last_frozen = max(self._last_frozen, iteration)
+
+    def _recorded(self, truth: Truth, by_stand_in: bool, iteration: int, record: str) -> None:
+        if record not in self._true:
+            raise broken("true records", f"{record!r} stands in iteration {iteration}")
+        truth.must_say.discard(record)
+        if by_stand_in and iteration <= truth.frozen_before:
+            raise broken("true records", f"{record!r} stands in iteration {iteration}, which had ended before")
+
+    def _decided(self, iteration: int, outcome: str) -> None:
+        world = self.worlds[iteration]
+        if outcome == COMPLETED:
+            missing = set(range(world.active)) - world.returned
+            if missing:
+                raise broken("completed means all returned", f"{missing} have not returned in iteration {iteration}")
+        elif not self._records(iteration):
+            raise broken("no interruption without a record", f"iteration {iteration}")
+
+    def _records(self, iteration: int) -> list[str]:
+        count = int(self._data.get(f"{iteration}/records", "0"))
+        found = (self._data.get(f"{iteration}/records/{position}") for position in range(1, count + 1))
+        return [record for record in found if record is not None]
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Nothing is left to happen: everybody is accounted for."""
+        # Nobody ends a rank that hangs when its monitor is gone; then the others may wait for it.
+        self._is_stuck = any(truth.is_unspoken and truth.end is None for truth in self.truths)
+        records = [record for iteration in self.worlds for record in self._records(iteration)]
+        for truth in self.truths:
+            self._settle_rank(truth, records)
+        for iteration, world in self.worlds.items():
+            self._settle_world(iteration, world)
+        for seat in self._superfluous:
+            frozen = self._data.get(f"{seat.iteration}/frozen")
+            if frozen is not None and seat.rank not in parse_frozen(frozen):
+                raise broken("stand-ins end", f"the stand-in of {seat} gave up, and the others took it along")
+
+    def _settle_rank(self, truth: Truth, records: list[str]) -> None:
+        if truth.end is None and not self._is_stuck:
+            raise broken("no rank forgotten", f"{truth.seat} waits for ever")
+        if truth.standing:
+            raise broken("stand-ins end", f"{truth.standing} of {truth.seat} wait for ever")
+        if truth.is_alive and truth.must_say:
+            raise broken("no fault without a record", f"{truth.must_say} of {truth.seat}")
+        if truth.is_alive or truth.is_unspoken or truth.spoken_for == DISCARDED:
+            return
+        if truth.spoken_for is None:
+            raise broken("no rank forgotten", f"{truth.seat} is dead and nobody has stood in for it")
+        if not any(record.startswith(f"{truth.seat.initial_rank}:") for record in records):
+            raise broken("no death without a record", f"{truth.seat}")
+
+    def _settle_world(self, iteration: int, world: World) -> None:
+        outcome = self._data.get(f"{iteration}/outcome")
+        members = [self.truths[initial] for initial in world.holders.values()]
+        if len(world.holders) < world.size and not self.excuses:
+            raise broken("consecutive ranks", f"iteration {iteration} has {sorted(world.holders)} of {world.size}")
+        if outcome == COMPLETED:
+            for truth in members:
+                has_left = truth.end == LEFT and truth.seat.iteration == iteration
+                if truth.is_alive and truth.end != COMPLETED and not has_left and not self.excuses:
+                    raise broken("completion is never half", f"{truth.seat} {truth.end}")
+            if iteration + 1 in self.worlds:
+                raise broken("completion is never half", f"iteration {iteration + 1} after a completed one")
+        elif outcome is None and iteration != ENTRY and any(truth.is_alive for truth in members) and not self.excuses:
+            raise broken("every iteration is decided", f"iteration {iteration}")
+        elif outcome not in (None, INTERRUPTED):
+            raise broken("one outcome", f"iteration {iteration} was decided as {outcome!r}")
+        for rank in parse_frozen(self._data.get(f"{iteration}/frozen", "none")):
+            truth = self.truths[world.holders[rank]]
+            if truth.is_alive and not truth.is_fatal and not truth.is_suspected:
+                raise broken("no healthy rank excluded", f"{truth.seat} in iteration {iteration}")
+
+
+def parse_frozen(text: str) -> frozenset[int]:
+    """Return the ranks that a frozen agreement names."""
+    return frozenset() if text == "none" else frozenset(map(int, text.split()))

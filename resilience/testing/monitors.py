@@ -1,0 +1,180 @@
+"""What do the monitors of a virtual cluster do?  They look at their ranks, and speak for those that are gone.
+
+The loop of `monitor.server` over `core.watch`: a monitor looks when something happens to its rank and when
+`decide` wants it to, and does as it is told. What it does in the store takes operations, between which it may die;
+then a neighbour steps in, as by `inprocess.supervision`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from resilience.core import watch
+from resilience.core.restart import ENTRY, Keys, Operation, Read, Seat, seat_key
+from resilience.core.watch import Limit
+from resilience.errors import BarrierTimeout
+from resilience.testing import invariants
+from resilience.testing.actors import Errand, Monitor, Rank
+
+if TYPE_CHECKING:
+    from resilience.testing.cluster import Cluster
+
+Seconds = float
+
+HARD = 90.0
+WATCH = watch.Limits(
+    watchdog=Limit(60.0, HARD), ping=Limit(60.0, HARD), hook=Limit(None, HARD), leave=Limit(None, HARD), grace=5.0
+)
+HEARTBEAT_TIMEOUT = 30.0  # after which a neighbour stands in for a rank whose monitor is gone too
+
+
+class Monitors:
+    """Moves the monitors of one cluster."""
+
+    token = 0  # what neighbours put down is never stale
+
+    def __init__(self, cluster: Cluster, watcher: ModuleType) -> None:
+        self._cluster = cluster
+        self._watcher: Any = watcher
+        self._clock = cluster.clock
+        self._referee = cluster.referee
+
+    def look(self, monitor: Monitor, delay: Seconds) -> None:
+        """A monitor looks in `delay` seconds, instead of whenever it meant to."""
+        monitor.token += 1
+        self._clock.after(delay, monitor, monitor.token, self._look)
+
+    def kill(self, monitor: Monitor) -> None:
+        """A monitor's process is gone."""
+        if not monitor.is_alive:
+            return
+        rank = monitor.rank
+        self._cluster.note(f"monitor of {rank}", "killed")
+        if rank.stalled_since() is not None:
+            self.is_unmonitored(rank)
+        self._end(monitor)
+        if not rank.truth.is_alive and rank.truth.spoken_for is None and not rank.truth.standing:
+            self.is_unspoken(rank)
+
+    def suspect(self, rank: Rank) -> None:
+        """A neighbour takes a rank for dead."""
+        neighbours = self._neighbours(rank)
+        if rank.truth.end is None and neighbours:
+            self._referee.suspected(rank.truth)
+            self._stand_in(self._cluster.rng.choice(neighbours), rank, "suspected")
+
+    def is_unmonitored(self, rank: Rank) -> None:
+        """A rank makes no progress, and nobody will end it."""
+        rank.truth.is_unspoken = True
+        self._referee.excuse(f"{rank} stalls and has no monitor")
+
+    def is_unspoken(self, rank: Rank) -> None:
+        """Nobody stands in for a dead rank: a neighbour notices when nothing has been heard for long enough."""
+        self._cluster.comes_late(rank, HEARTBEAT_TIMEOUT + 5.0)
+        self._clock.after(HEARTBEAT_TIMEOUT + 5.0 * self._cluster.rng.random(), self, 0, Monitors._step_in, rank)
+
+    # -- the loop of a monitor --------------------------------------------------------------------
+
+    def _look(self, monitor: Monitor) -> None:
+        now, rank = self._clock.now, monitor.rank
+        state = monitor.watch if monitor.watch.limits is WATCH else watch.Watch(limits=WATCH)
+        decision = self._watcher.decide(state, rank.observed(now), now)
+        monitor.watch = decision.state
+        for command in decision.commands:
+            self._cluster.note(f"monitor of {rank}", command)
+            self._obey(monitor, rank, command)
+        if decision.wake_at is not None:
+            self.look(monitor, max(0.0, decision.wake_at - now))
+
+    def _obey(self, monitor: Monitor, rank: Rank, command: watch.Command) -> None:
+        match command:
+            case watch.AskRestart():
+                record = self._referee.may_say(f"{rank.seat.initial_rank}:{rank.seat.iteration}:silent")
+                errand = Errand(monitor, rank, stands_in=False)
+                errand.protocol = self._cluster.protocol.report(Keys(rank.seat.iteration), record)
+                self._send(errand)
+            case watch.Terminate():
+                since = rank.stalled_since()
+                self._referee.terminated(rank.truth, None if since is None else self._clock.now - since, HARD)
+                if not rank.ignores_term:
+                    self._cluster.kill(rank)
+            case watch.Kill():
+                self._cluster.kill(rank)
+            case watch.StandIn():
+                self._stand_in(monitor, rank, "terminated")
+            case watch.Finish():
+                self._perhaps_done(monitor)
+
+    # -- errands ----------------------------------------------------------------------------------
+
+    def _stand_in(self, monitor: Monitor, rank: Rank, why: str) -> None:
+        rank.truth.standing += 1
+        errand = Errand(monitor, rank, stands_in=True)
+        errand.protocol = self._represent(errand, self._referee.may_say(f"{rank.seat.initial_rank}:{why}"))
+        self._send(errand)
+
+    def _represent(self, errand: Errand, record: str) -> Generator[Operation, Any, str]:
+        """What `inprocess.outlet` does for a rank that is gone; answers how that went."""
+        initial = errand.seat.initial_rank
+        (text,) = yield Read((seat_key(initial),))
+        size = len(self._cluster.ranks)
+        errand.seat = msgspec.json.decode(text, type=Seat) if text else Seat(initial, initial, size, size, ENTRY)
+        self._referee.took_seat(errand.seat, by_stand_in=True)
+        try:
+            return str((yield from self._cluster.protocol.stand_in(errand.seat, invariants.LIMITS, record)))
+        except BarrierTimeout:
+            return invariants.TIMEOUT  # it has done its part, whatever keeps the others
+
+    def _send(self, errand: Errand) -> None:
+        """A monitor does its own errands one after the other, those for neighbours beside them."""
+        monitor = errand.monitor
+        if errand.rank is monitor.rank and any(other.rank is monitor.rank for other in monitor.errands):
+            monitor.queue.append(errand)
+            return
+        monitor.errands.append(errand)
+        self._cluster.step(errand, None)
+
+    def ended(self, errand: Errand, result: str) -> None:
+        """An errand is done."""
+        monitor = errand.monitor
+        monitor.errands.remove(errand)
+        if errand.stands_in:
+            errand.truth.standing -= 1
+            self._referee.stood_in(errand.truth, errand.seat, result)
+        if errand.rank is monitor.rank and monitor.queue:
+            self._send(monitor.queue.pop(0))
+        self._perhaps_done(monitor)
+
+    def _perhaps_done(self, monitor: Monitor) -> None:
+        """A monitor whose rank is accounted for ends, whatever it does for neighbours."""
+        if monitor.watch.is_over and not any(errand.rank is monitor.rank for errand in monitor.errands):
+            self._end(monitor)
+
+    def _end(self, monitor: Monitor) -> None:
+        monitor.is_alive = False
+        monitor.token += 1
+        for errand in monitor.errands + monitor.queue:
+            errand.token += 1
+            if errand.stands_in:
+                errand.truth.standing -= 1
+                if errand.rank is not monitor.rank:
+                    self.is_unspoken(errand.rank)
+        monitor.errands, monitor.queue = [], []
+
+    # -- neighbours -------------------------------------------------------------------------------
+
+    def _step_in(self, rank: Rank) -> None:
+        if rank.truth.spoken_for is not None or rank.truth.standing or rank.truth.is_alive:
+            return
+        neighbours = self._neighbours(rank)
+        if neighbours:
+            self._stand_in(self._cluster.rng.choice(neighbours), rank, "terminated")
+        else:
+            rank.truth.is_unspoken = True
+            self._referee.excuse(f"nobody is left to stand in for {rank}")
+
+    def _neighbours(self, rank: Rank) -> list[Monitor]:
+        return [other.monitor for other in self._cluster.ranks if other.monitor.is_alive and other is not rank]

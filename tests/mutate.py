@@ -1,0 +1,246 @@
+"""Is every line of the protocol needed?  Takes away one guard or step at a time; each must be missed.
+
+`python -m tests.mutate` forces each condition of `core.restart` and `core.watch` true and false, drops each step,
+each command and each operand of a condition, lets each guarded write overwrite, and swaps neighbouring steps. A
+mutant lives in memory only. It runs schedules of `testing.cluster`, and the properties of the module's own tests,
+until one breaks. Prints every mutant with what killed it and ends with status 1 if one survives that EQUIVALENT
+does not explain."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from resilience.core import restart, watch
+from resilience.testing.cluster import Cluster
+from resilience.testing.faults import VICTIMS, Schedule, draw, everywhere
+from tests.unit.core import test_restart, test_watch
+
+# Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
+EQUIVALENT = {
+    (
+        "stand_in",
+        "swapped: for name in (at.start, at.last_call): / yield from _mark_terminated(at, seat.rank)",
+    ): "the mark has to precede the arrival at the end barrier; it does, before or after those at the others",
+    (
+        "iterate",
+        "swapped: if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED: / "
+        "if result.end in (End.FAILED, End.FATAL) and (yield from report(at, result.report)) == COMPLETED:",
+    ): "a result satisfies at most one of the two conditions",
+}
+
+Nodes = list[ast.AST]
+
+
+class Mutant(NamedTuple):
+    """One change to one function of a module. `apply` makes it in a copy of the function, given its nodes."""
+
+    function: str
+    line: int
+    change: str
+    apply: Callable[[Nodes], None]
+
+
+ORIGINAL = Mutant("", 0, "none", lambda nodes: None)
+
+
+# -- making mutants ------------------------------------------------------------------------------------------------
+
+
+def mutants_of(module: ModuleType) -> Iterator[Mutant]:
+    """Yield every mutant of the functions of a module."""
+    for function in _functions(module):
+        for number, node in enumerate(ast.walk(function)):
+            for change, apply in _changes(node, number):
+                yield Mutant(function.name, getattr(node, "lineno", function.lineno), change, apply)
+
+
+def mutated(module: ModuleType, mutant: Mutant) -> ModuleType:
+    """Return a copy of the module with the mutant in it. Classes stay the original's."""
+    functions = _functions(module)
+    for function in functions:
+        if function.name == mutant.function:
+            mutant.apply(list(ast.walk(function)))
+    tree = ast.Module(body=[*ast.parse("from __future__ import annotations").body, *functions], type_ignores=[])
+    changed = ModuleType(module.__name__)
+    vars(changed).update(vars(module))
+    exec(compile(ast.fix_missing_locations(tree), "mutant", "exec"), vars(changed))
+    return changed
+
+
+def _functions(module: ModuleType) -> list[ast.FunctionDef]:
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def _changes(node: ast.AST, number: int) -> Iterator[tuple[str, Callable[[Nodes], None]]]:
+    """Yield what can be changed at one node, the `number`-th of its function."""
+    if isinstance(node, ast.If | ast.While | ast.IfExp) and not isinstance(node.test, ast.Constant):
+        for value in (True, False):
+            yield f"{_words(node)} {_text(node.test)} -> {value}", partial(_force, number, value)
+    if isinstance(node, ast.BoolOp):
+        for place, operand in enumerate(node.values):
+            yield f"without condition {_text(operand)}", partial(_drop_operand, number, place)
+    if isinstance(node, ast.comprehension):
+        for place, condition in enumerate(node.ifs):
+            yield f"without filter {_text(condition)}", partial(_drop_filter, number, place)
+    if _is_step(node):
+        yield f"without {_text(node)}", partial(_drop_step, number)
+    if isinstance(node, ast.Yield) and _text(node).startswith("(yield CompareSet("):
+        yield f"overwrites: {_text(node)}", partial(_overwrite, number)
+    if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load):
+        for place, element in enumerate(node.elts):
+            if isinstance(element, ast.Call):
+                yield f"without command {_text(element)}", partial(_drop_element, number, place)
+    body = getattr(node, "body", None)
+    if isinstance(body, list):
+        for place, (first, second) in enumerate(pairwise(body)):
+            if _has_step(first) and _has_step(second) and not isinstance(second, ast.Return):
+                yield f"swapped: {_text(first)} / {_text(second)}", partial(_swap, number, place)
+
+
+def _is_step(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield | ast.YieldFrom)
+
+
+def _has_step(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node))
+
+
+def _words(node: ast.AST) -> str:
+    return "while" if isinstance(node, ast.While) else "if"
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node).split("\n")[0]
+
+
+def _force(number: int, value: bool, nodes: Nodes) -> None:
+    nodes[number].test = ast.Constant(value)  # type: ignore[attr-defined]
+
+
+def _drop_operand(number: int, place: int, nodes: Nodes) -> None:
+    node = nodes[number]
+    assert isinstance(node, ast.BoolOp)
+    node.values[place] = ast.Constant(isinstance(node.op, ast.And))
+
+
+def _drop_filter(number: int, place: int, nodes: Nodes) -> None:
+    nodes[number].ifs[place] = ast.Constant(True)  # type: ignore[attr-defined]
+
+
+def _drop_step(number: int, nodes: Nodes) -> None:
+    nodes[number].value = ast.Constant(None)  # type: ignore[attr-defined]
+
+
+def _drop_element(number: int, place: int, nodes: Nodes) -> None:
+    del nodes[number].elts[place]  # type: ignore[attr-defined]
+
+
+def _swap(number: int, place: int, nodes: Nodes) -> None:
+    body: list[ast.stmt] = nodes[number].body  # type: ignore[attr-defined]
+    body[place], body[place + 1] = body[place + 1], body[place]
+
+
+def _overwrite(number: int, nodes: Nodes) -> None:
+    """`yield CompareSet(key, value)` becomes `(yield Set(key, value)) or value`."""
+    node = nodes[number]
+    assert isinstance(node, ast.Yield) and isinstance(node.value, ast.Call)
+    plain = ast.Yield(ast.Call(ast.Name("Set", ast.Load()), node.value.args, []))
+    new = ast.BoolOp(ast.Or(), [plain, copy.deepcopy(node.value.args[1])])
+    for parent in nodes:
+        for field, value in ast.iter_fields(parent):
+            if value is node:
+                setattr(parent, field, new)
+            elif isinstance(value, list) and node in value:
+                value[value.index(node)] = new
+
+
+# -- killing them --------------------------------------------------------------------------------------------------
+
+Trial = Callable[[ModuleType], object]
+
+DRAWN = 4000
+EVERYWHERE = [
+    schedule
+    for victim in VICTIMS
+    for restarts in (0, 1)
+    for schedule in everywhere(victim, ranks=3, rank=1, restarts=restarts)
+]
+
+
+def trials_of(module: ModuleType) -> Iterator[tuple[str, Trial]]:
+    """Yield what a mutant has to pass, as (name, trial): schedules, the module's own tests, more schedules."""
+    place = "protocol" if module is restart else "watcher"
+
+    def run(schedule: Schedule, mutant: ModuleType) -> object:
+        modules = {"protocol": restart, "watcher": watch, place: mutant}
+        return Cluster(schedule, modules["protocol"], modules["watcher"]).run()
+
+    for schedule in chain(map(draw, range(300)), EVERYWHERE):
+        yield "", partial(run, schedule)
+    for name, check in vars(test_restart if module is restart else test_watch).items():
+        if name.startswith("test_") and list(inspect.signature(check).parameters) == [place]:
+            yield name.removeprefix("test_").replace("_", " "), check
+    for seed in range(300, DRAWN):
+        yield "", partial(run, draw(seed))
+
+
+def killer_of(module: ModuleType, mutant: Mutant) -> tuple[str, int] | None:
+    """Return what first fails with the mutant and after how many trials, None if it survives."""
+    changed = mutated(module, mutant)
+    for number, (what, trial) in enumerate(trials_of(module), 1):
+        try:
+            trial(changed)
+        except (Exception, pytest.fail.Exception) as error:  # a mutant may break anything
+            return getattr(error, "invariant", what or type(error).__name__), number
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--module", choices=("restart", "watch"), help="mutate this one only")
+    parser.add_argument("--function", help="mutate this function only")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    survivors = count = 0
+    for module in (restart, watch):
+        name = module.__name__.rpartition(".")[2]
+        if options.module not in (None, name):
+            continue
+        broken = killer_of(module, ORIGINAL)
+        if broken is not None:
+            print(
+                f"{module.__name__} itself breaks {broken[0]!r} in trial {broken[1]}; nothing can be said of its mutants"
+            )
+            return 2
+        print(f"\n{module.__name__}\n{'line':>5}  {'killed by':<36} {'after':>5}  mutant")
+        for mutant in mutants_of(module):
+            if options.function not in (None, mutant.function):
+                continue
+            count += 1
+            reason = EQUIVALENT.get((mutant.function, mutant.change))
+            killer = killer_of(module, mutant)
+            survivors += (killer is None) != (reason is not None)
+            what, after = killer or ("SURVIVES" if reason is None else "nothing: equivalent", "")
+            print(f"{mutant.line:>5}  {what:<36} {after:>5}  {mutant.function}: {mutant.change}", flush=True)
+            if reason is not None:
+                print(f"{'':>50}{'' if killer is None else 'although EQUIVALENT says: '}{reason}")
+    print(f"\n{count} mutants, {survivors} survive; {time.monotonic() - began:.0f} s")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

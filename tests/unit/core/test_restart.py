@@ -1,0 +1,307 @@
+"""The restart protocol, step by step. What it does under faults is in tests/unit/testing/test_cluster.py.
+
+Tests whose one argument is `protocol` are also given to every mutant of the module (tests/mutate.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from resilience.core import restart
+from resilience.core.restart import (
+    COMPLETED,
+    ENTRY,
+    INTERRUPTED,
+    LEFT,
+    Assign,
+    Await,
+    Check,
+    CompareSet,
+    End,
+    Ending,
+    Keys,
+    Limits,
+    Read,
+    Result,
+    Run,
+    Seat,
+    Stage,
+)
+from resilience.errors import BarrierOverflow, BarrierTimeout
+from resilience.testing.store import MemoryStore
+
+LIMITS = Limits()
+RETURNED = Result(End.RETURNED)
+
+
+@pytest.fixture
+def protocol() -> ModuleType:
+    return restart
+
+
+def drive(
+    steps: restart.Protocol[Any],
+    store: MemoryStore,
+    stages: Callable[[Stage], Result] = lambda stage: RETURNED,
+    assign: Callable[[Assign], Seat | None] = lambda operation: None,
+    log: list[Any] | None = None,
+) -> Any:
+    """Run a protocol alone. What it waits for and is not there never comes."""
+    answer: Any = None
+    for _ in range(1000):
+        try:
+            operation = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if log is not None:
+            log.append(operation)
+        match operation:
+            case Run(stage):
+                answer = stages(stage)
+            case Assign():
+                answer = assign(operation)
+            case _:
+                answer = store.perform(operation)
+    pytest.fail("the protocol does not end")
+
+
+def alone(iteration: int = 0, **changes: Any) -> Seat:
+    """The seat of a rank in a world of its own."""
+    return msgspec.structs.replace(Seat(0, 0, 1, 1, iteration), **changes)
+
+
+def fails_at(failing: Stage, end: End) -> Callable[[Stage], Result]:
+    return lambda stage: Result(end, f"{stage.value} failed") if stage is failing else RETURNED
+
+
+# -- barriers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 64, 65, 1024, 1025, 2000])
+def test_barrier_is_done_with_its_last_rank_in_any_order(count: int) -> None:
+    store = MemoryStore()
+    order = sorted(range(count), key=lambda rank: rank * 2_654_435_761 % 2**32)  # scattered, always alike
+    completed = [drive(restart.arrive("b", rank, count), store) for rank in order]
+    assert completed == [False] * (count - 1) + [True]
+    assert "b/done" in store.data
+
+
+def test_arriving_again_changes_nothing(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    for rank in (0, 0, 1, 1):
+        assert not drive(protocol.arrive("b", rank, 3), store)
+    assert "b/done" not in store.data
+    before = dict(store.data)
+    drive(protocol.arrive("b", 1, 3), store)
+    assert store.data == before
+
+
+def test_operation_of_a_barrier_touches_one_block_at_any_size(protocol: ModuleType) -> None:
+    log: list[Any] = []
+    store = MemoryStore()
+    for rank in range(5000):
+        drive(protocol.arrive("b", rank, 5000), store, log=log)
+    assert max(len(operation.keys) for operation in log if isinstance(operation, Check)) == restart.BLOCK
+    each = 2 * math.ceil(math.log(5000, restart.BLOCK)) + 1
+    assert len(log) <= 5000 * 2 + 5000 / restart.BLOCK * each * 2
+
+
+@pytest.mark.parametrize("rank", [-1, 3, 4])
+def test_rank_beyond_the_count_overflows(rank: int) -> None:
+    with pytest.raises(BarrierOverflow, match=r"rank -?\d reached barrier 'b', which was made for 3 ranks") as raised:
+        drive(restart.arrive("b", rank, 3), MemoryStore())
+    assert (raised.value.rank, raised.value.rendezvous_count, raised.value.group_name) == (rank, 3, "b")  # type: ignore[attr-defined]
+
+
+def test_overflow_leaves_no_trace(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    with pytest.raises(BarrierOverflow):
+        drive(protocol.arrive("b", 3, 3), store)
+    assert store.data == {}
+
+
+def test_barrier_that_somebody_misses_times_out(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    log: list[Any] = []
+    with pytest.raises(BarrierTimeout, match="rank 0 waited 7 s in barrier 'b' and not all 2 ranks arrived"):
+        drive(protocol.barrier("b", 0, 2, 7.0), store, log=log)
+    assert log[-1] == Await("b/done", 7.0)
+
+
+def test_completed_barrier_lets_everybody_through(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.arrive("b", 1, 2), store)
+    assert drive(protocol.barrier("b", 0, 2, 7.0), store) is None
+    assert drive(protocol.barrier("b", 1, 2, 7.0), store) is None
+
+
+# -- one iteration -----------------------------------------------------------------------------------------------
+
+
+def test_lone_rank_completes(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    log: list[Any] = []
+    assert drive(protocol.iterate(alone(), LIMITS), store, log=log) == Ending(COMPLETED)
+    stages = [operation.stage for operation in log if isinstance(operation, Run)]
+    assert stages == [Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FUNCTION]
+    assert store.data["0/outcome"] == COMPLETED
+    assert msgspec.json.decode(store.data["seat/0"], type=Seat) == alone()
+
+
+@pytest.mark.parametrize("failing", [Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FUNCTION])
+def test_exception_before_the_end_restarts(failing: Stage) -> None:
+    store = MemoryStore()
+    log: list[Any] = []
+    ending = drive(restart.iterate(alone(), LIMITS), store, fails_at(failing, End.FAILED), log=log)
+    assert ending == Ending(INTERRUPTED)
+    assert store.data["0/records/1"] == f"{failing.value} failed"
+    stages = [operation.stage for operation in log if isinstance(operation, Run)]
+    assert stages[stages.index(failing) + 1 :] == [Stage.ABORT, Stage.FINALIZE, Stage.CHECK_AFTER]
+
+
+@pytest.mark.parametrize("failing", [Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FUNCTION])
+def test_base_exception_ends_the_rank_without_hooks(failing: Stage) -> None:
+    store = MemoryStore()
+    log: list[Any] = []
+    ending = drive(restart.iterate(alone(), LIMITS), store, fails_at(failing, End.FATAL), log=log)
+    assert ending == Ending(LEFT)
+    assert [operation.stage for operation in log if isinstance(operation, Run)][-1] is Stage.ABORT
+    assert store.data["0/terminated/1"] == "0"
+    assert "0/end/done" in store.data
+
+
+@pytest.mark.parametrize("failing", [Stage.FINALIZE, Stage.CHECK_AFTER])
+def test_failing_hook_after_a_fault_excludes_the_rank(failing: Stage) -> None:
+    store = MemoryStore()
+    drive(restart.report(Keys(0), "of another rank"), store)
+
+    def stages(stage: Stage) -> Result:
+        if stage is failing:
+            return Result(End.FATAL, "hook failed")
+        return Result(End.INTERRUPTED) if stage is Stage.FUNCTION else RETURNED
+
+    assert drive(restart.iterate(alone(), LIMITS), store, stages) == Ending(LEFT)
+    assert store.data["0/records/2"] == "hook failed"
+    assert store.data["0/terminated/1"] == "0"
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(End.FAILED, COMPLETED), (End.FATAL, LEFT)])
+def test_spare_that_fails_after_completion_waits_for_nobody(end: End, outcome: str) -> None:
+    """Found by simulation: it waited for the end of ranks that had long returned, until the barrier timed out."""
+    store = MemoryStore()
+    active, spare = Seat(0, 0, 2, 1, 0), Seat(1, 1, 2, 1, 0)
+    drive(restart.arrive(Keys(0).start, 1, 2), store)
+    assert drive(restart.iterate(active, LIMITS), store) == Ending(COMPLETED)
+    log: list[Any] = []
+    ending = drive(restart.iterate(spare, LIMITS), store, fails_at(Stage.INITIALIZE, end), log=log)
+    assert ending == Ending(outcome)
+    assert store.data["0/records/1"] == "initialize failed"
+    assert not any(isinstance(operation, Await) for operation in log[-3:])
+
+
+def test_rank_that_waits_in_vain_for_completion_interrupts(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.arrive(Keys(0).start, 1, 2), store)
+    drive(protocol.arrive(Keys(0).end, 1, 2), store)  # the other one is dead by now, and represented
+    assert drive(protocol.iterate(Seat(0, 0, 2, 2, 0), LIMITS), store) == Ending(INTERRUPTED)
+    assert "completion barrier within 120 s" in store.data["0/records/1"]
+
+
+def test_success_that_came_first_stands(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    assert drive(protocol.iterate(alone(), LIMITS), store) == Ending(COMPLETED)
+    assert drive(protocol.report(Keys(0), "late"), store) == COMPLETED
+    assert store.data["0/outcome"] == COMPLETED
+
+
+def test_arrival_orders_come_from_the_store_and_are_unique(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    for record in "abc":
+        assert drive(protocol.report(Keys(0), record), store) == INTERRUPTED
+    assert [store.data[f"0/records/{position}"] for position in (1, 2, 3)] == ["a", "b", "c"]
+
+
+# -- departing ---------------------------------------------------------------------------------------------------
+
+
+def test_rank_departs_without_waiting(protocol: ModuleType) -> None:
+    log: list[Any] = []
+    drive(protocol.depart(Seat(0, 0, 2, 2, 0), LIMITS, False), MemoryStore(), log=log)
+    assert not any(isinstance(operation, Await) for operation in log)
+
+
+def test_rank_that_holds_the_store_waits_for_all_others_and_not_for_ever(protocol: ModuleType) -> None:
+    log: list[Any] = []
+    drive(protocol.depart(Seat(0, 0, 2, 2, 0), LIMITS, True), MemoryStore(), log=log)
+    assert log[-1] == Await("0/exit/done", LIMITS.barrier)
+
+
+# -- standing in -------------------------------------------------------------------------------------------------
+
+
+def test_lone_dead_rank_is_excluded(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    assert drive(protocol.stand_in(alone(), LIMITS, "gone"), store) == "excluded"
+    assert store.data["0/records/1"] == "gone"
+    assert store.data["0/frozen"] == "0"
+
+
+def test_standing_in_again_ends_alike(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.stand_in(alone(), LIMITS, "gone"), store)
+    before = dict(store.data)
+    assert drive(protocol.stand_in(alone(), LIMITS, "gone"), store) == "excluded"
+    assert {key: store.data[key] for key in before} == before
+    assert "0/records/2" not in store.data  # the incident is over: nothing is added to it
+
+
+def test_rank_that_died_after_completion_changes_nothing(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.iterate(alone(), LIMITS), store)
+    assert drive(protocol.stand_in(alone(), LIMITS, "gone"), store) == COMPLETED
+    assert "0/terminated" not in store.data
+
+
+def test_rank_that_died_after_the_agreement_is_followed_and_interrupts_the_next_iteration(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == Ending(INTERRUPTED)
+    steps = protocol.stand_in(alone(ENTRY), LIMITS, "gone")
+    assert drive(steps, store, assign=lambda operation: alone(operation.seat.iteration + 1)) == "excluded"
+    assert "-1/records/1" not in store.data
+    assert store.data["0/records/1"] == "gone"
+    assert store.data["0/outcome"] == INTERRUPTED
+
+
+def test_rank_that_gets_no_seat_needs_no_stand_in(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.enter(alone(ENTRY), LIMITS), store)
+    assert drive(protocol.stand_in(alone(ENTRY), LIMITS, "gone"), store, assign=lambda operation: None) == "discarded"
+
+
+def test_everybody_learns_the_first_agreement(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    first = Ending(INTERRUPTED, frozenset())
+    assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == first
+    drive(protocol._mark_terminated(Keys(ENTRY), 0), store)  # too late
+    assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == first
+
+
+def test_mark_that_was_never_written_counts_for_nobody(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    steps = protocol._mark_terminated(Keys(ENTRY), 5)
+    store.perform(next(steps))  # and then killed
+    assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == Ending(INTERRUPTED)
+
+
+def test_compare_and_set_and_plain_reads_are_all_the_store_needs() -> None:
+    """Whatever store the user brings has these; anything else would ask for more."""
+    log: list[Any] = []
+    drive(restart.iterate(alone(), LIMITS), MemoryStore(), fails_at(Stage.FUNCTION, End.FAILED), log=log)
+    drive(restart.stand_in(alone(1), LIMITS, "gone"), MemoryStore(), log=log)
+    kinds = {type(operation) for operation in log}
+    assert kinds == {restart.Set, restart.Add, CompareSet, Check, Read, Await, Run}
