@@ -252,9 +252,12 @@ class Interrupter:
         """As a pending call of the interpreter: in the main thread, between two of its instructions."""
         if self._armed and os.getpid() == self._pid:
             self._is_handling = True  # what is raised in here would be lost
-            with contextlib.suppress(ConfigurationError, OSError, ValueError):
+            try:
                 self._claim()
-            self._is_handling = False
+            except ConfigurationError:
+                pass  # none is free: the sender's limit ends the matter
+            finally:
+                self._is_handling = False
         return 0
 
     @contextlib.contextmanager
