@@ -42,7 +42,7 @@ def main(options):
         loss.backward()
         optimizer.step()
         if rank == 0:
-            print(f"step {step} of {world_size} ranks: loss {loss.item():.3f}", flush=True)
+            workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
     del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
     dist.destroy_process_group()
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import signal
+import sys
 import sysconfig
 import threading
 from collections import Counter
@@ -80,6 +81,12 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
     return int(state["step"])
 
 
+def say(line: str) -> None:
+    """Print a line in one piece, since all ranks write to the same place."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def maybe_fail(arguments: argparse.Namespace, step: int, rank: int) -> None:
     """Carry out the fault of `--fault`, the first time its step and rank come by."""
     if arguments.fault is None:
@@ -91,7 +98,7 @@ def maybe_fail(arguments: argparse.Namespace, step: int, rank: int) -> None:
         (arguments.checkpoints / "fault-happened").touch(exist_ok=False)
     except FileExistsError:
         return
-    print(f"fault: {kind} at step {step} on rank {rank}", flush=True)
+    say(f"fault: {kind} at step {step} on rank {rank}")
     if kind == "exception":
         raise ValueError(f"planned fault at step {step}")
     if kind == "kill":
