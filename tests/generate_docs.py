@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 import types
 import typing
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+
 from resilience.adapters.environment import settings_table
 from resilience.core.events import CATALOGUE
+from resilience.telemetry.log import LogLine
 from resilience.telemetry.metrics import METRICS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -66,8 +70,20 @@ def metrics_page() -> str:
     for metric in METRICS:
         labels = ", ".join(metric.labels) or "–"
         made_from = ", ".join(f"`{kind.__struct_config__.tag}`" for kind in metric.events) or metric.source or "–"
+        if len(metric.events) == len(CATALOGUE):
+            made_from = "every event"
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | {made_from} |\n")
+    lines.append("\nUpper bounds of the buckets, in seconds:\n\n| histogram | buckets |\n|---|---|\n")
+    for metric in METRICS:
+        if metric.buckets:
+            lines.append(f"| `{metric.name}` | {', '.join(f'{bound:g}' for bound in metric.buckets)} |\n")
     return _page(lines)
+
+
+def log_line_schema() -> str:
+    """JSON Schema of a line in `logs/` of a run folder; a line may hold more fields, the event's own."""
+    schema = msgspec.json.schema(LogLine)
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def settings_page() -> str:
@@ -144,7 +160,13 @@ def _page(parts: list[str]) -> str:
     return "".join(part if part.endswith("\n") else part + "\n" for part in parts)
 
 
-PAGES = {"events.md": events_page, "metrics.md": metrics_page, "settings.md": settings_page, "api.md": api_page}
+PAGES = {
+    "events.md": events_page,
+    "metrics.md": metrics_page,
+    "settings.md": settings_page,
+    "api.md": api_page,
+    "log-line.schema.json": log_line_schema,
+}
 
 
 def main(arguments: list[str]) -> int:

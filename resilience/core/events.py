@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 import msgspec
 
-from resilience.core.attribution import Frame, InterruptionRecord
+from resilience.core.attribution import Frame, Interruption, InterruptionRecord
 
 Level = Literal["debug", "info", "warning", "error"]
 Layer = Literal["inprocess", "launcher"]
@@ -113,6 +113,16 @@ class Interrupted(Event, frozen=True, tag="rank.interrupted"):
 
     level: ClassVar[Level] = "error"
     record: InterruptionRecord
+
+
+class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
+    """An interruption record got its place in the store, whose order of arrival tells what came first."""
+
+    level: ClassVar[Level] = "debug"
+    initial_rank: int
+    interruption: Interruption
+    iteration: int
+    position: int  # from 1
 
 
 class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
@@ -315,6 +325,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     StageEnded,
     RestartEnded,
     Interrupted,
+    InterruptionArrived,
     OutcomeSeen,
     RankFellSilent,
     ProgressUnknown,
@@ -349,6 +360,7 @@ AnyEvent = (
     | StageEnded
     | RestartEnded
     | Interrupted
+    | InterruptionArrived
     | OutcomeSeen
     | RankFellSilent
     | ProgressUnknown

@@ -1,15 +1,13 @@
 """What happened, told once?  Folds the records of a job into one incident for each restart.
 
-Records are gathered by the iteration they belong to; whatever one interruption left on whichever rank
-becomes one `Incident`: who moved first, who only followed, who is exonerated and why (`core.verdict`),
-how long each phase took and on which rank longest, what it cost, what was done, what to do next. The
-order of arrival is the store's, never a clock's. A pure function of records: a torn or unfinished run
-gives incidents with less in them."""
+Whatever one interruption left on whichever rank (`core.cases`) becomes one `Incident`: who moved first,
+who only followed, who is exonerated and why (`core.verdict`), how long each phase took and on which rank
+longest, what it cost, what was done, what to do next. The order of arrival is the store's, never a
+clock's. A pure function of records: a torn or unfinished run gives incidents with less in them."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -18,14 +16,12 @@ import msgspec
 from resilience.core import events
 from resilience.core.advice import advise, named
 from resilience.core.attribution import Category, Frame, Interruption, InterruptionRecord
+from resilience.core.cases import AT_ENTRY, Case, Gathered, Key, gather
 from resilience.core.records import Record
-from resilience.core.verdict import Evidence, Verdict, judge, main_stack, symptom, user_frame
-
-Key = tuple[int, int, int, int]
-"""Attempt, cycle, call, iteration. Iteration -1: ranks were still meeting at the call."""
+from resilience.core.symptoms import main_stack, symptom, user_frame
+from resilience.core.verdict import Evidence, Verdict, judge
 
 Status = Literal["restarted", "ended", "unfinished", "continued"]
-AT_ENTRY = -1
 
 
 class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,65 +100,11 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.records[0] if self.records else None
 
 
-class _Case:
-    """What is gathered of one iteration."""
-
-    def __init__(self) -> None:
-        self.records: list[InterruptionRecord] = []
-        self.first: Counter[int] = Counter()
-        self.answered: set[int] = set()
-        self.stacks: dict[int, tuple[Frame, ...]] = {}
-        self.steps: dict[int, int] = {}
-        self.started: dict[int, str] = {}
-        self.world_size: int | None = None
-        self.active_world_size: int | None = None
-        self.ended: dict[int, str] = {}
-        self.runs: dict[int, tuple[str, float]] = {}
-        self.phases: dict[str, dict[int, float]] = {}
-        self.restarts: dict[int, events.RestartEnded] = {}
-        self.signalled: dict[int, tuple[str, tuple[str, ...]]] = {}
-        self.excluded: set[int] = set()
-        self.left: dict[int, str] = {}
-        self.stacks_by: dict[str, list[int]] = defaultdict(list)
-        self.swallowed: list[tuple[int, str]] = []
-        self.stuck: dict[int, str] = {}
-        self.store_lost: dict[int, str] = {}
-        self.unmonitored: set[int] = set()
-        self.wall_ns: int | None = None
-
-    @property
-    def is_interrupted(self) -> bool:
-        return bool(self.answered) or any(outcome != "completed" for outcome in self.ended.values())
-
-    @property
-    def is_incident(self) -> bool:
-        return bool(self.records) or self.is_interrupted or bool(self.store_lost and not self.ended)
-
-
-class _Gathered:
-    """All cases of a job, and what is known of each rank across them."""
-
-    def __init__(self) -> None:
-        self.cases: dict[Key, _Case] = {}
-        self.leg: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> whose phases it goes through
-        self.began: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> where its open restart began
-        self.signalled: dict[tuple[int, int, int, int], tuple[Key, str]] = {}  # rank's call -> since when, and why
-        self.finished: set[tuple[int, int, int, int]] = set()  # (attempt, cycle, call, rank) that ended
-        self.seen: set[tuple[int, int, int, int]] = set()
-
-    def case(self, key: Key) -> _Case:
-        return self.cases.setdefault(key, _Case())
-
-
 def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
     """Return the incidents that the records of a job tell, in order.
 
     records: of all ranks; only the order within each rank's own file matters."""
-    gathered = _Gathered()
-    for record in records:
-        _gather(gathered, record)
-    _once_each(gathered.cases)
-    _late_ends(gathered)
+    gathered = gather(records)
     incidents: list[Incident] = []
     for key in sorted(gathered.cases):
         if gathered.cases[key].is_incident:
@@ -170,144 +112,9 @@ def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
     return tuple(incidents)
 
 
-# -- gathering ---------------------------------------------------------------------------------
-
-
-def _gather(gathered: _Gathered, record: Record) -> None:
-    origin, event = record.origin, record.event
-    if origin.initial_rank is None:
-        return
-    call = (origin.attempt, origin.cycle, origin.call)
-    rank = origin.initial_rank
-    who = (*call, rank)
-    gathered.seen.add(who)
-    iteration = AT_ENTRY if origin.iteration is None else origin.iteration
-    key = (*call, iteration)
-    if isinstance(event, events.Interrupted):
-        _gather_interrupted(gathered, key, record, event.record)
-        return
-    case = gathered.case(key)
-    match event:
-        case events.CallEnded() | events.RankExited():
-            gathered.finished.add(who)
-        case events.IterationStarted():
-            case.started[rank] = event.state
-            case.world_size, case.active_world_size = origin.world_size, event.active_world_size
-        case events.IterationEnded():
-            case.ended[rank] = event.outcome
-        case events.StageEnded():
-            _gather_stage(gathered, key, rank, event)
-        case events.StageStarted(stage="restart"):
-            gathered.began[who] = key
-        case events.RestartEnded():
-            began = gathered.began.pop(who, None) or gathered.leg.get(who)
-            if began is not None:
-                gathered.case(began).restarts[rank] = event
-        case events.OutcomeSeen():
-            case.answered.add(rank)
-            if event.by is not None:
-                case.first[event.by] += 1
-            if event.stack:
-                case.stacks[rank] = event.stack
-            if event.step is not None:
-                case.steps[rank] = event.step
-        case events.RankSignalled():
-            before = case.signalled.get(rank, ("", ()))[1]
-            case.signalled[rank] = (event.reason, before + event.signals)
-            gathered.signalled.setdefault(who, (key, event.reason))
-        case events.RankStoodInFor(result="excluded" | "discarded"):
-            case.excluded.add(event.initial_rank)
-        case events.RankLeft():
-            case.left[rank] = event.error
-        case events.EvidenceCaptured():
-            case.stacks_by[event.method].append(rank)
-        case events.InterruptSwallowed():
-            case.swallowed.append((rank, f"{event.file}:{event.line} ({event.function})"))
-        case events.AbortStuck():
-            case.stuck[rank] = event.where
-        case events.StoreLost():
-            case.store_lost[rank] = event.error
-            case.wall_ns = case.wall_ns or record.wall_ns
-        case events.MonitorLost():
-            case.unmonitored.add(rank)
-
-
-def _gather_interrupted(gathered: _Gathered, key: Key, record: Record, seen: InterruptionRecord) -> None:
-    if seen.iteration is not None:
-        key = (*key[:3], seen.iteration)
-    if seen.detected_wall_ns is None:
-        seen = msgspec.structs.replace(seen, detected_wall_ns=record.wall_ns)
-    if seen.node is None and seen.rank == record.origin.initial_rank:
-        seen = msgspec.structs.replace(seen, node=record.origin.node)
-    gathered.case(key).records.append(seen)
-
-
-def _gather_stage(gathered: _Gathered, key: Key, rank: int, event: events.StageEnded) -> None:
-    who = (*key[:3], rank)
-    if event.stage == "run":
-        gathered.case(key).runs[rank] = (event.outcome, max(0.0, event.duration_s))
-    elif event.stage in events.PHASES:
-        # Regroup and resume reach into the next iteration, but belong to the restart begun before.
-        if event.stage not in ("regroup", "resume"):
-            gathered.leg[who] = key
-        leg = gathered.leg.get(who)
-        if leg is not None and event.outcome != "lost":
-            of_rank = gathered.case(leg).phases.setdefault(event.stage, {})
-            of_rank[rank] = of_rank.get(rank, 0.0) + max(0.0, event.duration_s)
-
-
-def _once_each(cases: dict[Key, _Case]) -> None:
-    """One death is one record: keep it where it interrupted something.
-
-    A rank that dies between two iterations may be on record in the one and interrupt the other, and its
-    own monitor and a neighbour's may both have seen it."""
-    deaths: defaultdict[tuple[object, int, int | None], list[Key]] = defaultdict(list)
-    for key in sorted(cases):
-        for record in cases[key].records:
-            if record.interruption is Interruption.TERMINATED:
-                deaths[key[:3], record.rank, record.pid].append(key)
-    for (_, rank, _), keys in deaths.items():
-        home = keys[0]
-        later = [
-            key
-            for key in sorted(cases)
-            if key[:3] == home[:3] and key > home and _first(cases[key]) == rank and not cases[key].records
-        ]
-        if later and (_first(cases[home]) != rank):
-            home = later[0]
-        record = next(r for r in cases[keys[0]].records if _is_death(r, rank))
-        for key in keys:
-            cases[key].records = [r for r in cases[key].records if not _is_death(r, rank)]
-        cases[home].records.append(record)
-
-
-def _late_ends(gathered: _Gathered) -> None:
-    """A rank that its monitor ends may die an iteration later: that is the monitor's doing too."""
-    for key, case in gathered.cases.items():
-        for record in case.records:
-            since, reason = gathered.signalled.get((*key[:3], record.rank), (key, ""))
-            if record.interruption is Interruption.TERMINATED and since < key and reason:
-                case.signalled.setdefault(record.rank, (reason, ()))
-
-
-def _is_death(record: InterruptionRecord, rank: int) -> bool:
-    return record.rank == rank and record.interruption is Interruption.TERMINATED
-
-
-def _first(case: _Case) -> int | None:
-    """Whose record the store has first."""
-    for record in case.records:
-        if record.arrival_order == 1:
-            return record.rank
-    return case.first.most_common(1)[0][0] if case.first else None
-
-
-# -- one incident ------------------------------------------------------------------------------
-
-
-def _incident(gathered: _Gathered, key: Key, before: list[Incident]) -> Incident:
+def _incident(gathered: Gathered, key: Key, before: list[Incident]) -> Incident:
     case = gathered.cases[key]
-    following = gathered.cases.get((*key[:3], key[3] + 1), _Case())
+    following = gathered.cases.get((*key[:3], key[3] + 1), Case())
     verdict = judge(_evidence(case))
     records = _ordered(case, verdict)
     chief = records[0] if records else None
@@ -328,7 +135,7 @@ def _incident(gathered: _Gathered, key: Key, before: list[Incident]) -> Incident
         kind=chief.interruption.value if chief is not None else verdict.what,
         verdict=verdict,
         records=records,
-        reported_first=_first(case),
+        reported_first=case.first_reporter,
         detected_wall_ns=min((at for at, _ in seen), default=case.wall_ns),
         since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=case.wall_ns),
         where=_where(case, verdict, chief),
@@ -349,10 +156,10 @@ def _incident(gathered: _Gathered, key: Key, before: list[Incident]) -> Incident
     )
 
 
-def _evidence(case: _Case) -> Evidence:
+def _evidence(case: Case) -> Evidence:
     return Evidence(
         records=tuple(case.records),
-        first=_first(case),
+        first=case.first_reporter,
         active=frozenset(rank for rank, state in case.started.items() if state == "active"),
         inactive=frozenset(rank for rank, state in case.started.items() if state != "active"),
         stacks=case.stacks,
@@ -364,12 +171,12 @@ def _evidence(case: _Case) -> Evidence:
     )
 
 
-def _ordered(case: _Case, verdict: Verdict) -> tuple[InterruptionRecord, ...]:
+def _ordered(case: Case, verdict: Verdict) -> tuple[InterruptionRecord, ...]:
     """What tells most comes first: what the first mover and the other culprits have on record of their
     own, then who noticed that somebody did not come, then what only followed."""
     blamed = [verdict.first, *(culprit.rank for culprit in verdict.culprits)]
     place = {rank: position for position, rank in reversed(list(enumerate(blamed)))}
-    first = _first(case)
+    first = case.first_reporter
     killed = {r.rank for r in case.records if r.interruption is Interruption.HARD_TIMEOUT}
 
     def order(record: InterruptionRecord) -> tuple[int, int, bool, int, bool]:
@@ -384,7 +191,7 @@ def _ordered(case: _Case, verdict: Verdict) -> tuple[InterruptionRecord, ...]:
     return tuple(sorted(case.records, key=order))
 
 
-def _spread(seconds: dict[int, float], name: str, following: _Case) -> Spread | None:
+def _spread(seconds: dict[int, float], name: str, following: Case) -> Spread | None:
     """Over all ranks; a spare has no progress to show, so it does not count for how long resuming took."""
     if name == "resume":
         seconds = {rank: value for rank, value in seconds.items() if following.started.get(rank) == "active"}
@@ -394,7 +201,7 @@ def _spread(seconds: dict[int, float], name: str, following: _Case) -> Spread | 
     return Spread(statistics.median(seconds.values()), seconds[slowest], slowest, len(seconds))
 
 
-def _where(case: _Case, verdict: Verdict, chief: InterruptionRecord | None) -> Frame | None:
+def _where(case: Case, verdict: Verdict, chief: InterruptionRecord | None) -> Frame | None:
     """The line of the user's own code where the first mover broke, or was."""
     found = None
     if chief is not None and chief.rank == verdict.first:
@@ -404,7 +211,7 @@ def _where(case: _Case, verdict: Verdict, chief: InterruptionRecord | None) -> F
     return found
 
 
-def _status(gathered: _Gathered, key: Key, case: _Case, following: _Case) -> Status:
+def _status(gathered: Gathered, key: Key, case: Case, following: Case) -> Status:
     if following.started:
         return "restarted"
     if not case.is_interrupted and not case.store_lost:
@@ -413,7 +220,7 @@ def _status(gathered: _Gathered, key: Key, case: _Case, following: _Case) -> Sta
     return "ended" if ranks <= gathered.finished else "unfinished"
 
 
-def _stepped_in(case: _Case, following: _Case) -> tuple[int, ...]:
+def _stepped_in(case: Case, following: Case) -> tuple[int, ...]:
     return tuple(
         sorted(
             rank
@@ -423,7 +230,7 @@ def _stepped_in(case: _Case, following: _Case) -> tuple[int, ...]:
     )
 
 
-def _cost(gathered: _Gathered, key: Key, case: _Case, silence: float | None, restart: Spread | None) -> Cost:
+def _cost(gathered: Gathered, key: Key, case: Case, silence: float | None, restart: Spread | None) -> Cost:
     reached, resumed = _reached(case), _resumed(case)
     lost = max(0, reached - resumed) if reached is not None and resumed is not None else None
     a_step = _seconds_a_step(gathered, key) if lost else 0.0
@@ -435,18 +242,18 @@ def _cost(gathered: _Gathered, key: Key, case: _Case, silence: float | None, res
     )
 
 
-def _reached(case: _Case) -> int | None:
+def _reached(case: Case) -> int | None:
     """The highest step that a rank was about to do when the iteration was interrupted."""
     steps = [*case.steps.values(), *(record.step for record in case.records if record.step is not None)]
     return max(steps, default=None)
 
 
-def _resumed(case: _Case) -> int | None:
+def _resumed(case: Case) -> int | None:
     """The lowest step with which a rank went on after the restart."""
     return min((end.step for end in case.restarts.values() if end.step is not None), default=None)
 
 
-def _seconds_a_step(gathered: _Gathered, key: Key) -> float | None:
+def _seconds_a_step(gathered: Gathered, key: Key) -> float | None:
     """Return how long a step took in this iteration, else in another one of the call.
 
     Where an iteration began is known from the restart before it; the first one began with step 0 if
@@ -479,9 +286,7 @@ def _alike(records: tuple[InterruptionRecord, ...], before: list[Incident]) -> t
     )
 
 
-def _actions(
-    case: _Case, following: _Case, excluded: tuple[int, ...], status: Status, is_entry: bool
-) -> tuple[str, ...]:
+def _actions(case: Case, following: Case, excluded: tuple[int, ...], status: Status, is_entry: bool) -> tuple[str, ...]:
     done: list[str] = []
     for method, ranks in sorted(case.stacks_by.items()):
         words = "no stack could be taken" if method == "none" else f"stacks taken by {method}"

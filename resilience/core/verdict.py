@@ -1,58 +1,30 @@
 """Whose fault was it?  The attribution rules, over everything that is known of one interruption.
 
-Each rank that has something on record is looked at alone first: what does it say it died, failed or hung
-of (`symptom`)? Then the rules weigh the ranks against each other: who only reported what somebody
-else had done, who waited for whom, what all had in common. The answer names where the symptom is, not a
-cause in hardware; "unknown" is an answer. Rules are numbered as in docs/attribution.md; the ones that
-could not run for lack of data are named with what they lack.
+Each rank that has something on record has a symptom (`core.symptoms`). The rules weigh the ranks against
+each other: who only reported what somebody else had done, who waited for whom, what all had in common.
+The answer names where the symptom is, not a cause in hardware; "unknown" is an answer. Rules are
+numbered as in docs/account.md; the ones that could not run for lack of data are named with what they lack.
 
 Confidence is ordinal (higher is surer), not a probability."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Mapping
 
 import msgspec
 
-from resilience.core.attribution import (
-    Category,
-    ExceptionInfo,
-    Frame,
-    Interruption,
-    InterruptionRecord,
+from resilience.core.attribution import Category, Frame, Interruption, InterruptionRecord
+from resilience.core.symptoms import (
+    Class,
+    Symptom,
+    category,
+    in_collective,
+    is_inside,
+    main_stack,
+    symptom,
+    user_frame,
 )
-
-Class = Literal[
-    "exception",  # user code raised
-    "left",  # a rank left with a BaseException
-    "exited",  # the process ended without saying goodbye
-    "killed",  # SIGKILL from outside
-    "out_of_memory",
-    "crashed",  # a signal of its own making: SIGSEGV, SIGABRT …
-    "told_to_stop",  # SIGTERM, SIGINT … that we did not send
-    "stopped",  # process state T
-    "blocked_in_kernel",  # process state D
-    "blocked_in_native_code",  # holds the GIL, or sits in C and does not come back
-    "busy_without_progress",
-    "input_stall",
-    "storage_stall",
-    "hung",
-    "hook_failed",
-    "hook_hung",
-    "missed_completion",
-    "went_on",  # while others were still waiting for it
-    "communication",  # everybody waits, nobody is missing
-    "desynchronised",
-    "common",  # most ranks failed in the same way
-    "node_lost",
-    "store_lost",
-    "monitor_lost",
-    "ended_by_monitor",  # for what it had done in an iteration before
-    "unknown",
-]
 
 RULES: Mapping[int, str] = {
     1: "exit known",
@@ -72,26 +44,6 @@ RULES: Mapping[int, str] = {
     15: "repeat offender",
     16: "store lost",
 }
-
-# What a rank says when somebody else broke: the connection to it is gone.
-CASCADE = re.compile(
-    r"connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by (peer|remote)|socket closed"
-    r"|timed out (waiting|after)|collective.{0,40}time(d )?out|store.{0,40}time(d )?out|rendezvous.{0,20}closed"
-    r"|remote (process|peer|worker).{0,20}(exited|crash|failed)|connection.{0,20}unreachable",
-    re.IGNORECASE,
-)
-_CATEGORIES: tuple[tuple[str, Category], ...] = (
-    (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),
-    (r"no space left|read-only file system|input/output error|stale file handle|disk quota|checkpoint", "storage"),
-    (r"address already in use|name or service not known|name resolution|no route to host|network is", "network"),
-    (r"\bMemoryError\b|out of memory|cannot allocate memory", "host"),
-)
-_CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
-_INPUT = frozenset(("data", "input", "dataloader", "load"))
-_STORAGE = frozenset(("checkpoint", "save", "storage"))
-_OURS = re.compile(r"/resilience/(adapters|core|inprocess|monitor|telemetry)/")
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
-_COLLECTIVE = re.compile(r"/torch/distributed/")
 
 
 class Culprit(msgspec.Struct, frozen=True):
@@ -148,167 +100,6 @@ class Evidence(msgspec.Struct, frozen=True):
     returned: frozenset[int] = frozenset()
     signalled: dict[int, str] = {}
     store_lost: frozenset[int] = frozenset()
-
-
-class Symptom(msgspec.Struct, frozen=True):
-    """What one rank alone has on record. is_own: nothing says that somebody else made it."""
-
-    rank: int
-    what: Class
-    record: InterruptionRecord
-    rule: int
-    confidence: float
-    is_own: bool
-    reason: str = ""  # why it is not its own
-
-
-# -- one rank ----------------------------------------------------------------------------------
-
-
-def user_frame(stack: Iterable[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code: no library's, none of ours."""
-    for frame in reversed(tuple(stack)):
-        if not is_ours(frame) and not _LIBRARY.search(frame.file):
-            return frame
-    return None
-
-
-def is_ours(frame: Frame) -> bool:
-    """Whether a frame belongs to this package's machinery."""
-    return _OURS.search(frame.file) is not None
-
-
-def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
-    """Return the main thread's stack out of a record's: the one that went through the wrapper."""
-    for thread in record.stacks:
-        if "MainThread" in thread.thread or any(
-            frame.function in ("_call_function", "wrapped") and is_ours(frame) for frame in thread.frames
-        ):
-            return thread.frames
-    return record.stacks[-1].frames if record.stacks else ()
-
-
-def in_collective(stack: tuple[Frame, ...]) -> bool:
-    """Whether a stack waits inside torch.distributed."""
-    return bool(stack) and _COLLECTIVE.search(stack[-1].file) is not None
-
-
-def is_cascade(error: ExceptionInfo) -> bool:
-    """Whether an exception only says that somebody else has gone."""
-    return CASCADE.search(error.message) is not None
-
-
-def is_inside(stack: tuple[Frame, ...]) -> bool:
-    """Whether a main thread's stack is in user code, rather than in our own waiting."""
-    for frame in reversed(stack):
-        if is_ours(frame):
-            return False
-        if not _LIBRARY.search(frame.file):
-            return True
-    return False
-
-
-def category_of(record: InterruptionRecord) -> Category:
-    """Return the category that a record shows by itself, for metrics; "unknown" is allowed."""
-    return _category(symptom(record))
-
-
-def symptom(record: InterruptionRecord, signalled: str | None = None, stack: tuple[Frame, ...] = ()) -> Symptom:
-    """Look at one record alone. signalled: the limit for which our monitor signalled the rank. stack: of
-    its main thread, where the record has none."""
-    kind = record.interruption
-    if kind is Interruption.TERMINATED:
-        return _exit_symptom(record, signalled)
-    if kind in (Interruption.EXCEPTION, Interruption.BASE_EXCEPTION):
-        return _exception_symptom(record)
-    if kind in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT):
-        return _hang_symptom(record, main_stack(record) or stack)
-    if kind is Interruption.MONITOR_PROCESS_EXCEPTION:
-        return Symptom(record.rank, "monitor_lost", record, 1, 0.9, True)
-    if record.detector is not None and record.detector.name == "completion_barrier":
-        why = "waited for the others in the completion barrier"
-        return Symptom(record.rank, "missed_completion", record, 3, 0.0, False, why)
-    return Symptom(record.rank, "node_lost", record, 1, 0.7, True)
-
-
-def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
-    end = record.exit
-    if signalled is not None:
-        why = f"was ended by its own monitor ({signalled})"
-        return Symptom(record.rank, "killed", record, 1, 0.0, False, why)
-    what: Class = "exited"
-    if end is not None and end.oom:
-        what = "out_of_memory"
-    elif end is not None and end.signal in _CRASHES:
-        what = "crashed"
-    elif end is not None and end.signal == "SIGKILL":
-        what = "killed"
-    elif end is not None and end.signal is not None:
-        what = "told_to_stop"
-    return Symptom(record.rank, what, record, 1, 0.95, True)
-
-
-def _exception_symptom(record: InterruptionRecord) -> Symptom:
-    if record.stage not in (None, "run", "outside"):
-        return Symptom(record.rank, "hook_failed", record, 2, 0.9, True)
-    if record.exception is not None and is_cascade(record.exception):
-        why = "its error only says that a connection had gone"
-        return Symptom(record.rank, "exception", record, 2, 0.0, False, why)
-    what: Class = "exception" if record.interruption is Interruption.EXCEPTION else "left"
-    return Symptom(record.rank, what, record, 2, 0.9, True)
-
-
-def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Symptom:
-    rank, detector = record.rank, record.detector.name if record.detector is not None else ""
-    process = record.process
-    state = process.state if process is not None else None
-    if detector == "abort":
-        return Symptom(rank, "hung", record, 3, 0.0, False, "could not be freed by the abort of this restart")
-    if detector.startswith("hook:"):
-        return Symptom(rank, "hook_hung", record, 2, 0.9, True)
-    if state in ("T", "t"):
-        return Symptom(rank, "stopped", record, 4, 0.9, True)
-    if in_collective(stack):
-        return Symptom(rank, "hung", record, 3, 0.0, False, "waited in a collective for somebody else")
-    if state == "D":
-        return Symptom(rank, "blocked_in_kernel", record, 4, 0.8, True)
-    if record.interruption is Interruption.HARD_TIMEOUT and detector in ("watchdog", "leave"):
-        return Symptom(rank, "blocked_in_native_code", record, 5, 0.8, True)
-    if detector != "watchdog" and _cpu_share(record) >= 0.8:
-        return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
-    names = {part for section in record.open_sections for part in re.split(r"[^a-z]+", section.name.lower())}
-    what: Class = "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else "hung"
-    return Symptom(rank, what, record, 7, 0.7 if stack else 0.5, True)
-
-
-def _cpu_share(record: InterruptionRecord) -> float:
-    process = record.process
-    if process is None or process.cpu_s_delta is None or not process.over_s:
-        return 0.0
-    return process.cpu_s_delta / process.over_s
-
-
-def _category(found: Symptom) -> Category:
-    record = found.record
-    match found.what:
-        case "exception" | "hook_failed" | "left":
-            error = record.exception
-            text = "" if error is None else f"{error.type}: {error.message}"
-            if error is not None and is_cascade(error):
-                return "network"
-            return next((name for pattern, name in _CATEGORIES if re.search(pattern, text, re.I)), "user_code")
-        case "exited" | "busy_without_progress" | "blocked_in_native_code" | "hook_hung" | "hung":
-            return "user_code" if found.is_own else "unknown"
-        case "out_of_memory" | "stopped" | "node_lost" | "monitor_lost":
-            return "host"
-        case "told_to_stop":
-            return "scheduler"
-        case "blocked_in_kernel" | "input_stall" | "storage_stall":
-            return "storage"
-    return "unknown"
-
-
-# -- ranks against each other ------------------------------------------------------------------
 
 
 def judge(seen: Evidence) -> Verdict:
@@ -369,7 +160,7 @@ def _common(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict | None:
         if len(alike) > 1 and len(alike) * 2 > len(seen.active):
             culprits = tuple(Culprit(found.rank, found.what, 0.5, 14) for found in alike)
             first = seen.first if seen.first in {found.rank for found in alike} else None
-            return Verdict("common", _category(alike[0]), first, culprits, rules_fired=(alike[0].rule, 14))
+            return Verdict("common", category(alike[0]), first, culprits, rules_fired=(alike[0].rule, 14))
     return None
 
 
@@ -404,9 +195,7 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         return Verdict(blamed[0].what, "user_code", culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
     blamed.sort(key=lambda culprit: (culprit.rank != seen.first, -culprit.confidence, culprit.rank))
     chief = blamed[0]
-    return Verdict(
-        chief.what, _category(symptoms[chief.rank]), culprits=tuple(blamed), rules_fired=tuple(sorted(fired))
-    )
+    return Verdict(chief.what, category(symptoms[chief.rank]), culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
 
 
 def _blame_raised(seen: Evidence, raised: list[Symptom], alone: bool) -> list[Culprit]:

@@ -21,7 +21,7 @@ import msgspec
 from resilience.core import events
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
-from resilience.core.verdict import category_of, symptom
+from resilience.core.symptoms import category_of, symptom
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings, upper_bound
 
 if TYPE_CHECKING:

@@ -299,7 +299,7 @@ class _Teller:
 
     def _learn(self, rank: int, first: int, fault: Fault) -> None:
         """A live rank learns that its iteration is interrupted, and leaves the function."""
-        stack = WAITS
+        stack: tuple[Frame, ...] = WAITS
         if fault.kind in ("hang", "busy", "waited_for") and rank == fault.rank:
             stack = LOADS
         if fault.kind == "skipped" and rank == fault.rank:

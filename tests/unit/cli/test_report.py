@@ -17,7 +17,7 @@ from resilience.analysis.report import report
 from resilience.cli import VERBS, main
 from resilience.cli.render import cut, painted, plain, seconds, show, table, wrap
 from resilience.cli.report import incident_lines, report_lines
-from resilience.core.verdict import Class
+from resilience.core.symptoms import Class
 from tests.support.record_streams import Fault, Kind, job
 
 WIDTH = 80

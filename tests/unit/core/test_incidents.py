@@ -19,18 +19,12 @@ from resilience.core.attribution import (
     Interruption,
     InterruptionRecord,
 )
+from resilience.core.cases import AT_ENTRY
 from resilience.core.identity import Origin
-from resilience.core.incidents import AT_ENTRY, Incident, fold, to_json
+from resilience.core.incidents import Incident, fold, to_json
 from resilience.core.records import Record
-from resilience.core.verdict import (
-    Class,
-    Evidence,
-    Verdict,
-    category_of,
-    is_inside,
-    judge,
-    user_frame,
-)
+from resilience.core.symptoms import Class, category_of, is_inside, user_frame
+from resilience.core.verdict import Evidence, Verdict, judge
 from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job
 
 # kind of fault -> what the account must call it, and whom it must blame ("fault": the rank of the plan)
@@ -205,7 +199,9 @@ def test_rank_that_never_comes_to_the_end_is_blamed_and_who_waits_is_not() -> No
 @pytest.mark.parametrize("how", ["returned", "elsewhere"])
 def test_rank_that_went_on_while_others_waited_for_it_is_found_by_their_echoes(how: str) -> None:
     echo = InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("RuntimeError", GONE, "f", WAITS))
-    stacks = {0: (WRAPPED,), 1: WAITS, 3: WAITS} | ({2: (WRAPPED, OTHER)} if how == "elsewhere" else {})
+    stacks: dict[int, tuple[Frame, ...]] = {0: (WRAPPED,), 1: WAITS, 3: WAITS} | (
+        {2: (WRAPPED, OTHER)} if how == "elsewhere" else {}
+    )
     returned = frozenset((2,)) if how == "returned" else frozenset[int]()
     seen = Evidence((echo,), first=0, active=frozenset(range(4)), stacks=stacks, returned=returned)
     verdict = judge(seen)
@@ -222,7 +218,8 @@ def test_echoes_alone_blame_nobody() -> None:
 def test_who_waited_before_its_connection_was_cut_counts_as_waiting() -> None:
     """A rank that reports silence has often left the collective by the time all stacks are taken."""
     told = only(job([Fault("communication", 1, 0)]))
-    stacks = dict.fromkeys(range(4), WAITS) | {1: (WRAPPED,)}
+    stacks: dict[int, tuple[Frame, ...]] = dict.fromkeys(range(4), WAITS)
+    stacks[1] = (WRAPPED,)
     seen = Evidence(told.records, first=1, active=frozenset(range(4)), stacks=stacks, answered=frozenset(range(4)))
     assert judge(seen).what == "communication"
 

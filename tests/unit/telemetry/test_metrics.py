@@ -227,7 +227,7 @@ def busy_node() -> MetricView:
         tell(events.RankFellSilent(limit, "soft", 1.0, 1.0 + number))
     for signal in ("record", "span", "metric", "log", "timing"):
         for reason in ("sink", "queue full", "export failed", "malformed message: x", "ring was overrun", "closing"):
-            tell(events.TelemetryDropped(signal, reason, 1))  # type: ignore[arg-type]
+            tell(events.TelemetryDropped(signal, reason, 1))
     for interruption in Interruption:
         tell(events.RestartEnded(interruption.value, 0.1, "step"))
         for words in ("CUDA error", "No space left", "Address already in use", "MemoryError", "Broken pipe", "mine"):
@@ -265,7 +265,7 @@ def test_names_that_users_choose_cannot_multiply_series() -> None:
 def test_exposition_is_valid_openmetrics_with_the_trace_as_exemplar() -> None:
     registry = CollectorRegistry()
     registry.register(busy_node())
-    families = {family.name: family for family in text_string_to_metric_families(openmetrics(registry).decode())}
+    families = {family.name: family for family in text_string_to_metric_families(openmetrics(registry).decode())}  # type: ignore[no-untyped-call]
     assert set(families) == {metric.name.removesuffix("_total") for metric in METRICS}
     restarts = families["resilience_restart_duration_seconds"].samples
     exemplars = [sample.exemplar for sample in restarts if sample.exemplar is not None]
