@@ -160,6 +160,21 @@ def test_order_of_arrival_decides_between_two_exceptions_and_the_clock_does_not(
     assert [c.rank for c in judge(Evidence(by_store, active=frozenset(range(4)))).culprits] == [1]
 
 
+def test_places_told_by_the_store_win_over_what_ranks_saw_first() -> None:
+    def place(rank: int) -> Origin:
+        return Origin("job", "node", "rank", 100 + rank, iteration=0, initial_rank=rank, rank=rank, world_size=8)
+
+    records = [Record(0, 1, 1, place(rank), events.IterationStarted(8, "active")) for rank in range(8)]
+    for rank, position in ((0, 2), (1, 1)):
+        error = ExceptionInfo("ValueError", "mine", f"of rank {rank}", LOADS)
+        seen = InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, iteration=0)
+        arrived = events.InterruptionArrived(rank, Interruption.EXCEPTION, 0, position)
+        records += [Record(1, 2, 2, place(rank), events.Interrupted(seen)), Record(2, 3, 3, place(rank), arrived)]
+    (incident,) = fold(records)
+    assert (culprits(incident), incident.reported_first) == ({1}, 1)
+    assert {record.rank: record.arrival_order for record in incident.records} == {0: 2, 1: 1}
+
+
 def test_two_deaths_at_once_are_two_culprits_of_one_incident() -> None:
     deaths = (
         InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(signal="SIGKILL"), pid=101),
