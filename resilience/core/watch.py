@@ -230,7 +230,8 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     if seen.doing is Doing.HOOK:
         return [(f"hook:{seen.hook}", seen.since, limits.hook)]
     # Entering what it is doing proved that the main thread ran.
-    rows = [("watchdog", max(seen.since, seen.watchdog_at or seen.since), limits.watchdog)]
+    ran_at = seen.since if seen.watchdog_at is None else max(seen.since, seen.watchdog_at)
+    rows = [("watchdog", ran_at, limits.watchdog)]
     if seen.doing is Doing.WAITING:
         return rows
     if seen.interrupted_at is not None:
