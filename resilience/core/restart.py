@@ -362,6 +362,13 @@ def report(at: Keys, record: str) -> Protocol[str]:
     return str((yield CompareSet(at.outcome, INTERRUPTED)))
 
 
+def arrival_in(operation: Operation) -> int | None:
+    """Return the iteration in which an operation gives an interruption record its place, None if it does not."""
+    if isinstance(operation, Add) and operation.key.endswith("/records"):
+        return int(operation.key.partition("/")[0])
+    return None
+
+
 def _mark_terminated(at: Keys, rank: int) -> Protocol[None]:
     """List a rank as not going on. Must precede its arrival at the end barrier."""
     position = yield Add(at.terminated, 1)

@@ -23,7 +23,7 @@ from resilience.adapters.environment import scoped_environment
 from resilience.adapters.interrupt import Interrupter
 from resilience.adapters.store import drive, wait
 from resilience.core import events, restart
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord, encode
+from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -38,7 +38,7 @@ from resilience.core.restart import (
     Seat,
     Stage,
 )
-from resilience.core.verdict import is_cascade
+from resilience.core.symptoms import is_cascade
 from resilience.core.watch import Doing
 from resilience.errors import (
     ConfigurationError,
@@ -52,6 +52,7 @@ from resilience.errors import (
 from resilience.inprocess import failure
 from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, seat_of
+from resilience.inprocess.outlet import note_arrival
 from resilience.inprocess.session import Session
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore
@@ -79,6 +80,7 @@ class CallWrapper:
         self._watcher: Watcher
         self._account: Account
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
+        self._told: InterruptionRecord | None = None  # of that failure
         self._value: Any = None
         self._function: Callable[[], Any]
         self._limits = Limits(
@@ -168,7 +170,7 @@ class CallWrapper:
 
     def _iterate(self, seat: Seat) -> Ending:
         at = Keys(seat.iteration)
-        self._error = None
+        self._error = self._told = None
         self._watcher = Watcher(
             self._session.watch_store, at, self._state, self._wrapper.abort, self._interrupter, self._session.emit
         )
@@ -230,6 +232,11 @@ class CallWrapper:
                 return self._await_decision(limit)
             case Await():
                 self._session.page.doing(Doing.WAITING)
+            case restart.Set(key, value) if "/records/" in key and self._told is None:
+                # Made by the protocol itself: a completion barrier that somebody missed.
+                self._session.emit(events.Interrupted(decode(value)))
+        if self._told is not None:
+            return note_arrival(operation, self._session.store, self._told, self._session.emit)
         return NotImplemented
 
     def _await_decision(self, limit: float) -> bool:
@@ -282,7 +289,7 @@ class CallWrapper:
         self._session.page.doing(Doing.FUNCTION)
         self._session.page.on_progress = self._progressed if self._account.is_restarting else None
         try:
-            self._value = self._interrupter.call(self._function)
+            self._value = self._interrupter.call(self._function, unless=lambda: self._watcher.is_interrupted)
             return Result(End.RETURNED)
         except BaseException as error:
             if self._watcher.is_interrupted and self._interrupter.arrived:
@@ -337,6 +344,7 @@ class CallWrapper:
             step=self._session.page.step_value,
         )
         self._account.failed(record)
+        self._told = record
         return record
 
     def _abort(self) -> Result:

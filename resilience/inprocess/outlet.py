@@ -123,7 +123,7 @@ class StoreOutlet:
 
     def _interrupt(self, record: InterruptionRecord) -> None:
         assert record.iteration is not None
-        drive(report(Keys(record.iteration), encode(record)), self._store)
+        drive(report(Keys(record.iteration), encode(record)), self._store, self._performing(record, self._store))
 
     def _host(self, iteration: int) -> None:
         """Publish a store for the process groups of one iteration; make the next one ahead of time."""
@@ -143,7 +143,7 @@ class StoreOutlet:
         result: Any
         try:
             protocol = stand_in(self._last_seat(record.rank, store), self._begun.waits, encode(record))
-            result = drive(protocol, store, self._perform, chunk=3600.0)
+            result = drive(protocol, store, self._performing(record, store), chunk=3600.0)
             error = ""
         except (ResilienceError, RuntimeError, OSError) as failed:
             result, error = "failed", f"{type(failed).__name__}: {failed}"[:500]
@@ -158,9 +158,17 @@ class StoreOutlet:
         assert size is not None
         return Seat(initial_rank, initial_rank, size, size, restart.ENTRY)
 
-    def _perform(self, operation: restart.Operation) -> Any:
-        if not isinstance(operation, Assign):
-            return NotImplemented
+    def _performing(self, record: InterruptionRecord, store: StoreLike) -> Callable[[restart.Operation], Any]:
+        """What the driver asks on behalf of the record's rank."""
+
+        def perform(operation: restart.Operation) -> Any:
+            if isinstance(operation, Assign):
+                return self._assign(operation)
+            return note_arrival(operation, store, record, self._emit)
+
+        return perform
+
+    def _assign(self, operation: Assign) -> Seat | None:
         seat = operation.seat
         state = State.from_seat(
             seat,
@@ -202,6 +210,19 @@ def iteration_server(address: str) -> dist.TCPStore:
     listener = listen(address, 0)
     port = listener.getsockname()[1]
     return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def note_arrival(
+    operation: restart.Operation, store: StoreLike, record: InterruptionRecord, emit: Callable[..., None]
+) -> Any:
+    """Perform the operation that gives `record` its place in the order of arrival, and tell the place;
+    NotImplemented for any other operation."""
+    iteration = restart.arrival_in(operation)
+    if iteration is None:
+        return NotImplemented
+    position = execute(operation, store)
+    emit(events.InterruptionArrived(record.rank, record.interruption, iteration, position))
+    return position
 
 
 def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any = None) -> Any:

@@ -34,7 +34,8 @@ from resilience.inprocess.store import FileStore
 
 STEPS = 12
 RESULT = float(STEPS)  # every step adds the mean of ones
-FAST = {"soft_timeout": 1.5, "hard_timeout": 3.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}
+# Short, but longer than what a loaded machine may need to build a group.
+FAST = {"soft_timeout": 2.5, "hard_timeout": 7.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}
 
 
 def _raise(error: BaseException) -> None:
@@ -43,6 +44,11 @@ def _raise(error: BaseException) -> None:
 
 def _segfault() -> None:
     ctypes.string_at(0)
+
+
+def _hang_up() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+    os.kill(os.getpid(), signal.SIGHUP)
 
 
 def _hold_gil() -> None:
@@ -109,7 +115,7 @@ FAULTS: dict[str, Callable[[CallWrapper], Any]] = {
     "os_exit_1": lambda _: os._exit(1),
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
-    "hup": lambda _: os.kill(os.getpid(), signal.SIGHUP),
+    "hup": lambda _: _hang_up(),
     "usr1": lambda _: os.kill(os.getpid(), signal.SIGUSR1),
     "segfault": lambda _: _segfault(),
     "abort": lambda _: os.abort(),

@@ -10,6 +10,7 @@ import pytest
 
 from resilience.core import events
 from resilience.core.attribution import Interruption
+from resilience.core.incidents import fold
 from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job
 
@@ -52,6 +53,17 @@ def test_same_exception_on_all_ranks_is_one_restart(start: Start, world: int) ->
     assert scheduled
     assert len({exception.fingerprint for exception in scheduled}) == 1
     assert max(record.origin.iteration or 0 for record in job.of(events.IterationStarted)) == 1
+
+
+@WORLDS
+def test_different_exceptions_at_once_are_one_incident_with_one_first_mover(start: Start, world: int) -> None:  # F03
+    job = start(world, TRAIN, faults=[fault("exception", rank=0), fault("memory_error", rank=1)])
+    assert [rank.value for rank in job.wait()] == [RESULT] * world
+    arrived = sorted(record.event.position for record in job.of(events.InterruptionArrived))
+    assert arrived == list(range(1, len(arrived) + 1))
+    first = next(record.event for record in job.of(events.InterruptionArrived) if record.event.position == 1)
+    (incident,) = fold(job.records())
+    assert incident.reported_first == first.initial_rank
 
 
 @WORLDS
@@ -180,7 +192,7 @@ def test_second_stall_after_recovery_is_a_second_restart(start: Start, world: in
     job = start(world, TRAIN, faults=faults, options=FAST)
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     stalls = [record for record in job.interruptions() if record.interruption is Interruption.SOFT_TIMEOUT]
-    assert {record.iteration for record in stalls} == {0, 1}
+    assert {record.iteration for record in stalls} >= {0, 1}
 
 
 @WORLDS
