@@ -172,7 +172,9 @@ def test_wrong_use_ends_with_2_and_says_what_there_is(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path.parent)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     make("mine", [Fault("kill", 1, 0)])
     assert main(arguments) == 2
     assert re.search(message, capsys.readouterr().err)
