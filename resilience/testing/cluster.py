@@ -95,7 +95,7 @@ class Cluster:
     def run(self) -> Report:
         """Run until nothing is left to happen, then settle."""
         block, self.protocol.BLOCK = self.protocol.BLOCK, self.schedule.block
-        clock, steps = self.clock, 0
+        clock, steps, ended_at = self.clock, 0, 0.0
         faults = 1 + len(self.schedule.faults)
         try:
             self._begin()
@@ -103,7 +103,7 @@ class Cluster:
                 actor, token, act, *arguments = due
                 if actor.token == token:
                     act(actor, *arguments)
-                    steps += 1
+                    steps, ended_at = steps + 1, clock.now
                     if clock.now > 1000.0 * faults or steps > 1000 * faults * len(self.ranks):
                         raise broken("every schedule ends", f"not after {clock.now:.0f} s and {steps} steps")
             self.referee.settle()
@@ -113,7 +113,7 @@ class Cluster:
             iterations=max(self.referee.worlds) + 1,
             steps=steps,
             most_operations=max(rank.operations for rank in self.ranks),
-            seconds=clock.now,
+            seconds=ended_at,
             ends=tuple(str(rank.truth.end) for rank in self.ranks),
             excuses=tuple(self.referee.excuses),
         )

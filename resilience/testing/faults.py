@@ -97,7 +97,7 @@ class Schedule(msgspec.Struct, frozen=True):
 HANGS: tuple[How, ...] = ("sleep", "spin", "stuck", "slow")  # hooks can only do the last two
 HOOKS = (Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FINALIZE, Stage.CHECK_AFTER)
 OPERATIONS = 90  # a rank has done about as many after two restarts
-STAND_IN_OPERATIONS = 16
+STAND_IN_OPERATIONS = 30
 
 
 def draw(seed: int, fewest: int = 3, most: int = 8) -> Schedule:
@@ -146,16 +146,16 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
     return Suspect(rank, rng.random() * rng.choice((1, 3, 10)))
 
 
-def everywhere(victim: Victim, ranks: int, rank: int, restarts: int = 0) -> list[Schedule]:
+def everywhere(victim: Victim, ranks: int, rank: int, restarts: int = 0, block: int = 32) -> list[Schedule]:
     """Return the schedules that kill one process at each of its operations in turn.
 
     restarts: the function of the next rank raises in that many iterations, so that restarts are hit too.
-    A monitor does something only if its rank dies: that rank is killed as it enters."""
-    others: list[Fault] = [Fail((rank + 1) % ranks, number, Stage.FUNCTION) for number in range(restarts)]
+    A monitor does something only if its rank dies: that rank is killed at the first second."""
+    faults: list[Fault] = [Fail((rank + 1) % ranks, number, Stage.FUNCTION) for number in range(restarts)]
     if victim == "monitor":
-        others.append(Kill(rank, "rank", at=1.0))
+        faults.append(Kill(rank, "rank", at=1.0))
     last = STAND_IN_OPERATIONS if victim == "monitor" else OPERATIONS
     return [
-        Schedule(seed=number, ranks=ranks, faults=(Kill(rank, victim, number), *others))
+        Schedule(seed=number, ranks=ranks, faults=(Kill(rank, victim, number), *faults), block=block)
         for number in range(1, last + 1)
     ]

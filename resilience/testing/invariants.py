@@ -51,8 +51,9 @@ def broken(invariant: str, what: str) -> InternalError:
 class World:
     """What really happened in one iteration. Sets are of ranks in this iteration.
 
-    came: reached the start barrier themselves. inside: may still be in the function. uncalled: have not answered the last call, neither themselves nor by
-    whoever stands in. before_end: have not come to the end barrier, and are alive."""
+    came: reached the start barrier themselves. inside: may still be in the function. uncalled: have not answered
+    the last call, neither themselves nor by whoever stands in. before_end: have not come to the end barrier, and
+    are alive."""
 
     __slots__ = ("active", "before_end", "came", "holders", "inside", "returned", "size", "uncalled")
 

@@ -27,7 +27,7 @@ class MemoryStore:
                 self._put(key, value)
                 return None
             case Check(keys):
-                return all([key in data for key in keys])
+                return all(map(data.__contains__, keys))
             case Add(key, amount):
                 total = int(data.get(key, "0")) + amount
                 self._put(key, str(total))
@@ -37,7 +37,7 @@ class MemoryStore:
                     self._put(key, value)
                 return data[key]
             case Read(keys):
-                return tuple([data.get(key) for key in keys])
+                return tuple(map(data.get, keys))
             case Await(key):
                 return key in data
         raise TypeError(f"{type(operation).__name__} is no store operation")

@@ -1,0 +1,455 @@
+"""Watching one rank: what is noticed, when, and what follows.
+
+Tests whose one argument is `watcher` are also given to every mutant of the module (tests/mutate.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from resilience.core import watch
+from resilience.core.watch import (
+    AskRestart,
+    CaptureEvidence,
+    Command,
+    Decision,
+    Doing,
+    Finding,
+    Finish,
+    Kill,
+    Limit,
+    Limits,
+    NoteUnknown,
+    Observation,
+    Sign,
+    StandIn,
+    Terminate,
+    Watch,
+)
+
+SOFT, HARD, GRACE = 5.0, 9.0, 2.0
+BOTH = Limit(SOFT, HARD)
+START = 10.0
+
+Observe = Callable[[float], Observation]
+
+
+@pytest.fixture
+def watcher() -> ModuleType:
+    return watch
+
+
+def watch_over(
+    watcher: ModuleType, limits: Limits, observe: Observe | Observation, start: float = START, until: float = 100.0
+) -> list[tuple[float, Command]]:
+    """Look whenever the decision before wants it; return what was commanded, and when."""
+    state, now, commands = Watch(limits=limits), start, []
+    for _ in range(200):
+        seen = observe(now) if callable(observe) else observe
+        decision: Decision = watcher.decide(state, seen, now)
+        commands += [(now, command) for command in decision.commands]
+        state = decision.state
+        if decision.wake_at is None or decision.wake_at > until:
+            return commands
+        assert decision.wake_at > now, f"it spins at {now}"
+        now = decision.wake_at
+    pytest.fail("it looks more often than it has reason to")
+
+
+def without_notes(commands: list[tuple[float, Command]]) -> list[tuple[float, Command]]:
+    return [(at, command) for at, command in commands if not isinstance(command, NoteUnknown)]
+
+
+def found(commands: list[tuple[float, Command]]) -> set[str]:
+    """The names of all limits that were found exceeded."""
+    return {command.finding.limit for _, command in commands if isinstance(command, AskRestart | Terminate | Kill)}
+
+
+def limits_of(**limits: Any) -> Limits:
+    return msgspec.structs.replace(Limits(grace=GRACE), **limits)
+
+
+def in_function(**signs: Any) -> Observation:
+    return msgspec.structs.replace(Observation(doing=Doing.FUNCTION, since=START), **signs)
+
+
+# What is silent from START on, and the limit that notices. Everything else is alive, or not armed.
+SILENT: dict[str, tuple[Limits, Observation]] = {
+    "watchdog": (limits_of(watchdog=BOTH), in_function(since=0.0, watchdog_at=START)),
+    "ping": (limits_of(ping=BOTH), in_function(ping_at=START)),
+    "step": (limits_of(step=BOTH), in_function(step_at=START)),
+    "heartbeat": (limits_of(heartbeat=BOTH), in_function(heartbeat_at=START)),
+    "initial_heartbeat": (limits_of(initial_heartbeat=BOTH), in_function()),
+    "section:data": (limits_of(sections={"data": BOTH}), in_function(open_sections=(Sign("data", START),))),
+    "out_of_section": (limits_of(out_of_section=BOTH), in_function(section_left_at=START)),
+    "leave": (limits_of(leave=BOTH), in_function(since=0.0, interrupted_at=START)),
+    "hook:finalize": (limits_of(hook=BOTH), Observation(doing=Doing.HOOK, hook="finalize", since=START)),
+}
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+def test_each_limit_is_enforced_to_the_moment(watcher: ModuleType) -> None:
+    for name, (limits, seen) in SILENT.items():
+        soft, hard = Finding(name, "soft", SOFT, SOFT), Finding(name, "hard", HARD, HARD)
+        assert without_notes(watch_over(watcher, limits, seen)) == [
+            (START + SOFT, CaptureEvidence(soft)),
+            (START + SOFT, AskRestart(soft)),
+            (START + HARD, CaptureEvidence(hard)),
+            (START + HARD, AskRestart(hard)),
+            (START + HARD, Terminate(hard)),
+            (START + HARD + GRACE, Kill(hard)),
+        ]
+
+
+def test_limit_that_is_not_set_never_fires(watcher: ModuleType) -> None:
+    for _, seen in SILENT.values():
+        assert watch_over(watcher, limits_of(), seen) == []
+
+
+def test_soft_or_hard_alone(watcher: ModuleType) -> None:
+    seen = in_function(step_at=START)
+    soft = watch_over(watcher, limits_of(step=Limit(soft=SOFT)), seen)
+    assert [(at, type(command)) for at, command in soft] == [
+        (START + SOFT, CaptureEvidence),
+        (START + SOFT, AskRestart),
+    ]
+    hard = watch_over(watcher, limits_of(step=Limit(hard=HARD)), seen)
+    assert [at for at, _ in hard] == [START + HARD] * 3 + [START + HARD + GRACE]
+
+
+def test_rank_that_shows_life_is_left_alone(watcher: ModuleType) -> None:
+    limits = limits_of(
+        watchdog=BOTH, ping=BOTH, step=BOTH, heartbeat=BOTH, sections={"data": BOTH}, out_of_section=BOTH
+    )
+
+    def observe(now: float) -> Observation:
+        beat = now - 4.0
+        return in_function(
+            watchdog_at=beat, ping_at=beat, step_at=beat, heartbeat_at=beat, open_sections=(Sign("data", beat),)
+        )
+
+    assert watch_over(watcher, limits, observe) == []
+
+
+def test_deadline_is_noticed_although_its_sum_is_not_exact(watcher: ModuleType) -> None:
+    """Found by simulation: (since + limit) - since may be less than the limit, and the monitor span."""
+    since = 4.1
+    assert (since + 60.0) - since < 60.0
+    limits = limits_of(step=Limit(60.0, None))
+    commands = watch_over(watcher, limits, in_function(since=0.0, step_at=since), start=since)
+    assert [at for at, _ in commands] == [since + 60.0] * 2
+
+
+def test_entering_the_function_counts_as_bytecode(watcher: ModuleType) -> None:
+    for watchdog_at in (None, 1.0):
+        seen = in_function(watchdog_at=watchdog_at)
+        assert without_notes(watch_over(watcher, limits_of(watchdog=Limit(SOFT)), seen))[0][0] == START + SOFT
+
+
+def test_time_to_leave_begins_with_the_interruption_or_with_entering_after_it(watcher: ModuleType) -> None:
+    for since, interrupted_at in ((1.0, START), (START, 1.0)):
+        seen = in_function(since=since, interrupted_at=interrupted_at)
+        assert watch_over(watcher, limits_of(leave=Limit(None, HARD)), seen)[0][0] == START + HARD
+
+
+def test_only_what_the_rank_is_doing_is_weighed(watcher: ModuleType) -> None:
+    everything = limits_of(
+        watchdog=BOTH, ping=BOTH, step=BOTH, heartbeat=BOTH, leave=BOTH, hook=Limit(None, HARD), out_of_section=BOTH
+    )
+    old: dict[str, Any] = dict.fromkeys(
+        ("ping_at", "step_at", "heartbeat_at", "section_left_at", "interrupted_at"), 1.0
+    )
+    outside = Observation(doing=Doing.OUTSIDE, since=START, **old)
+    assert watch_over(watcher, everything, outside) == []
+    waiting = Observation(doing=Doing.WAITING, since=START, **old)
+    assert found(watch_over(watcher, everything, waiting)) == {"watchdog"}
+    hook = Observation(doing=Doing.HOOK, hook="initialize", since=START, **old)
+    assert watch_over(watcher, everything, hook)[0][0] == START + HARD
+    assert found(watch_over(watcher, everything, hook)) == {"hook:initialize"}
+
+
+def test_first_heartbeat_and_later_ones_have_limits_of_their_own(watcher: ModuleType) -> None:
+    limits = limits_of(heartbeat=Limit(1.0), initial_heartbeat=Limit(50.0))
+    assert watch_over(watcher, limits, in_function())[0][0] == START + 50.0
+    assert watch_over(watcher, limits, in_function(heartbeat_at=START))[0][0] == START + 1.0
+
+
+def test_time_between_sections_counts_only_while_none_is_open(watcher: ModuleType) -> None:
+    limits = limits_of(out_of_section=Limit(SOFT))
+    unlimited = in_function(open_sections=(Sign("other", START),), section_left_at=START)
+    assert not any(isinstance(command, AskRestart) for _, command in watch_over(watcher, limits, unlimited))
+
+
+def test_gravest_of_several_findings_is_named(watcher: ModuleType) -> None:
+    limits = limits_of(
+        watchdog=Limit(1.0, 100.0), ping=Limit(10.0, 40.0), step=Limit(50.0, 60.0), heartbeat=Limit(30.0, 40.0)
+    )
+    seen = in_function(since=0.0, watchdog_at=0.0, ping_at=0.0, step_at=0.0, heartbeat_at=0.0)
+
+    def first(now: float) -> Finding:
+        command = watcher.decide(Watch(limits=limits), seen, now).commands[0]
+        assert isinstance(command, CaptureEvidence)
+        return command.finding
+
+    assert first(31.0) == Finding("watchdog", "soft", 1.0, 31.0)  # by how many times its limit
+    assert first(41.0) == Finding("ping", "hard", 40.0, 41.0)  # hard before soft; the name settles a tie
+    assert first(101.0).limit == "ping"
+
+
+def test_rank_that_its_abort_did_not_free_is_ended_at_once(watcher: ModuleType) -> None:
+    stuck = in_function(since=1.0, interrupted_at=START - 2.0, is_stuck=True)
+    commands = watch_over(watcher, limits_of(leave=Limit(None, 90.0)), stuck)
+    assert [at for at, _ in commands] == [START] * 3 + [START + GRACE]
+    assert commands[2][1] == Terminate(Finding("abort", "hard", 0.0, 2.0))
+    never_told = watch_over(watcher, limits_of(), in_function(since=START - 3.0, is_stuck=True))
+    assert never_told[2][1] == Terminate(Finding("abort", "hard", 0.0, 3.0))
+
+
+# -- restarts ----------------------------------------------------------------------------------------------------
+
+
+def test_restart_is_asked_for_once_an_iteration(watcher: ModuleType) -> None:
+    limits = limits_of(step=Limit(soft=SOFT))
+
+    def observe(now: float) -> Observation:
+        return in_function(step_at=START if now < 40.0 else 40.0, iteration=0 if now < 40.0 else 1)
+
+    asked = [at for at, command in watch_over(watcher, limits, observe) if isinstance(command, AskRestart)]
+    assert len(asked) == 2
+    assert asked[0] == START + SOFT
+    assert 40.0 + SOFT <= asked[1] <= 40.0 + 2 * SOFT  # nobody announced the step of iteration 1
+
+
+# -- the end of a rank -------------------------------------------------------------------------------------------
+
+
+def test_grace_is_kept_however_often_the_monitor_looks(watcher: ModuleType) -> None:
+    limits = limits_of(step=Limit(hard=HARD))
+    seen = in_function(step_at=START)
+    state = Watch(limits=limits)
+    kills: list[float] = []
+    for tick in range(600):
+        now = START + tick / 20
+        decision: Decision = watcher.decide(state, seen, now)
+        state = decision.state
+        kills += [now for command in decision.commands if isinstance(command, Kill)]
+    assert len(kills) == 1
+    assert kills[0] == pytest.approx(START + HARD + GRACE)
+
+
+def test_rank_that_recovers_after_it_was_terminated_is_ended_all_the_same(watcher: ModuleType) -> None:
+    limits = limits_of(step=Limit(hard=HARD))
+
+    def observe(now: float) -> Observation:
+        return in_function(step_at=START if now <= START + HARD else now)
+
+    assert isinstance(watch_over(watcher, limits, observe)[-1][1], Kill)
+
+
+def test_gone_rank_is_stood_in_for_exactly_once(watcher: ModuleType) -> None:
+    for goodbye, what in ((False, StandIn()), (True, Finish())):
+        state = Watch(limits=limits_of(step=BOTH))
+        commands: list[Command] = []
+        for tick in range(100):
+            seen = in_function(step_at=START, is_gone=tick > 3, said_goodbye=goodbye)
+            decision: Decision = watcher.decide(state, seen, START + tick)
+            state = decision.state
+            commands += decision.commands
+        assert commands == [what]
+        assert decision.wake_at is None
+
+
+def test_death_of_a_terminated_rank_ends_the_escalation(watcher: ModuleType) -> None:
+    limits = limits_of(step=Limit(hard=HARD))
+
+    def observe(now: float) -> Observation:
+        return in_function(step_at=START, is_gone=now > START + HARD)
+
+    kinds = [type(command) for _, command in watch_over(watcher, limits, observe)]
+    assert kinds == [CaptureEvidence, AskRestart, Terminate, StandIn]
+
+
+def test_nothing_follows_the_kill_but_the_end(watcher: ModuleType) -> None:
+    state = Watch(
+        limits=limits_of(step=BOTH), terminating_since=0.0, finding=Finding("step", "hard", 1.0, 1.0), is_killed=True
+    )
+    assert watcher.decide(state, in_function(step_at=0.0), 1000.0) == Decision(state)
+
+
+# -- what cannot be known ----------------------------------------------------------------------------------------
+
+
+def test_unknown_progress_is_noted_once_an_iteration(watcher: ModuleType) -> None:
+    limits = limits_of(watchdog=BOTH)
+
+    def observe(now: float) -> Observation:
+        return in_function(watchdog_at=now, iteration=0 if now < 40.0 else 1, since=START if now < 40.0 else 40.0)
+
+    commands = watch_over(watcher, limits, observe)
+    assert commands[0] == (START + SOFT, NoteUnknown(SOFT))
+    assert len(commands) == 2
+    assert 40.0 + SOFT <= commands[1][0] <= 40.0 + 2 * SOFT
+
+
+def test_progress_is_known_where_something_is_armed_with_a_limit(watcher: ModuleType) -> None:
+    for name, sign in (("ping", "ping_at"), ("step", "step_at"), ("heartbeat", "heartbeat_at")):
+        for limit, is_known in ((Limit(50.0), True), (Limit(None, 50.0), True), (Limit(), False)):
+            limits = limits_of(watchdog=BOTH, **{name: limit})
+
+            def observe(now: float, sign: str = sign) -> Observation:
+                return in_function(watchdog_at=now, **{sign: now})
+
+            assert (watch_over(watcher, limits, observe) == []) is is_known
+
+
+def test_progress_is_not_missed_where_none_is_expected(watcher: ModuleType) -> None:
+    limits = limits_of(watchdog=BOTH, leave=Limit(None, 500.0))
+    for changes in (
+        {"doing": Doing.WAITING},
+        {"doing": Doing.HOOK, "hook": "finalize"},
+        {"doing": Doing.OUTSIDE},
+        {"interrupted_at": START},
+    ):
+
+        def observe(now: float, changes: dict[str, Any] = changes) -> Observation:
+            return in_function(watchdog_at=now, **changes)
+
+        assert watch_over(watcher, limits, observe) == []
+    assert watch_over(watcher, limits_of(watchdog=Limit(None, HARD)), lambda now: in_function(watchdog_at=now)) == []
+
+
+# -- over many seeds ---------------------------------------------------------------------------------------------
+
+NAMES = ("watchdog", "ping", "hook", "leave", "step", "heartbeat", "initial_heartbeat", "out_of_section")
+Row = tuple[float, Limit]
+
+
+def test_no_rank_is_ended_within_its_limits_and_none_beyond_them_is_missed(watcher: ModuleType) -> None:
+    for seed in range(400):
+        rng = Random(seed)
+        _follow(watcher, rng, _draw_limits(rng))
+
+
+def _follow(watcher: ModuleType, rng: Random, limits: Limits) -> None:
+    """Live through a random life, looking when asked to and now and then besides."""
+    state, now, seen = Watch(limits=limits), 0.0, Observation()
+    over = False
+    for _ in range(60):
+        seen = _go_on(rng, seen, now)
+        decision: Decision = watcher.decide(state, seen, now)
+        assert not (over and decision.commands)
+        over = over or seen.is_gone
+        _check(limits, state, seen, now, decision)
+        state = decision.state
+        step = rng.choice((0.5, 1.0, 2.0, 4.0))
+        now = min(now + step, math.inf if decision.wake_at is None else decision.wake_at)
+
+
+def _draw_limits(rng: Random) -> Limits:
+    def limit() -> Limit:
+        soft, more = rng.choice((None, 1.0, 2.0, 4.0)), rng.choice((None, 0.5, 2.0, 6.0))
+        return Limit(soft, None if more is None else (soft or 1.0) + more)
+
+    return Limits(
+        **{name: limit() for name in NAMES}, sections={"a": limit(), "b": limit()}, grace=rng.choice((0.5, 3.0))
+    )
+
+
+def _go_on(rng: Random, seen: Observation, now: float) -> Observation:
+    """What may have changed when somebody looks again."""
+    changes: dict[str, Any] = {}
+    if rng.random() < 0.15:
+        doing = rng.choice(list(Doing))
+        changes = {"doing": doing, "since": now, "hook": "h" if doing is Doing.HOOK else ""}
+    if rng.random() < 0.05:
+        changes |= {"iteration": seen.iteration + 1, "interrupted_at": None, "ping_at": None, "step_at": None}
+    for name in ("watchdog_at", "ping_at", "step_at", "heartbeat_at"):
+        if rng.random() < 0.3:
+            changes[name] = now
+    if rng.random() < 0.1:
+        changes["interrupted_at"] = now
+    if rng.random() < 0.2:
+        changes["open_sections"] = tuple(Sign(name, now) for name in ("a", "b", "c") if rng.random() < 0.4)
+        changes["section_left_at"] = now
+    changes["is_stuck"] = seen.is_stuck or rng.random() < 0.01
+    if seen.is_gone or rng.random() < 0.02:
+        changes |= {"is_gone": True, "said_goodbye": seen.said_goodbye if seen.is_gone else rng.random() < 0.5}
+    return msgspec.structs.replace(seen, **changes)
+
+
+def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
+    """What is weighed, as the docstring of Limits says it: name to (last sign of life, limit)."""
+    if seen.doing is Doing.OUTSIDE:
+        return {}
+    if seen.doing is Doing.HOOK:
+        return {f"hook:{seen.hook}": (seen.since, limits.hook)}
+    rows = {"watchdog": (max(seen.since, seen.watchdog_at or 0.0), limits.watchdog)}
+    if seen.doing is Doing.FUNCTION:
+        signs = {
+            "leave": (None if seen.interrupted_at is None else max(seen.interrupted_at, seen.since), limits.leave),
+            "ping": (seen.ping_at, limits.ping),
+            "step": (seen.step_at, limits.step),
+            "heartbeat": (seen.heartbeat_at, limits.heartbeat),
+            "initial_heartbeat": (seen.since if seen.heartbeat_at is None else None, limits.initial_heartbeat),
+            "out_of_section": (None if seen.open_sections else seen.section_left_at, limits.out_of_section),
+        }
+        rows |= {name: (at, limit) for name, (at, limit) in signs.items() if at is not None}
+        rows |= {f"section:{s.name}": (s.seen_at, limits.sections.get(s.name, Limit())) for s in seen.open_sections}
+    return rows
+
+
+def _check(limits: Limits, before: Watch, seen: Observation, now: float, decision: Decision) -> None:
+    kinds = [type(command) for command in decision.commands]
+    if before.is_over:
+        assert kinds == []
+        return
+    if seen.is_gone:
+        assert kinds == [Finish if seen.said_goodbye else StandIn]
+        return
+    if before.terminating_since is not None:
+        is_due = now >= before.terminating_since + limits.grace and not before.is_killed
+        assert kinds == [Kill] * is_due
+        if not is_due and not before.is_killed:
+            assert decision.wake_at == before.terminating_since + limits.grace
+        return
+    rows = _rows(limits, seen)
+    hard = {
+        name: (now - at) / limit.hard for name, (at, limit) in rows.items() if limit.hard and now >= at + limit.hard
+    }
+    soft = {
+        name: (now - at) / limit.soft for name, (at, limit) in rows.items() if limit.soft and now >= at + limit.soft
+    }
+    if seen.is_stuck:
+        hard["abort"] = math.inf
+    if hard:
+        assert kinds == [CaptureEvidence, AskRestart, Terminate]
+        assert hard[decision.commands[0].finding.limit] == max(hard.values())  # type: ignore[union-attr]
+        assert decision.wake_at == now + limits.grace
+        return
+    if soft and before.asked_in != seen.iteration:
+        assert kinds == [CaptureEvidence, AskRestart]
+        assert soft[decision.commands[0].finding.limit] == max(soft.values())  # type: ignore[union-attr]
+    else:
+        assert kinds in ([], [NoteUnknown])
+    _check_wake(limits, decision.state, seen, now, decision.wake_at, rows)
+
+
+def _check_wake(
+    limits: Limits, after: Watch, seen: Observation, now: float, wake_at: float | None, rows: dict[str, Row]
+) -> None:
+    """It is awake in time for every deadline, also for that of a limit which is armed in the next moment."""
+    every = [getattr(limits, name) for name in NAMES] + list(limits.sections.values())
+    moments = [now + value for limit in every for value in (limit.soft, limit.hard) if value is not None]
+    moments += [at + limit.hard for at, limit in rows.values() if limit.hard is not None]
+    if after.asked_in != seen.iteration:
+        moments += [at + limit.soft for at, limit in rows.values() if limit.soft is not None]
+    if moments:
+        assert wake_at is not None and now < wake_at <= min(moments)

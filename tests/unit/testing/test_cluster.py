@@ -1,0 +1,201 @@
+"""The protocol under faults, in a virtual cluster: every schedule keeps every invariant.
+
+Many more of the same run with `python -m tests.simulate`; `python -m tests.mutate` shows that they can fail."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from resilience.core import restart
+from resilience.core.restart import Add, Await, Check, CompareSet, End, Read, Run, Set, Stage
+from resilience.errors import InternalError
+from resilience.testing.cluster import Cluster, Report
+from resilience.testing.faults import (
+    HOOKS,
+    VICTIMS,
+    Fail,
+    Fault,
+    Kill,
+    Linger,
+    Pause,
+    Schedule,
+    Stall,
+    Suspect,
+    Victim,
+    draw,
+    everywhere,
+)
+
+
+def run(*faults: Fault, ranks: int = 4, **settings: Any) -> Report:
+    return Cluster(Schedule(seed=1, ranks=ranks, faults=faults, **settings)).run()
+
+
+# -- stories -----------------------------------------------------------------------------------------------------
+
+
+def test_undisturbed_job_completes_in_one_iteration() -> None:
+    report = run()
+    assert report.iterations == 1
+    assert report.ends == ("completed",) * 4
+
+
+def test_exception_restarts_everybody() -> None:
+    report = run(Fail(2, 0, Stage.FUNCTION))
+    assert report.iterations == 2
+    assert report.ends == ("completed",) * 4
+
+
+def test_base_exception_ends_its_rank_and_the_others_go_on() -> None:
+    assert run(Fail(2, 0, Stage.FUNCTION, End.FATAL)).ends == ("completed", "completed", "left", "completed")
+
+
+@pytest.mark.parametrize("stage", HOOKS)
+def test_failing_hook_restarts_before_the_function_and_excludes_after_a_fault(stage: Stage) -> None:
+    report = run(Fail(1, 0, Stage.FUNCTION), Fail(2, 0, stage))
+    excluded = stage in (Stage.FINALIZE, Stage.CHECK_AFTER)
+    assert report.ends[2] == ("left" if excluded else "completed")
+
+
+def test_killed_rank_is_excluded_within_seconds() -> None:
+    report = run(Kill(2, "rank", 14))
+    assert report.ends == ("completed", "completed", "killed", "completed")
+    assert report.seconds < 20.0
+
+
+def test_rank_and_monitor_that_die_together_are_noticed_by_a_neighbour() -> None:
+    report = run(Kill(2, "both", 14))
+    assert report.ends == ("completed", "completed", "killed", "completed")
+    assert 30.0 < report.seconds < 60.0
+    assert report.excuses == ()
+
+
+def test_sleeping_function_is_restarted_and_nobody_is_killed() -> None:
+    report = run(Stall(2, 0, Stage.FUNCTION, "sleep"))
+    assert report.ends == ("completed",) * 4
+    assert 60.0 < report.seconds < 80.0
+
+
+def test_stuck_function_is_killed_after_the_hard_limit() -> None:
+    report = run(Stall(2, 0, Stage.FUNCTION, "stuck"))
+    assert report.ends == ("completed", "completed", "killed", "completed")
+    assert 90.0 < report.seconds < 120.0
+
+
+def test_function_that_takes_long_to_leave_is_waited_for() -> None:
+    report = run(Fail(1, 0, Stage.FUNCTION), Stall(2, 0, Stage.FUNCTION, "spin"), Linger(2, 0, 80.0))
+    assert report.ends == ("completed",) * 4
+
+
+def test_pause_within_the_limits_costs_nobody_his_place() -> None:
+    assert run(Fail(1, 0, Stage.FUNCTION), Pause(2, 20, 50.0)).ends == ("completed",) * 4
+
+
+def test_rank_taken_for_dead_is_excluded_and_told_so() -> None:
+    report = run(Stall(1, 0, Stage.FUNCTION, "slow", 30.0), Suspect(2, 5.0))
+    assert report.ends == ("completed", "completed", "discarded", "completed")
+
+
+def test_spare_steps_in() -> None:
+    report = run(Kill(0, "rank", 14), active=3)
+    assert report.ends == ("killed", "completed", "completed", "completed")
+
+
+def test_several_faults_at_once_are_one_restart() -> None:
+    report = run(*(Fail(rank, 0, Stage.FUNCTION) for rank in range(4)))
+    assert report.iterations == 2
+    assert report.ends == ("completed",) * 4
+
+
+def test_last_rank_goes_on_alone() -> None:
+    report = run(*(Kill(rank, "rank", 14 + rank) for rank in range(1, 4)))
+    assert report.ends == ("completed", "killed", "killed", "killed")
+
+
+def test_job_without_anybody_left_ends() -> None:
+    report = run(*(Kill(rank, "both", 12) for rank in range(4)))
+    assert report.ends == ("killed",) * 4
+
+
+# -- many schedules ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", range(6))
+def test_every_invariant_holds_in_drawn_schedules(batch: int) -> None:
+    excused = 0
+    for seed in range(1_000_000 + 500 * batch, 1_000_000 + 500 * (batch + 1)):
+        excused += bool(Cluster(draw(seed)).run().excuses)
+    assert excused < 50  # else most of it would prove little
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_process_may_die_at_each_of_its_operations(victim: Victim, restarts: int) -> None:
+    for block in (2, 32):
+        for schedule in everywhere(victim, ranks=3, rank=1, restarts=restarts, block=block):
+            Cluster(schedule).run()
+
+
+def test_seed_repeats_its_run() -> None:
+    for seed in range(20):
+        traces: list[list[Any]] = [[], []]
+        for trace in traces:
+            Cluster(draw(seed), trace=lambda *step, trace=trace: trace.append((step[0], step[1], str(step[2])))).run()
+        assert traces[0] == traces[1]
+
+
+def test_protocol_that_does_not_meet_is_found_out() -> None:
+    broken = ModuleType("broken")
+    vars(broken).update(vars(restart), iterate=_iterate_without_meeting)
+    with pytest.raises(InternalError, match=r"start together: .* only \[\] have come"):
+        Cluster(draw(0), protocol=broken).run()
+
+
+def _iterate_without_meeting(seat: restart.Seat, limits: restart.Limits) -> restart.Protocol[restart.Ending]:
+    yield Set(restart.seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
+    yield Run(Stage.INITIALIZE)
+    return restart.Ending(restart.COMPLETED)
+
+
+# -- at 10,000 ranks ---------------------------------------------------------------------------------------------
+
+
+class Measured:
+    """What each rank asked of the store, and how much went there and back."""
+
+    def __init__(self, ranks: int) -> None:
+        self.largest = 0
+        self.operations: dict[str, int] = {}
+        self.cluster = Cluster(Schedule(seed=0, ranks=ranks, faults=(Kill(7, "rank", 14),)), trace=self.take)
+        self.report = self.cluster.run()
+
+    def take(self, now: float, who: str, operation: object) -> None:
+        held = self.cluster.store.data
+        match operation:
+            case Set(key, value) | CompareSet(key, value):
+                size = len(key) + len(value) + len(held.get(key, ""))
+            case Add(key) | Await(key):
+                size = len(key) + 8
+            case Check(keys):
+                size = sum(map(len, keys)) + 1
+            case Read(keys):
+                size = sum(len(key) + len(held.get(key, "")) for key in keys)
+            case _:
+                return
+        self.operations[who] = self.operations.get(who, 0) + 1
+        self.largest = max(self.largest, size)
+
+
+def test_restart_of_10_000_ranks_costs_each_what_it_costs_each_of_1_000() -> None:
+    small, large = Measured(1_000), Measured(10_000)
+    for measured in (small, large):
+        assert measured.report.iterations == 2
+        assert measured.report.ends.count("completed") == len(measured.report.ends) - 1
+    # One level more in each barrier (32 x 32 < 10,000), two operations each, for those who complete a block.
+    barriers = 8
+    assert max(large.operations.values()) <= max(small.operations.values()) + 2 * barriers
+    assert large.largest <= restart.BLOCK * len("99/completion/0/9999 ")
