@@ -8,7 +8,7 @@ shows none, with its entry, and the event says so."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +35,8 @@ Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
 class Account:
     """One rank's account of one call. Used by the main thread only."""
 
-    def __init__(self, emitter: Emitter) -> None:
+    def __init__(self, emitter: Emitter, step: Callable[[], int | None]) -> None:
+        self._step = step  # the highest step of this iteration
         self._emitter = emitter
         self._phase: StageName | None = None
         self._phase_began = 0.0
@@ -89,7 +90,8 @@ class Account:
         ended_at = self._entered_at if sign == "entry" else time.monotonic()
         self._end_phase(ended_at, "completed")
         duration = ended_at - self._restart_began
-        self._emit(StageEnded("restart", "completed", duration), RestartEnded(self._interruption, duration, sign))
+        ended = StageEnded("restart", "completed", duration, ended_ago_s=time.monotonic() - ended_at)
+        self._emit(ended, RestartEnded(self._interruption, duration, sign, self._step()))
         self._restart_began = None
         self._interruption = "peer"
 
@@ -128,7 +130,8 @@ class Account:
 
     def _end_phase(self, at: float, outcome: Outcome) -> None:
         if self._phase is not None:
-            self._emit(StageEnded(self._phase, outcome, max(0.0, at - self._phase_began)))
+            duration = max(0.0, at - self._phase_began)
+            self._emit(StageEnded(self._phase, outcome, duration, ended_ago_s=max(0.0, time.monotonic() - at)))
             self._phase = None
 
     def iteration_ended(self, outcome: Outcome) -> None:

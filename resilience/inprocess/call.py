@@ -125,7 +125,7 @@ class CallWrapper:
         self._state = State.from_environment()
         with scoped_environment(), Session.open(self._wrapper, name, self._number, self._state) as session:
             self._session = session
-            self._account = Account(session.emitter)
+            self._account = Account(session.emitter, lambda: session.page.step_value)
             self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=self._swallowed)
             self._interrupter.install()
             error: BaseException | None = None
@@ -318,6 +318,7 @@ class CallWrapper:
         self._session.page.doing(Doing.WAITING)
         while not self._await_decision(self._chunk):
             pass  # a spare waits as long as the job runs
+        self._account.left_function(self._watcher.is_interrupted, failed=False)
         return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
 
     def _failed(self, error: BaseException, stage: str) -> Result:

@@ -27,7 +27,6 @@ from resilience.core.membership import Peer, successor, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ResilienceError
 from resilience.monitor import messages
-from resilience.telemetry.setup import NodeExports
 
 EXPORT_LIMIT = 2.0  # seconds for what is still to be exported when this monitor leaves
 BEATS = 6  # looks within heartbeat_timeout: late by a sixth of it at most, 0.8 operations a second by default
@@ -66,7 +65,7 @@ class Supervisor:
         self._peer: Peer | None = None
         self._known: dict[str, list[Member]] = {}
         self._ring: tuple[int, str] = (0, "")  # number of nodes, and whom this one watches
-        self._exports: NodeExports | None = None
+        self._leads = False
         self._represented: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
 
@@ -76,7 +75,7 @@ class Supervisor:
     def stop(self) -> None:
         """Leave: this monitor has nothing more to watch. Waits for what is being exported, bounded."""
         self._done.set()
-        if self._exports is not None:
+        if self._leads:
             self._thread.join(2 * EXPORT_LIMIT)
 
     def _run(self) -> None:
@@ -92,16 +91,19 @@ class Supervisor:
 
     def _run_as_leader(self) -> None:
         """Look after the neighbours, and export for the node, until this monitor leaves."""
+        from resilience.telemetry.setup import NodeExports  # costs a rank that never leads nothing
+
+        self._leads = True
         self._take_index()
-        self._exports = NodeExports.start(Path(self._begin.folder), self._node, self._emit)
+        exports = NodeExports.start(Path(self._begin.folder), self._node, self._emit)
         try:
             while not self._done.wait(self._begin.interval):
                 self._look()
-                if self._exports is not None:
-                    self._exports.poll()
+                if exports is not None:
+                    exports.poll()
         finally:
-            if self._exports is not None:
-                self._exports.close(EXPORT_LIMIT)
+            if exports is not None:
+                exports.close(EXPORT_LIMIT)
 
     def _register(self) -> None:
         slot = execute(Add(f"nodes/{self._node}/size", 1), self._store)

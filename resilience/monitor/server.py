@@ -78,6 +78,7 @@ class RankMonitor:
         self._origin: Origin | None = None
         self._begun: messages.Begin | None = None
         self._timings = Timings()
+        self._seen = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
         self._interrupted: tuple[int, float] | None = None  # iteration, when
         self._stuck_in: int | None = None
@@ -104,7 +105,8 @@ class RankMonitor:
             self._sleep(wake_at)
             now = time.monotonic()
             self._fold_timings(now)
-            decision = decide(self._watch, self._observe(), now)
+            self._seen = self._observe()
+            decision = decide(self._watch, self._seen, now)
             if not decision.commands:
                 self._take_sample(now)
             self._watch = decision.state
@@ -183,6 +185,10 @@ class RankMonitor:
                 event = events.Interrupted(self._enrich(interruption, with_process=False))
                 record = msgspec.structs.replace(record, event=event)
             case events.OutcomeSeen():
+                view = self._page.read()
+                if view.iteration == record.origin.iteration:
+                    event = msgspec.structs.replace(event, step=view.step)
+                    record = msgspec.structs.replace(record, event=event)
                 self._interrupted = (record.origin.iteration or 0, time.monotonic())
             case events.AbortStuck():
                 self._stuck_in = record.origin.iteration
@@ -265,6 +271,7 @@ class RankMonitor:
                 ),
                 detector=Detector(finding.limit, finding.allowed),
                 silent_for_s=finding.silent_for,
+                stage=self._seen.hook or self._seen.doing.value,
                 stacks=self._stacks.threads,
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
             )
