@@ -30,7 +30,7 @@ from resilience.inprocess.initialize import Initialize, RetryController
 from resilience.inprocess.rank_assignment import FillGaps, FilterGroupedByKey, ShiftRanks
 from resilience.inprocess.rank_filter import MaxActiveWorldSize, WorldSizeDivisibleBy
 from resilience.inprocess.state import State
-from resilience.inprocess.store import FileStore
+from resilience.inprocess.store import FileStore, StoreMixin
 
 STEPS = 12
 RESULT = float(STEPS)  # every step adds the mean of ones
@@ -149,6 +149,13 @@ class FaultyHook(Initialize, HealthCheck, Finalize):
         return (state, *exc) if exc else state
 
 
+class UsersStore(dist.FileStore, StoreMixin):
+    """A store of the user's own: any torch Store with the mixin."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, -1)
+
+
 def wrapper_of(
     options: dict[str, float], hooks: dict[str, Any], faults: list[dict[str, Any]], store_file: str = ""
 ) -> Wrapper:
@@ -171,7 +178,8 @@ def wrapper_of(
         if any(fault.get("hook") == name for fault in faults):
             named[name] = FaultyHook(name, faults)
     if store_file:
-        named |= {"store_factory": FileStore, "store_kwargs": {"path": store_file}}
+        factory = UsersStore if hooks.get("users_store") else FileStore
+        named |= {"store_factory": factory, "store_kwargs": {"path": store_file}}
     return Wrapper(monitor_process_logfile=str(Path.cwd() / "monitor-{rank}.log"), **named)
 
 

@@ -278,8 +278,10 @@ def test_function_can_be_called_several_times(start: Start) -> None:
     assert {record.origin.call for record in job.of(events.CallEnded)} == {0, 1, 2}
 
 
-def test_file_store_works(start: Start, tmp_path: object) -> None:
-    job = start(2, TRAIN, faults=[fault("exception")], store_file=f"{tmp_path}/store")
+@pytest.mark.parametrize("users_store", [False, True])
+def test_file_store_and_a_users_own_store_work(start: Start, tmp_path: object, users_store: bool) -> None:
+    hooks = {"users_store": users_store}
+    job = start(2, TRAIN, faults=[fault("exception")], store_file=f"{tmp_path}/store", hooks=hooks)
     assert [rank.value for rank in job.wait()] == [RESULT] * 2
 
 
