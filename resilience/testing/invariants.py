@@ -310,8 +310,8 @@ class Referee:
 
     def settle(self) -> None:
         """Nothing is left to happen: everybody is accounted for."""
-        # Nobody ends a rank that hangs when its monitor is gone; then the others may wait for it.
-        self._is_stuck = any(truth.is_unspoken and truth.end is None for truth in self.truths)
+        # A rank may wait for ever only for another that hangs unmonitored, or died with nobody left to notice.
+        self._is_stuck = any(truth.is_unspoken for truth in self.truths)
         records = [record for iteration in self.worlds for record in self._records(iteration)]
         for truth in self.truths:
             self._settle_rank(truth, records)

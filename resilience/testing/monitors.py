@@ -43,9 +43,10 @@ class Monitors:
         self._referee = cluster.referee
 
     def look(self, monitor: Monitor, delay: Seconds) -> None:
-        """A monitor looks in `delay` seconds, instead of whenever it meant to."""
-        monitor.token += 1
-        self._clock.after(delay, monitor, monitor.token, self._look)
+        """A monitor looks in `delay` seconds, instead of whenever it meant to. A dead one does not."""
+        if monitor.is_alive:
+            monitor.token += 1
+            self._clock.after(delay, monitor, monitor.token, self._look)
 
     def kill(self, monitor: Monitor) -> None:
         """A monitor's process is gone."""
