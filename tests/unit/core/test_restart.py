@@ -18,6 +18,7 @@ from resilience.core.restart import (
     ENTRY,
     INTERRUPTED,
     LEFT,
+    Add,
     Assign,
     Await,
     Check,
@@ -224,6 +225,14 @@ def test_arrival_orders_come_from_the_store_and_are_unique(protocol: ModuleType)
     for record in "abc":
         assert drive(protocol.report(Keys(0), record), store) == INTERRUPTED
     assert [store.data[f"0/records/{position}"] for position in (1, 2, 3)] == ["a", "b", "c"]
+
+
+def test_operation_that_gives_a_record_its_place_is_known_from_all_others(protocol: ModuleType) -> None:
+    log: list[Any] = []
+    drive(protocol.stand_in(alone(3), LIMITS, "gone"), MemoryStore(), log=log)
+    places = {operation: protocol.arrival_in(operation) for operation in log}
+    assert {operation: place for operation, place in places.items() if place is not None} == {Add("3/records", 1): 3}
+    assert protocol.arrival_in(Read(("3/records",))) is None
 
 
 # -- departing ---------------------------------------------------------------------------------------------------
