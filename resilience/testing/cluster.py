@@ -114,7 +114,7 @@ class Cluster:
             steps=steps,
             most_operations=max(rank.operations for rank in self.ranks),
             seconds=ended_at,
-            ends=tuple(str(rank.truth.end) for rank in self.ranks),
+            ends=tuple(rank.truth.end or "hung" for rank in self.ranks),
             excuses=tuple(self.referee.excuses),
         )
 
