@@ -26,10 +26,12 @@ def tcp_sockets() -> Iterator[tuple[int, int | None]]:
             continue
 
 
-def foreign_clients(ports: Iterable[int]) -> int:
-    """Return how many connections to servers of this process on `ports` come from other processes."""
+def has_foreign_clients(ports: Iterable[int]) -> bool:
+    """Return whether another process is connected to a server of this process on one of `ports`.
+
+    A port may also be that of somebody else's server, to which this process is only a client."""
     ports = set(ports)
     pairs = [pair for pair in tcp_sockets() if pair[1] is not None]
     accepted = sum(1 for local, _ in pairs if local in ports)
     own = sum(1 for _, remote in pairs if remote in ports)
-    return accepted - own
+    return accepted > own

@@ -170,7 +170,7 @@ class CallWrapper:
 
     def _iterate(self, seat: Seat) -> Ending:
         at = Keys(seat.iteration)
-        self._error = self._told = None
+        self._error = self._told = self._value = None
         self._watcher = Watcher(
             self._session.watch_store, at, self._state, self._wrapper.abort, self._interrupter, self._session.emit
         )

@@ -55,6 +55,7 @@ class StoreOutlet:
         self._base: Any = None
         self._store: StoreLike
         self._begun: messages.Begin
+        self._waits = restart.Limits()
         self._servers: list[Any] = []
         self._spare: Any = None
         self._result: events.Event | None = None
@@ -106,6 +107,7 @@ class StoreOutlet:
 
     def _begin(self, begin: messages.Begin) -> None:
         self._begun = begin
+        self._waits = begin.waits
         self._store = dist.PrefixStore(begin.prefix, self._base)
         if self._supervisor is not None:
             self._supervisor.stop()
@@ -195,13 +197,15 @@ class StoreOutlet:
             execute(Set(finished_key(rank), "1"), self._store)
 
     def _await_last_client(self) -> None:
-        """A host leaves when nobody but itself is connected any more."""
+        """A host leaves when nobody else is connected any more; after a call that completed, at the latest
+        when the barrier's limit has passed. While a job goes on without its rank it stays."""
         ports = {server.port for server in self._servers}
         if self._is_host and isinstance(self._base, dist.TCPStore):
             ports.add(self._base.port)
+        deadline = time.monotonic() + self._waits.barrier if self._result is None and ports else float("inf")
         looks = 0
-        while ports and looks < LOOKS:
-            looks = looks + 1 if connections.foreign_clients(ports) == 0 else 0
+        while ports and looks < LOOKS and time.monotonic() < deadline:
+            looks = 0 if connections.has_foreign_clients(ports) else looks + 1
             time.sleep(LOOK_EVERY)
 
 
