@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from resilience.analysis.load import load, runs_in
 from resilience.analysis.report import report
+from tests.process.leftovers import processes_of
 from tests.support.ranks import Job
 
 COMMAND = [sys.executable, "-m", "resilience.cli", "demo"]
@@ -22,18 +22,6 @@ COMMAND = [sys.executable, "-m", "resilience.cli", "demo"]
 def _demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = dict(os.environ, RESILIENCE_RUN_DIR=str(folder), PYTHONIOENCODING="utf-8")
     return subprocess.run([*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=110, check=False)
-
-
-def _processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes that were started with this run folder in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RESILIENCE_RUN_DIR") == str(folder):
-                found.append(process)
-        except psutil.Error:
-            pass  # of another user, or gone meanwhile
-    return found
 
 
 def test_job_goes_on_after_three_kinds_of_faults_and_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
@@ -49,7 +37,7 @@ def test_job_goes_on_after_three_kinds_of_faults_and_ends_like_an_undisturbed_on
     assert "soft_timeout" in {kind for kind, _ in told.values()}
     assert found.lost == (2,)
     assert found.completed == (0, 1, 3, 4)
-    assert not _processes_of(tmp_path)
+    assert not processes_of(tmp_path)
 
 
 def test_nothing_stays_without_keep(tmp_path: Path) -> None:
@@ -75,7 +63,7 @@ def test_ending_it_early_leaves_no_process_and_no_folder(tmp_path: Path, number:
         finally:
             demo.kill()
     assert "every process was ended" in rest
-    assert not _processes_of(tmp_path)
+    assert not processes_of(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

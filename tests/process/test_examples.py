@@ -12,6 +12,7 @@ import pytest
 
 from resilience.analysis.load import load, runs_in
 from resilience.analysis.report import Report, report
+from tests.process.leftovers import left_after
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WRAPPED = ("01_wrap_main.py", "02_build_outside.py", "03_reserve_ranks.py")
@@ -43,6 +44,7 @@ def _run(folder: Path, launcher: list[str], ranks: int, script: str, fault: str 
         command.append(f"--fault={fault}")
     env = dict(os.environ, RESILIENCE_RUN_DIR=str(folder / "runs"), OMP_NUM_THREADS="1")
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+    assert not left_after(folder / "runs")
     return Done(folder, done)
 
 
