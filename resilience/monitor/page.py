@@ -183,13 +183,13 @@ class RankSide:
 
     def step(self, number: int) -> None:
         """Note the training step. Only a step above the highest so far counts as progress."""
-        if (told := self.on_progress) is not None:
-            told("step")
         words = self._words
         now = time.monotonic_ns()
         if number + 1 > words[_STEP]:
             words[_STEP] = number + 1  # 0 means: never
             words[_STEP_AT] = now
+        if (told := self.on_progress) is not None:  # after the store: who is told asks for the step
+            told("step")
 
     def ping(self) -> None:
         """Show progress; arms the ping limit of this iteration."""
