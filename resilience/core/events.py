@@ -29,6 +29,9 @@ StageName = Literal[
     "resume",
 ]
 Outcome = Literal["completed", "interrupted", "failed", "left", "lost"]
+CycleReason = Literal["first", "failure", "membership", "request"]
+CycleOutcome = Literal["completed", "failed", "interrupted", "preempted", "shutdown", "exhausted", "excluded"]
+CyclePhase = Literal["gate", "rendezvous", "spawn", "import", "run", "stop"]
 PHASES: tuple[str, ...] = ("detect", "agree", "abort", "finalize", "check", "regroup", "resume")
 
 
@@ -316,6 +319,127 @@ class ExportFailed(Event, frozen=True, tag="export.failed"):
     reason: str
 
 
+# -- the launcher's agent ------------------------------------------------------------------------
+
+
+class CycleStarted(Event, frozen=True, tag="cycle.started"):
+    """The agent starts its node's workers. `why`: what made a new cycle necessary."""
+
+    why: CycleReason
+    restarts_used: int  # in the whole job
+    max_restarts: int
+
+
+class CycleEnded(Event, frozen=True, tag="cycle.ended"):
+    """The workers of a cycle are gone from this node; `duration_s` from the cycle's start."""
+
+    outcome: CycleOutcome
+    duration_s: float
+    detail: str = ""
+
+
+class CyclePhaseStarted(Event, frozen=True, tag="cycle.phase.started"):
+    """A leg of a cycle began on this node."""
+
+    phase: CyclePhase
+
+
+class CyclePhaseEnded(Event, frozen=True, tag="cycle.phase.ended"):
+    """A leg of a cycle ended on this node."""
+
+    phase: CyclePhase
+    outcome: Outcome
+    duration_s: float
+
+
+class RendezvousCompleted(Event, frozen=True, tag="rendezvous.completed"):
+    """All nodes of a cycle met. `mode`: where group ranks come from."""
+
+    group_rank: int
+    nodes: int
+    world_size: int
+    mode: Literal["infrastructure", "deterministic", "backend"]
+    store: str
+
+
+class WorkerStarted(Event, frozen=True, tag="worker.started"):
+    """A worker process was started. `why_cold`: why it could not be forked from the zygote."""
+
+    local_rank: int
+    worker_rank: int
+    worker_pid: int
+    how: Literal["warm", "cold"]
+    why_cold: str = ""
+
+
+class WorkerExited(Event, frozen=True, tag="worker.exited"):
+    """The agent collected a worker's exit status. `expected`: it finished, or was stopped on purpose."""
+
+    local_rank: int
+    worker_rank: int
+    worker_pid: int
+    code: int | None
+    signal: str | None
+    expected: bool
+
+
+class RestartDecided(Event, frozen=True, tag="restart.decided"):
+    """The job's budget was asked after a failure: another cycle, or the end."""
+
+    level: ClassVar[Level] = "warning"
+    verdict: Literal["restart", "stop"]
+    fingerprint: str
+    why: str
+    restarts_used: int
+    restarts_left: int
+    same_in_a_row: int
+
+
+class JobEnded(Event, frozen=True, tag="job.ended"):
+    """The agent leaves: the job is over on this node."""
+
+    outcome: CycleOutcome
+    exit_code: int
+    detail: str = ""
+
+
+class StopRequested(Event, frozen=True, tag="stop.requested"):
+    """Somebody asked the whole job to stop; workers have `grace_s` to write a checkpoint."""
+
+    source: str
+    grace_s: float
+
+
+class ControlRequested(Event, frozen=True, tag="control.requested"):
+    """A rank asked for a decision about its node or the workload."""
+
+    action: str
+    description: str
+    local_rank: int
+
+
+class NodeExcluded(Event, frozen=True, tag="node.excluded"):
+    """This node takes no further part in the job; the others go on without it if they can."""
+
+    level: ClassVar[Level] = "warning"
+    why: str
+
+
+class NodeUnhealthy(Event, frozen=True, tag="node.unhealthy"):
+    """A health check of this node failed before a cycle."""
+
+    level: ClassVar[Level] = "warning"
+    check: str
+    detail: str
+
+
+class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
+    """Workers cannot be forked from the preloaded process any more; they start cold."""
+
+    level: ClassVar[Level] = "warning"
+    why: str
+
+
 CATALOGUE: tuple[type[Event], ...] = (
     CallStarted,
     CallEnded,
@@ -349,6 +473,20 @@ CATALOGUE: tuple[type[Event], ...] = (
     TelemetryDropped,
     ExportStarted,
     ExportFailed,
+    CycleStarted,
+    CycleEnded,
+    CyclePhaseStarted,
+    CyclePhaseEnded,
+    RendezvousCompleted,
+    WorkerStarted,
+    WorkerExited,
+    RestartDecided,
+    JobEnded,
+    StopRequested,
+    ControlRequested,
+    NodeExcluded,
+    NodeUnhealthy,
+    ZygoteLost,
 )
 
 AnyEvent = (
@@ -384,5 +522,19 @@ AnyEvent = (
     | TelemetryDropped
     | ExportStarted
     | ExportFailed
+    | CycleStarted
+    | CycleEnded
+    | CyclePhaseStarted
+    | CyclePhaseEnded
+    | RendezvousCompleted
+    | WorkerStarted
+    | WorkerExited
+    | RestartDecided
+    | JobEnded
+    | StopRequested
+    | ControlRequested
+    | NodeExcluded
+    | NodeUnhealthy
+    | ZygoteLost
 )
 assert set(get_args(AnyEvent)) == set(CATALOGUE)
