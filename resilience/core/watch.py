@@ -2,8 +2,8 @@
 
 A monitor observes its rank (page, process, peers) and asks `decide` what follows. Past a soft limit
 the job is asked to restart, past a hard limit the rank is terminated and, after a grace, killed; a
-rank that is gone is stood in for. Every limit that is exceeded is found first, then the gravest is
-chosen. Knows nothing of pages, signals or stores: `monitor.server` observes and obeys."""
+rank that is gone is stood in for, and one whose agent is lost is ended. Every limit that is exceeded is
+found first, then the gravest is chosen. Knows nothing of pages, signals or stores: `monitor.server` observes and obeys."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class Limits(msgspec.Struct, frozen=True):
     watchdog: since the main thread last proved to run bytecode. ping: since the last manual ping, once
     armed. hook: since a hook was entered (hard only). leave: since the interruption, while the function
     has not been left (hard only). step: since the step counter last rose, once used. heartbeat and
-    initial_heartbeat: between heartbeats, and from the start to the first. sections: by name, while
-    open. out_of_section: while none is open, once one has been. grace: between SIGTERM and SIGKILL."""
+    initial_heartbeat: between heartbeats, and from their announcement to the first. sections: by name,
+    while open. out_of_section: while none is open, once one has been. warmup: in place of its own limit for
+    the first `warmup_occurrences` times of a section, by name, or of a gap between heartbeats ("heartbeat").
+    signal: what ends a rank past a hard limit. grace: between that and SIGKILL."""
 
     watchdog: Limit = NO_LIMIT
     ping: Limit = NO_LIMIT
@@ -43,6 +45,9 @@ class Limits(msgspec.Struct, frozen=True):
     initial_heartbeat: Limit = NO_LIMIT
     out_of_section: Limit = NO_LIMIT
     sections: dict[str, Limit] = {}
+    warmup: dict[str, Limit] = {}
+    warmup_occurrences: int = 0
+    signal: str = "SIGTERM"
     grace: Seconds = 5.0
 
 
@@ -56,10 +61,11 @@ class Doing(Enum):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """One sign of life and when it was last seen (observer's monotonic clock)."""
+    """One sign of life and when it was last seen (observer's monotonic clock); for the how manieth time."""
 
     name: str
     seen_at: Seconds
+    occurrence: int = 1
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -74,12 +80,16 @@ class Observation(msgspec.Struct, frozen=True):
     ping_at: Seconds | None = None
     step_at: Seconds | None = None
     heartbeat_at: Seconds | None = None
+    heartbeats_from: Seconds | None = None  # when heartbeats were announced
+    heartbeat_gaps: int = 0  # how many have ended since the process began
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
     is_stuck: bool = False  # the rank says that its abort did not free it
     is_gone: bool = False
     said_goodbye: bool = False
+    is_dismissed: bool = False  # it is being ended on purpose
+    agent_lost_at: Seconds | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -104,9 +114,10 @@ class CaptureEvidence(msgspec.Struct, frozen=True, tag=True):
 
 
 class Terminate(msgspec.Struct, frozen=True, tag=True):
-    """SIGCONT and SIGTERM."""
+    """SIGCONT and `signal`."""
 
     finding: Finding
+    signal: str = "SIGTERM"
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -127,7 +138,7 @@ class StandIn(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """The rank left cleanly: nothing more to watch."""
+    """The rank left cleanly or as it was told to: nothing more to watch."""
 
 
 Command = AskRestart | CaptureEvidence | Terminate | Kill | NoteUnknown | StandIn | Finish
@@ -139,8 +150,9 @@ class Watch(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     asked_in: int | None = None  # the iteration in which a restart was asked for
     noted_in: int | None = None  # the iteration in which unknown progress was noted
-    terminating_since: Seconds | None = None
+    kill_at: Seconds | None = None  # it is being terminated
     finding: Finding | None = None  # why it is being terminated
+    is_orphan: bool = False
     is_killed: bool = False
     is_over: bool = False
 
@@ -155,6 +167,9 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 ABORT_STUCK = "abort"  # limit name of a rank that its own abort could not free
+AGENT_LOST = "agent"  # and of one whose agent is gone
+ORPHAN_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for a rank without an agent
+HEARTBEAT = "heartbeat"
 
 
 def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
@@ -163,16 +178,20 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
         return Decision(watch)
     if seen.is_gone:
         over = msgspec.structs.replace(watch, is_over=True)
-        return Decision(over, (Finish() if seen.said_goodbye else StandIn(),))
-    if watch.terminating_since is not None:
+        return Decision(over, (Finish() if seen.said_goodbye or seen.is_dismissed else StandIn(),))
+    if seen.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
+        return _end_orphan(watch, seen.agent_lost_at, now)
+    if watch.kill_at is not None:
         return _escalate(watch, now)
+    if seen.is_dismissed:
+        return Decision(watch)
     findings = exceeded(watch.limits, seen, now)
     hard = [finding for finding in findings if finding.severity == "hard"]
     if hard:
         gravest = max(hard, key=_gravity)
-        state = msgspec.structs.replace(watch, terminating_since=now, finding=gravest)
-        commands = (CaptureEvidence(gravest), AskRestart(gravest), Terminate(gravest))
-        return Decision(state, commands, now + watch.limits.grace)
+        state = msgspec.structs.replace(watch, kill_at=now + watch.limits.grace, finding=gravest)
+        commands = (CaptureEvidence(gravest), AskRestart(gravest), Terminate(gravest, watch.limits.signal))
+        return Decision(state, commands, state.kill_at)
     if findings and watch.asked_in != seen.iteration:
         gravest = max(findings, key=_gravity)
         state = msgspec.structs.replace(watch, asked_in=seen.iteration)
@@ -194,14 +213,26 @@ def _note_at(watch: Watch, seen: Observation) -> Seconds | None:
     return seen.since + soft
 
 
+def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:
+    """Nobody is left who would start this rank again or look after it: it goes, at once and in any case."""
+    kill_at = lost_at + ORPHAN_GRACE
+    finding = watch.finding or Finding(AGENT_LOST, "hard", 0.0, now - lost_at)
+    state = msgspec.structs.replace(
+        watch,
+        is_orphan=True,
+        finding=finding,
+        kill_at=kill_at if watch.kill_at is None else min(kill_at, watch.kill_at),
+    )
+    return Decision(state, (Terminate(finding),), state.kill_at)
+
+
 def _escalate(watch: Watch, now: Seconds) -> Decision:
     """A terminated rank gets its grace, then it is killed; its end is the next thing to be seen."""
-    assert watch.terminating_since is not None and watch.finding is not None
-    deadline = watch.terminating_since + watch.limits.grace
+    assert watch.kill_at is not None and watch.finding is not None
     if watch.is_killed:
         return Decision(watch)
-    if now < deadline:
-        return Decision(watch, (), deadline)
+    if now < watch.kill_at:
+        return Decision(watch, (), watch.kill_at)
     return Decision(msgspec.structs.replace(watch, is_killed=True), (Kill(watch.finding),))
 
 
@@ -241,15 +272,22 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     if seen.step_at is not None:
         rows.append(("step", seen.step_at, limits.step))
     if seen.heartbeat_at is not None:
-        rows.append(("heartbeat", seen.heartbeat_at, limits.heartbeat))
-    else:
-        rows.append(("initial_heartbeat", seen.since, limits.initial_heartbeat))
+        limit = _for_occurrence(limits, HEARTBEAT, seen.heartbeat_gaps + 1, limits.heartbeat)
+        rows.append((HEARTBEAT, seen.heartbeat_at, limit))
+    elif seen.heartbeats_from is not None:
+        rows.append(("initial_heartbeat", seen.heartbeats_from, limits.initial_heartbeat))
     for section in seen.open_sections:
         limit = limits.sections.get(section.name, NO_LIMIT)
+        limit = _for_occurrence(limits, section.name, section.occurrence, limit)
         rows.append((f"section:{section.name}", section.seen_at, limit))
     if not seen.open_sections and seen.section_left_at is not None:
         rows.append(("out_of_section", seen.section_left_at, limits.out_of_section))
     return rows
+
+
+def _for_occurrence(limits: Limits, name: str, occurrence: int, usual: Limit) -> Limit:
+    """The limit that holds for the how manieth time, counted from 1."""
+    return limits.warmup.get(name, usual) if occurrence <= limits.warmup_occurrences else usual
 
 
 def next_deadline(watch: Watch, seen: Observation, now: Seconds) -> Seconds | None:
@@ -277,6 +315,7 @@ def _all(limits: Limits) -> list[Seconds]:
         limits.initial_heartbeat,
         limits.out_of_section,
         *limits.sections.values(),
+        *limits.warmup.values(),
     )
     return [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]
 

@@ -85,7 +85,7 @@ SILENT: dict[str, tuple[Limits, Observation]] = {
     "ping": (limits_of(ping=BOTH), in_function(ping_at=START)),
     "step": (limits_of(step=BOTH), in_function(step_at=START)),
     "heartbeat": (limits_of(heartbeat=BOTH), in_function(heartbeat_at=START)),
-    "initial_heartbeat": (limits_of(initial_heartbeat=BOTH), in_function()),
+    "initial_heartbeat": (limits_of(initial_heartbeat=BOTH), in_function(heartbeats_from=START)),
     "section:data": (limits_of(sections={"data": BOTH}), in_function(open_sections=(Sign("data", START),))),
     "out_of_section": (limits_of(out_of_section=BOTH), in_function(section_left_at=START)),
     "leave": (limits_of(leave=BOTH), in_function(since=0.0, interrupted_at=START)),
@@ -178,8 +178,40 @@ def test_only_what_the_rank_is_doing_is_weighed(watcher: ModuleType) -> None:
 
 def test_first_heartbeat_and_later_ones_have_limits_of_their_own(watcher: ModuleType) -> None:
     limits = limits_of(heartbeat=Limit(1.0), initial_heartbeat=Limit(50.0))
-    assert watch_over(watcher, limits, in_function())[0][0] == START + 50.0
+    assert watch_over(watcher, limits, in_function(since=0.0, heartbeats_from=START))[0][0] == START + 50.0
     assert watch_over(watcher, limits, in_function(heartbeat_at=START))[0][0] == START + 1.0
+    assert watch_over(watcher, limits, in_function()) == []  # nobody announced any
+
+
+def test_first_occurrences_have_limits_of_their_own(watcher: ModuleType) -> None:
+    limits = limits_of(
+        sections={"data": Limit(SOFT), "save": Limit(SOFT)},
+        heartbeat=Limit(SOFT),
+        warmup={"data": Limit(30.0), "heartbeat": Limit(40.0), "new": Limit(50.0)},
+        warmup_occurrences=2,
+    )
+
+    def first(**signs: Any) -> float:
+        return watch_over(watcher, limits, in_function(**signs))[0][0] - START
+
+    for occurrence, data in ((1, 30.0), (2, 30.0), (3, SOFT)):
+        assert first(open_sections=(Sign("data", START, occurrence),)) == data
+        assert first(open_sections=(Sign("save", START, occurrence),)) == SOFT
+    assert first(open_sections=(Sign("new", START, 2),)) == 50.0
+    assert watch_over(watcher, limits, in_function(open_sections=(Sign("new", START, 3),))) == []
+    assert [first(heartbeat_at=START, heartbeat_gaps=gaps) for gaps in (0, 1, 2)] == [40.0, 40.0, SOFT]
+    unlimited = limits_of(sections={"data": Limit(SOFT)}, warmup={"data": Limit()}, warmup_occurrences=1)
+    assert watch_over(watcher, unlimited, in_function(open_sections=(Sign("data", START, 1),))) == []
+
+
+def test_shorter_limit_of_a_warm_up_is_not_slept_through(watcher: ModuleType) -> None:
+    limits = limits_of(sections={"data": Limit(50.0)}, warmup={"data": Limit(2.0)}, warmup_occurrences=1)
+
+    def observe(now: float) -> Observation:
+        return in_function(open_sections=() if now < START + 3.0 else (Sign("data", START + 3.0, 1),))
+
+    asked = watch_over(watcher, limits, observe)[0][0]
+    assert START + 5.0 <= asked <= START + 7.0
 
 
 def test_time_between_sections_counts_only_while_none_is_open(watcher: ModuleType) -> None:
@@ -277,11 +309,43 @@ def test_death_of_a_terminated_rank_ends_the_escalation(watcher: ModuleType) -> 
     assert kinds == [CaptureEvidence, AskRestart, Terminate, StandIn]
 
 
+def test_rank_past_its_limit_is_ended_by_the_configured_signal(watcher: ModuleType) -> None:
+    limits = limits_of(step=Limit(hard=HARD), signal="SIGUSR1")
+    commands = watch_over(watcher, limits, in_function(step_at=START))
+    assert commands[2][1] == Terminate(Finding("step", "hard", HARD, HARD), "SIGUSR1")
+
+
+def test_rank_without_agent_is_ended_whatever_it_does(watcher: ModuleType) -> None:
+    for seen in (in_function(step_at=START), Observation(since=START), in_function(is_dismissed=True)):
+        orphan = msgspec.structs.replace(seen, agent_lost_at=START)
+        commands = watch_over(watcher, limits_of(step=BOTH, signal="SIGUSR1"), orphan, start=START + 0.25)
+        finding = Finding("agent", "hard", 0.0, 0.25)
+        assert commands == [(START + 0.25, Terminate(finding, "SIGTERM")), (START + 1.0, Kill(finding))]
+
+
+def test_loss_of_the_agent_shortens_a_grace_and_prolongs_none(watcher: ModuleType) -> None:
+    step = Finding("step", "hard", HARD, HARD)
+    for kill_at, killed_at in ((START + 9.0, START + 1.0), (START + 0.5, START + 0.5)):
+        state = Watch(limits=limits_of(), kill_at=kill_at, finding=step)
+        decision: Decision = watcher.decide(state, in_function(agent_lost_at=START), START)
+        assert (decision.commands, decision.wake_at) == ((Terminate(step),), killed_at)
+        assert watcher.decide(decision.state, in_function(agent_lost_at=START), killed_at).commands == (Kill(step),)
+
+
+def test_dismissed_rank_exceeds_no_limit_and_its_end_is_none_of_the_jobs(watcher: ModuleType) -> None:
+    limits = limits_of(step=BOTH)
+    assert watch_over(watcher, limits, in_function(step_at=START, is_dismissed=True)) == []
+    gone = in_function(step_at=START, is_dismissed=True, is_gone=True)
+    assert watch_over(watcher, limits, gone) == [(START, Finish())]
+    late = Watch(limits=limits, kill_at=START + 2.0, finding=Finding("step", "hard", HARD, HARD))
+    kill = watcher.decide(late, in_function(is_dismissed=True), START + 2.0).commands
+    assert kill == (Kill(Finding("step", "hard", HARD, HARD)),)  # what was begun is finished
+
+
 def test_nothing_follows_the_kill_but_the_end(watcher: ModuleType) -> None:
-    state = Watch(
-        limits=limits_of(step=BOTH), terminating_since=0.0, finding=Finding("step", "hard", 1.0, 1.0), is_killed=True
-    )
-    assert watcher.decide(state, in_function(step_at=0.0), 1000.0) == Decision(state)
+    state = Watch(limits=limits_of(step=BOTH), kill_at=0.0, finding=Finding("step", "hard", 1.0, 1.0), is_killed=True)
+    for seen in (in_function(step_at=0.0), in_function(agent_lost_at=0.0)):
+        assert watcher.decide(state, seen, 1000.0) == Decision(state)
 
 
 # -- what cannot be known ----------------------------------------------------------------------------------------
@@ -398,7 +462,10 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
             "ping": (seen.ping_at, limits.ping),
             "step": (seen.step_at, limits.step),
             "heartbeat": (seen.heartbeat_at, limits.heartbeat),
-            "initial_heartbeat": (seen.since if seen.heartbeat_at is None else None, limits.initial_heartbeat),
+            "initial_heartbeat": (
+                seen.heartbeats_from if seen.heartbeat_at is None else None,
+                limits.initial_heartbeat,
+            ),
             "out_of_section": (None if seen.open_sections else seen.section_left_at, limits.out_of_section),
         }
         rows |= {name: (at, limit) for name, (at, limit) in signs.items() if at is not None}
@@ -414,11 +481,11 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     if seen.is_gone:
         assert kinds == [Finish if seen.said_goodbye else StandIn]
         return
-    if before.terminating_since is not None:
-        is_due = now >= before.terminating_since + limits.grace and not before.is_killed
+    if before.kill_at is not None:
+        is_due = now >= before.kill_at and not before.is_killed
         assert kinds == [Kill] * is_due
         if not is_due and not before.is_killed:
-            assert decision.wake_at == before.terminating_since + limits.grace
+            assert decision.wake_at == before.kill_at
         return
     rows = _rows(limits, seen)
     hard = {
