@@ -107,6 +107,10 @@ class RankSide:
     that the rank forks keeps the object and writes into memory of its own: the page is its parent's."""
 
     on_progress: Callable[[str], None] | None = None  # told of each sign, which it names; user code's thread
+    first_heartbeat: int = 0  # monotonic ns
+    longest_gap: int = 0  # ns between heartbeats
+    longest_outside: int = 0  # ns between the end of the last open section and the next one
+    longest: dict[str, int]  # ns in a section, by name; without those that an exception left
 
     _open: dict[str, tuple[int, int]]  # open sections: name -> (slot, entered at)
     _free: list[int]  # a stack of slots, _top of them free
@@ -117,6 +121,7 @@ class RankSide:
         self._memory: mmap.mmap | bytearray = page.memory
         self._words = page.words
         self._ids: dict[str, int] = {}
+        self.longest = {}
         self._forget_sections()
         _rank_sides.add(self)
 
@@ -134,9 +139,13 @@ class RankSide:
             head = words[_HEAD]
             at = _RING + head % RING * _RING_WORDS
             words[at] = _HEARTBEAT_NAME
-            words[at + 1] = now - before
+            words[at + 1] = gap = now - before
             words[at + 2] = now
             words[_HEAD] = head + 1
+            if gap > self.longest_gap:
+                self.longest_gap = gap
+        else:
+            self.first_heartbeat = now
 
     def enter(self, name: str) -> None:
         """Open a section. Raises: ConfigurationError if it is open already, or too many are."""
@@ -149,6 +158,8 @@ class RankSide:
         if name in self._open or top < 0:
             raise self._cannot_open(name)
         slot = self._free[top]
+        if not self._open and (left := words[_SECTION_LEFT]) and now - left > self.longest_outside:
+            self.longest_outside = now - left
         self._top = top
         self._open[name] = (slot, now)
         words[slot + 1] = now
@@ -157,6 +168,7 @@ class RankSide:
     def leave(self, name: str, failed: bool = False) -> None:
         """Close a section; failed: an exception leaves it. Raises: ConfigurationError if it is not open."""
         words = self._words
+        longest = self.longest.get(name, 0)
         now = time.monotonic_ns()
         try:
             slot, entered = self._open[name]
@@ -167,9 +179,11 @@ class RankSide:
         head = words[_HEAD]
         at = _RING + head % RING * _RING_WORDS
         words[at] = words[slot] | _FAILED if failed else words[slot]
-        words[at + 1] = now - entered
+        words[at + 1] = taken = now - entered
         words[at + 2] = entered
         words[_HEAD] = head + 1
+        if taken > longest and not failed:
+            self.longest[name] = taken
         words[_SECTION_LEFT] = now  # first: once no section is open, this is when the last one was left
         words[slot] = 0
         del self._open[name]

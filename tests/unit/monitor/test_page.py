@@ -419,3 +419,31 @@ def test_section_of_an_iteration_that_is_over_is_left_without_a_word(reached: Mo
     client._page.set_seat(SEAT)
     section.__exit__(None, None, None)
     assert reached.drain() == ([], 0)
+
+
+# -- what the rank itself remembers -------------------------------------------------------------------
+
+
+def test_longest_durations_are_those_that_the_monitor_sees() -> None:
+    rank, monitor = both_sides()
+    for _ in range(3):
+        rank.heartbeat()
+        rank.enter("data")
+        rank.enter("step")
+        rank.leave("data")
+        rank.leave("step")
+    closed, _ = monitor.drain()
+    seen = {name: max(entry.duration for entry in closed if entry.name == name) for name in ("", "data", "step")}
+    assert {name: taken * 1e-9 for name, taken in rank.longest.items()} == {
+        name: pytest.approx(seen[name]) for name in ("data", "step")
+    }
+    assert rank.longest_gap * 1e-9 == pytest.approx(seen[""])
+    assert 0 < rank.longest_outside < rank.longest_gap
+    assert rank.first_heartbeat > 0
+
+
+def test_section_that_an_exception_left_has_no_duration_worth_keeping() -> None:
+    rank, _ = both_sides()
+    rank.enter("data")
+    rank.leave("data", failed=True)
+    assert rank.longest == {}
