@@ -1,0 +1,127 @@
+"""Where do the agents of a job meet?  One key-value store, which every agent is a client of.
+
+c10d and static: a TCPStore in the store process of one node, of the one that the endpoint names; where
+several agents run on that host, of the first. The agent whose process hosts it leaves last."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+
+from resilience.adapters.connecting import await_server, short_lookups
+from resilience.errors import ConfigurationError, StoreError
+from resilience.launcher.stores import StoreProcess
+
+DEFAULT_PORT = 29400  # torch's, for an endpoint without one
+TCP_KINDS = ("c10d", "static")
+KINDS = TCP_KINDS
+
+
+class Meeting:
+    """The place. connect: makes another client; address: under which others reach this node."""
+
+    def __init__(self, connect: Callable[[], Any], address: str, is_host: bool) -> None:
+        self.connect = connect
+        self.address = address
+        self.is_host = is_host
+
+
+def kind_of(parameters: RendezvousParameters) -> str:
+    """Return which of torch's backends is meant. Raises: ConfigurationError."""
+    kind = str(parameters.get("inner") or (parameters.backend if parameters.backend in KINDS else "c10d"))
+    if kind not in KINDS:
+        raise ConfigurationError(f"the rendezvous is asked to run on {kind!r}, expected one of {', '.join(KINDS)}")
+    return kind
+
+
+def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -> Meeting:
+    """Find the place, or make it; waits at most `limit` seconds for a host that is not there yet.
+
+    Raises: ConfigurationError, StoreError."""
+    kind = kind_of(parameters)
+    try:
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, DEFAULT_PORT)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    is_host = _hosts(parameters, kind, host)
+    hosted = _host(stores, host, port, is_host, is_certain=kind == "static" or parameters.get("is_host") is not None)
+    is_host = hosted is not None
+    number = port if hosted is None else hosted
+    if number == 0:
+        raise ConfigurationError(
+            f"the rendezvous endpoint {parameters.endpoint!r} has no port, and this node does not host it; "
+            "give the port"
+        )
+    target, own = ("127.0.0.1" if ":" not in host else "::1", "") if is_host else _reach(host, number, limit)
+    return Meeting(
+        lambda: connect(target, number, limit), parameters.local_addr or _address(parameters, host, own), is_host
+    )
+
+
+def connect(host: str, port: int, limit: float) -> dist.TCPStore:
+    """Return a new client of a TCPStore. Raises: StoreError."""
+    try:
+        with short_lookups():
+            return dist.TCPStore(
+                await_server(host, port, limit), port, wait_for_workers=False, timeout=timedelta(seconds=60)
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _unreachable(host, port, limit, error) from error
+
+
+def _hosts(parameters: RendezvousParameters, kind: str, host: str) -> bool:
+    if kind == "static":
+        if parameters.get("rank") is None:
+            raise ConfigurationError("a static rendezvous needs the node's rank; pass --node-rank")
+        return int(parameters.config["rank"]) == 0
+    told = parameters.get_as_bool("is_host")
+    return _matches_machine_hostname(host) if told is None else told
+
+
+def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain: bool) -> int | None:
+    """Host the store if that is this node's part, and nobody else on this host was faster."""
+    if not is_host:
+        return None
+    try:
+        return stores.host(host, port)
+    except StoreError as error:
+        if is_certain:
+            raise StoreError(
+                f"this node was to host the rendezvous at {host}:{port} and cannot: {error}; use another port, or end "
+                "what listens there"
+            ) from error
+        return None
+
+
+def _reach(host: str, port: int, limit: float) -> tuple[str, str]:
+    """Wait for the server; answers its address, and ours as it sees us."""
+    try:
+        target = await_server(host, port, limit)
+        with socket.create_connection((target, port), timeout=limit) as line:
+            return target, str(line.getsockname()[0])
+    except OSError as error:
+        raise _unreachable(host, port, limit, error) from error
+
+
+def _address(parameters: RendezvousParameters, host: str, own: str) -> str:
+    """Return an address of this node that every node of the job can use, numeric where it can be."""
+    if own:
+        return own
+    if parameters.max_nodes == 1 or host == "localhost":
+        return "127.0.0.1"
+    return host  # the others come here by it
+
+
+def _unreachable(host: str, port: int, limit: float, error: Exception) -> StoreError:
+    return StoreError(
+        f"the rendezvous at {host}:{port} was not reached within {limit:g} s: {type(error).__name__}: "
+        f"{next(iter(str(error).splitlines()), '')[:200]}; check --rdzv-endpoint, that its node runs, and the firewall",
+        host=host,
+        port=port,
+    )

@@ -1,0 +1,225 @@
+"""Who hosts the job's stores?  A process beside the agent, so that no agent's or worker's end takes one along.
+
+It does nothing else: it opens a TCPStore server on request and closes it on request, and ends with its
+agent. Forked where the agent has one thread (milliseconds); executed otherwise, which costs an import of
+torch but never inherits a lock that somebody else holds. Signals meant for the agent pass it by."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+
+from resilience.adapters.channel import Channel, ChannelClosed, pair
+from resilience.adapters.serving import listen
+from resilience.errors import LaunchError, StoreError
+
+START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
+ANSWER_LIMIT = 30.0  # seconds for one server
+END_LIMIT = 2.0  # seconds to end by itself
+PR_SET_PDEATHSIG = 1
+
+
+class Host(msgspec.Struct, frozen=True, tag=True):
+    """Open a server. address: any of this host, which tells the family; port: 0 for any free one."""
+
+    address: str
+    port: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Close the server on this port."""
+
+    port: int
+
+
+class Hosted(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Host, in order. port: 0 if it failed, and `error` says why."""
+
+    port: int
+    error: str = ""
+
+
+_requests: msgspec.msgpack.Decoder[Host | Release] = msgspec.msgpack.Decoder(Host | Release)
+_answers = msgspec.msgpack.Decoder(Hosted)
+
+
+class StoreProcess:
+    """The agent's end of the line to its store process. One thread."""
+
+    def __init__(self, pid: int, line: Channel, is_forked: bool) -> None:
+        self.pid = pid
+        self.is_forked = is_forked
+        self._line = line
+        self._is_ready = is_forked
+        self._is_open = True
+        self._asked = 0  # servers asked for and not taken yet
+
+    @classmethod
+    def start(cls) -> StoreProcess:
+        """Start the process. Forks where this process has a single thread. Raises: LaunchError."""
+        ours, theirs = pair()
+        is_forked = _may_fork()
+        try:
+            pid = _fork(theirs) if is_forked else _execute(theirs)
+        except OSError as error:
+            ours.close()
+            raise LaunchError(
+                f"the store process could not be started: {error}; this host has no room for it"
+            ) from error
+        finally:
+            theirs.close()
+        return cls(pid, ours, is_forked)
+
+    def host(self, address: str = "127.0.0.1", port: int = 0) -> int:
+        """Open a TCPStore server that listens on `port` of every address of this host; answers its port.
+
+        address: any address of this host, of the family to listen in. Raises: StoreError."""
+        self.ask(address, port)
+        return self.take()
+
+    def ask(self, address: str = "127.0.0.1", port: int = 0) -> None:
+        """Have a server opened ahead of time; `take` answers its port. Raises: StoreError."""
+        self._send(Host(address, port))
+        self._asked += 1
+
+    def take(self) -> int:
+        """Return the port of the server that was asked for first. Raises: StoreError."""
+        assert self._asked, "no server was asked for"
+        self._asked -= 1
+        if not self._is_ready:
+            self._hear(START_LIMIT)
+            self._is_ready = True
+        answer = self._hear(ANSWER_LIMIT)
+        if answer.error:
+            raise StoreError(f"no store server could be opened here: {answer.error}", error=answer.error)
+        return answer.port
+
+    def release(self, port: int) -> None:
+        """Close the server on `port`; its clients' next operation fails. Nothing happens if there is none."""
+        with contextlib.suppress(StoreError):
+            self._send(Release(port))
+
+    def close(self) -> None:
+        """End the process and all its servers. Again changes nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._line.close()
+        pidfd = os.pidfd_open(self.pid)  # it is our child, and nobody has reaped it
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(END_LIMIT * 1000):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+    def _send(self, request: Host | Release) -> None:
+        if not self._line.send(msgspec.msgpack.encode(request)):
+            raise StoreError(
+                f"the store process (pid {self.pid}) is gone, so this node can host no store", pid=self.pid
+            )
+
+    def _hear(self, limit: float) -> Hosted:
+        deadline = time.monotonic() + limit
+        while True:  # in short steps, so that a signal's handler runs in time
+            try:
+                message = self._line.receive(min(0.2, max(0.0, deadline - time.monotonic())))
+            except ChannelClosed as error:
+                raise StoreError(f"the store process (pid {self.pid}) has ended", pid=self.pid) from error
+            if message is not None:
+                return _answers.decode(message)
+            if time.monotonic() >= deadline:
+                raise StoreError(f"the store process (pid {self.pid}) did not answer within {limit:g} s", pid=self.pid)
+
+
+def _may_fork() -> bool:
+    """Return whether no other thread can hold a lock now. OpenBLAS's pool, whose threads bear the process's
+    own name, survives a fork."""
+    names = {Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")}
+    return threading.active_count() == 1 and len(names) == 1
+
+
+def _fork(line: Channel) -> int:
+    agent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        keep = line.fileno()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(0, 1)
+        os.closerange(3, keep)
+        os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+        serve(line, agent)
+    finally:
+        os._exit(0)
+
+
+def _execute(line: Channel) -> int:
+    fd = line.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "resilience.launcher.stores", str(fd), str(os.getpid())],
+        pass_fds=(fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    process.returncode = 0  # reaped by `close`, not by subprocess
+    return process.pid
+
+
+def serve(line: Channel, agent: int) -> None:
+    """Be the store process until the line closes or the agent ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:
+        return  # it went before we could ask to go with it
+    servers: dict[int, dist.TCPStore] = {}
+    while True:
+        try:
+            message = line.receive(3600.0)
+        except ChannelClosed:
+            return
+        if message is None:
+            continue
+        match _requests.decode(message):
+            case Host(address, port):
+                line.send(msgspec.msgpack.encode(_open(servers, address, port)))
+            case Release(port):
+                servers.pop(port, None)
+
+
+def _open(servers: dict[int, dist.TCPStore], address: str, port: int) -> Hosted:
+    try:
+        listener = listen(address, port)
+        number = listener.getsockname()[1]
+        loopback = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
+        servers[number] = dist.TCPStore(
+            loopback, number, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        return Hosted(0, f"port {port}: {error}")
+    return Hosted(number)
+
+
+if __name__ == "__main__":
+    end = Channel(socket.socket(fileno=int(sys.argv[1])))
+    end.send(msgspec.msgpack.encode(Hosted(0)))  # imported, and listening to requests
+    serve(end, int(sys.argv[2]))
+    os._exit(0)  # nothing is left to be cleaned up, and the agent waits
