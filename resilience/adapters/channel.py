@@ -1,15 +1,30 @@
-"""A line between a rank and its monitor: whole messages, never blocking.
+"""A line between two processes of one node: whole messages, never blocking.
 
 SOCK_SEQPACKET keeps message boundaries and tells when the other end is gone. Sending never waits: a full
-line answers False, and the sender counts what it dropped."""
+line answers False, and the sender counts what it dropped. A message may carry open files along."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 LIMIT = 64 * 1024  # bytes; one message
+MOST_FDS = 4  # that a message carries
+BACKLOG = 64
 ChannelClosed = ConnectionResetError  # Python's own error for an other end that is gone
+
+
+class Peer(NamedTuple):
+    """Who is at the other end, as the kernel says: when it connected, or made the pair."""
+
+    pid: int
+    uid: int
 
 
 class Channel:
@@ -24,13 +39,23 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: bytes) -> bool:
+    @property
+    def peer(self) -> Peer:
+        """The process at the other end."""
+        size = struct.calcsize("3i")
+        pid, uid, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return Peer(pid, uid)
+
+    def send(self, message: bytes, fds: Sequence[int] = ()) -> bool:
         """Send one message without waiting; answers whether it is on its way.
 
-        It is not if the line is full, the other end is gone, or the message is longer than `limit`."""
+        It is not if the line is full, the other end is gone, or the message is longer than `limit`. The
+        other end gets duplicates of the descriptors."""
         if len(message) > LIMIT:
             return False
         try:
+            if fds:
+                return socket.send_fds(self._socket, [message], list(fds), socket.MSG_NOSIGNAL) == len(message)
             return self._socket.send(message, socket.MSG_NOSIGNAL) == len(message)
         except OSError:
             return False
@@ -38,14 +63,12 @@ class Channel:
     def receive(self, wait: float) -> bytes | None:
         """Return the next message, None if there is none within `wait` seconds.
 
+        One that is longer than `limit` is cut to one byte more. Descriptors that come along are closed.
         Raises: ChannelClosed, once all that was sent before has been received."""
         try:
-            if wait > 0:
-                poll = select.poll()  # select() cannot take a descriptor above 1023
-                poll.register(self._socket, select.POLLIN)
-                if not poll.poll(wait * 1000):
-                    return None
-            message = self._socket.recv(LIMIT)
+            if wait > 0 and not self._is_readable(wait):
+                return None
+            message = self._socket.recv(LIMIT + 1)
         except BlockingIOError:
             return None
         except (OSError, ValueError) as error:  # ValueError: our own end was closed
@@ -54,8 +77,30 @@ class Channel:
             raise ChannelClosed
         return message
 
+    def receive_with_fds(self, wait: float) -> tuple[bytes, list[int]] | None:
+        """Return the next message and the descriptors that came along, which are now the caller's.
+
+        Raises: ChannelClosed."""
+        try:
+            if wait > 0 and not self._is_readable(wait):
+                return None
+            message, fds, _, _ = socket.recv_fds(self._socket, LIMIT + 1, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ChannelClosed from error
+        if not message:
+            close_all(fds)
+            raise ChannelClosed
+        return message, list(fds)
+
     def close(self) -> None:
         self._socket.close()
+
+    def _is_readable(self, wait: float) -> bool:
+        poll = select.poll()  # select() cannot take a descriptor above 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(wait * 1000))
 
 
 def pair() -> tuple[Channel, Channel]:
@@ -64,3 +109,45 @@ def pair() -> tuple[Channel, Channel]:
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * LIMIT)
     return Channel(ours), Channel(theirs)
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a socket at `path` that takes lines from processes of this user. Raises: OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)  # nobody can connect before it listens
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def accept(listener: socket.socket) -> Channel | None:
+    """Return the next line that was asked for, None if there is none."""
+    try:
+        return Channel(listener.accept()[0])
+    except OSError:
+        return None
+
+
+def connect(path: str, limit: float) -> Channel:
+    """Return a line to who listens at `path`. Raises: OSError."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        end.settimeout(limit)
+        end.connect(path)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * LIMIT)
+    except OSError:
+        end.close()
+        raise
+    return Channel(end)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors that nobody wants."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -19,6 +19,7 @@ import msgspec
 from resilience.core.attribution import Exit
 
 EXIT_POLL = 0.001  # seconds between looks at a dying process
+_GENERATIONS = 64  # that are looked through for an ancestor
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PF_EXITING = 0x4  # include/linux/sched.h; set before the exit status is, which is set before memory goes
@@ -30,7 +31,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 class ProcessState(msgspec.Struct, frozen=True):
     """What /proc tells of a process. state: R S D T Z …; cpu_s: user and system time used; start_time:
     clock ticks after boot, which together with the pid names a process for good; wait_status: how it
-    ends, as wait() reports it, None until it does."""
+    ends, as wait() reports it, None until it does; parent: its pid."""
 
     state: str
     cpu_s: float
@@ -38,6 +39,7 @@ class ProcessState(msgspec.Struct, frozen=True):
     threads: int
     start_time: int
     wait_status: int | None
+    parent: int = 0
 
 
 def state(pid: int) -> ProcessState | None:
@@ -54,6 +56,7 @@ def state(pid: int) -> ProcessState | None:
         threads=int(fields[17]),
         start_time=int(fields[19]),
         wait_status=int(fields[49]) if int(fields[6]) & _PF_EXITING else None,
+        parent=int(fields[1]),
     )
 
 
@@ -103,6 +106,10 @@ class Process:
                 return Exit()
             time.sleep(EXIT_POLL)
 
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.pidfd)
+
     def _status_of_reaped(self) -> int | None:
         info = bytearray(struct.pack("=Q56x", _PIDFD_INFO_EXIT))
         try:
@@ -122,6 +129,18 @@ def to_exit(status: int) -> Exit:
         return Exit(signal=signal.Signals(number).name)
     except ValueError:
         return Exit(signal=f"signal {number}")
+
+
+def is_descendant(pid: int, ancestor: int) -> bool:
+    """Whether a process was started by another one, or by one that was and still lives, and so on."""
+    for _ in range(_GENERATIONS):
+        if pid == ancestor:
+            return True
+        seen = state(pid)
+        if seen is None or seen.parent <= 1:
+            return False
+        pid = seen.parent
+    return False
 
 
 def oom_kills() -> int | None:

@@ -141,14 +141,18 @@ def _disarm(appending: int) -> None:
         return
 
 
-def capture(process: processes.Process, dump: Dump, thorough: bool) -> Stacks:
-    """Return the stacks of a process. thorough: start py-spy too, if faulthandler cannot answer; that may
-    take PY_SPY_LIMIT, and is for a process that is about to be ended anyway."""
+def capture(process: processes.Process, dump: Dump | None, thorough: bool) -> Stacks:
+    """Return the stacks of a process. dump: None if it has not armed itself, and would die of the signal.
+
+    thorough: start py-spy too, if faulthandler cannot answer; that may take PY_SPY_LIMIT, and is for a
+    process that is about to be ended anyway."""
     state = process.state()
     if state is None or state.state in "ZX":
         return Stacks("none", reason="the process has ended")
     if state.state in "Tt":
         why = "the process is stopped and answers no signal"
+    elif dump is None:
+        why = "the process has not armed faulthandler"
     elif threads := dump.request(process):
         return Stacks("faulthandler", threads)
     else:

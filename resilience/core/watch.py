@@ -3,7 +3,8 @@
 A monitor observes its rank (page, process, peers) and asks `decide` what follows. Past a soft limit
 the job is asked to restart, past a hard limit the rank is terminated and, after a grace, killed; a
 rank that is gone is stood in for, and one whose agent is lost is ended. Every limit that is exceeded is
-found first, then the gravest is chosen. Knows nothing of pages, signals or stores: `monitor.server` observes and obeys."""
+found first, then the gravest is chosen. Knows nothing of pages, signals or stores: `monitor.server`
+observes and obeys."""
 
 from __future__ import annotations
 
@@ -277,12 +278,16 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     elif seen.heartbeats_from is not None:
         rows.append(("initial_heartbeat", seen.heartbeats_from, limits.initial_heartbeat))
     for section in seen.open_sections:
-        limit = limits.sections.get(section.name, NO_LIMIT)
-        limit = _for_occurrence(limits, section.name, section.occurrence, limit)
-        rows.append((f"section:{section.name}", section.seen_at, limit))
+        rows.append((f"section:{section.name}", section.seen_at, section_limit(limits, section)))
     if not seen.open_sections and seen.section_left_at is not None:
         rows.append(("out_of_section", seen.section_left_at, limits.out_of_section))
     return rows
+
+
+def section_limit(limits: Limits, section: Sign) -> Limit:
+    """Return the limit that holds for an open section."""
+    usual = limits.sections.get(section.name, NO_LIMIT)
+    return _for_occurrence(limits, section.name, section.occurrence, usual)
 
 
 def _for_occurrence(limits: Limits, name: str, occurrence: int, usual: Limit) -> Limit:

@@ -25,7 +25,6 @@ import msgspec
 
 from resilience.adapters import processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, pair
-from resilience.core.attribution import InterruptionRecord
 from resilience.core.events import Interrupted
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, MonitorError
@@ -71,7 +70,7 @@ class Handle:
         self._is_ready = threading.Event()
         self._error = ""
 
-    def send(self, message: messages.ToMonitor) -> bool:
+    def send(self, message: messages.FromRank) -> bool:
         """Send without ever blocking; a full or closed channel counts a dropped message."""
         is_sent = self._channel.send(messages.encode(message))
         self.dropped += not is_sent
@@ -93,7 +92,9 @@ class Handle:
         except ChannelClosed:
             return False
         if data is not None:
-            self._error = messages.decode_for_rank(data).error
+            answer = messages.decode_for_rank(data)
+            assert isinstance(answer, messages.Ready)
+            self._error = answer.error
             self._is_ready.set()
         return True
 
@@ -229,11 +230,7 @@ def shortened(record: Record) -> Record:
     """Return the record without what makes it too large for one message."""
     event = record.event
     if isinstance(event, Interrupted):
-        small: InterruptionRecord = msgspec.structs.replace(event.record, stacks=(), log_tail=())
-        if small.exception is not None:
-            exception = msgspec.structs.replace(small.exception, stack=small.exception.stack[-10:])
-            small = msgspec.structs.replace(small, exception=exception)
-        return msgspec.structs.replace(record, event=Interrupted(small))
+        return msgspec.structs.replace(record, event=Interrupted(messages.shortened(event.record)))
     return record
 
 

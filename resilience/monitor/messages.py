@@ -1,14 +1,19 @@
-"""What a rank and its monitor say to each other, beside what the page shows.
+"""What a rank, its monitor and the agent say to each other, beside what the page shows.
 
-One message a datagram, msgpack, tagged by kind; never pickle. A rank's message never blocks it."""
+One message a datagram, msgpack, tagged by kind; never pickle. A rank's message never blocks it. Two lines:
+rank and monitor (in-process and under the launcher), agent and monitor (under the launcher)."""
 
 from __future__ import annotations
 
 import msgspec
 
+from resilience.adapters.channel import LIMIT
 from resilience.core import restart, watch
+from resilience.core.attribution import Exit, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
+
+# -- rank to monitor -----------------------------------------------------------------------------
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -39,30 +44,204 @@ class Host(msgspec.Struct, frozen=True, tag="host"):
     iteration: int
 
 
+class Attached(msgspec.Struct, frozen=True, tag="attached"):
+    """The page is mapped; with the descriptor of the rank's dump. is_locked: the page's mutex is held, and
+    its release tells of the rank's death."""
+
+    is_locked: bool
+
+
+class Armed(msgspec.Struct, frozen=True, tag="armed"):
+    """From now on the rank sends heartbeats: the limit of the first one holds."""
+
+
+class Request(msgspec.Struct, frozen=True, tag="request"):
+    """The rank asks for a decision about its node or the workload."""
+
+    action: str
+    description: str = ""
+
+
+# -- monitor to rank -----------------------------------------------------------------------------
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """From the monitor: it watches, and hosts the wrapper's store if that is its task; or why not."""
 
     error: str = ""
 
 
-ToMonitor = Begin | Emitted | Host
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The monitor takes this process for its rank; with the descriptor of a page."""
+
+    rank: int
+    world_size: int
+    limits: watch.Limits
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The monitor does not watch this process."""
+
+    why: str
+
+
+# -- agent to monitor ----------------------------------------------------------------------------
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """The first message: whose monitor this is."""
+
+    agent_pid: int
+    node: str
+    local_rank: int
+
+
+class Link(msgspec.Struct, frozen=True, tag="link"):
+    """What a monitor knows of its rank's attachment, so that another one can go on with it. `pid`: of the
+    attached process. heartbeats_from: monotonic seconds, which all processes of a host share."""
+
+    pid: int
+    is_locked: bool
+    heartbeats_from: float | None = None
+    limits: watch.Limits | None = None  # those that the rank has set itself
+
+
+class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
+    """Watch this worker from now on.
+
+    output: the files it writes to, for the end of its log. link: that a monitor before had, together with
+    the descriptors of page, line and dump."""
+
+    worker_pid: int
+    origin: Origin
+    folder: str
+    limits: watch.Limits
+    output: tuple[str, ...] = ()
+    link: Link | None = None
+
+
+class Limited(msgspec.Struct, frozen=True, tag="limited"):
+    """These limits hold from now on. Also from the rank."""
+
+    limits: watch.Limits
+
+
+class Dismissed(msgspec.Struct, frozen=True, tag="dismissed"):
+    """The worker is ended on purpose: no limit holds any more, and its end is no interruption."""
+
+    reason: str = ""
+
+
+class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
+    """How the worker ended, for a monitor that could not see it itself."""
+
+    worker_pid: int
+    exit: Exit
+
+
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Are you there?"""
+
+    number: int
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """Finish and exit. A worker that is still there is left alone."""
+
+
+# -- monitor to agent ----------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """A limit is exceeded and the worker about to be ended; or (`ended`) it is gone, and nobody wanted it."""
+
+    record: InterruptionRecord
+    ended: bool
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """The worker's end is accounted for. Once for each that was assigned, after all else about it.
+
+    goodbye: it had ended well, or was dismissed."""
+
+    worker_pid: int
+    exit: Exit
+    goodbye: bool
+
+
+class Requested(msgspec.Struct, frozen=True, tag="requested"):
+    """The rank asks for a decision about its node or the workload."""
+
+    action: str
+    description: str
+    rank: int
+
+
+class Connected(msgspec.Struct, frozen=True, tag="connected"):
+    """The rank's program is attached, or what it has announced changed. When it has just attached, with
+    the descriptors of page, line and dump."""
+
+    worker_pid: int
+    link: Link
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The answer to a probe."""
+
+    number: int
+
+
+FromRank = Begin | Emitted | Host | Attached | Armed | Request | Limited
+ToRank = Ready | Welcome | Refused
+FromAgent = Open | Assigned | Limited | Dismissed | Reaped | Probe | Leave
+ToAgent = Ready | Found | Gone | Requested | Connected | Alive
 
 _encoder = msgspec.msgpack.Encoder()
-_to_monitor = msgspec.msgpack.Decoder(ToMonitor)
-_to_rank = msgspec.msgpack.Decoder(Ready)
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+_to_rank = msgspec.msgpack.Decoder(ToRank)
+_from_agent = msgspec.msgpack.Decoder(FromAgent)
+_to_agent = msgspec.msgpack.Decoder(ToAgent)
 
 
-def encode(message: ToMonitor | Ready) -> bytes:
+def encode(message: FromRank | ToRank | FromAgent | ToAgent) -> bytes:
     """Return the message as one datagram."""
     return _encoder.encode(message)
 
 
-def decode_for_monitor(message: bytes) -> ToMonitor:
+def decode_for_monitor(message: bytes) -> FromRank:
     """Read a rank's message. Raises: msgspec.DecodeError."""
-    decoded: ToMonitor = _to_monitor.decode(message)
+    decoded: FromRank = _from_rank.decode(_whole(message))
     return decoded
 
 
-def decode_for_rank(message: bytes) -> Ready:
+def decode_for_rank(message: bytes) -> ToRank:
     """Read a monitor's message. Raises: msgspec.DecodeError."""
-    return _to_rank.decode(message)
+    decoded: ToRank = _to_rank.decode(_whole(message))
+    return decoded
+
+
+def decode_from_agent(message: bytes) -> FromAgent:
+    """Read an agent's message. Raises: msgspec.DecodeError."""
+    decoded: FromAgent = _from_agent.decode(_whole(message))
+    return decoded
+
+
+def decode_for_agent(message: bytes) -> ToAgent:
+    """Read what a monitor tells its agent. Raises: msgspec.DecodeError."""
+    decoded: ToAgent = _to_agent.decode(_whole(message))
+    return decoded
+
+
+def shortened(record: InterruptionRecord) -> InterruptionRecord:
+    """Return the record without what makes it too large for one message."""
+    small: InterruptionRecord = msgspec.structs.replace(record, stacks=(), log_tail=(), message=record.message[:2000])
+    if small.exception is not None:
+        exception = msgspec.structs.replace(small.exception, stack=small.exception.stack[-10:])
+        small = msgspec.structs.replace(small, exception=exception)
+    return small
+
+
+def _whole(message: bytes) -> bytes:
+    if len(message) > LIMIT:
+        raise msgspec.DecodeError(f"a message of more than {LIMIT} bytes")
+    return message

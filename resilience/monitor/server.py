@@ -12,6 +12,7 @@ import selectors
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -20,28 +21,21 @@ import msgspec
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.core import events, watch
-from resilience.core.attribution import (
-    Collective,
-    Detector,
-    Exit,
-    Interruption,
-    InterruptionRecord,
-    OpenSection,
-    ProcessInfo,
-)
-from resilience.core.identity import Origin
+from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
+from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.monitor import messages
-from resilience.monitor.page import MonitorSide, PageView
+from resilience.monitor.evidence import Witness
+from resilience.monitor.page import MonitorSide
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
-from resilience.telemetry.timings import Timings
+from resilience.telemetry.timings import HEARTBEAT, Timings
 
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
-LOG_TAIL_LINES = 5
-COLLECTIVES_TOLD = 8  # the last ones
+MOST_MESSAGES = 256  # of the rank that are read before its signs of life are weighed again
+REFUSED_EVERY = 1.0  # seconds between two accounts of refused messages
 
 
 class Outlet(Protocol):
@@ -61,54 +55,60 @@ class RankMonitor:
     def __init__(
         self,
         page: MonitorSide,
-        channel: Channel,
+        channel: Channel | None,
         rank: processes.Process,
         outlet: Outlet,
-        dump: stacks.Dump,
+        dump: stacks.Dump | None,
+        selector: selectors.BaseSelector | None = None,
     ) -> None:
+        """selector: one whose descriptors are served beside; their data are called when they are ready."""
         self._page = page
         self._channel = channel
         self._rank = rank
         self._outlet = outlet
         self._dump = dump
+        self._witness = Witness(page, rank, dump)
         self._watch = Watch()
         self._emitter: Emitter | None = None
         self._file: RecordFile | None = None
         self._folder: Path | None = None
         self._origin: Origin | None = None
-        self._begun: messages.Begin | None = None
         self._timings = Timings()
+        self._closed: Counter[str] = Counter()  # sections by name; heartbeat gaps under ""
         self._seen = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
         self._interrupted: tuple[int, float] | None = None  # iteration, when
         self._stuck_in: int | None = None
+        self._refused: Counter[str] = Counter()  # messages, by why
+        self._refused_at = float("-inf")
         self._is_gone = False
         self._status: Exit | None = None
         self._noticed_by: Literal["mutex", "pidfd"] = "pidfd"
         self._is_over = False
         self._oom_kills = processes.oom_kills()
-        self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
         self._stacks = stacks.NONE
         self._open: dict[str, Record] = {}  # stages and iterations the rank has begun, not ended
         self._wake_read, self._wake_write = os.pipe()
-        self._selector = selectors.DefaultSelector()
-        self._has_channel = True
-        self._selector.register(self._channel, selectors.EVENT_READ, "channel")
-        self._selector.register(self._rank.pidfd, selectors.EVENT_READ, "pidfd")
-        self._selector.register(self._wake_read, selectors.EVENT_READ, "mutex")
+        self._death: threading.Thread | None = None
+        self._selector = selector or selectors.DefaultSelector()
+        self._selector.register(self._rank.pidfd, selectors.EVENT_READ, lambda: self._rank_gone("pidfd"))
+        self._selector.register(self._wake_read, selectors.EVENT_READ, lambda: self._rank_gone("mutex"))
+        if channel is not None:
+            self._selector.register(channel, selectors.EVENT_READ, self._receive)
+            self._watch_mutex()
 
     def run(self) -> None:
         """Watch until the rank is gone and represented."""
-        threading.Thread(target=self._await_death, name="resilience-death", daemon=True).start()
         wake_at: float | None = None
         while not self._is_over:
             self._sleep(wake_at)
             now = time.monotonic()
             self._fold_timings(now)
+            self._tell_refused(now)
             self._seen = self._observe()
             decision = decide(self._watch, self._seen, now)
-            if not decision.commands:
-                self._take_sample(now)
+            if not decision.commands and not self._is_gone:
+                self._witness.take_sample(now)
             self._watch = decision.state
             self._perform(decision)
             wake_at = decision.wake_at
@@ -116,66 +116,101 @@ class RankMonitor:
 
     # -- waking ---------------------------------------------------------------------------------
 
-    def _await_death(self) -> None:
-        """The robust mutex tells of a death long before the process's memory is freed."""
-        while not self._page.wait_for_death(60.0):
+    def _watch_mutex(self) -> None:
+        """Learn of the rank's death by the page's mutex, long before the process's memory is freed."""
+        self._death = threading.Thread(
+            target=self._await_death, args=(self._page,), name="resilience-death", daemon=True
+        )
+        self._death.start()
+
+    def _await_death(self, page: MonitorSide) -> None:
+        while not page.wait_for_death(60.0):
             pass  # again: the call is bounded, the rank's life is not
         # At once: whoever the rank's parent is may reap it any moment now.
-        self._status = self._rank.exit_status(EXIT_LIMIT)
+        status = self._rank.exit_status(EXIT_LIMIT)
+        if status == Exit() and self._rank.state() is not None:
+            return  # it lives: it has become another program
+        self._status = status
         os.write(self._wake_write, b"x")
 
     def _sleep(self, wake_at: float | None) -> None:
         now = time.monotonic()
         until = self._flush_at if wake_at is None else min(wake_at, self._flush_at)
         for key, _ in self._selector.select(max(0.0, until - now)):
-            if key.data == "channel":
-                self._receive()
-            elif not self._is_gone:
-                self._receive()  # its last words first
-                self._is_gone = True
-                self._noticed_by = key.data
+            key.data()
+
+    def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
+        if not self._is_gone:
+            self._receive()  # its last words first
+            self._is_gone = True
+            self._noticed_by = noticed_by
 
     def _receive(self) -> None:
-        while self._has_channel:
+        for _ in range(MOST_MESSAGES):
+            if self._channel is None:
+                return
             try:
                 data = self._channel.receive(0.0)
             except ChannelClosed:
-                self._has_channel = False
-                self._selector.unregister(self._channel)
+                self._hung_up()
                 return
             if data is None:
                 return
             try:
                 self._handle(messages.decode_for_monitor(data))
             except msgspec.DecodeError as error:
-                self.emit(events.TelemetryDropped("record", f"malformed message: {error}"[:200], 1))
+                self._refuse(f"malformed message: {error}"[:200])
+
+    def _hung_up(self) -> None:
+        """The rank has let go of its end."""
+        assert self._channel is not None
+        self._selector.unregister(self._channel)
+        self._channel = None
+
+    def _refuse(self, why: str) -> None:
+        self._refused[why] += 1
+
+    def _tell_refused(self, now: float) -> None:
+        """Account for refused messages, not for each alone: who sends one may send many."""
+        if self._refused and now - self._refused_at >= REFUSED_EVERY and self._emitter is not None:
+            self._refused_at = now
+            for why, count in self._refused.most_common(8):
+                self.emit(events.TelemetryDropped("record", why, count))
+            self._refused.clear()
 
     # -- the rank's messages --------------------------------------------------------------------
 
-    def _handle(self, message: messages.ToMonitor) -> None:
+    def _handle(self, message: messages.FromRank) -> None:
         match message:
             case messages.Begin():
-                self._begin(message)
+                self.open(message.origin, Path(message.folder), message.limits, message.job)
+                self._outlet.begin(message)
             case messages.Host(iteration):
                 self._outlet.host(iteration)
             case messages.Emitted(record):
                 self._take(record)
+            case _:
+                self._refuse(f"unexpected message: {type(message).__name__}")
 
-    def _begin(self, begin: messages.Begin) -> None:
-        self._begun = begin
-        self._watch = Watch(limits=begin.limits)
-        self._folder = Path(begin.folder)
-        self._origin = msgspec.structs.replace(begin.origin, role="monitor", pid=os.getpid())
+    def open(self, origin: Origin, folder: Path, limits: watch.Limits, job: Job | None = None) -> None:
+        """Keep the account of this rank there from now on, and watch these limits."""
+        self._watch = Watch(limits=limits)
+        self._folder = folder
+        self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
+        self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
-            name = f"{begin.origin.node}-{begin.origin.initial_rank}.jsonl"
-            self._file = RecordFile(self._folder / "records" / name)
+            self._file = RecordFile(folder / "records" / f"{self._name}.jsonl")
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
-            if begin.job is not None:
-                files.create(self._folder / "job.json", msgspec.json.format(msgspec.json.encode(begin.job)) + b"\n")
+            if job is not None:
+                files.create(folder / "job.json", msgspec.json.format(msgspec.json.encode(job)) + b"\n")
         assert self._emitter is not None
-        self._emitter.move(call=begin.origin.call)
-        self._outlet.begin(begin)
+        self._emitter.move(call=origin.call)
+
+    @property
+    def _name(self) -> str:
+        """Of this rank's files."""
+        return "" if self._origin is None else f"{self._origin.node}-{self._origin.initial_rank}"
 
     def _take(self, record: Record) -> None:
         """Write down what the rank says, adding what only its monitor sees."""
@@ -226,8 +261,11 @@ class RankMonitor:
             ping_at=view.ping_at,
             step_at=view.step_at,
             heartbeat_at=view.heartbeat_at,
+            heartbeat_gaps=self._closed[HEARTBEAT],
             section_left_at=view.section_left_at,
-            open_sections=tuple(Sign(section.name, section.entered_at) for section in view.open_sections),
+            open_sections=tuple(
+                Sign(section.name, section.entered_at, self._closed[section.name] + 1) for section in view.open_sections
+            ),
             interrupted_at=interrupted_at,
             is_stuck=self._stuck_in == view.iteration and view.doing is Doing.FUNCTION,
             is_gone=self._is_gone,
@@ -245,8 +283,8 @@ class RankMonitor:
                     self._ask_restart(finding)
                 case watch.NoteUnknown(running_for):
                     self.emit(events.ProgressUnknown(running_for))
-                case watch.Terminate(finding):
-                    self._signal(finding, ("SIGCONT", "SIGTERM"))
+                case watch.Terminate(finding, name):
+                    self._signal(finding, ("SIGCONT", name))
                 case watch.Kill(finding):
                     self._signal(finding, ("SIGCONT", "SIGTERM", "SIGKILL"))
                 case watch.StandIn():
@@ -256,7 +294,7 @@ class RankMonitor:
 
     def _capture(self, finding: Finding) -> None:
         self.emit(events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for))
-        self._stacks = stacks.capture(self._rank, self._dump, thorough=finding.severity == "hard")
+        self._stacks = self._witness.take_stacks(thorough=finding.severity == "hard")
         self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
 
     def _ask_restart(self, finding: Finding) -> None:
@@ -282,13 +320,16 @@ class RankMonitor:
     def _signal(self, finding: Finding, names: tuple[str, ...]) -> None:
         self.emit(events.RankSignalled(names, finding.limit))
         for name in names:
-            self._rank.send(signal.Signals[name])
+            self._send(signal.Signals[name])
+
+    def _send(self, number: int) -> None:
+        self._rank.send(number)
 
     def _rank_died(self) -> None:
         status = self._exit_status()
         self.emit(events.RankExited(goodbye=False, code=status.code, signal=status.signal, noticed_by=self._noticed_by))
         finding = self._watch.finding
-        cause = "" if finding is None else f" after {finding.limit} had exceeded {finding.allowed:g} s"
+        cause = "" if finding is None else f" after {_cause(finding)}"
         record = self._enrich(
             InterruptionRecord(
                 rank=self._initial_rank,
@@ -296,7 +337,7 @@ class RankMonitor:
                 message=f"process {self._rank.pid} ended ({_words(status)}){cause}",
                 exit=status,
                 detector=Detector("exit"),
-                stacks=self._dump.last_words(),
+                stacks=() if self._dump is None else self._dump.last_words(),
             )
         )
         self.emit(events.Interrupted(record))
@@ -307,8 +348,8 @@ class RankMonitor:
     def _exit_status(self) -> Exit:
         """How the rank ended. Out of memory: it was killed, and the kernel killed somebody here for it."""
         status = self._status or self._rank.exit_status(EXIT_LIMIT)
-        if status.signal is None and status.code is None and self._dump.fatal_signal():
-            return Exit(signal=self._dump.fatal_signal())
+        if status == Exit() and self._dump is not None:
+            status = Exit(signal=self._dump.fatal_signal())
         if status.signal != "SIGKILL" or self._oom_kills is None:
             return status
         now = processes.oom_kills()
@@ -316,7 +357,8 @@ class RankMonitor:
 
     def _rank_finished(self) -> None:
         status = self._exit_status()
-        self.emit(events.RankExited(True, status.code, status.signal, noticed_by=self._noticed_by))
+        goodbye = self._seen.said_goodbye
+        self.emit(events.RankExited(goodbye, status.code, status.signal, noticed_by=self._noticed_by))
         self._is_over = True
 
     @property
@@ -324,67 +366,7 @@ class RankMonitor:
         return -1 if self._origin is None or self._origin.initial_rank is None else self._origin.initial_rank
 
     def _enrich(self, record: InterruptionRecord, with_process: bool = True) -> InterruptionRecord:
-        """Add to a record what the page and the system show of the rank now."""
-        view = self._page.read()
-        record = msgspec.structs.replace(
-            record,
-            iteration=view.iteration if record.iteration is None else record.iteration,
-            active_rank=view.rank if record.active_rank is None else record.active_rank,
-            node=self._origin.node if self._origin is not None else record.node,
-            pid=self._rank.pid,
-            detected_wall_ns=record.detected_wall_ns or time.time_ns(),
-            stage=record.stage or view.hook or view.doing.value,
-            log_tail=self._log_tail(),
-        )
-        if with_process:
-            record = msgspec.structs.replace(record, process=self._process_info())
-        # A rank that has restarted meanwhile shows the signs of its next iteration.
-        return self._with_signs(record, view) if record.iteration == view.iteration else record
-
-    def _with_signs(self, record: InterruptionRecord, view: PageView) -> InterruptionRecord:
-        """Add the signs of life that the page shows."""
-        now = time.monotonic()
-        limits = self._watch.limits
-        beats = [at for at in (view.heartbeat_at, view.step_at, view.ping_at) if at is not None]
-        return msgspec.structs.replace(
-            record,
-            last_heartbeat_age_s=now - max(beats) if beats else None,
-            step=view.step if record.step is None else record.step,
-            open_sections=tuple(
-                OpenSection(entry.name, now - entry.entered_at, limits.sections.get(entry.name, watch.NO_LIMIT).soft)
-                for entry in view.open_sections
-            ),
-            last_collectives=tuple(
-                Collective(entry.group, entry.sequence, entry.operation, entry.left_at is not None)
-                for entry in self._page.collectives()[-COLLECTIVES_TOLD:]
-            ),
-            progress_unknown=not watch.shows_progress(limits, self._observe()),
-        )
-
-    def _process_info(self) -> ProcessInfo | None:
-        """The rank's state now; CPU use since the last sample tells blocked from busy."""
-        state = processes.state(self._rank.pid)
-        if state is None:
-            return None
-        at, before = self._sample
-        return ProcessInfo(
-            state=state.state,
-            cpu_s_delta=state.cpu_s - before.cpu_s if before is not None else None,
-            over_s=time.monotonic() - at if before is not None else None,
-            rss_bytes=state.rss_bytes,
-            threads=state.threads,
-        )
-
-    def _take_sample(self, now: float) -> None:
-        """Remember the CPU time used so far, at most once a second, for a later comparison."""
-        if now - self._sample[0] >= 1.0 and not self._is_gone:
-            self._sample = (now, processes.state(self._rank.pid))
-
-    def _log_tail(self) -> tuple[str, ...]:
-        if self._folder is None or self._origin is None:
-            return ()
-        name = f"{self._origin.node}-{self._origin.initial_rank}.jsonl"
-        return files.tail(self._folder / "logs" / name, LOG_TAIL_LINES)
+        return self._witness.enrich(record, self._observe(), self._watch.limits, with_process)
 
     def _close_open_spans(self) -> None:
         """End what the dead rank left open, innermost first."""
@@ -400,6 +382,7 @@ class RankMonitor:
     def _fold_timings(self, now: float) -> None:
         closed, overrun = self._page.drain()
         self._timings.fold((entry.name, entry.duration) for entry in closed if not entry.failed)
+        self._closed.update(entry.name for entry in closed)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:
@@ -407,9 +390,8 @@ class RankMonitor:
             self._write_timings()
 
     def _write_timings(self) -> None:
-        if self._folder is not None and self._origin is not None:
-            name = f"{self._origin.node}-{self._origin.initial_rank}.json"
-            self._timings.write(self._folder / "timings" / name)
+        if self._folder is not None:
+            self._timings.write(self._folder / "timings" / f"{self._name}.json")
 
     def _close(self) -> None:
         result = self._outlet.finish()
@@ -417,7 +399,14 @@ class RankMonitor:
             self.emit(result)
         self._fold_timings(time.monotonic())
         self._write_timings()
+        self._tell_refused(float("inf"))
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
+
+
+def _cause(finding: Finding) -> str:
+    if finding.limit == watch.AGENT_LOST:
+        return "its agent was lost"
+    return f"{finding.limit} had exceeded {finding.allowed:g} s"
 
 
 def _words(status: Exit) -> str:

@@ -1,0 +1,123 @@
+"""What does a rank look like at this moment?  Page, process, stacks and log, put into a record.
+
+Gathered when a limit is exceeded, before anything is sent to the rank, and when it has ended. Nothing here
+waits for the rank: what cannot be had is left out, and the record says so."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import files, processes, stacks
+from resilience.core import watch
+from resilience.core.attribution import Collective, InterruptionRecord, OpenSection, ProcessInfo
+from resilience.core.identity import Origin
+from resilience.monitor.page import MonitorSide, PageView
+
+COLLECTIVES_TOLD = 8  # the last ones
+SAMPLE_EVERY = 1.0  # seconds between two looks at the CPU time
+SAMPLE = 0.06  # seconds of a look for this purpose: six ticks of the clock that counts CPU time
+
+
+class Witness:
+    """Knows one rank. `page`, `program` and `dump` change when another program attaches.
+
+    rank: the process whose life is watched. program: the one that shows signs of life, mostly the same.
+    logs: files whose ends are told, `log_lines` in all. has_iterations: the page tells of iterations."""
+
+    def __init__(self, page: MonitorSide, rank: processes.Process, dump: stacks.Dump | None) -> None:
+        self.page = page
+        self.rank = rank
+        self.program = rank
+        self.dump = dump
+        self.origin: Origin | None = None
+        self.logs: tuple[Path, ...] = ()
+        self.log_lines = 5
+        self.has_iterations = True
+        self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
+
+    def take_stacks(self, thorough: bool) -> stacks.Stacks:
+        """Return the stacks of the program."""
+        return stacks.capture(self.program, self.dump, thorough)
+
+    def enrich(
+        self, record: InterruptionRecord, seen: watch.Observation, limits: watch.Limits, with_process: bool = True
+    ) -> InterruptionRecord:
+        """Add to a record what the page and the system show of the rank now."""
+        view = self.page.read()
+        origin = self.origin
+        record = msgspec.structs.replace(
+            record,
+            iteration=view.iteration if record.iteration is None and self.has_iterations else record.iteration,
+            active_rank=view.rank if record.active_rank is None else record.active_rank,
+            node=origin.node if origin is not None else record.node,
+            pid=self.rank.pid,
+            detected_wall_ns=record.detected_wall_ns or time.time_ns(),
+            stage=record.stage or view.hook or view.doing.value,
+            log_tail=self._log_tail(),
+        )
+        if with_process:
+            record = msgspec.structs.replace(record, process=self._process_info(record.silent_for_s))
+        # A rank that has restarted meanwhile shows the signs of its next iteration.
+        is_same = record.iteration == view.iteration or not self.has_iterations
+        return self._with_signs(record, view, seen, limits) if is_same else record
+
+    def take_sample(self, now: float) -> None:
+        """Remember the CPU time used so far, now and then, for a later comparison."""
+        if now - self._sample[0] >= SAMPLE_EVERY:
+            self._sample = (now, processes.state(self.program.pid))
+
+    def _with_signs(
+        self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: watch.Limits
+    ) -> InterruptionRecord:
+        """Add the signs of life that the page shows."""
+        now = time.monotonic()
+        beats = [at for at in (view.heartbeat_at, view.step_at, view.ping_at) if at is not None]
+        return msgspec.structs.replace(
+            record,
+            last_heartbeat_age_s=now - max(beats) if beats else None,
+            step=view.step if record.step is None else record.step,
+            open_sections=tuple(
+                OpenSection(sign.name, now - sign.seen_at, _shortest(watch.section_limit(limits, sign)))
+                for sign in seen.open_sections
+            ),
+            last_collectives=tuple(
+                Collective(entry.group, entry.sequence, entry.operation, entry.left_at is not None)
+                for entry in self.page.collectives()[-COLLECTIVES_TOLD:]
+            ),
+            progress_unknown=not watch.shows_progress(limits, seen),
+        )
+
+    def _process_info(self, silent_for: float | None) -> ProcessInfo | None:
+        """The program's state now; CPU use since the last sample tells blocked from busy."""
+        state = self.program.state()
+        if state is None:
+            return None
+        at, before = self._sample
+        now = time.monotonic()
+        if silent_for is not None and now - at > silent_for and state.wait_status is None:
+            # That sample is of a time when it was well.
+            before, at = state, now
+            time.sleep(SAMPLE)
+            state, now = self.program.state() or state, time.monotonic()
+        return ProcessInfo(
+            state=state.state,
+            cpu_s_delta=state.cpu_s - before.cpu_s if before is not None else None,
+            over_s=now - at if before is not None else None,
+            rss_bytes=state.rss_bytes,
+            threads=state.threads,
+        )
+
+    def _log_tail(self) -> tuple[str, ...]:
+        """The last lines of the logs, those of the last log first of all."""
+        lines: tuple[str, ...] = ()
+        for path in reversed(self.logs):
+            wanted = self.log_lines - len(lines)
+            lines = (files.tail(path, wanted) if wanted > 0 else ()) + lines
+        return lines
+
+
+def _shortest(limit: watch.Limit) -> float | None:
+    return limit.soft if limit.soft is not None else limit.hard
