@@ -240,6 +240,11 @@ def _whole(name: str) -> int | None:
     return int(text) if text else None
 
 
+def monitor_socket() -> str | None:
+    """Return where this process's rank monitor listens, None where no launcher of ours has started one."""
+    return os.environ.get("RESILIENCE_MONITOR_SOCKET") or None
+
+
 class Exporting(msgspec.Struct, frozen=True):
     """What the standard OTEL_* variables and TRACEPARENT say of spans. Headers, certificates, timeouts and
     resource attributes are read by OpenTelemetry itself.

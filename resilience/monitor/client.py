@@ -1,40 +1,89 @@
 """What user code calls to show that it lives and where it is.
 
-`section`, `heartbeat` and `step` store into the page of the rank's monitor. Outside a wrapped function
-and without the launcher there is no page: they do nothing then, so that a training script runs
-unchanged without us."""
+`section`, `heartbeat` and `step` store into the page of the rank's monitor: that of a Wrapper while its
+function runs, else that of the launcher's monitor, to which the first of them attaches. Where there is
+neither they do nothing, so that a training script runs unchanged without us; nor do they in a process that
+a rank forks."""
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 
+from resilience.adapters import environment
+from resilience.errors import ResilienceError
+from resilience.monitor import connect
 from resilience.monitor.page import RankSide
 
-_page: RankSide | None = None
+_page: RankSide | None = None  # where signs go
+_wrapper: RankSide | None = None  # a Wrapper's
+_own: connect.Link | None = None  # to the launcher's monitor
+_is_tried = False  # whether that was looked for
 
 
 def activate(page: RankSide) -> None:
-    """Let user code reach `page` from now on."""
-    global _page
-    _page = page
+    """Let user code reach a Wrapper's page from now on. The Wrapper's monitor weighs what it shows; the
+    launcher's does only if the program sends heartbeats to that itself."""
+    global _page, _wrapper
+    if _own is not None and not _own.is_armed:
+        _own.pause()
+    _page = _wrapper = page
 
 
 def deactivate() -> None:
-    """Let user code's signs go nowhere from now on."""
-    global _page
-    _page = None
+    """Let user code's signs go where they went before."""
+    global _page, _wrapper
+    if _own is not None and not _own.is_armed:
+        _own.resume()
+    _wrapper = None
+    _page = None if _own is None else _own.page
+
+
+def _link_changed(link: connect.Link | None) -> None:
+    global _page, _own, _is_tried
+    _own, _is_tried = link, True
+    if _wrapper is None:
+        _page = None if link is None else link.page
+
+
+connect.on_change = _link_changed
+
+
+def _find() -> RankSide | None:
+    """Attach to the launcher's monitor, if there is one. Tried once; whoever trains is not disturbed."""
+    global _is_tried
+    if not _is_tried:
+        _is_tried = True
+        if environment.monitor_socket() is not None:
+            try:
+                connect.attach()
+            except (ResilienceError, OSError):
+                pass  # the launcher shows the rank as not monitored
+    return _page
+
+
+def _forked() -> None:
+    """A child of a rank is no rank; that of a process which starts ranks may become one."""
+    global _is_tried, _own
+    _own = None
+    _is_tried = environment.monitor_socket() is not None
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def heartbeat() -> None:
     """Show a sign of life."""
-    if _page is not None:
-        _page.heartbeat()
+    page = _page or _find()
+    if page is not None:
+        page.heartbeat()
 
 
 def step(number: int) -> None:
     """Tell the training step that is about to be done, counted from 0. Only a rise is progress."""
-    if _page is not None:
-        _page.step(number)
+    page = _page or _find()
+    if page is not None:
+        page.step(number)
 
 
 class section:  # noqa: N801  reads as a statement: `with resilience.section("data"):`
@@ -49,9 +98,9 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
         self._name = name
 
     def __enter__(self) -> None:
-        self._page = _page  # where it is opened is where it is closed
-        if _page is not None:
-            _page.enter(self._name)
+        self._page = page = _page or _find()  # where it is opened is where it is closed
+        if page is not None:
+            page.enter(self._name)
 
     def __exit__(
         self,

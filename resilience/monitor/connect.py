@@ -1,0 +1,178 @@
+"""How does a worker reach the monitor that its launcher has started?
+
+Through the socket named by RESILIENCE_MONITOR_SOCKET. The monitor looks at who connects and hands out a
+page; the worker maps it, holds its mutex, arms its stacks and hands over the file they go to. From then on
+signs of life are stores into the page. A process has one link at a time; a process that it forks has none."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from resilience.adapters import environment, stacks
+from resilience.adapters.channel import Channel, ChannelClosed, close_all, connect
+from resilience.core import watch
+from resilience.core.restart import ENTRY, Seat
+from resilience.core.watch import Doing
+from resilience.errors import MonitorError
+from resilience.monitor import messages
+from resilience.monitor.page import Page, RankSide
+
+ATTACH_LIMIT = 10.0  # seconds; a monitor that was just started again answers late
+
+
+class Link:
+    """The worker's end: `page` for signs of life, `send` for words. Closed, it goes nowhere.
+
+    rank, world_size, limits: as the monitor has them. is_armed: it announced heartbeats, and so wants to be
+    weighed wherever it is."""
+
+    def __init__(self, page: RankSide, channel: Channel, welcome: messages.Welcome) -> None:
+        self.page = page
+        self.channel = channel
+        self.rank = welcome.rank
+        self.world_size = welcome.world_size
+        self.limits = welcome.limits
+        self.is_armed = False
+        self.is_open = True
+        self.dropped = 0
+
+    def send(self, message: messages.FromRank) -> bool:
+        """Send without ever blocking; answers whether the message is on its way."""
+        is_sent = self.is_open and self.channel.send(messages.encode(message))
+        self.dropped += not is_sent
+        return is_sent
+
+    def arm(self) -> None:
+        """Announce heartbeats: the limit of the first one counts from now on."""
+        self.is_armed = self.send(messages.Armed())
+
+    def limit(self, limits: watch.Limits) -> bool:
+        """Have these limits hold from now on."""
+        if not self.send(messages.Limited(limits)):
+            return False
+        self.limits = limits
+        return True
+
+    def request(self, action: str, description: str = "") -> bool:
+        """Ask for a decision about this node or the workload."""
+        return self.send(messages.Request(action, description))
+
+    def pause(self) -> None:
+        """Somebody else watches for a while: only this process's end is noticed."""
+        self.page.doing(Doing.OUTSIDE)
+
+    def resume(self) -> None:
+        """Be weighed from now on, by nothing that was before."""
+        self.page.set_seat(Seat(ENTRY, self.rank, self.world_size, self.world_size, self.rank))
+        self.page.doing(Doing.FUNCTION)
+
+    def close(self) -> None:
+        """Take leave: no limit holds any more. The end of this process is still noticed."""
+        global _link
+        if self.is_open:
+            self.is_open = False
+            self.pause()
+            self.channel.close()
+        if _link is self:
+            _link = None
+            on_change(None)
+
+    def forget(self) -> None:
+        """In a forked child: the link is its parent's."""
+        self.is_open = False
+        self.channel.close()
+
+
+def _ignore(link: Link | None) -> None:
+    pass
+
+
+_link: Link | None = None
+_lock = threading.Lock()
+on_change: Callable[[Link | None], None] = _ignore  # `monitor.client` puts itself here
+
+
+def current() -> Link | None:
+    """Return this process's link, None if there is none."""
+    return _link
+
+
+def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> Link:
+    """Return this process's link to its monitor; the one there is, or a new one.
+
+    path: of the monitor's socket, by default what the environment says. Raises: MonitorError."""
+    global _link
+    with _lock:
+        if _link is None:
+            path = path or environment.monitor_socket()
+            if path is None:
+                raise MonitorError(
+                    "there is no rank monitor: RESILIENCE_MONITOR_SOCKET is not set; start the script by "
+                    "`resilience run`"
+                )
+            _link = _attach(path, time.monotonic() + limit)
+            on_change(_link)
+        return _link
+
+
+def _attach(path: str, deadline: float) -> Link:
+    try:
+        channel = connect(path, max(0.001, deadline - time.monotonic()))
+    except OSError as error:
+        raise MonitorError(f"the rank monitor at {path} cannot be reached: {error}") from error
+    try:
+        if channel.peer.uid != os.geteuid():
+            raise MonitorError(f"{path} belongs to user {channel.peer.uid}, this process to {os.geteuid()}")
+        welcome, page = _welcomed(channel, path, deadline)
+        side = RankSide(page)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:  # a mutex belongs to a thread, and so would tell of the wrong one's end
+            side.lock_life()
+        link = Link(side, channel, welcome)
+        link.resume()
+        dump = stacks.arm()
+        if not channel.send(messages.encode(messages.Attached(is_main)), [dump.fd]):
+            raise MonitorError(f"the rank monitor at {path} is gone")
+    except BaseException:
+        channel.close()
+        raise
+    return link
+
+
+def _welcomed(channel: Channel, path: str, deadline: float) -> tuple[messages.Welcome, Page]:
+    """Wait for the monitor's answer."""
+    try:
+        received = channel.receive_with_fds(max(0.001, deadline - time.monotonic()))
+        if received is None:
+            raise MonitorError(f"the rank monitor at {path} did not answer in time")
+        data, fds = received
+        answer = messages.decode_for_rank(data)
+    except ChannelClosed as error:
+        raise MonitorError(f"the rank monitor at {path} closed the line") from error
+    except msgspec.DecodeError as error:
+        raise MonitorError(f"the rank monitor at {path} speaks another version: {error}") from error
+    if not isinstance(answer, messages.Welcome) or len(fds) != 1:
+        close_all(fds)
+        why = answer.why if isinstance(answer, messages.Refused) else "it answered something else"
+        raise MonitorError(f"the rank monitor at {path} does not watch this process: {why}")
+    try:
+        return answer, Page.attach(fds[0])
+    except BaseException:
+        close_all(fds)
+        raise
+
+
+def _forget_in_child() -> None:
+    global _link, _lock
+    _lock = threading.Lock()  # perhaps held by a thread that is not here
+    if _link is not None:
+        _link.forget()
+        _link = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
