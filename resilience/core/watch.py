@@ -32,10 +32,11 @@ class Limits(msgspec.Struct, frozen=True):
     watchdog: since the main thread last proved to run bytecode. ping: since the last manual ping, once
     armed. hook: since a hook was entered (hard only). leave: since the interruption, while the function
     has not been left (hard only). step: since the step counter last rose, once used. heartbeat and
-    initial_heartbeat: between heartbeats, and from their announcement to the first. sections: by name,
-    while open. out_of_section: while none is open, once one has been. warmup: in place of its own limit for
+    initial_heartbeat: between heartbeats, and from their announcement, or a section opened or closed since,
+    to the first. sections: by name, while open. out_of_section: while none is open, once one has been. warmup: in place of its own limit for
     the first `warmup_occurrences` times of a section, by name, or of a gap between heartbeats ("heartbeat").
-    signal: what ends a rank past a hard limit. grace: between that and SIGKILL."""
+    signal: what ends a rank past a hard limit. grace: between that and SIGKILL. safety_factor: of limits
+    that the rank calculates from what it has seen."""
 
     watchdog: Limit = NO_LIMIT
     ping: Limit = NO_LIMIT
@@ -50,6 +51,7 @@ class Limits(msgspec.Struct, frozen=True):
     warmup_occurrences: int = 0
     signal: str = "SIGTERM"
     grace: Seconds = 5.0
+    safety_factor: float = 5.0
 
 
 class Doing(Enum):
@@ -276,12 +278,18 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
         limit = _for_occurrence(limits, HEARTBEAT, seen.heartbeat_gaps + 1, limits.heartbeat)
         rows.append((HEARTBEAT, seen.heartbeat_at, limit))
     elif seen.heartbeats_from is not None:
-        rows.append(("initial_heartbeat", seen.heartbeats_from, limits.initial_heartbeat))
+        rows.append(("initial_heartbeat", _silent_from(seen, seen.heartbeats_from), limits.initial_heartbeat))
     for section in seen.open_sections:
         rows.append((f"section:{section.name}", section.seen_at, section_limit(limits, section)))
     if not seen.open_sections and seen.section_left_at is not None:
         rows.append(("out_of_section", seen.section_left_at, limits.out_of_section))
     return rows
+
+
+def _silent_from(seen: Observation, announced_at: Seconds) -> Seconds:
+    """Sections are signs of life too: a rank that shows nothing else lives on, though it announced heartbeats."""
+    left_at = announced_at if seen.section_left_at is None else seen.section_left_at
+    return max(announced_at, left_at, *(section.seen_at for section in seen.open_sections))
 
 
 def section_limit(limits: Limits, section: Sign) -> Limit:

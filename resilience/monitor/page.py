@@ -144,7 +144,7 @@ class RankSide:
             words[_HEAD] = head + 1
             if gap > self.longest_gap:
                 self.longest_gap = gap
-        else:
+        elif not self.first_heartbeat:
             self.first_heartbeat = now
 
     def enter(self, name: str) -> None:

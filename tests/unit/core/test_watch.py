@@ -183,6 +183,15 @@ def test_first_heartbeat_and_later_ones_have_limits_of_their_own(watcher: Module
     assert watch_over(watcher, limits, in_function()) == []  # nobody announced any
 
 
+def test_sections_are_signs_of_a_rank_that_never_sends_the_heartbeats_it_announced(watcher: ModuleType) -> None:
+    limits = limits_of(initial_heartbeat=Limit(50.0))
+    at = START + 20.0
+    for signs in ({"section_left_at": at}, {"open_sections": (Sign("data", START, 1), Sign("save", at, 1))}):
+        assert watch_over(watcher, limits, in_function(heartbeats_from=START, **signs))[0][0] == at + 50.0
+    before = in_function(heartbeats_from=START, section_left_at=START - 5.0)
+    assert watch_over(watcher, limits, before)[0][0] == START + 50.0
+
+
 def test_first_occurrences_have_limits_of_their_own(watcher: ModuleType) -> None:
     limits = limits_of(
         sections={"data": Limit(SOFT), "save": Limit(SOFT)},
