@@ -33,10 +33,10 @@ class Limits(msgspec.Struct, frozen=True):
     armed. hook: since a hook was entered (hard only). leave: since the interruption, while the function
     has not been left (hard only). step: since the step counter last rose, once used. heartbeat and
     initial_heartbeat: between heartbeats, and from their announcement, or a section opened or closed since,
-    to the first. sections: by name, while open. out_of_section: while none is open, once one has been. warmup: in place of its own limit for
-    the first `warmup_occurrences` times of a section, by name, or of a gap between heartbeats ("heartbeat").
-    signal: what ends a rank past a hard limit. grace: between that and SIGKILL. safety_factor: of limits
-    that the rank calculates from what it has seen."""
+    to the first. sections: by name, while open. out_of_section: while none is open, once one has been.
+    warmup: in place of its own limit for the first `warmup_occurrences` times of a section, by name, or of
+    a gap between heartbeats ("heartbeat"). signal: what ends a rank past a hard limit. grace: between that
+    and SIGKILL. safety_factor: of limits that the rank calculates from what it has seen."""
 
     watchdog: Limit = NO_LIMIT
     ping: Limit = NO_LIMIT
