@@ -40,6 +40,13 @@ def kind_of(parameters: RendezvousParameters) -> str:
     return kind
 
 
+def static_rank(parameters: RendezvousParameters) -> int:
+    """Return the rank that this node has for good. Raises: ConfigurationError."""
+    if parameters.get("rank") is None:
+        raise ConfigurationError("a static rendezvous needs the node's rank; pass --node-rank")
+    return int(parameters.config["rank"])
+
+
 def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -> Meeting:
     """Find the place, or make it; waits at most `limit` seconds for a host that is not there yet.
 
@@ -77,9 +84,7 @@ def connect(host: str, port: int, limit: float) -> dist.TCPStore:
 
 def _hosts(parameters: RendezvousParameters, kind: str, host: str) -> bool:
     if kind == "static":
-        if parameters.get("rank") is None:
-            raise ConfigurationError("a static rendezvous needs the node's rank; pass --node-rank")
-        return int(parameters.config["rank"]) == 0
+        return static_rank(parameters) == 0
     told = parameters.get_as_bool("is_host")
     return _matches_machine_hostname(host) if told is None else told
 

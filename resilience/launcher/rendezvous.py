@@ -34,7 +34,7 @@ from resilience.core.restart import CompareSet, Read, Set
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher.beats import Beating, Silences
 from resilience.launcher.ledger import Ledger
-from resilience.launcher.meeting import kind_of, meet
+from resilience.launcher.meeting import kind_of, meet, static_rank
 from resilience.launcher.stores import StoreProcess
 
 NOTICE = 0.25  # seconds between looks at what seldom happens
@@ -195,7 +195,7 @@ class Handler(RendezvousHandler):
         self._read()
         neighbour = seats[rank - 1]
         if neighbour.id != self.id and not self._gathering.is_gone(neighbour):
-            self._tell_lost([neighbour])
+            self._tell_lost([neighbour.id])
         return [seat.node for seat in seats if self._gathering.is_gone(seat)]
 
     def last_words(self) -> str:
@@ -277,8 +277,10 @@ class Handler(RendezvousHandler):
             if is_time:
                 self._hear_refusal()
                 if leader != self.id and self._is_leader_gone(number, epoch, leader):
-                    epoch += 1
+                    epoch, former = epoch + 1, leader
                     leader = self._take_lead(number, epoch)
+                    if leader == self.id:
+                        self._tell_lost([former])  # before it is given a place
         raise self._stop_waiting(number)
 
     def _looks(self, deadline: float) -> Iterator[bool]:
@@ -336,7 +338,7 @@ class Handler(RendezvousHandler):
         """Look who is there; form the cycle if that can be done now."""
         self._read()
         known = self._gathering
-        if is_time and self._tell_lost([*known.missing, *known.arrived.values()]):
+        if is_time and self._tell_lost([*(seat.id for seat in known.missing), *known.arrived]):
             return None  # looks again
         if self._has_duplicates():
             return None
@@ -353,9 +355,9 @@ class Handler(RendezvousHandler):
         by_rank = sorted(wanted, key=lambda each: (each.previous is None, each.previous, each.seat.infra, each.seat.id))
         return {each.seat.id: rank for rank, each in enumerate(by_rank)}
 
-    def _tell_lost(self, seats: Iterable[Seat]) -> bool:
-        """Write down who of these is lost; answers whether anybody is."""
-        lost = self._silences.lost(self._store, [seat.id for seat in seats if seat.id != self.id])
+    def _tell_lost(self, ids: Iterable[str]) -> bool:
+        """Write down who of these agents is lost; answers whether anybody is."""
+        lost = self._silences.lost(self._store, [id for id in ids if id != self.id])
         for id in lost:
             self._ledger.append(Left(id, f"gave no sign of life for {self._silences.limit:g} s"))
         return bool(lost)
@@ -399,7 +401,7 @@ class Handler(RendezvousHandler):
             known = self._ledger.read(known)
             if not known.arrived:
                 return
-            self._tell_lost(known.arrived.values())
+            self._tell_lost(known.arrived)
             if closed_at is None and self._ledger.newest(self._formation).closed:
                 closed_at = time.monotonic()
             if closed_at is not None and time.monotonic() - closed_at > LEAVE_LIMIT:
@@ -443,7 +445,7 @@ def _raise_if_closed(formation: Formation) -> None:
 def _rank(parameters: RendezvousParameters, given: int | None) -> int | None:
     """Return this node's rank in the infrastructure's order; a static rendezvous always has one."""
     if kind_of(parameters) == "static":
-        given = int(parameters.config["rank"])
+        given = static_rank(parameters)
     if given is not None and not 0 <= given < parameters.max_nodes:
         raise ConfigurationError(
             f"this node's rank is {given}, and {parameters.max_nodes} nodes take part at most; ranks count from 0"

@@ -15,6 +15,8 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
 from tests.support.server import ForkServer
 
 LIMIT = 40.0  # seconds for an answer
@@ -115,6 +117,14 @@ class Agents:
             agent.answer()
         return [first, *others]
 
+    def await_entries(self, count: int) -> None:
+        """Wait until the agents' log has so many entries."""
+        host, _, port = self.conf["endpoint"].partition(":")
+        store = dist.PrefixStore("resilience/job", dist.TCPStore(host, int(port), wait_for_workers=False))
+        deadline = time.monotonic() + LIMIT
+        while store.add("log/count", 0) < count:
+            assert time.monotonic() < deadline, f"the log has {store.add('log/count', 0)} entries, never {count}"
+
     def end(self) -> None:
         for agent in self._started:
             agent.end()
@@ -175,8 +185,6 @@ def _perform(handler: Any, name: str, args: tuple[Any, ...]) -> Any:
 
 
 def _meet(handler: Any) -> Seen:
-    import torch.distributed as dist
-
     began = time.monotonic()
     info = handler.next_rendezvous()
     took = time.monotonic() - began
