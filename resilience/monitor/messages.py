@@ -92,8 +92,6 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     """The first message: whose monitor this is."""
 
     agent_pid: int
-    node: str
-    local_rank: int
 
 
 class Link(msgspec.Struct, frozen=True, tag="link"):
@@ -109,10 +107,12 @@ class Link(msgspec.Struct, frozen=True, tag="link"):
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """Watch this worker from now on.
 
-    output: the files it writes to, for the end of its log. link: that a monitor before had, together with
-    the descriptors of page, line and dump."""
+    start_time: of the process, in clock ticks after boot, for its pid may be another's meanwhile. output: the
+    files it writes to, for the end of its log. link: that a monitor before had, together with the
+    descriptors of page, line and dump."""
 
     worker_pid: int
+    start_time: int
     origin: Origin
     folder: str
     limits: watch.Limits

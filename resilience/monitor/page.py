@@ -99,6 +99,10 @@ class Page:
             )
         return page
 
+    def close(self) -> None:
+        """Give the descriptor back. The memory stays mapped as long as somebody uses it."""
+        os.close(self.fd)
+
 
 class RankSide:
     """The rank's side: stores only.

@@ -353,7 +353,8 @@ class RankMonitor:
         if status.signal != "SIGKILL" or self._oom_kills is None:
             return status
         now = processes.oom_kills()
-        return msgspec.structs.replace(status, oom=None if now is None else now > self._oom_kills)
+        self._status = msgspec.structs.replace(status, oom=None if now is None else now > self._oom_kills)
+        return self._status
 
     def _rank_finished(self) -> None:
         status = self._exit_status()

@@ -1,0 +1,224 @@
+"""The monitor of one local rank, as the launcher starts it: `python -m resilience.monitor.program LINE LISTENER`.
+
+LINE is the agent's line, LISTENER the socket to which workers connect, both descriptors. It watches one
+worker after the other and outlives them. It ends when the agent says so; when the agent dies it ends its
+worker and itself. Imports neither torch nor an exporter: a node has as many of these as ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import channel as lines
+from resilience.adapters.channel import Channel, ChannelClosed, close_all
+from resilience.adapters.processes import Process
+from resilience.core.attribution import Exit
+from resilience.errors import MonitorError
+from resilience.monitor import messages
+from resilience.monitor.worker import WorkerMonitor, resumed
+
+MOST_WAITING = 16  # connections that wait for a worker to be assigned
+OUTBOX = 256  # messages kept for an agent that does not read
+
+
+class Program:
+    """The monitor's process. `run` returns when it is to end."""
+
+    def __init__(self, line: Channel, listener: socket.socket) -> None:
+        self._line = line
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(line, selectors.EVENT_READ, self._on_line)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._agent: Process | None = None
+        self._agent_lost_at: float | None = None
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque(maxlen=OUTBOX)
+        self._worker: WorkerMonitor | None = None
+        self._next: deque[tuple[messages.Assigned, list[int]]] = deque()
+        self._dismissed: set[int] = set()  # of the next ones
+        self._waiting: deque[Channel] = deque()
+        self._is_leaving = False
+
+    def run(self) -> None:
+        """Watch whatever worker is assigned."""
+        while self._next or not self._is_leaving:
+            if self._next:
+                self._watch(*self._next.popleft())
+                continue
+            for key, _ in self._selector.select():
+                key.data()
+        if self._agent_lost_at is not None:
+            self._tidy()
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _watch(self, assigned: messages.Assigned, fds: list[int]) -> None:
+        """Watch one worker until its end."""
+        process = _process(assigned)
+        if process is None:
+            close_all(fds)
+            self.tell(messages.Gone(assigned.worker_pid, Exit(), goodbye=False))
+            return
+        worker = self._worker = WorkerMonitor(assigned, process, self._selector, self.tell, self._agent_lost_at)
+        if assigned.link is not None:
+            self._resume(worker, assigned, assigned.link, fds)
+        if process.pid in self._dismissed:
+            worker.dismiss()
+        while self._waiting:
+            worker.apply(self._waiting.popleft())
+        worker.run()
+        self._worker = None
+
+    def _resume(self, worker: WorkerMonitor, assigned: messages.Assigned, link: messages.Link, fds: list[int]) -> None:
+        """Go on with what the monitor before had."""
+        try:
+            page, line, dump = resumed(assigned, fds)
+        except (MonitorError, OSError, ValueError):
+            close_all(fds)  # the worker is watched for its end
+            return
+        worker.attach(link, page, line, dump, is_new=False)
+
+    def _accept(self) -> None:
+        while (line := lines.accept(self._listener)) is not None:
+            if self._worker is not None:
+                self._worker.apply(line)
+            elif len(self._waiting) < MOST_WAITING:
+                self._waiting.append(line)
+            else:
+                line.close()
+
+    # -- the agent ------------------------------------------------------------------------------
+
+    def tell(self, message: messages.ToAgent, fds: Sequence[int] = ()) -> None:
+        """Tell the agent something, now or when it reads again."""
+        data = messages.encode(message)
+        if len(data) > self._line.limit and isinstance(message, messages.Found):
+            short = messages.shortened(message.record)
+            data = messages.encode(msgspec.structs.replace(message, record=short))
+        self._outbox.append((data, tuple(fds)))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and self._line.send(*self._outbox[0]):
+            self._outbox.popleft()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+        with contextlib.suppress(KeyError):  # the line is gone
+            self._selector.modify(self._line, wanted, self._on_line)
+
+    def _on_line(self) -> None:
+        self._flush()
+        while True:
+            try:
+                received = self._line.receive_with_fds(0.0)
+            except ChannelClosed:
+                self._line_closed()
+                return
+            if received is None:
+                return
+            data, fds = received
+            try:
+                self._obey(messages.decode_from_agent(data), fds)
+            except msgspec.DecodeError as error:
+                close_all(fds)
+                print(f"resilience monitor {os.getpid()}: {error}", file=sys.stderr)
+
+    def _obey(self, message: messages.FromAgent, fds: list[int]) -> None:
+        worker = self._worker
+        match message:
+            case messages.Open(agent_pid):
+                self._open(agent_pid)
+            case messages.Assigned():
+                self._next.append((message, fds))
+            case messages.Probe(number):
+                self.tell(messages.Alive(number))
+            case messages.Leave():
+                self._leave()
+            case messages.Limited(limits):
+                if worker is not None:
+                    worker.limit(limits)
+                waiting = ((msgspec.structs.replace(assigned, limits=limits), fds) for assigned, fds in self._next)
+                self._next = deque(waiting)
+            case messages.Dismissed():
+                if worker is not None:
+                    worker.dismiss()
+                self._dismissed = {assigned.worker_pid for assigned, _ in self._next}
+            case messages.Reaped(pid, status):
+                if worker is not None and worker.pid == pid:
+                    worker.reaped(status)
+
+    def _open(self, agent_pid: int) -> None:
+        try:
+            self._agent = Process(agent_pid)
+        except ProcessLookupError:
+            self._lose_agent()
+            return
+        self._selector.register(self._agent.pidfd, selectors.EVENT_READ, self._lose_agent)
+        self.tell(messages.Ready())
+
+    def _line_closed(self) -> None:
+        """Only an agent that ends lets go of the line, unless it wants this monitor to go alone."""
+        self._selector.unregister(self._line)
+        state = None if self._agent is None else self._agent.state()
+        if state is None or state.wait_status is not None:
+            self._lose_agent()
+        else:
+            self._leave()
+
+    def _lose_agent(self) -> None:
+        """Nobody is left whom a worker belongs to."""
+        if self._agent is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._agent.pidfd)
+        if self._agent_lost_at is None:
+            self._agent_lost_at = time.monotonic()
+            self._is_leaving = True
+            if self._worker is not None:
+                self._worker.agent_lost(self._agent_lost_at)
+
+    def _leave(self) -> None:
+        self._is_leaving = True
+        self._next.clear()
+        if self._worker is not None:
+            self._worker.leave()
+
+    def _tidy(self) -> None:
+        """Remove what the agent would have: this monitor's socket and, the last of all, its folder."""
+        path = Path(self._listener.getsockname())
+        with contextlib.suppress(OSError):
+            path.unlink()
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+
+
+def _process(assigned: messages.Assigned) -> Process | None:
+    """The worker's process, None once it has been reaped."""
+    try:
+        process = Process(assigned.worker_pid)
+    except ProcessLookupError:
+        return None
+    state = process.state()
+    if state is not None and state.start_time == assigned.start_time:
+        return process
+    process.close()
+    return None
+
+
+def main(arguments: Sequence[str]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # what is meant for the job must not take the witness along
+    line, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
+    Program(Channel(line), listener).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
