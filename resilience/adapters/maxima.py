@@ -1,0 +1,48 @@
+"""What is the largest value of each name, over all ranks?
+
+By torch.distributed where the process has a group, else what this rank has is the answer. Names may differ
+between ranks: they are agreed first, a broadcast from one rank that has names which are not agreed yet, until
+none has (one for most jobs). Then one all-reduce. No rank is sent what grows with their number."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+
+def over_ranks(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest value of each name that any rank has. Values are 0 or more.
+
+    A collective of the default group: all ranks call it. Raises: what collectives raise."""
+    dist: Any = sys.modules.get("torch.distributed")  # who has not imported it has no group
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return dict(values)
+    names = _agreed(dist, sorted(values))
+    reduced = _reduced(dist, [values.get(name, -1.0) for name in names])
+    return dict(zip(names, reduced, strict=True))
+
+
+def _agreed(dist: ModuleType, own: list[str]) -> list[str]:
+    """Return the names that any rank has, in the same order on all."""
+    agreed: list[str] = []
+    while True:
+        new = [name for name in own if name not in agreed]
+        (speaker,) = _reduced(dist, [float(dist.get_rank()) if new else -1.0])
+        if speaker < 0:
+            return agreed
+        told = [new]
+        dist.broadcast_object_list(told, src=int(speaker))
+        agreed += told[0]
+
+
+def _reduced(dist: ModuleType, values: list[float]) -> list[float]:
+    import torch
+
+    is_for_cpu = "cpu:" in dist.get_backend_config()  # such as cpu:gloo,cuda:nccl
+    device = torch.device("cpu") if is_for_cpu else torch.device("cuda", torch.cuda.current_device())
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    reduced: list[float] = tensor.tolist()
+    return reduced

@@ -1,0 +1,188 @@
+"""Which limits follow from what a rank has seen?  The largest duration times a safety factor.
+
+The rule of the compatible API: simple, the same on all ranks once their maxima are combined, and generous,
+since nobody states how often it fires falsely (`core.calibration` does). A limit that was calculated before
+rises at once and falls by half the way, so that one quiet hour does not make it tight. What was observed
+comes from the page, what follows is told to the monitor by `monitor.rank_client`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from resilience.core.watch import Limit, Limits
+from resilience.errors import ConfigurationError, RankMonitorClientError
+
+SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take a good part of it
+
+
+class HeartbeatTimeouts(msgspec.Struct, frozen=True):
+    """Limits of heartbeats in seconds, None: never fires. initial: to the first one; subsequent: between two."""
+
+    initial: float | None = None
+    subsequent: float | None = None
+    were_calculated: bool = False
+
+    @property
+    def are_valid(self) -> bool:
+        """Whether both are set."""
+        return self.initial is not None and self.subsequent is not None
+
+
+class SectionTimeouts(msgspec.Struct, frozen=True):
+    """Limits of sections in seconds, by name, and of the time while none is open. None: never fires."""
+
+    section: dict[str, float | None] = {}
+    out_of_section: float | None = None
+    calculated_sections: tuple[str, ...] = ()
+    is_out_of_section_calculated: bool = False
+
+    @property
+    def were_calculated(self) -> bool:
+        """Whether any of them was."""
+        return bool(self.calculated_sections) or self.is_out_of_section_calculated
+
+    @property
+    def are_valid(self) -> bool:
+        """Whether all of them are set, those of sections and that of the time between."""
+        return self.out_of_section is not None and None not in self.section.values()
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """The longest durations seen, in seconds, None: not seen. first_heartbeat: from the announcement of
+    heartbeats to the first. outside: between two sections."""
+
+    first_heartbeat: float | None = None
+    heartbeat_gap: float | None = None
+    outside: float | None = None
+    sections: Mapping[str, float] = {}
+
+
+def heartbeat_timeouts(seen: Observed, current: HeartbeatTimeouts, safety_factor: float) -> HeartbeatTimeouts:
+    """Return limits that cover what was seen. The first heartbeat is never expected sooner than a later one.
+
+    Raises: RankMonitorClientError if a first heartbeat and a second one were not seen yet."""
+    if seen.first_heartbeat is None or seen.heartbeat_gap is None:
+        raise RankMonitorClientError(
+            "limits of heartbeats cannot be calculated yet: no rank has sent two heartbeats; call this later, or with "
+            "skip_if_not_ready=True"
+        )
+    known = current if current.were_calculated else HeartbeatTimeouts()
+    return HeartbeatTimeouts(
+        initial=_covering(max(seen.first_heartbeat, seen.heartbeat_gap), safety_factor, known.initial),
+        subsequent=_covering(seen.heartbeat_gap, safety_factor, known.subsequent),
+        were_calculated=True,
+    )
+
+
+def section_timeouts(
+    seen: Observed,
+    current: SectionTimeouts,
+    safety_factor: float,
+    selected: Collection[str] | None = None,
+    with_outside: bool = True,
+) -> SectionTimeouts:
+    """Return limits that cover what was seen; what is not calculated stays as it is.
+
+    selected: names of sections, by default those that were seen. with_outside: the time between two as well.
+    Raises: RankMonitorClientError if something that is wanted was not seen yet."""
+    names = sorted(seen.sections if selected is None else set(selected))
+    missing = [repr(name) for name in names if name not in seen.sections]
+    if not names and selected is None:
+        missing.append("any section")
+    if with_outside and seen.outside is None:
+        missing.append("the time between two sections (calc_out_of_section=False leaves it out)")
+    if missing:
+        raise RankMonitorClientError(
+            f"limits of sections cannot be calculated yet: no rank has finished {', '.join(missing)}; call this later, "
+            "or with skip_if_not_ready=True"
+        )
+    limits = dict(current.section)
+    for name in names:
+        known = limits.get(name) if name in current.calculated_sections else None
+        limits[name] = _covering(seen.sections[name], safety_factor, known)
+    outside = current.out_of_section
+    if with_outside and seen.outside is not None:
+        known = outside if current.is_out_of_section_calculated else None
+        outside = _covering(seen.outside, safety_factor, known)
+    return SectionTimeouts(
+        section=dict(sorted(limits.items())),
+        out_of_section=outside,
+        calculated_sections=tuple(sorted({*current.calculated_sections, *names})),
+        is_out_of_section_calculated=current.is_out_of_section_calculated or with_outside,
+    )
+
+
+def _covering(longest: float, safety_factor: float, known: float | None) -> float:
+    limit = max(longest * safety_factor, SHORTEST)
+    return limit if known is None else max(limit, (limit + known) / 2)
+
+
+# -- all of them together -------------------------------------------------------------------------
+
+
+class State(msgspec.Struct, frozen=True):
+    """The limits that a rank's client knows of; what a checkpoint keeps."""
+
+    hb_timeouts: HeartbeatTimeouts = HeartbeatTimeouts()
+    section_timeouts: SectionTimeouts = SectionTimeouts()
+
+
+def configured(limits: Limits) -> State:
+    """Return what is in force of what a client can calculate."""
+    section = {name: limit.hard for name, limit in sorted(limits.sections.items())}
+    return State(
+        HeartbeatTimeouts(limits.initial_heartbeat.hard, limits.heartbeat.hard),
+        SectionTimeouts(section, limits.out_of_section.hard),
+    )
+
+
+def with_state(limits: Limits, state: State) -> Limits:
+    """Return `limits` with those of `state` in place of its own."""
+    changed: Limits = msgspec.structs.replace(
+        limits,
+        initial_heartbeat=Limit(hard=state.hb_timeouts.initial),
+        heartbeat=Limit(hard=state.hb_timeouts.subsequent),
+        sections={name: Limit(hard=limit) for name, limit in state.section_timeouts.section.items()},
+        out_of_section=Limit(hard=state.section_timeouts.out_of_section),
+    )
+    return changed
+
+
+def over(configured: State, loaded: State) -> State:
+    """Return `configured` with what `loaded` has calculated in its place; what was merely configured when it
+    was saved may have been changed since."""
+    base, sections = configured.section_timeouts, loaded.section_timeouts
+    calculated = {name: sections.section[name] for name in sections.calculated_sections}
+    is_outside = sections.is_out_of_section_calculated
+    merged = SectionTimeouts(
+        section=dict(sorted({**base.section, **calculated}.items())),
+        out_of_section=sections.out_of_section if is_outside else base.out_of_section,
+        calculated_sections=tuple(sorted({*base.calculated_sections, *calculated})),
+        is_out_of_section_calculated=is_outside or base.is_out_of_section_calculated,
+    )
+    heartbeats = loaded.hb_timeouts if loaded.hb_timeouts.were_calculated else configured.hb_timeouts
+    return State(heartbeats, merged)
+
+
+def to_plain(state: State) -> dict[str, Any]:
+    """Return the state in values that JSON has."""
+    plain: dict[str, Any] = msgspec.to_builtins(state)
+    plain["section_timeouts"]["calculated_sections"] = list(state.section_timeouts.calculated_sections)
+    return plain
+
+
+def from_plain(plain: Mapping[str, Any]) -> State:
+    """Read what `to_plain` made. Raises: ConfigurationError."""
+    try:
+        state = msgspec.convert(dict(plain), State)
+    except (TypeError, ValueError) as error:  # msgspec.ValidationError is a ValueError
+        raise ConfigurationError(f"this is no state of a RankMonitorClient: {error}") from error
+    missing = set(state.section_timeouts.calculated_sections) - set(state.section_timeouts.section)
+    if missing:
+        raise ConfigurationError(
+            f"this is no state of a RankMonitorClient: {sorted(missing)} are calculated and have no limit"
+        )
+    return state

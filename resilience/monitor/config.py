@@ -1,0 +1,403 @@
+"""Which limits hold for the ranks of a job, and what follows past them?  Keywords, a YAML file, or flags.
+
+Each setting is one field of `FaultToleranceConfig` with its unit and meaning; flags, help and the page of the
+docs are made from the fields. What a value may look like is said once, beside its kind, and holds for all
+three sources. Names and defaults are those of the compatible API. The monitors are told `watch.Limits`; what
+concerns the job is read by the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from resilience.core.watch import HEARTBEAT, Limit, Limits
+from resilience.errors import ConfigurationError, ConfigurationTypeError
+
+SECTION = "fault_tolerance"  # the key of a YAML file
+GRACE = 5.0  # seconds between a termination signal other than SIGKILL, and SIGKILL
+LOG_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+NOTHING = ("none", "null", "")
+YES_OR_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+RestartPolicy = Literal["any-failed", "min-healthy"]
+POLICIES = ("any-failed", "min-healthy")
+
+
+def _seconds(value: Any) -> float:
+    number = _number(value)
+    if not 0 < number <= 1e9:
+        raise ValueError("above 0")
+    return number
+
+
+def _timeout(value: Any) -> float | None:
+    return None if _is_nothing(value) else _seconds(value)
+
+
+def _factor(value: Any) -> float:
+    number = _number(value)
+    if number < 1:
+        raise ValueError("1 or more")
+    return number
+
+
+def _count(value: Any) -> int:
+    number = _number(value)
+    if number < 0 or number != int(number):
+        raise ValueError("0 or more")
+    return int(number)
+
+
+def _timeouts(value: Any) -> dict[str, float | None]:
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        value = {name.strip(): limit.strip() for name, _, limit in (part.rpartition(":") for part in parts)}
+    if _is_nothing(value):
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(type(value).__name__)
+    if not all(isinstance(name, str) and name for name in value):
+        raise ValueError("named sections")
+    return {name: _timeout(limit) for name, limit in value.items()}
+
+
+def _signal(value: Any) -> signal.Signals:
+    if isinstance(value, str) and not value.isdecimal():
+        name = value.upper()
+        name = name if name.startswith("SIG") else "SIG" + name
+        if name not in signal.Signals.__members__:
+            raise ValueError("a signal of this system")
+        return signal.Signals[name]
+    return signal.Signals(_count(value))
+
+
+def _log_level(value: Any) -> int:
+    if isinstance(value, str) and not value.isdecimal():
+        if value.upper() not in LOG_LEVELS:
+            raise ValueError("a level")
+        return LOG_LEVELS[value.upper()]
+    return _count(value)
+
+
+def _policy(value: Any) -> RestartPolicy:
+    if value not in POLICIES:
+        raise ValueError("a policy")
+    policy: RestartPolicy = value
+    return policy
+
+
+def _switch(value: Any) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(type(value).__name__)
+    if value.lower() in NOTHING:
+        return None
+    if value.lower() not in YES_OR_NO:
+        raise ValueError("true or false")
+    return YES_OR_NO[value.lower()]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError(type(value).__name__)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("finite")
+    return number
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.strip().lower() in NOTHING)
+
+
+FORMS: dict[Callable[[Any], Any], tuple[str, str]] = {  # reads a value of any source: (what is expected, in help)
+    _seconds: ("seconds above 0", "S"),
+    _timeout: ("seconds above 0, or none", "S"),
+    _factor: ("a factor of 1 or more", "X"),
+    _count: ("a whole number from 0", "N"),
+    _timeouts: ("name:seconds,… or a mapping of names to seconds above 0, or none", "NAME:S,…"),
+    _signal: ("name or number of a signal, such as SIGTERM", "SIGNAL"),
+    _log_level: ("name or number of a log level, such as INFO", "LEVEL"),
+    _policy: (" or ".join(POLICIES), "POLICY"),
+    _switch: ("true, false or none", "BOOL"),
+}
+
+
+def _about(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
+    return {"help": meaning, "read": read}
+
+
+@dataclasses.dataclass
+class FaultToleranceConfig:
+    """Limits of the ranks and what follows past them. Timeouts are in seconds; None never fires.
+
+    A value is checked when it is set. Raises: ConfigurationError, ConfigurationTypeError."""
+
+    workload_check_interval: float = dataclasses.field(
+        default=5.0,
+        metadata=_about(
+            _seconds,
+            "longest time until an exceeded limit is noticed; not used up, since monitors wake when one is due",
+        ),
+    )
+    initial_rank_heartbeat_timeout: float | None = dataclasses.field(
+        default=3600.0, metadata=_about(_timeout, "from init_workload_monitoring() to the first heartbeat")
+    )
+    rank_heartbeat_timeout: float | None = dataclasses.field(
+        default=2700.0, metadata=_about(_timeout, "between two heartbeats")
+    )
+    rank_section_timeouts: dict[str, float | None] = dataclasses.field(
+        default_factory=dict, metadata=_about(_timeouts, "while a section is open, by its name")
+    )
+    rank_out_of_section_timeout: float | None = dataclasses.field(
+        default=None, metadata=_about(_timeout, "while no section is open, once one has been closed")
+    )
+    step_timeout: float | None = dataclasses.field(
+        default=None, metadata=_about(_timeout, "without a higher resilience.step(n), once one was told")
+    )
+    num_warmup_iterations: int = dataclasses.field(
+        default=5,
+        metadata=_about(
+            _count, "occurrences of a section, and gaps between heartbeats, that a warm-up has after each start"
+        ),
+    )
+    warmup_rank_heartbeat_timeout: float | None = dataclasses.field(
+        default=None, metadata=_about(_timeout, "between two heartbeats during the warm-up; none: as usual")
+    )
+    warmup_rank_section_timeouts: dict[str, float | None] = dataclasses.field(
+        default_factory=dict,
+        metadata=_about(
+            _timeouts, "while a section is open during the warm-up, by its name; one that is not named: as usual"
+        ),
+    )
+    safety_factor: float = dataclasses.field(
+        default=5.0, metadata=_about(_factor, "a calculated limit is the longest time seen, times this")
+    )
+    rank_termination_signal: signal.Signals = dataclasses.field(
+        default=signal.SIGKILL, metadata=_about(_signal, "sent to a rank past a limit")
+    )
+    log_level: int = dataclasses.field(
+        default=LOG_LEVELS["INFO"], metadata=_about(_log_level, "what the launcher and its monitors log")
+    )
+    restart_policy: RestartPolicy = dataclasses.field(
+        default="any-failed",
+        metadata=_about(
+            _policy,
+            "any-failed: all workers start again if one fails; min-healthy: only when fewer nodes are healthy than the "
+            "minimum of --nnodes",
+        ),
+    )
+    use_infra_group_rank: bool | None = dataclasses.field(
+        default=None,
+        metadata=_about(
+            _switch, "take a node's group rank from SLURM_PROCID, else GROUP_RANK; none: if one of them is set"
+        ),
+    )
+    node_health_check_interval: float = dataclasses.field(
+        default=5.0, metadata=_about(_seconds, "between two health checks of a node")
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        field = FIELDS.get(name)
+        if field is None:
+            raise ConfigurationError(f"there is no setting {name!r}; there are {', '.join(FIELDS)}", option=name)
+        object.__setattr__(self, name, checked(field, value))
+
+    @classmethod
+    def from_kwargs(cls, ignore_not_recognized: bool = True, **kwargs: Any) -> FaultToleranceConfig:
+        """Return the settings with these in place of the defaults. Others than ours are named in a warning.
+
+        ignore_not_recognized: False makes an error of it. Raises: ConfigurationError."""
+        unknown = sorted(set(kwargs) - set(FIELDS))
+        if unknown:
+            text = f"not recognized: {', '.join(unknown)}; there are {', '.join(FIELDS)}"
+            if not ignore_not_recognized:
+                raise ConfigurationError(text, unknown=unknown)
+            warnings.warn(f"settings of {SECTION} are ignored that are {text}", stacklevel=2)
+        return cls(**{name: value for name, value in kwargs.items() if name in FIELDS})
+
+    @classmethod
+    def from_yaml_file(cls, cfg_path: str | Path, ignore_not_recognized: bool = True) -> FaultToleranceConfig:
+        """Return the settings in the file's mapping `fault_tolerance`, wherever in it that stands.
+
+        Raises: ConfigurationError if there is none or more than one, or it holds something wrong; OSError."""
+        values = _found(Path(cfg_path))
+        try:
+            return cls.from_kwargs(ignore_not_recognized, **values)
+        except ConfigurationError as error:
+            raise type(error)(f"{cfg_path}: {error}", **vars(error)) from error
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> FaultToleranceConfig:
+        """Return the settings that flags say; those that none names from the file of `--ft-cfg-path`.
+
+        args: as a parser makes it that `add_arguments` has seen; attributes that are missing or None are flags
+        that were not given. Raises: ConfigurationError, OSError."""
+        path = getattr(args, "ft_cfg_path", None)
+        config = cls() if path is None else cls.from_yaml_file(path)
+        for name in FIELDS:
+            value = getattr(args, f"ft_{name}", None)
+            if value is not None:
+                setattr(config, name, value)
+        return config
+
+    def to_yaml_file(self, cfg_path: str | Path) -> None:
+        """Write the settings so that `from_yaml_file` reads them. Raises: OSError."""
+        import yaml
+
+        values = dataclasses.asdict(self)
+        values["rank_termination_signal"] = self.rank_termination_signal.name
+        names = {number: name for name, number in LOG_LEVELS.items()}
+        values["log_level"] = names.get(self.log_level, self.log_level)
+        Path(cfg_path).write_text(yaml.safe_dump({SECTION: values}, sort_keys=False))
+
+
+FIELDS: Mapping[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(FaultToleranceConfig)}
+
+
+def checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value of a setting as it is kept. Raises: ConfigurationError, ConfigurationTypeError."""
+    read = field.metadata["read"]
+    try:
+        return read(value)
+    except (TypeError, ValueError) as error:
+        kind = ConfigurationTypeError if isinstance(error, TypeError) else ConfigurationError
+        raise kind(f"{field.name} is {value!r}, expected {FORMS[read][0]}", option=field.name, value=value) from error
+
+
+def to_limits(config: FaultToleranceConfig) -> Limits:
+    """Return what the monitors of the ranks are told: past a limit a rank is ended."""
+    warmup = {name: Limit(hard=limit) for name, limit in config.warmup_rank_section_timeouts.items()}
+    if config.warmup_rank_heartbeat_timeout is not None:
+        warmup[HEARTBEAT] = Limit(hard=config.warmup_rank_heartbeat_timeout)
+    return Limits(
+        step=Limit(hard=config.step_timeout),
+        heartbeat=Limit(hard=config.rank_heartbeat_timeout),
+        initial_heartbeat=Limit(hard=config.initial_rank_heartbeat_timeout),
+        out_of_section=Limit(hard=config.rank_out_of_section_timeout),
+        sections={name: Limit(hard=limit) for name, limit in config.rank_section_timeouts.items()},
+        warmup=warmup,
+        warmup_occurrences=config.num_warmup_iterations,
+        signal=config.rank_termination_signal.name,
+        grace=0.0 if config.rank_termination_signal is signal.SIGKILL else GRACE,
+        safety_factor=config.safety_factor,
+    )
+
+
+# -- flags ---------------------------------------------------------------------------------------
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return "--ft-" + name.replace("_", "-")
+
+
+def add_arguments(parser: argparse._ActionsContainer) -> None:
+    """Give a parser, or a group of one, a flag for each setting. One that is not given is not in the namespace."""
+    for field in FIELDS.values():
+        if field.metadata["read"] is _switch:
+            _add_switch(parser, field)
+            continue
+        parser.add_argument(
+            *_spellings(field.name),
+            dest=f"ft_{field.name}",
+            default=argparse.SUPPRESS,
+            type=_reader(field),
+            metavar=FORMS[field.metadata["read"]][1],
+            help=_help(field),
+        )
+
+
+def _spellings(name: str, prefix: str = "--ft-", suffix: str = "") -> list[str]:
+    """Return a flag with hyphens and, as the compatible launcher spells it, with underscores."""
+    return list(dict.fromkeys(prefix + spelling + suffix for spelling in (name.replace("_", "-"), name)))
+
+
+def _reader(field: dataclasses.Field[Any]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        """Check while flags are read, which names the flag; the text is kept, since `none` is a value too."""
+        try:
+            checked(field, text)
+        except ConfigurationError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return text
+
+    return read
+
+
+def _add_switch(parser: argparse._ActionsContainer, field: dataclasses.Field[Any]) -> None:
+    """Give a flag whose value, if it has one, follows after `=`: what follows after a blank is the script."""
+
+    def add(spellings: list[str], value: str, text: str) -> None:
+        parser.add_argument(
+            *spellings,
+            dest=f"ft_{field.name}",
+            default=argparse.SUPPRESS,
+            action="store_const",
+            const=value,
+            help=text,
+        )
+
+    name = field.name
+    add(_spellings(name), "true", f"{_help(field)}. Or {flag(name)}=False, or --no-{flag(name)[2:]}")
+    for text in (*YES_OR_NO, *(text.capitalize() for text in YES_OR_NO if text.isalpha()), "none", "None"):
+        add(_spellings(name, suffix=f"={text}"), text, argparse.SUPPRESS)
+    add(_spellings(name, prefix="--no-ft-"), "false", argparse.SUPPRESS)
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    return f"{field.metadata['help']}; default {shown_default(field)}".replace("%", "%%")
+
+
+def shown_default(field: dataclasses.Field[Any]) -> str:
+    """Return a default as a user would write it."""
+    if field.default is dataclasses.MISSING or field.default is None:
+        return "none"
+    if isinstance(field.default, signal.Signals):
+        return field.default.name
+    if field.metadata["read"] is _log_level:
+        return {number: name for name, number in LOG_LEVELS.items()}[field.default]
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def _found(path: Path) -> Mapping[str, Any]:
+    """Return the one mapping `fault_tolerance` of a YAML file."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not YAML: {error}") from error
+    places = list(_places(document, ""))
+    if len(places) != 1:
+        where = ": " + ", ".join(place for place, _ in places) if places else ""
+        raise ConfigurationError(f"{path} has {len(places) or 'no'} mappings {SECTION!r}, expected one{where}")
+    place, values = places[0]
+    if not isinstance(values, Mapping | None):
+        raise ConfigurationTypeError(f"{path}: {place} is a {type(values).__name__}, expected a mapping")
+    if not all(isinstance(name, str) for name in values or ()):
+        raise ConfigurationTypeError(f"{path}: {place} has keys that are no names: {list(values or ())}")
+    return values or {}
+
+
+def _places(document: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            inner = f"{place}.{key}" if place else str(key)
+            if key == SECTION:
+                yield inner, value
+            else:
+                yield from _places(value, inner)
+    elif isinstance(document, list):
+        for number, value in enumerate(document):
+            yield from _places(value, f"{place}[{number}]")
