@@ -291,7 +291,9 @@ class RankSide:
     def lock_life(self) -> None:
         """Hold the mutex whose release by the kernel tells of this process's death. Main thread."""
         _Mutex(self._page).lock()
-        _locked.append(self._page)
+        # It must stay mapped to the very end, beyond the interpreter's: the kernel's list of what a thread holds
+        # runs through it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._page.memory))
         self._words[_IS_LOCKED] = 1
 
     def say_goodbye(self, is_leaving: bool = True) -> None:
@@ -339,8 +341,6 @@ class RankSide:
         self.on_progress = None
 
 
-# A page whose mutex is held must stay mapped: the kernel's list of what a thread holds runs through it.
-_locked: list[Page] = []
 _rank_sides: weakref.WeakSet[RankSide] = weakref.WeakSet()
 
 

@@ -7,6 +7,7 @@ worker and itself. Imports neither torch nor an exporter: a node has as many of 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -78,6 +79,8 @@ class Program:
             worker.apply(self._waiting.popleft())
         worker.run()
         self._worker = None
+        del worker
+        gc.collect()  # its pages are mapped as long as anything refers to them
 
     def _resume(self, worker: WorkerMonitor, assigned: messages.Assigned, link: messages.Link, fds: list[int]) -> None:
         """Go on with what the monitor before had."""

@@ -68,11 +68,12 @@ class WorkerMonitor(RankMonitor):
         tell: Tell,
         agent_lost_at: float | None = None,
     ) -> None:
-        super().__init__(MonitorSide(Page.create()), None, rank, AgentOutlet(tell), None, selector)
+        nobodys = Page.create()  # until somebody attaches
+        super().__init__(MonitorSide(nobodys), None, rank, AgentOutlet(tell), None, selector)
         self._tell = tell
         self._assigned = assigned
         self._link: messages.Link | None = None
-        self._own: Page | None = None  # the page that the worker's program stores into
+        self._own = nobodys
         self._applicants: dict[Channel, Page] = {}
         self._agent_lost_at = agent_lost_at
         self._is_dismissed = False
@@ -214,9 +215,7 @@ class WorkerMonitor(RankMonitor):
         if self._witness.program is not self._rank:
             self._witness.program.close()
             self._witness.program = self._rank
-        if self._own is not None:
-            self._own.close()
-            self._own = None
+        self._own.close()
         if self._dump is not None:
             os.close(self._dump.fd)
             self._dump = self._witness.dump = None

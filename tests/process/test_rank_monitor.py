@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from resilience.adapters import processes
 from resilience.core import events
 from resilience.core.attribution import Interruption
+from resilience.core.symptoms import symptom
 from resilience.core.watch import Limit, Limits
-from resilience.monitor import messages
+from resilience.errors import MonitorError
+from resilience.launcher.monitors import Lost
+from resilience.monitor import connect, messages
 from tests.process.watched import Node, await_line, let_on, node
+from tests.support.account import Account
+from tests.support.server import ROOT
 
 WAIT = "print('here', flush=True); input()"
 
@@ -47,3 +58,358 @@ def test_first_sign_of_life_attaches_and_a_stalled_step_is_found(one: Node) -> N
     gone = one.hear(messages.Gone)
     assert (gone.exit.signal, gone.goodbye) == ("SIGKILL", False)
     assert [record.event.limit for record in one.records(events.RankFellSilent)] == ["step"]
+
+
+# -- hangs ----------------------------------------------------------------------------------------------------------
+
+READ = "import ctypes, os; beat(); empty, keep = os.pipe(); space = ctypes.create_string_buffer(1)\n"
+HANGS = {
+    "lock": "import threading; lock = threading.Lock(); lock.acquire(); beat()\ndef stuck(): lock.acquire()\nstuck()",
+    "loop": "beat()\ndef stuck():\n    while True: pass\nstuck()",
+    "native": READ + "def stuck(): ctypes.CDLL(None).read(empty, space, 1)\nstuck()",
+    "gil": READ + "def stuck(): ctypes.PyDLL(None).read(empty, space, 1)\nstuck()",
+    "stopped": "import os, signal; beat()\ndef stuck(): os.kill(os.getpid(), signal.SIGSTOP)\nstuck()",
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_hang_is_found_at_its_limit_and_told_apart(one: Node, how: str) -> None:
+    limits = Limits(heartbeat=Limit(None, 1.0), signal="SIGKILL")
+    worker = one.start("from resilience import heartbeat as beat\n" + HANGS[how], limits)
+    record = one.hear(messages.Found).record
+    assert one.hear(messages.Gone).exit.signal == "SIGKILL"
+    assert (record.pid, record.interruption) == (worker.pid, Interruption.HARD_TIMEOUT)
+    assert record.detector is not None and record.process is not None
+    assert record.detector.name == "heartbeat"
+    (silent,) = one.records(events.RankFellSilent)
+    assert silent.event.silent_for_s >= 1.0
+    found = symptom(record).what
+    assert found == {"loop": "busy_without_progress", "stopped": "stopped"}.get(how, "hung")
+    if how != "stopped":  # what is stopped answers only py-spy, which is not everywhere
+        assert record.stacks[0].frames[-1].function == "stuck"
+    assert (record.process.state == "T") is (how == "stopped")
+    names = [type(record.event) for record in one.account.records()]
+    assert names.index(events.EvidenceCaptured) < names.index(events.Interrupted) < names.index(events.RankSignalled)
+
+
+def test_gravest_of_all_open_sections_is_found(one: Node) -> None:
+    sections = {"outer": Limit(None, 50.0), "inner": Limit(None, 0.5), "last": Limit(None, 60.0)}
+    code = (
+        "import resilience, time\n"
+        "with resilience.section('outer'), resilience.section('inner'), resilience.section('last'):\n"
+        "    time.sleep(60)"
+    )
+    one.start(code, Limits(sections=sections, signal="SIGKILL"))
+    record = one.hear(messages.Found).record
+    assert record.detector is not None and record.detector.name == "section:inner"
+    assert {section.name: section.limit_s for section in record.open_sections} == {
+        "outer": 50.0,
+        "inner": 0.5,
+        "last": 60.0,
+    }
+
+
+def test_time_outside_of_sections_and_the_first_heartbeat_have_limits(one: Node) -> None:
+    code = "import resilience, time\nwith resilience.section('a'): pass\ntime.sleep(60)"
+    one.start(code, Limits(out_of_section=Limit(None, 0.5), signal="SIGKILL"))
+    first = one.hear(messages.Found).record.detector
+    assert first is not None and first.name == "out_of_section"
+    one.hear(messages.Gone)
+    announced = "from resilience.monitor import connect; import time; connect.attach().arm(); time.sleep(60)"
+    worker = one.start(announced, Limits(initial_heartbeat=Limit(None, 0.5), signal="SIGKILL"))
+    second = one.hear(messages.Found, lambda found: found.record.pid == worker.pid).record.detector
+    assert second is not None and second.name == "initial_heartbeat"
+
+
+def test_what_is_slow_at_first_only_has_its_time(one: Node) -> None:
+    code = (
+        "import resilience, time\n"
+        "for pause in (1.0, 1.0, 60.0):\n"
+        "    with resilience.section('step'): time.sleep(pause)"
+    )
+    limits = Limits(
+        sections={"step": Limit(None, 0.4)}, warmup={"step": Limit(None, 30.0)}, warmup_occurrences=2, signal="SIGKILL"
+    )
+    one.start(code, limits)
+    one.hear(messages.Gone)
+    (silent,) = one.records(events.RankFellSilent)
+    assert (silent.event.limit, silent.event.allowed_s) == ("section:step", 0.4)
+
+
+def test_limits_may_be_changed_while_it_runs(one: Node) -> None:
+    beat = "import resilience; resilience.heartbeat(); print('beat', flush=True); input()"
+    worker = one.start(beat)
+    await_line(worker)
+    one.monitors.limit(Limits(heartbeat=Limit(None, 0.3), signal="SIGKILL"))
+    assert one.hear(messages.Found).record.pid == worker.pid
+    one.hear(messages.Gone)
+    itself = (
+        "from resilience.monitor import connect\n"
+        "from resilience.core.watch import Limit, Limits\n"
+        "link = connect.attach(); link.page.heartbeat()\n"
+        "link.limit(Limits(heartbeat=Limit(None, 0.3), signal='SIGKILL')); input()"
+    )
+    other = one.start(itself)
+    assert one.hear(messages.Found, lambda found: found.record.pid == other.pid)
+
+
+def test_rank_that_lives_on_after_the_signal_is_killed(one: Node) -> None:
+    code = "import resilience, signal, time; signal.signal(15, signal.SIG_IGN); resilience.step(1); time.sleep(60)"
+    one.start(code, Limits(step=Limit(None, 0.5), grace=0.5))
+    assert one.hear(messages.Gone).exit.signal == "SIGKILL"
+    signalled = [record.event.signals for record in one.records(events.RankSignalled)]
+    assert signalled == [("SIGCONT", "SIGTERM"), ("SIGCONT", "SIGTERM", "SIGKILL")]
+
+
+# -- what the agent wants and hears ---------------------------------------------------------------------------------
+
+
+def test_dismissed_worker_is_no_interruption(one: Node) -> None:
+    worker = one.start("import resilience; resilience.step(1); input()", Limits(step=Limit(None, 0.8)))
+    one.hear(messages.Connected)
+    one.monitors.dismiss("another rank failed")
+    one.monitors.limit(Limits(step=Limit(None, 0.1)))
+    worker.kill()
+    assert one.hear(messages.Gone).goodbye
+    assert one.said(messages.Found) == [] and one.records(events.Interrupted) == []
+
+
+def test_monitor_outlives_its_workers_and_stays_lean(one: Node) -> None:
+    first = one.monitors.pid(0)
+    for _ in range(3):
+        worker = one.start("import resilience; resilience.step(1)")
+        one.hear(messages.Gone, lambda gone, pid=worker.pid: gone.worker_pid == pid)
+    assert one.monitors.pid(0) == first
+    assert one.said(messages.Found) == []
+    memory = Path(f"/proc/{first}/smaps_rollup").read_text().splitlines()
+    private = sum(int(line.split()[1]) for line in memory if line.startswith(("Private_Dirty", "Private_Clean")))
+    shared_when_many = sum(int(line.split()[1]) for line in memory if line.startswith("Private_Clean"))
+    assert (private - shared_when_many) / 1024 <= 15.0
+    assert "libtorch" not in Path(f"/proc/{first}/maps").read_text()
+    assert len(os.listdir(f"/proc/{first}/fd")) <= 12  # it has let go of what was its workers'
+
+
+def test_request_of_the_rank_reaches_the_agent(one: Node) -> None:
+    code = "from resilience.monitor import connect; connect.attach().request('ExcludeThisNode', 'bad memory'); input()"
+    one.start(code)
+    assert one.hear(messages.Requested) == messages.Requested("ExcludeThisNode", "bad memory", 0)
+
+
+def test_end_of_its_output_is_in_the_record(one: Node, tmp_path: Path) -> None:
+    out, err = tmp_path / "0.out", tmp_path / "0.err"
+    out.write_text("".join(f"step {number}\n" for number in range(500)))
+    err.write_text("Traceback\nValueError: no\n")
+    worker = one.run(WAIT)
+    one.assign(worker.pid, output=(str(out), str(err)))
+    await_line(worker)
+    worker.kill()
+    one.hear(messages.Gone)
+    (record,) = [record.event.record for record in one.records(events.Interrupted)]
+    assert len(record.log_tail) == 200
+    assert record.log_tail[-3:] == ("step 499", "Traceback", "ValueError: no")
+
+
+# -- who may attach -------------------------------------------------------------------------------------------------
+
+
+def test_worker_may_come_before_the_monitor_knows_of_it(one: Node) -> None:
+    worker = one.run("import resilience; print('here', flush=True); resilience.step(1); input()")
+    await_line(worker)
+    one.assign(worker.pid, Limits(step=Limit(None, 0.5), signal="SIGKILL"))
+    assert one.hear(messages.Found).record.pid == worker.pid
+
+
+def test_foreign_process_is_refused_and_counted(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = one.start("import resilience; resilience.step(1); input()")
+    one.hear(messages.Connected)
+    with pytest.raises(MonitorError, match="is not of worker"):
+        connect.attach(one.monitors.socket(0))  # this process is no descendant of the worker
+    dropped = one.await_record(events.TelemetryDropped)
+    assert "foreign connection" in dropped.event.reason
+    worker.kill()
+    one.hear(messages.Gone)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused_even_where_the_folder_lets_him_in(one: Node) -> None:
+    path = Path(one.monitors.socket(0))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    code = (
+        "import os, sys; sys.path.insert(0, os.getcwd())\n"
+        "from resilience.adapters.channel import connect\n"
+        "import resilience.monitor.messages as m, resilience.monitor.page\n"
+        "os.setuid(65534)\n"
+        "print('ready', flush=True); input()\n"
+        "print(m.decode_for_rank(connect(os.environ['RESILIENCE_MONITOR_SOCKET'], 5).receive(5)).why, flush=True)"
+    )
+    worker = one.start(code)
+    await_line(worker)
+    path.parent.chmod(0o711)
+    path.chmod(0o666)
+    let_on(worker)
+    assert "belongs to user 65534" in await_line(worker)
+
+
+def test_messages_that_make_no_sense_are_refused_and_counted(one: Node) -> None:
+    code = (
+        "from resilience.monitor import connect, messages\n"
+        "from resilience.adapters.channel import LIMIT\n"
+        "link = connect.attach(); raw = link.channel._socket; raw.setblocking(True)\n"
+        "raw.setsockopt(1, 7, 1 << 20)\n"
+        "for data in [b'x'] * 500 + [b'y' * (LIMIT + 1)]: raw.send(data)\n"
+        "link.send(messages.Host(1)); link.request('Continue'); link.page.step(1); input()"
+    )
+    worker = one.start(code, Limits(step=Limit(None, 2.5), signal="SIGKILL"))
+    one.hear(messages.Requested)
+    assert one.hear(messages.Found).record.pid == worker.pid
+    one.hear(messages.Gone)
+    dropped = [record.event for record in one.records(events.TelemetryDropped)]
+    assert sum(event.count for event in dropped) == 502
+    assert len(dropped) <= 10
+    assert any("more than" in event.reason for event in dropped)
+
+
+def test_program_that_a_worker_starts_is_watched_and_the_first_alone(one: Node) -> None:
+    script = (
+        "import resilience, subprocess, sys\n"
+        "resilience.step(3)\n"
+        "code = 'from resilience.monitor import connect\\ntry: connect.attach()\\nexcept Exception as e: print(e)'\n"
+        "print(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout, flush=True)\n"
+        "input()"
+    )
+    wrapper = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {script!r}]).returncode)"
+    worker = one.start(wrapper, Limits(step=Limit(None, 4.0), signal="SIGKILL"))
+    link = one.hear(messages.Connected).link
+    assert link.pid != worker.pid
+    assert "attached already" in await_line(worker)
+    found = one.hear(messages.Found)
+    assert found.record.stacks[0].frames[-1].function == "<module>"  # of the program, not of its starter
+    one.hear(messages.Gone)
+    assert not Path(f"/proc/{link.pid}").exists() or processes.state(link.pid).state == "Z"
+
+
+def test_worker_that_becomes_another_program_is_still_watched(one: Node) -> None:
+    again = "import resilience; resilience.step(1); input()"
+    code = (
+        f"import os, resilience, sys; resilience.step(9); os.execv(sys.executable, [sys.executable, '-c', {again!r}])"
+    )
+    worker = one.start(code, Limits(step=Limit(None, 3.0), signal="SIGKILL"))
+    found = one.hear(messages.Found)
+    assert (found.ended, found.record.pid, found.record.step) == (False, worker.pid, 1)
+    assert len(one.said(messages.Connected)) == 2
+    assert one.hear(messages.Gone).exit.signal == "SIGKILL"
+
+
+def test_child_that_a_rank_forks_is_nobody(one: Node) -> None:
+    code = (
+        "import os, resilience, time; from resilience.monitor import connect\n"
+        "resilience.step(1)\n"
+        "if os.fork() == 0:\n"
+        "    assert connect.current() is None\n"
+        "    for n in range(100): resilience.step(n); resilience.heartbeat(); time.sleep(0.02)\n"
+        "    os._exit(0)\n"
+        "input()"
+    )
+    one.start(code, Limits(step=Limit(None, 1.0), signal="SIGKILL"))
+    assert one.hear(messages.Found).record.step == 1
+    assert len(one.said(messages.Connected)) == 1
+
+
+# -- a monitor is lost ----------------------------------------------------------------------------------------------
+
+STEPS = "import resilience, sys\nfor line in sys.stdin: resilience.step(int(line)); print(line.strip(), flush=True)"
+
+
+def drive(worker: subprocess.Popen[str], step: int) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(f"{step}\n")
+    worker.stdin.flush()
+    assert await_line(worker) == str(step)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(one: Node, number: signal.Signals) -> None:
+    worker = one.start(STEPS, Limits(step=Limit(None, 600.0), signal="SIGKILL"))
+    drive(worker, 1)
+    one.hear(messages.Connected)
+    lost = one.monitors.pid(0)
+    assert lost is not None and one.monitors.is_monitored(0)
+    os.kill(lost, number)
+    said = one.hear(Lost)
+    assert (said.monitor_pid, said.worker_pid) == (lost, worker.pid)
+    assert not one.monitors.is_monitored(0)
+    drive(worker, 2)
+    one.await_record(events.MonitorStarted, lambda event: one.monitors.pid(0) != lost and one.monitors.is_monitored(0))
+    drive(worker, 3)
+    one.monitors.limit(Limits(step=Limit(None, 0.3), signal="SIGKILL"))
+    found = one.hear(messages.Found)
+    assert (found.record.pid, found.record.step, found.record.stack_method) == (worker.pid, 3, "faulthandler")
+    assert one.hear(messages.Gone).exit.signal == "SIGKILL"
+    assert not Path(f"/proc/{lost}").exists()
+
+
+def test_rank_that_ends_while_nobody_watches_is_accounted_for(one: Node) -> None:
+    worker = one.start(STEPS)
+    drive(worker, 1)
+    one.hear(messages.Connected)
+    monitor = one.monitors.pid(0)
+    assert monitor is not None
+    os.kill(monitor, signal.SIGSTOP)
+    worker.kill()
+    os.kill(monitor, signal.SIGKILL)
+    gone = one.hear(messages.Gone)  # the worker is not reaped yet
+    assert (gone.worker_pid, gone.exit.signal) == (worker.pid, "SIGKILL")
+    assert one.said(messages.Found)[0].record.step == 1
+
+
+# -- the agent is lost ----------------------------------------------------------------------------------------------
+
+AGENT = """
+import os, pathlib, subprocess, sys, time
+from resilience.core.identity import Origin
+from resilience.core.watch import Limits
+from resilience.launcher.monitors import Monitors
+folder = pathlib.Path(sys.argv[1])
+monitors = Monitors(folder, "node", 3)
+monitors.start()
+CODES = ("import time; time.sleep(600)", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)",
+         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])")
+pids = []
+for number, code in enumerate(CODES):
+    worker = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL)
+    origin = Origin("job", "node", "rank", worker.pid, initial_rank=number, rank=number, world_size=3)
+    monitors.assign(number, worker.pid, origin, Limits())
+    pids += [worker.pid, monitors.pid(number)]
+while not all(map(monitors.is_monitored, range(3))): monitors.poll(0.1)
+print(*pids, monitors.socket(0), flush=True)
+while True: monitors.poll(1.0)
+"""
+
+
+def test_no_orphan_is_left_when_the_agent_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AGENT, str(tmp_path)]
+    agent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    *pids, path = await_line(agent).split()
+    watched = [processes.Process(int(pid)) for pid in pids]
+    agent.kill()
+    agent.communicate()
+    try:
+        assert all(process.has_ended(20.0) for process in watched)
+    finally:
+        for process in watched:
+            process.send(signal.SIGKILL)
+            process.close()
+    assert not Path(path).parent.exists()
+    ends = [record for record in Account(tmp_path).records() if isinstance(record.event, events.RankExited)]
+    assert sorted(record.event.signal for record in ends) == ["SIGKILL", "SIGTERM", "SIGTERM"]
+
+
+def test_monitor_that_is_told_to_leave_lets_its_worker_alone(tmp_path: Path) -> None:
+    with node(tmp_path) as made:
+        worker = made.start(WAIT)
+        await_line(worker)
+        path = Path(made.monitors.socket(0))
+        made.monitors.close(10.0)
+        assert worker.poll() is None
+        assert not path.parent.exists()
