@@ -88,6 +88,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "how long sections may stay open before all restart",
         ),
     ] = {}
+    node: Annotated[
+        JobName | None,
+        _setting(
+            "name without `/`", "the host's name, and the group rank where a launcher gave one", "name of the node"
+        ),
+    ] = None
     run_id: str = "none"
     restart_count: Count = 0
 
@@ -240,6 +246,22 @@ def _whole(name: str) -> int | None:
     return int(text) if text else None
 
 
+def torchrun_default(option: str) -> str | None:
+    """Return the default that PET_<OPTION> sets for an option of torchrun, None where it is not set."""
+    return os.environ.get(f"PET_{option}") or None
+
+
+def async_error_handling() -> str:
+    """Return what workers get as TORCH_NCCL_ASYNC_ERROR_HANDLING: as it is set here, else on."""
+    return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+
+
+def infrastructure_rank() -> int | None:
+    """Return the node's rank in its allocation: SLURM_PROCID, else GROUP_RANK; None where neither is set."""
+    rank = _whole("SLURM_PROCID")
+    return _whole("GROUP_RANK") if rank is None else rank
+
+
 def monitor_socket() -> str | None:
     """Return where this process's rank monitor listens, None where no launcher of ours has started one."""
     return os.environ.get("RESILIENCE_MONITOR_SOCKET") or None
@@ -285,7 +307,11 @@ def _positive(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def node_name() -> str:
-    """Return the name of this node: the host, and the group rank where a launcher gave one."""
+    """Return the name of this node: RESILIENCE_NODE, else the host, and the group rank where a launcher
+    gave one."""
+    given = Settings.from_environment().node
+    if given is not None:
+        return given
     group = os.environ.get("GROUP_RANK")
     host = socket.gethostname().replace("/", "-")
     return host if group is None else f"{host}-g{group}"
@@ -303,3 +329,25 @@ def scoped_environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+_node_locks: list[socket.socket] = []  # held for this process's life
+
+
+def agent_node_name(job_id: str) -> str:
+    """Return the name of the node of a launcher's agent: RESILIENCE_NODE, else the host's; further agents of
+    a job on one host are numbered."""
+    given = Settings.from_environment().node
+    if given is not None:
+        return given
+    host = socket.gethostname().replace("/", "-")
+    for number in range(10_000):
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            lock.bind(f"\0resilience-agent-{job_id}-{number}"[:100])
+        except OSError:
+            lock.close()
+            continue
+        _node_locks.append(lock)
+        return host if not number else f"{host}-{number}"
+    return f"{host}-{os.getpid()}"

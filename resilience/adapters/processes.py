@@ -6,6 +6,7 @@ its parent reaps it, for whoever is the same user; later the pidfd itself tells,
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import select
@@ -25,6 +26,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PF_EXITING = 0x4  # include/linux/sched.h; set before the exit status is, which is set before memory goes
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes), include/uapi/linux/pidfd.h
 _PIDFD_INFO_EXIT = 1 << 3
+_PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -118,6 +120,12 @@ class Process:
             return None
         mask, status = struct.unpack("=Q52xi", info)
         return status if mask & _PIDFD_INFO_EXIT else None
+
+
+def become_subreaper() -> None:
+    """Be the parent of what descendants leave behind: its exit statuses are for this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def to_exit(status: int) -> Exit:

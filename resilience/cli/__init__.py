@@ -10,12 +10,14 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from resilience.errors import ConfigurationError
 
 VERBS = {
+    "run": "run a job on every rank; replace what dies or hangs (takes what torchrun takes)",
     "demo": "lose ranks in three ways, go on each time, and prove that nothing was lost",
+    "calibrate": "learn limits from runs, with a stated rate of false alarms",
     "report": "tell what broke in a run, where, since when, and what it cost",
 }
 WRONG_USE = 2  # exit status
@@ -38,10 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {close[0]!r}?" if close else f"the commands are: {', '.join(VERBS)}"
         return _wrong(f"there is no command {verb!r}; {hint}")
     module = importlib.import_module(f"resilience.cli.{verb}")
+    if hasattr(module, "main"):  # it has a parser of its own
+        return _called(verb, lambda: module.main(arguments[1:]))
     parser = argparse.ArgumentParser(prog=f"resilience {verb}", allow_abbrev=False)
     module.configure(parser)
+    return _called(verb, lambda: module.run(parser.parse_args(arguments[1:])))
+
+
+def _called(verb: str, call: Callable[[], int]) -> int:
     try:
-        status: int = module.run(parser.parse_args(arguments[1:]))
+        status = call()
         sys.stdout.flush()
         return status
     except ConfigurationError as error:

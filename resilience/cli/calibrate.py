@@ -1,0 +1,278 @@
+"""`resilience calibrate`: learn limits from runs, with a stated rate of false alarms.
+
+Reads, fits and prints; writes the file of limits only if all went well. `calibrate diff OLD NEW` tells
+two such files apart, `--backtest` holds the rule to account on the same data."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import timeouts_file
+from resilience.analysis import timings
+from resilience.analysis.calibrate import DEFAULT, Target, calibrate
+from resilience.cli import calibrate_backtest, calibrate_plot
+from resilience.cli.render import Line, cut, seconds, show, table, width_of_terminal, wrap
+from resilience.core.timeouts import Deadline, Timeouts
+from resilience.errors import ConfigurationError
+
+ALL_RATED, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 3, 4  # exit statuses
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+EPILOG = """\
+Exit status: 0 every limit is `ok` or `tentative`; 2 wrong use or bad input; 3 some are provisional;
+4 for some there are too few data; 1 --backtest: an answer is significantly worse than stated."""
+FOOTNOTE = "rate: expected false alarms in 30 d at most, by the fitted tail; count: by counting alone (95 %)"
+_COLOURS = {"ok": "green", "tentative": "cyan", "provisional": "yellow", "insufficient": "red"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the verb; return its exit status."""
+    if arguments[:1] == ["diff"]:
+        return _diff(arguments[1:])
+    parser = argparse.ArgumentParser(prog="resilience calibrate", allow_abbrev=False)
+    configure(parser)
+    return run(parser.parse_args(arguments))
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = "Learn how long healthy sections, steps and heartbeats may take, from runs that were recorded."
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folder, timings file, or table (.csv, .csv.gz)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the limits here (YAML); an old one there is taken over"
+    )
+    parser.add_argument("--json", action="store_true", help="print the limits as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions (SVG)")
+    parser.add_argument(
+        "--format",
+        choices=["resilience", "nvrx", "torchelastic"],
+        default="resilience",
+        help="nvrx, torchelastic: print the flags for those instead",
+    )
+    parser.add_argument(
+        "--target-false-alarms",
+        type=float,
+        default=DEFAULT.false_alarms,
+        metavar="A",
+        help="false alarms of the whole job within the horizon; default %(default)g",
+    )
+    parser.add_argument(
+        "--horizon", type=duration, default=DEFAULT.horizon_s, metavar="T", help="such as 30d (default), 12h"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=0, metavar="N", help="ranks of the job to come; default: as observed"
+    )
+    parser.add_argument("--section", action="append", default=[], metavar="NAME", help="only this one, repeatable")
+    parser.add_argument("--min-timeout", type=duration, default=DEFAULT.min_timeout, metavar="T", help="default 1s")
+    parser.add_argument("--max-timeout", type=duration, default=None, metavar="T", help="default: none")
+    parser.add_argument("--pool", action="store_true", help="put runs of different configurations together")
+    parser.add_argument("--backtest", action="store_true", help="fit on all runs but one, count on that one")
+    parser.add_argument(
+        "--n", type=_numbers, default=[], metavar="N,…", help="--backtest: fit on the first N durations only"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, fit, print, write."""
+    target = _target(arguments)
+    old = _previous(arguments.out)
+    given = timings.read(arguments.runs, frozenset(arguments.section), _progress("reading"))
+    if arguments.backtest:
+        return calibrate_backtest.run(given.runs, target, arguments.n, arguments.json)
+    found = calibrate(given, target, old, _progress("fitting"))
+    if arguments.plot is not None:
+        calibrate_plot.write(arguments.plot, given, found)
+    if arguments.out is not None:
+        timeouts_file.write(arguments.out, found)
+    if arguments.json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    elif arguments.format != "resilience":
+        print(_flags(found, arguments.format))
+    else:
+        show(lines(found, width_of_terminal()))
+    return status(found)
+
+
+def status(found: Timeouts) -> int:
+    """Return the exit status that these limits deserve."""
+    states = {deadline.status for deadline in found.deadlines.values()}
+    if "insufficient" in states:
+        return SOME_INSUFFICIENT
+    return SOME_PROVISIONAL if "provisional" in states else ALL_RATED
+
+
+def _target(arguments: argparse.Namespace) -> Target:
+    if arguments.target_false_alarms <= 0:
+        raise ConfigurationError(f"--target-false-alarms is {arguments.target_false_alarms:g}, expected more than 0")
+    if arguments.ranks < 0:
+        raise ConfigurationError(f"--ranks is {arguments.ranks}, expected 1 or more")
+    if arguments.max_timeout is not None and arguments.max_timeout < arguments.min_timeout:
+        raise ConfigurationError(
+            f"--max-timeout ({arguments.max_timeout:g} s) is below --min-timeout ({arguments.min_timeout:g} s)"
+        )
+    return Target(
+        false_alarms=arguments.target_false_alarms,
+        horizon_s=arguments.horizon,
+        ranks=arguments.ranks,
+        min_timeout=arguments.min_timeout,
+        max_timeout=arguments.max_timeout,
+        is_pooled=arguments.pool,
+    )
+
+
+def _previous(out: Path | None) -> Timeouts | None:
+    return timeouts_file.read(out) if out is not None and out.exists() else None
+
+
+# -- on the terminal -------------------------------------------------------------------------------
+
+
+def lines(found: Timeouts, width: int) -> list[Line]:
+    """Return the limits as a table, with the reason of each that claims no rate."""
+    shown: list[Line] = [
+        (
+            (
+                f"at most {found.target_false_alarms:g} false alarms of the whole job in "
+                f"{found.horizon_s / 86400:g} d at {found.ranks} ranks",
+                "bold",
+            ),
+        ),
+        (),
+    ]
+    has_old = any(deadline.previous_timeout_s is not None for deadline in found.deadlines.values())
+    rows = [_row(name, deadline)[: None if has_old else -1] for name, deadline in found.deadlines.items()]
+    header = ("deadline", "n/runs", "median", "max", "timeout", "status", "rate", "count", "old")
+    shown += table(header[: None if has_old else -1], rows, width, 0)
+    shown += [(), *(((f"  {line}", "dim"),) for line in wrap(FOOTNOTE, width - 2))]
+    for name, deadline in found.deadlines.items():
+        if deadline.status != "ok" or deadline.warnings:
+            text = "; ".join((deadline.reason, *deadline.warnings))
+            label = f"  {name} is {deadline.status}: "
+            wrapped = wrap(label.strip() + " " + text, width - 4)
+            shown += [
+                ((f"  {wrapped[0]}", _COLOURS[deadline.status]),),
+                *(((f"    {line}", ""),) for line in wrapped[1:]),
+            ]
+    return shown
+
+
+def _row(name: str, deadline: Deadline) -> tuple[str, ...]:
+    alarms = deadline.expected_false_alarms_per_month
+    return (
+        name,
+        f"{deadline.n}/{deadline.runs}",
+        seconds(deadline.median_s or None),
+        seconds(deadline.max_s or None),
+        "-" if deadline.timeout_s is None else seconds(deadline.timeout_s),
+        deadline.status,
+        "-" if alarms.model_upper is None else f"{alarms.model_upper:.2g}",
+        "-" if alarms.distribution_free_upper is None else f"{alarms.distribution_free_upper:.2g}",
+        _change(deadline),
+    )
+
+
+def _change(deadline: Deadline) -> str:
+    old, new = deadline.previous_timeout_s, deadline.timeout_s
+    if old is None:
+        return "-"
+    return seconds(old) + ("" if new is None else f" ({new / old - 1:+.0%})")
+
+
+def _flags(found: Timeouts, kind: str) -> str:
+    """Return the limits as flags of another launcher."""
+    plain = {name: d.timeout_s for name, d in found.deadlines.items() if d.timeout_s is not None and "." not in name}
+    first = {
+        name: d.timeout_s for name, d in found.deadlines.items() if d.timeout_s is not None and name.endswith(".first")
+    }
+    beat, initial = plain.pop("heartbeat", None), first.get("heartbeat.first")
+    if kind == "torchelastic":
+        limit = max([value for value in (*plain.values(), beat) if value is not None], default=None)
+        return "" if limit is None else f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={limit:.0f} --monitor-interval=0.1"
+    flags = []
+    if beat is not None:
+        flags.append(f"--ft-rank_heartbeat_timeout={beat:.6g}")
+    if initial is not None:
+        flags.append(f"--ft-initial_rank_heartbeat_timeout={initial:.6g}")
+    outside = plain.pop("out_of_section", None)
+    if plain:
+        flags.append("--ft-rank_section_timeouts=" + ",".join(f"{name}:{value:.6g}" for name, value in plain.items()))
+    if outside is not None:
+        flags.append(f"--ft-rank_out_of_section_timeout={outside:.6g}")
+    return " ".join(flags)
+
+
+def _progress(what: str) -> timings.Progress | None:
+    """Return a progress bar for a terminal, None elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+
+    def tell(name: str, done: int, total: int) -> None:
+        bar = "#" * (20 * done // max(1, total))
+        text = cut(f"{what} [{bar:20}] {done}/{total} {name}", width_of_terminal() - 1)
+        sys.stderr.write(f"\r\x1b[K{text}" if done < total else "\r\x1b[K")
+        sys.stderr.flush()
+
+    return tell
+
+
+# -- diff ------------------------------------------------------------------------------------------
+
+
+def _diff(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="resilience calibrate diff", description="Tell two files of limits apart.")
+    parser.add_argument("old", type=Path, metavar="OLD")
+    parser.add_argument("new", type=Path, metavar="NEW")
+    parser.add_argument("--json", action="store_true")
+    read = parser.parse_args(list(arguments))
+    old, new = timeouts_file.read(read.old), timeouts_file.read(read.new)
+    rows = []
+    for name in sorted({*old.deadlines, *new.deadlines}):
+        before, after = old.deadlines.get(name), new.deadlines.get(name)
+        rows.append((name, before, after))
+    if read.json:
+        changes = {name: {"old": before, "new": after} for name, before, after in rows}
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(changes)) + b"\n")
+        return 0
+    if old.fingerprint != new.fingerprint:
+        show([((f"configurations differ: {old.fingerprint} and {new.fingerprint}", "yellow"),)])
+    header = ("deadline", "old", "new", "change", "status")
+    show(table(header, [_change_row(*row) for row in rows], width_of_terminal(), 0))
+    return 0
+
+
+def _change_row(name: str, before: Deadline | None, after: Deadline | None) -> tuple[str, ...]:
+    old = None if before is None else before.timeout_s
+    new = None if after is None else after.timeout_s
+    states = " → ".join(dict.fromkeys("-" if each is None else each.status for each in (before, after)))
+    change = f"{new / old - 1:+.1%}" if old and new else "-"
+    return name, "-" if old is None else seconds(old), "-" if new is None else seconds(new), change, states
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def duration(text: str) -> float:
+    """Read a duration such as 90, 90s, 5m, 12h, 30d; return seconds."""
+    found = re.fullmatch(r"([0-9.]+)\s*([smhd]?)", text)
+    try:
+        value = float(found[1]) * UNITS[found[2] or "s"] if found else -1.0
+    except ValueError:
+        value = -1.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration above 0; write 90, 90s, 5m, 12h or 30d")
+    return value
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 100,1000,20000")
+    return [int(part) for part in parts]

@@ -1,0 +1,177 @@
+"""`resilience calibrate`: what it prints, writes, refuses, and how it ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from resilience.adapters import timeouts_file
+from resilience.cli import main
+from resilience.errors import ConfigurationError
+from resilience.telemetry.durations import Header, Recorder
+
+
+def table(path: Path, n: int = 25_000, runs: int = 2, seed: int = 1, scale: float = 1.0) -> Path:
+    """Write steps of 0.25 s and a checkpoint of 5 s every 100 steps."""
+    chance = random.Random(seed)
+    lines = ["run,section,rank,i,seconds"]
+    for run in range(runs):
+        for i in range(n // runs):
+            warm = 8.0 if i == 0 else 1.0
+            lines.append(f"{run},step,0,{i},{0.25 * scale * warm * math.exp(chance.gauss(0, 0.02)):.6f}")
+            if i % 100 == 99:
+                lines.append(f"{run},checkpoint,0,{i // 100},{5 * scale * math.exp(chance.gauss(0, 0.02)):.6f}")
+    text = ("\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def test_table_gives_limits_on_the_terminal_in_a_file_and_in_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out, picture = tmp_path / "timeouts.yaml", tmp_path / "plot.svg"
+    path = str(table(tmp_path / "t.csv.gz"))
+    status = main(["calibrate", path, "--out", str(out), "--plot", str(picture), "--min-timeout", "0.01"])
+    shown = capsys.readouterr().out
+    assert status == 3  # checkpoint is provisional
+    assert max(map(len, shown.splitlines())) <= 80
+    found = timeouts_file.read(out)
+    assert found.deadlines["step"].status == "ok"
+    assert 0.3 < (found.deadlines["step"].timeout_s or 0.0) < 0.8
+    assert found.deadlines["checkpoint"].status == "provisional"
+    assert found.deadlines["step.first"].timeout_s == pytest.approx(5 * found.deadlines["step.first"].max_s, rel=1e-4)
+    assert len(found.sources[0].sha256) == 64
+    titles = [element.text for element in ElementTree.parse(picture).iter() if element.tag.endswith("title")]
+    assert any(text and text.startswith("limit: ") for text in titles)
+
+
+def test_json_is_the_same_in_other_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(tmp_path / "t.csv")
+    assert main(["calibrate", str(path), "--json", "--section", "step"]) == 3
+    made = json.loads(capsys.readouterr().out)
+    assert set(made["deadlines"]) == {"step", "step.first"}
+    alarms = made["deadlines"]["step"]["expected_false_alarms_per_month"]
+    assert alarms["model_upper"] < 0.5 < alarms["distribution_free_upper"]
+
+
+def test_only_an_ok_fit_lowers_an_old_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "timeouts.yaml"
+    main(["calibrate", str(table(tmp_path / "slow.csv", scale=4.0)), "--out", str(out)])
+    before = timeouts_file.read(out)
+    main(["calibrate", str(table(tmp_path / "fast.csv")), "--out", str(out)])
+    after = timeouts_file.read(out)
+    assert (after.deadlines["step"].timeout_s or 0) < (before.deadlines["step"].timeout_s or 0)
+    assert after.deadlines["checkpoint"].timeout_s == before.deadlines["checkpoint"].timeout_s
+    assert "kept at" in after.deadlines["checkpoint"].reason
+    assert "(-" in capsys.readouterr().out
+
+
+def test_diff_tells_two_files_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, scale in (("a", 1.0), ("b", 2.0)):
+        main(["calibrate", str(table(tmp_path / f"{name}.csv", scale=scale)), "--out", str(tmp_path / f"{name}.yaml")])
+    capsys.readouterr()
+    assert main(["calibrate", "diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "+100" in shown or "+99" in shown
+    assert "configurations differ" in shown
+
+
+def test_backtest_counts_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(tmp_path / "t.csv", n=60_000, runs=3)
+    assert main(["calibrate", str(path), "--backtest", "--json", "--n", "100,20000", "--min-timeout", "0.01"]) == 0
+    small, large = json.loads(capsys.readouterr().out)["summaries"]
+    assert (small["n"], small["rated"]) == (100, 0)
+    assert large["rated"] >= 3
+    assert large["rated_exceeded"] == 0
+    assert large["rated_ratio"] < 0.5
+
+
+def test_backtest_fails_if_an_answer_is_worse_than_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["run,section,rank,i,seconds"]
+    for run in range(3):
+        slow = 3.0 if run == 2 else 1.0
+        lines += [f"{run},step,0,{i},{0.25 * (slow if i % 50 == 0 and i else 1.0)}" for i in range(12_000)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    assert main(["calibrate", str(tmp_path / "t.csv"), "--backtest", "--min-timeout", "0.01"]) == 1
+    assert "worse than stated" in capsys.readouterr().out
+
+
+def test_flags_for_other_launchers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["calibrate", str(table(tmp_path / "t.csv")), "--format", "nvrx"])
+    assert "--ft-rank_section_timeouts=checkpoint:" in capsys.readouterr().out
+
+
+def test_timings_of_a_run_are_lined_up_over_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for job in ("one", "two"):
+        for rank in range(2):
+            chance = random.Random(f"{job}{rank}")
+            header = Header(run=job, node="host", rank=rank, world_size=2, fingerprint="same")
+            recorder = Recorder(tmp_path / job, header, at=0.0)
+            recorder.started("cold", 0.0)
+            for i in range(12_000):
+                recorder.add("step", 0.25 * math.exp(chance.gauss(0, 0.02)), i * 0.3)
+            recorder.close(3600.0)
+    assert main(["calibrate", str(tmp_path / "one"), str(tmp_path / "two"), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)["deadlines"]["step"]
+    assert found["status"] == "ok"
+    assert found["n"] == pytest.approx(24_000, rel=0.01)  # occurrences, not durations of ranks
+    assert found["ranks"] == 2
+    assert found["median_s"] == pytest.approx(0.25, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("run,section,rank,i,seconds\n0,step,0,0,nan\n", "t.csv:2: seconds is 'nan'"),
+        ("run,section,rank,i,seconds\n0,step,0,0,1\n0,step,0,1,-1\n", "t.csv:3: seconds is '-1'"),
+        ("run,section,rank,i,seconds\n0,step,0\n", "t.csv:2: 3 fields, expected 5"),
+        ("run,name,rank,i,seconds\n", "t.csv:1: the columns are run,name"),
+        ("run,section,rank,i,seconds,end\n0,step,0,0,1,gone\n", "t.csv:2: end is 'gone'"),
+        ("run,section,rank,i,seconds\n", "holds no durations"),
+    ],
+)
+def test_bad_table_is_named_with_its_line_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, told: str
+) -> None:
+    path, out = tmp_path / "t.csv", tmp_path / "out.yaml"
+    path.write_text(content)
+    assert main(["calibrate", str(path), "--out", str(out)]) == 2
+    assert told in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_truncated_archive_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(tmp_path / "t.csv.gz")
+    path.write_bytes(path.read_bytes()[:-2000])
+    assert main(["calibrate", str(path)]) == 2
+    assert "damaged after line" in capsys.readouterr().err
+
+
+def test_different_configurations_are_pooled_only_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(table(tmp_path / name)) for name in ("a.csv", "b.csv")]
+    assert main(["calibrate", *paths]) == 2
+    assert "--pool" in capsys.readouterr().err
+    assert main(["calibrate", *paths, "--pool"]) == 3
+
+
+def test_missing_run_and_run_without_timings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["calibrate", str(tmp_path)]) == 2
+    assert "holds no timings" in capsys.readouterr().err
+
+
+def test_old_limits_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "out.yaml"
+    out.write_text("schema: 99\n")
+    with pytest.raises(ConfigurationError, match="schema 99"):
+        timeouts_file.read(out)
+    assert main(["calibrate", str(table(tmp_path / "t.csv", n=1000)), "--out", str(out)]) == 2
+    assert out.read_text() == "schema: 99\n"

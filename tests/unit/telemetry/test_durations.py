@@ -1,0 +1,95 @@
+"""A rank's timings file: exact where it matters, small for any length of run, readable when torn."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resilience.telemetry import durations
+from resilience.telemetry.durations import Header, Recorder, Started, Value
+
+HEADER = Header(run="job", node="host", rank=3, world_size=4, fingerprint="abc")
+
+
+def values(path: Path) -> list[Value]:
+    return [line for _, line in durations.read_values(path) if isinstance(line, Value)]
+
+
+def test_first_values_the_large_ones_and_cut_offs_are_kept_one_by_one(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, HEADER, at=1000.0)
+    recorder.started("cold", 1000.0)
+    for i in range(1000):
+        recorder.add("step", 0.1 if i != 777 else 9.0, 1000.0 + i)
+    recorder.add("step", 5.0, 2000.0, end="hang")
+    recorder.close(2000.0)
+    kept = values(tmp_path / "timings" / "host-3.jsonl")
+    assert [value.i for value in kept[:64]] == list(range(64))
+    assert [(value.i, value.s) for value in kept[64:] if value.end == "ok"] == [(777, 9.0)]
+    assert kept[-1].end == "hang"
+
+
+def test_everything_is_in_the_histogram_with_exact_count_sum_and_maximum(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    told = [chance.lognormvariate(0.0, 0.5) for _ in range(5000)]
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    for i, seconds in enumerate(told):
+        recorder.add("data", seconds, float(i))
+    recorder.close(5000.0)
+    state = durations.read_histograms(tmp_path / "timings" / "host-3.hist")
+    periods = state.sections["data"]
+    assert sorted(periods) == [0, 1]  # two hours
+    assert sum(period.histogram.count for period in periods.values()) == 5000
+    assert sum(period.histogram.sum for period in periods.values()) == pytest.approx(sum(told))
+    longest = max(periods.values(), key=lambda period: period.histogram.max)
+    assert longest.histogram.max == max(told)
+    assert longest.max_at == float(told.index(max(told)))
+
+
+def test_files_stay_below_a_megabyte_however_long_the_run(tmp_path: Path) -> None:
+    chance = random.Random(2)
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    for i in range(200_000):
+        recorder.add(f"section {i % 10}", chance.lognormvariate(0.0, 0.3), i * 15.0)
+    recorder.close(3e6)
+    sizes = [path.stat().st_size for path in (tmp_path / "timings").iterdir()]
+    assert len(sizes) == 2
+    assert sum(sizes) < 1 << 20
+    state = durations.read_histograms(tmp_path / "timings" / "host-3.hist")
+    assert all(len(periods) <= durations.PERIODS for periods in state.sections.values())
+    assert sum(p.histogram.count for periods in state.sections.values() for p in periods.values()) == 200_000
+
+
+def test_calls_are_counted_anew_after_a_start(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    for start in range(2):
+        recorder.started("warm", start * 100.0, cycle=start)
+        for i in range(3):
+            recorder.add("step", 1.0 + i, start * 100.0 + i)
+    recorder.close(200.0)
+    path = tmp_path / "timings" / "host-3.jsonl"
+    assert [(value.i, value.j) for value in values(path)] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1), (5, 2)]
+    assert [line.cycle for _, line in durations.read_values(path) if isinstance(line, Started)] == [0, 1]
+
+
+def test_torn_last_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    recorder.add("step", 1.0, 0.0)
+    recorder.close(1.0)
+    path = tmp_path / "timings" / "host-3.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind":"value","sec')
+    assert len(values(path)) == 1
+    path.write_bytes(whole + b"nonsense\n")
+    with pytest.raises(msgspec.DecodeError, match="line 3"):
+        values(path)
+
+
+def test_folder_that_cannot_be_written_costs_the_record_only(tmp_path: Path) -> None:
+    (tmp_path / "timings").write_text("a file where a folder should be")
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    recorder.add("step", 1.0, 0.0)
+    assert not recorder.flush(1.0)
+    assert recorder.dropped == 2
