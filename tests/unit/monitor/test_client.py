@@ -1,0 +1,142 @@
+"""Where a program's signs of life go: to a Wrapper's page, to the launcher's, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from resilience.adapters.channel import Channel, pair
+from resilience.core.watch import Doing, Limit, Limits
+from resilience.errors import MonitorError
+from resilience.monitor import client, connect, messages
+from resilience.monitor.page import MonitorSide, Page, RankSide
+
+Linked = tuple[connect.Link, MonitorSide, Channel]
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not used the client yet."""
+    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET", raising=False)
+    for name, value in (("_page", None), ("_wrapper", None), ("_own", None), ("_is_tried", False)):
+        monkeypatch.setattr(client, name, value)
+    monkeypatch.setattr(connect, "_link", None)
+
+
+@pytest.fixture
+def linked(untouched: None) -> Iterator[Linked]:
+    """A link to the launcher's monitor, as if it had been attached."""
+    page = Page.create()
+    ours, theirs = pair()
+    link = connect.Link(RankSide(page), ours, messages.Welcome(rank=1, world_size=4, limits=Limits()))
+    link.resume()
+    connect._link = link
+    connect.on_change(link)
+    yield link, MonitorSide(page), theirs
+    ours.close()
+    theirs.close()
+
+
+def heard(line: Channel) -> list[messages.FromRank]:
+    found = []
+    while (data := line.receive(0.0)) is not None:
+        found.append(messages.decode_for_monitor(data))
+    return found
+
+
+def test_signs_go_nowhere_without_a_monitor() -> None:
+    client.heartbeat()
+    client.step(1)
+    with client.section("data"):
+        pass
+    assert connect.current() is None
+
+
+def test_monitor_that_cannot_be_reached_is_tried_once_and_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def attach() -> connect.Link:
+        tried.append(1)
+        raise MonitorError("gone")
+
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/nowhere")
+    monkeypatch.setattr(connect, "attach", attach)
+    for number in range(3):
+        client.step(number)
+    assert tried == [1]
+
+
+def test_signs_reach_the_launchers_monitor(linked: Linked) -> None:
+    _, monitor, _ = linked
+    client.heartbeat()
+    client.step(5)
+    with client.section("data"):
+        assert [section.name for section in monitor.read().open_sections] == ["data"]
+    view = monitor.read()
+    assert (view.doing, view.rank, view.world_size, view.step) == (Doing.FUNCTION, 1, 4, 5)
+    assert view.heartbeat_at is not None
+
+
+def test_wrapper_takes_the_signs_while_its_function_runs_and_gives_them_back(linked: Linked) -> None:
+    _, launchers, _ = linked
+    page = Page.create()
+    wrappers = MonitorSide(page)
+    client.step(1)
+    client.activate(RankSide(page))
+    client.step(2)
+    assert (wrappers.read().step, launchers.read().doing) == (2, Doing.OUTSIDE)  # the launcher's weighs nothing
+    client.deactivate()
+    view = launchers.read()
+    assert (view.doing, view.step, view.step_at) == (Doing.FUNCTION, None, None)  # what is old is no silence
+    client.step(3)
+    assert (wrappers.read().step, launchers.read().step) == (2, 3)
+
+
+def test_program_that_sends_heartbeats_itself_is_weighed_inside_of_a_wrapper_too(linked: Linked) -> None:
+    link, launchers, line = linked
+    link.arm()
+    assert heard(line) == [messages.Armed()]
+    client.activate(RankSide(Page.create()))
+    assert launchers.read().doing is Doing.FUNCTION
+    link.page.heartbeat()
+    client.deactivate()
+    assert launchers.read().heartbeat_at is not None
+
+
+def test_closed_link_leaves_nothing_to_be_weighed_and_is_not_looked_for_again(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, monitor, line = linked
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/nowhere")
+    link.close()
+    link.close()
+    assert (connect.current(), monitor.read().doing) == (None, Doing.OUTSIDE)
+    client.step(1)
+    assert monitor.read().step is None
+    assert not link.send(messages.Armed())
+    with pytest.raises(ConnectionResetError):
+        heard(line)
+
+
+def test_section_that_was_opened_before_a_wrapper_is_closed_where_it_was_opened(linked: Linked) -> None:
+    _, launchers, _ = linked
+    with client.section("epoch"):
+        client.activate(RankSide(Page.create()))
+        client.deactivate()
+    assert launchers.read().open_sections == ()
+
+
+def test_rank_sets_limits_and_asks(linked: Linked) -> None:
+    link, _, line = linked
+    limits = Limits(step=Limit(None, 5.0))
+    assert link.limit(limits) and link.limits == limits
+    assert link.request("Continue", "all is well")
+    assert heard(line) == [messages.Limited(limits), messages.Request("Continue", "all is well")]
+
+
+def test_attaching_without_a_launcher_says_what_to_do() -> None:
+    with pytest.raises(MonitorError, match="resilience run"):
+        connect.attach()
+    with pytest.raises(MonitorError, match="cannot be reached"):
+        connect.attach("/nowhere/at/all")

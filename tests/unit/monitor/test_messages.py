@@ -1,0 +1,88 @@
+"""What is no message of ours is refused, whoever sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.adapters.channel import LIMIT
+from resilience.core.attribution import Frame, Interruption, InterruptionRecord, ThreadStack
+from resilience.core.identity import Origin
+from resilience.core.watch import Limit, Limits
+from resilience.monitor import messages
+
+LIMITS = Limits(step=Limit(None, 5.0), sections={"data": Limit(1.0)}, warmup={"data": Limit()}, warmup_occurrences=3)
+ORIGIN = Origin("job", "node", "rank", 7, initial_rank=1)
+DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
+    messages.decode_for_monitor: [
+        messages.Attached(True),
+        messages.Armed(),
+        messages.Request("Continue", "why"),
+        messages.Limited(LIMITS),
+    ],
+    messages.decode_for_rank: [messages.Welcome(1, 4, LIMITS), messages.Refused("why"), messages.Ready()],
+    messages.decode_from_agent: [
+        messages.Open(1),
+        messages.Assigned(7, 123, ORIGIN, "/run", LIMITS, ("out",), messages.Link(7, True, 1.5, LIMITS)),
+        messages.Dismissed("why"),
+        messages.Probe(3),
+        messages.Leave(),
+    ],
+    messages.decode_for_agent: [
+        messages.Found(InterruptionRecord(1, Interruption.HARD_TIMEOUT), ended=False),
+        messages.Requested("Continue", "why", 1),
+        messages.Connected(7, messages.Link(7, False)),
+        messages.Alive(3),
+    ],
+}
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_what_is_sent_is_what_is_read(decode: Callable[[bytes], Any]) -> None:
+    for message in DECODERS[decode]:
+        assert decode(messages.encode(message)) == message
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_messages_of_another_line_are_refused(decode: Callable[[bytes], Any]) -> None:
+    own = {type(message) for message in DECODERS[decode]}
+    for other in DECODERS.values():
+        for message in other:
+            if type(message) not in own and not isinstance(message, messages.Limited | messages.Ready):
+                with pytest.raises(msgspec.DecodeError):
+                    decode(messages.encode(message))
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
+    for decode in DECODERS:
+        try:
+            decoded = decode(noise)
+        except msgspec.DecodeError:
+            continue
+        assert messages.encode(decoded)  # noise that happens to be a message is one
+
+
+def test_longer_message_than_a_line_carries_is_refused() -> None:
+    whole = messages.encode(messages.Request("Continue", "x" * LIMIT))
+    with pytest.raises(msgspec.DecodeError, match="more than"):
+        messages.decode_for_monitor(whole)
+
+
+def test_shortened_record_fits_whatever_it_held() -> None:
+    frames = tuple(Frame("file" * 50, number, "function") for number in range(500))
+    record = InterruptionRecord(
+        1,
+        Interruption.HARD_TIMEOUT,
+        message="m" * LIMIT,
+        stacks=(ThreadStack("main", frames),),
+        log_tail=("line" * 100,) * 200,
+    )
+    found = messages.Found(messages.shortened(record), ended=True)
+    assert len(messages.encode(found)) < LIMIT
+    assert found.record.rank == 1
