@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -340,7 +341,7 @@ def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(one: N
     assert (said.monitor_pid, said.worker_pid) == (lost, worker.pid)
     assert not one.monitors.is_monitored(0)
     drive(worker, 2)
-    one.await_record(events.MonitorStarted, lambda event: one.monitors.pid(0) != lost and one.monitors.is_monitored(0))
+    one.wait_until(lambda: one.monitors.pid(0) != lost and one.monitors.is_monitored(0))
     drive(worker, 3)
     one.monitors.limit(Limits(step=Limit(None, 0.3), signal="SIGKILL"))
     found = one.hear(messages.Found)
@@ -361,6 +362,32 @@ def test_rank_that_ends_while_nobody_watches_is_accounted_for(one: Node) -> None
     gone = one.hear(messages.Gone)  # the worker is not reaped yet
     assert (gone.worker_pid, gone.exit.signal) == (worker.pid, "SIGKILL")
     assert one.said(messages.Found)[0].record.step == 1
+
+
+def test_monitor_that_is_lost_again_and_again_is_replaced_more_slowly(one: Node) -> None:
+    lost = []
+    for number in range(1, 3):
+        one.wait_until(lambda: one.monitors.is_monitored(0))
+        monitor = one.monitors.pid(0)
+        assert monitor is not None
+        os.kill(monitor, signal.SIGKILL)
+        lost.append(monitor)
+        one.wait_until(lambda number=number: len(one.said(Lost)) == number)
+    assert one.monitors.pid(0) is None  # now it takes its time
+    one.wait_until(lambda: one.monitors.is_monitored(0))
+    assert [said.monitor_pid for said in one.said(Lost)] == lost
+
+
+def test_long_temporary_folder_does_not_make_sockets_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with node(tmp_path) as made:
+        made.start("import resilience; resilience.step(1); input()")
+        made.hear(messages.Connected)
+    assert list(long.iterdir()) == []
 
 
 # -- the agent is lost ----------------------------------------------------------------------------------------------

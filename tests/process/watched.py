@@ -80,6 +80,13 @@ class Node:
         """What stands on record of this kind."""
         return [record for record in self.account.records() if isinstance(record.event, kind)]
 
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Listen to the monitors until something holds."""
+        deadline = time.monotonic() + LIMIT
+        while not holds():
+            assert time.monotonic() < deadline, f"it does not hold; heard: {self.heard}"
+            self.heard += self.monitors.poll(0.05)
+
     def await_record(self, kind: type[Event], where: Callable[[Any], bool] = lambda event: True) -> Record:
         """Wait until it stands on record, listening to the monitors meanwhile."""
         deadline = time.monotonic() + LIMIT
