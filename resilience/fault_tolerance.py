@@ -1,0 +1,48 @@
+"""Rank monitors under the names of the compatible API.
+
+    client = RankMonitorClient()
+    client.init_workload_monitoring()         in a worker of `resilience run`
+    client.send_heartbeat()                   or start_section(name) … end_section(name)
+
+What each name is, its module says; they are loaded when they are used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from resilience.errors import RankMonitorClientError
+    from resilience.monitor.config import FaultToleranceConfig
+    from resilience.monitor.rank_client import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+    from resilience.monitor.rank_server import RankMonitorServer
+
+__all__ = [
+    "FaultToleranceConfig",
+    "RankMonitorClient",
+    "RankMonitorClientError",
+    "RankMonitorServer",
+    "WorkloadAction",
+    "WorkloadControlRequest",
+]
+
+_WHERE = {
+    "FaultToleranceConfig": "resilience.monitor.config",
+    "RankMonitorClient": "resilience.monitor.rank_client",
+    "RankMonitorClientError": "resilience.errors",
+    "RankMonitorServer": "resilience.monitor.rank_server",
+    "WorkloadAction": "resilience.monitor.rank_client",
+    "WorkloadControlRequest": "resilience.monitor.rank_client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value  # found without a detour from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

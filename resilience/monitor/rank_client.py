@@ -1,0 +1,239 @@
+"""The rank's side of the compatible API: heartbeats, sections, limits calculated from them, requests.
+
+A thin view of this process's link to its monitor (`monitor.connect`): a sign of life is a store into the
+page, and what `resilience.section` and `resilience.heartbeat` show counts alike. Which limits follow from
+the longest times seen is `core.limits`' matter; their maxima are combined over ranks first, so that all
+ranks hold the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any
+
+from resilience.adapters import maxima
+from resilience.core import limits as calculation
+from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
+from resilience.errors import ConfigurationError, MonitorError, RankMonitorClientError
+from resilience.monitor import connect
+from resilience.monitor.page import RankSide
+
+_FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine
+
+
+class WorkloadAction(Enum):
+    """What a rank may ask of the launcher."""
+
+    Continue = 0  # nothing: go on
+    ExcludeThisNode = 1  # this node leaves; the others go on with a spare or without it
+    ShutdownWorkload = 2  # all ranks stop, and are not started again
+
+
+@dataclasses.dataclass
+class WorkloadControlRequest:
+    """A rank's request to the launcher. description: for people, in the account."""
+
+    action: WorkloadAction
+    description: str = "<not set>"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.action, WorkloadAction):
+            raise ConfigurationError(
+                f"action is {self.action!r}, expected one of {', '.join(map(str, WorkloadAction))}"
+            )
+
+
+class RankMonitorClient:
+    """Shows the rank's monitor that the rank lives, and what it may take. For a worker of `resilience run`.
+
+    Signs of life and sections may come from any thread. What calculates limits is a collective over all ranks
+    where torch.distributed is initialised.
+
+    hb_timeouts, section_timeouts: the limits in force, as far as this rank knows them."""
+
+    def __init__(self) -> None:
+        self.hb_timeouts = HeartbeatTimeouts()
+        self.section_timeouts = SectionTimeouts()
+        self._page: RankSide | None = None
+        self._link: connect.Link | None = None
+        self._announced_ns = 0
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the rank is monitored through this client."""
+        return self._page is not None
+
+    def init_workload_monitoring(self) -> None:
+        """Attach to the rank's monitor and announce heartbeats: the limit of the first counts from now on.
+
+        Limits loaded before are in force from now on. Raises: RankMonitorClientError without a monitor, or
+        if it is initialized already."""
+        if self._page is not None:
+            raise RankMonitorClientError(
+                "this client is initialized already; call init_workload_monitoring() once, or shut it down before"
+            )
+        try:
+            link = connect.attach()
+        except MonitorError as error:
+            raise RankMonitorClientError(f"the workload cannot be monitored: {error}") from error
+        state = calculation.over(calculation.configured(link.limits), self._state)
+        self._announced_ns = time.monotonic_ns()
+        self._link, self._page = link, link.page
+        self._enforce(state)
+        link.arm()
+
+    def shutdown_workload_monitoring(self) -> None:
+        """Take leave of the monitor: no limit holds any more; the end of the process is still noticed."""
+        link = self._ready()
+        self._link = self._page = None
+        link.page.leave_all()
+        link.close()
+
+    # -- signs of life --------------------------------------------------------------------------
+
+    def send_heartbeat(self) -> None:
+        """Show life. Raises: RankMonitorClientError if this client is not initialized."""
+        page = self._page
+        if page is None:
+            raise self._not_ready()
+        page.heartbeat()
+
+    def start_section(self, section: str) -> None:
+        """Open a section. Sections may nest and overlap.
+
+        Raises: RankMonitorClientError if it is open already, or this client is not initialized."""
+        page = self._page
+        if page is None:
+            raise self._not_ready()
+        try:
+            page.enter(section)
+        except ConfigurationError as error:
+            raise RankMonitorClientError(str(error), section=section) from error
+
+    def end_section(self, section: str) -> None:
+        """Close a section. Raises: RankMonitorClientError if it is not open, or this client not initialized."""
+        page = self._page
+        if page is None:
+            raise self._not_ready()
+        try:
+            page.leave(section)
+        except ConfigurationError as error:
+            raise RankMonitorClientError(str(error), section=section) from error
+
+    def end_all_sections(self) -> None:
+        """Close every open section. Raises: RankMonitorClientError if this client is not initialized."""
+        self._ready().page.leave_all()
+
+    # -- limits ---------------------------------------------------------------------------------
+
+    def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
+        """Set the limits of heartbeats to the longest times of all ranks, times the safety factor.
+
+        All ranks call it. skip_if_not_ready: answer False, on all ranks, where too little was seen; else that
+        raises. Raises: RankMonitorClientError."""
+        link = self._ready()
+        seen = self._observed(link)
+        try:
+            hb_timeouts = calculation.heartbeat_timeouts(seen, self.hb_timeouts, link.limits.safety_factor)
+        except RankMonitorClientError:
+            if skip_if_not_ready:
+                return False
+            raise
+        self._enforce(State(hb_timeouts, self.section_timeouts))
+        return True
+
+    def calculate_and_set_section_timeouts(
+        self,
+        selected_sections: Collection[str] | None = None,
+        calc_out_of_section: bool = True,
+        skip_if_not_ready: bool = False,
+    ) -> bool:
+        """Set limits of sections to the longest times of all ranks, times the safety factor.
+
+        All ranks call it with the same arguments. selected_sections: by default all that any rank has finished.
+        calc_out_of_section: the time between two sections as well. skip_if_not_ready: answer False, on
+        all ranks, where too little was seen; else that raises. Raises: RankMonitorClientError."""
+        link = self._ready()
+        seen = self._observed(link)
+        try:
+            section_timeouts = calculation.section_timeouts(
+                seen, self.section_timeouts, link.limits.safety_factor, selected_sections, calc_out_of_section
+            )
+        except RankMonitorClientError:
+            if skip_if_not_ready:
+                return False
+            raise
+        self._enforce(State(self.hb_timeouts, section_timeouts))
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the limits for a checkpoint, in values that JSON has; the same on all ranks."""
+        return calculation.to_plain(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the limits of a checkpoint, now or when monitoring begins.
+
+        Calculated ones are in force then; the others are what the job is configured with now.
+        Raises: ConfigurationError if this is no state of a client."""
+        loaded = calculation.from_plain(state)
+        if self._link is None:
+            self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
+        else:
+            self._enforce(calculation.over(self._state, loaded))
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
+        """Ask the launcher to exclude this node or to stop the job. Answers at once; what follows comes later.
+
+        Raises: RankMonitorClientError if this client is not initialized or the monitor cannot be told."""
+        if not self._ready().request(req.action.name, req.description):
+            raise RankMonitorClientError(
+                f"the request {req.action.name} could not be sent: the rank's monitor does not read; try again in some "
+                "seconds, when another monitor is in its place"
+            )
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> State:
+        return State(self.hb_timeouts, self.section_timeouts)
+
+    def _enforce(self, state: State) -> None:
+        """Hold these limits, and have the monitor hold them; one that cannot be told does not stop the rank."""
+        self.hb_timeouts, self.section_timeouts = state.hb_timeouts, state.section_timeouts
+        assert self._link is not None
+        wanted = calculation.with_state(self._link.limits, state)
+        if wanted != self._link.limits and not self._link.limit(wanted):
+            warnings.warn("the rank's monitor could not be told new limits; the old ones are in force", stacklevel=3)
+
+    def _observed(self, link: connect.Link) -> Observed:
+        """Return the longest times of all ranks. A collective."""
+        page = link.page
+        own = {_SECTION + name: taken * 1e-9 for name, taken in page.longest.items()}
+        if page.first_heartbeat:
+            own[_FIRST] = max(0, page.first_heartbeat - self._announced_ns) * 1e-9
+        if page.longest_gap:
+            own[_GAP] = page.longest_gap * 1e-9
+        if page.longest_outside:
+            own[_OUTSIDE] = page.longest_outside * 1e-9
+        longest = maxima.over_ranks(own)
+        return Observed(
+            first_heartbeat=longest.get(_FIRST),
+            heartbeat_gap=longest.get(_GAP),
+            outside=longest.get(_OUTSIDE),
+            sections={
+                name.removeprefix(_SECTION): taken for name, taken in longest.items() if name.startswith(_SECTION)
+            },
+        )
+
+    def _ready(self) -> connect.Link:
+        if self._link is None:
+            raise self._not_ready()
+        return self._link
+
+    def _not_ready(self) -> RankMonitorClientError:
+        return RankMonitorClientError("this client is not initialized; call init_workload_monitoring() first")

@@ -1,0 +1,160 @@
+"""Limits that follow from the longest times seen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.core import limits
+from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
+from resilience.core.watch import Limit, Limits
+from resilience.errors import ConfigurationError, RankMonitorClientError
+
+SEEN = Observed(first_heartbeat=20.0, heartbeat_gap=4.0, outside=2.0, sections={"step": 3.0, "save": 30.0})
+NOTHING = SectionTimeouts()
+
+
+def sections_of(seen: Observed, current: SectionTimeouts = NOTHING, **how: Any) -> SectionTimeouts:
+    return limits.section_timeouts(seen, current, 5.0, **how)
+
+
+# -- heartbeats ---------------------------------------------------------------------------------------
+
+
+def test_limits_of_heartbeats_are_the_longest_times_multiplied() -> None:
+    made = limits.heartbeat_timeouts(SEEN, HeartbeatTimeouts(3600.0, 2700.0), 5.0)
+    assert made == HeartbeatTimeouts(100.0, 20.0, were_calculated=True)
+    assert made.are_valid
+
+
+def test_first_heartbeat_is_not_expected_sooner_than_later_ones() -> None:
+    made = limits.heartbeat_timeouts(Observed(0.001, 4.0), HeartbeatTimeouts(), 5.0)
+    assert (made.initial, made.subsequent) == (20.0, 20.0)
+
+
+@pytest.mark.parametrize("seen", [Observed(), Observed(first_heartbeat=1.0), Observed(heartbeat_gap=1.0)])
+def test_too_few_heartbeats_are_said(seen: Observed) -> None:
+    with pytest.raises(RankMonitorClientError, match="no rank has sent two heartbeats"):
+        limits.heartbeat_timeouts(seen, HeartbeatTimeouts(), 5.0)
+
+
+def test_calculated_limit_rises_at_once_and_falls_by_half_the_way() -> None:
+    known = HeartbeatTimeouts(100.0, 20.0, were_calculated=True)
+    slower = limits.heartbeat_timeouts(Observed(60.0, 8.0), known, 5.0)
+    assert (slower.initial, slower.subsequent) == (300.0, 40.0)
+    faster = limits.heartbeat_timeouts(Observed(4.0, 2.0), known, 5.0)
+    assert (faster.initial, faster.subsequent) == (60.0, 15.0)
+    configured = limits.heartbeat_timeouts(Observed(4.0, 2.0), HeartbeatTimeouts(100.0, 20.0), 5.0)
+    assert (configured.initial, configured.subsequent) == (20.0, 10.0)
+
+
+duration = st.floats(min_value=1e-6, max_value=1e5)
+
+
+@given(duration, duration, st.floats(min_value=1.0, max_value=20.0), st.none() | duration)
+def test_limit_covers_what_was_seen_whatever_was_known(
+    first: float, gap: float, factor: float, known: float | None
+) -> None:
+    current = HeartbeatTimeouts(known, known, were_calculated=True)
+    made = limits.heartbeat_timeouts(Observed(first, gap), current, factor)
+    assert made.initial is not None and made.subsequent is not None
+    assert made.initial >= max(first, gap) * factor and made.subsequent >= gap * factor
+    assert made.initial >= limits.SHORTEST and made.subsequent >= limits.SHORTEST
+
+
+# -- sections -----------------------------------------------------------------------------------------
+
+
+def test_limits_of_all_sections_seen_by_default() -> None:
+    made = sections_of(SEEN, SectionTimeouts({"other": 7.0, "step": 1.0}))
+    assert made.section == {"other": 7.0, "save": 150.0, "step": 15.0}
+    assert made.out_of_section == 10.0
+    assert made.calculated_sections == ("save", "step")
+    assert made.is_out_of_section_calculated and made.were_calculated and made.are_valid
+
+
+def test_only_selected_sections_change() -> None:
+    made = sections_of(SEEN, SectionTimeouts({"save": 7.0}, 8.0), selected=["step"], with_outside=False)
+    assert made == SectionTimeouts({"save": 7.0, "step": 15.0}, 8.0, ("step",), False)
+    none = sections_of(SEEN, selected=[])
+    assert (none.section, none.out_of_section, none.calculated_sections) == ({}, 10.0, ())
+
+
+@pytest.mark.parametrize(
+    ("seen", "how", "missing"),
+    [
+        (Observed(outside=1.0), {}, "any section"),
+        (Observed(sections={"step": 1.0}), {}, "calc_out_of_section=False"),
+        (SEEN, {"selected": ["step", "eval"]}, "'eval'"),
+    ],
+)
+def test_what_was_not_seen_is_named(seen: Observed, how: dict[str, Any], missing: str) -> None:
+    with pytest.raises(RankMonitorClientError, match=missing):
+        sections_of(seen, **how)
+
+
+def test_calculated_section_falls_slowly_and_a_configured_one_is_replaced() -> None:
+    known = SectionTimeouts({"step": 100.0, "save": 1000.0}, 30.0, ("step",), is_out_of_section_calculated=True)
+    made = sections_of(SEEN, known)
+    assert made.section == {"save": 150.0, "step": 57.5}
+    assert made.out_of_section == 20.0
+
+
+def test_a_pause_of_the_host_is_no_hang_of_a_short_section() -> None:
+    assert sections_of(Observed(outside=1e-4, sections={"step": 1e-3})).section["step"] == limits.SHORTEST
+
+
+# -- all of them together -----------------------------------------------------------------------------
+
+IN_FORCE = Limits(
+    heartbeat=Limit(hard=9.0), initial_heartbeat=Limit(hard=90.0), sections={"step": Limit(hard=7.0)}, signal="SIGUSR1"
+)
+
+
+def test_limits_take_the_state_and_keep_the_rest() -> None:
+    state = limits.configured(IN_FORCE)
+    assert state == State(HeartbeatTimeouts(90.0, 9.0), SectionTimeouts({"step": 7.0}))
+    assert limits.with_state(IN_FORCE, state) == IN_FORCE
+    changed = limits.with_state(
+        IN_FORCE, State(HeartbeatTimeouts(None, 3.0), SectionTimeouts({"save": None}, out_of_section=4.0))
+    )
+    assert changed == Limits(
+        heartbeat=Limit(hard=3.0), sections={"save": Limit()}, out_of_section=Limit(hard=4.0), signal="SIGUSR1"
+    )
+
+
+def test_only_what_was_calculated_is_taken_from_a_checkpoint() -> None:
+    loaded = State(HeartbeatTimeouts(1.0, 2.0), SectionTimeouts({"step": 3.0, "save": 4.0}, 5.0, ("save",)))
+    now = limits.configured(IN_FORCE)
+    merged = limits.over(now, loaded)
+    assert merged.hb_timeouts == now.hb_timeouts
+    assert merged.section_timeouts == SectionTimeouts({"save": 4.0, "step": 7.0}, None, ("save",))
+    calculated = State(HeartbeatTimeouts(1.0, 2.0, True), SectionTimeouts({}, 5.0, (), True))
+    merged = limits.over(now, calculated)
+    assert merged.hb_timeouts == calculated.hb_timeouts
+    assert merged.section_timeouts == SectionTimeouts({"step": 7.0}, 5.0, (), True)
+
+
+def test_state_survives_json() -> None:
+    state = State(limits.heartbeat_timeouts(SEEN, HeartbeatTimeouts(), 5.0), sections_of(SEEN))
+    plain = limits.to_plain(state)
+    assert json.loads(json.dumps(plain)) == plain
+    assert limits.from_plain(plain) == state
+    assert limits.from_plain(limits.to_plain(State())) == State()
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"hb_timeouts": 3},
+        {"hb_timeouts": {"initial": "long"}},
+        {"section_timeouts": {"section": {}, "calculated_sections": ["step"]}},
+    ],
+)
+def test_what_is_no_state_is_refused(plain: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="no state of a RankMonitorClient"):
+        limits.from_plain(plain)

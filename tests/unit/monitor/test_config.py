@@ -1,0 +1,300 @@
+"""One definition a setting, for keywords, YAML and flags alike."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from resilience.core.watch import Limit, Limits
+from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.monitor import config as module
+from resilience.monitor.config import FIELDS, FaultToleranceConfig, add_arguments, to_limits
+
+DEFAULTS = {
+    "workload_check_interval": 5.0,
+    "initial_rank_heartbeat_timeout": 3600.0,
+    "rank_heartbeat_timeout": 2700.0,
+    "rank_section_timeouts": {},
+    "rank_out_of_section_timeout": None,
+    "step_timeout": None,
+    "num_warmup_iterations": 5,
+    "warmup_rank_heartbeat_timeout": None,
+    "warmup_rank_section_timeouts": {},
+    "safety_factor": 5.0,
+    "rank_termination_signal": signal.SIGKILL,
+    "log_level": 20,
+    "restart_policy": "any-failed",
+    "use_infra_group_rank": None,
+    "node_health_check_interval": 5.0,
+}
+OTHERS: dict[str, tuple[str, Any]] = {  # name: (as text, as a value), none of them the default
+    "workload_check_interval": ("1.5", 1.5),
+    "initial_rank_heartbeat_timeout": ("none", None),
+    "rank_heartbeat_timeout": ("60", 60.0),
+    "rank_section_timeouts": ("step:30,a:b:4.5,free:none", {"step": 30.0, "a:b": 4.5, "free": None}),
+    "rank_out_of_section_timeout": ("12", 12.0),
+    "step_timeout": ("7", 7.0),
+    "num_warmup_iterations": ("0", 0),
+    "warmup_rank_heartbeat_timeout": ("100", 100.0),
+    "warmup_rank_section_timeouts": ("step:300", {"step": 300.0}),
+    "safety_factor": ("2.5", 2.5),
+    "rank_termination_signal": ("SIGUSR1", signal.SIGUSR1),
+    "log_level": ("DEBUG", 10),
+    "restart_policy": ("min-healthy", "min-healthy"),
+    "use_infra_group_rank": ("True", True),
+    "node_health_check_interval": ("0.5", 0.5),
+}
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    parser.add_argument("--ft-cfg-path")
+    parser.add_argument("script")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser.parse_args(arguments)
+
+
+def from_flags(*arguments: str) -> FaultToleranceConfig:
+    return FaultToleranceConfig.from_args(parsed(*arguments, "train.py"))
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+# -- three sources ------------------------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_the_compatible_api() -> None:
+    assert dataclasses.asdict(FaultToleranceConfig()) == DEFAULTS
+    assert from_flags() == FaultToleranceConfig()
+    assert set(OTHERS) == set(DEFAULTS)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_setting_reads_alike_from_keyword_file_and_flag(name: str, tmp_path: Path) -> None:
+    text, value = OTHERS[name]
+    expected = dataclasses.asdict(FaultToleranceConfig()) | {name: value}
+    assert expected != DEFAULTS
+    path = written(tmp_path, yaml.safe_dump({"fault_tolerance": {name: text}}))
+    for config in (
+        FaultToleranceConfig(**{name: value}),
+        FaultToleranceConfig.from_kwargs(**{name: text}),
+        FaultToleranceConfig.from_yaml_file(path),
+        from_flags(f"--ft-{name.replace('_', '-')}={text}"),
+        from_flags(f"--ft-{name}={text}"),
+    ):
+        assert dataclasses.asdict(config) == expected
+
+
+def test_file_that_was_written_is_read_back(tmp_path: Path) -> None:
+    config = FaultToleranceConfig(**{name: value for name, (_, value) in OTHERS.items()})
+    for kept in (config, FaultToleranceConfig(), FaultToleranceConfig(log_level=15)):
+        kept.to_yaml_file(tmp_path / "made.yaml")
+        assert FaultToleranceConfig.from_yaml_file(str(tmp_path / "made.yaml"), False) == kept
+
+
+def test_flags_come_before_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "fault_tolerance: {rank_heartbeat_timeout: 60, safety_factor: 3, step_timeout: 9}")
+    config = from_flags(f"--ft-cfg-path={path}", "--ft-safety-factor", "4", "--ft-step-timeout", "none")
+    assert (config.rank_heartbeat_timeout, config.safety_factor, config.step_timeout) == (60.0, 4.0, None)
+
+
+def test_namespace_of_another_parser_may_hold_values_and_none_for_what_was_not_given() -> None:
+    args = argparse.Namespace(ft_cfg_path=None, ft_safety_factor=3.0, ft_rank_heartbeat_timeout=None)
+    assert FaultToleranceConfig.from_args(args) == FaultToleranceConfig(safety_factor=3.0)
+
+
+# -- flags --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [
+        (["--ft-use-infra-group-rank"], True),
+        (["--ft-use_infra_group_rank"], True),
+        (["--ft-use-infra-group-rank=False"], False),
+        (["--ft-use_infra_group_rank=true"], True),
+        (["--no-ft-use-infra-group-rank"], False),
+        (["--no-ft-use_infra_group_rank"], False),
+        (["--ft-use-infra-group-rank", "--ft-use-infra-group-rank=none"], None),
+    ],
+)
+def test_switch_takes_its_value_after_an_equals_sign_and_never_the_script(flags: list[str], value: bool | None) -> None:
+    args = parsed(*flags, "train.py", "--ft-step-timeout", "3")
+    assert (args.script, args.rest) == ("train.py", ["--ft-step-timeout", "3"])
+    assert FaultToleranceConfig.from_args(args) == FaultToleranceConfig(use_infra_group_rank=value)
+
+
+def test_wrong_flag_is_named_with_what_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_flags("--ft-safety-factor", "0.5")
+    shown = capsys.readouterr().err
+    assert "--ft-safety-factor" in shown and "expected a factor of 1 or more" in shown
+
+
+def test_help_names_every_setting_once_with_its_default() -> None:
+    parser = argparse.ArgumentParser(formatter_class=lambda prog: argparse.HelpFormatter(prog, width=400))
+    add_arguments(parser)
+    shown = parser.format_help().split("options:")[1]
+    for field in FIELDS.values():
+        text = f"{field.metadata['help']}; default {module.shown_default(field)}"
+        assert shown.count(text) == 1
+        assert f"{module.flag(field.name)}" in shown
+
+
+# -- values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [("SIGTERM", 15), ("term", 15), (15, 15), ("15", 15), (signal.SIGTERM, 15)],
+)
+def test_signal_has_name_or_number(given: Any, number: int) -> None:
+    assert FaultToleranceConfig(rank_termination_signal=given).rank_termination_signal == number
+
+
+@pytest.mark.parametrize(("given", "level"), [("warning", 30), ("INFO", 20), (10, 10), ("40", 40), (15, 15)])
+def test_log_level_has_name_or_number(given: Any, level: int) -> None:
+    assert FaultToleranceConfig(log_level=given).log_level == level
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("rank_heartbeat_timeout", 0, ConfigurationError),
+        ("rank_heartbeat_timeout", -1, ConfigurationError),
+        ("rank_heartbeat_timeout", float("nan"), ConfigurationError),
+        ("rank_heartbeat_timeout", "soon", ConfigurationError),
+        ("rank_heartbeat_timeout", True, ConfigurationTypeError),
+        ("rank_heartbeat_timeout", [1], ConfigurationTypeError),
+        ("workload_check_interval", None, ConfigurationTypeError),
+        ("safety_factor", 0.5, ConfigurationError),
+        ("num_warmup_iterations", -1, ConfigurationError),
+        ("num_warmup_iterations", 1.5, ConfigurationError),
+        ("rank_section_timeouts", 3, ConfigurationTypeError),
+        ("rank_section_timeouts", "step", ConfigurationError),
+        ("rank_section_timeouts", {"step": 0}, ConfigurationError),
+        ("rank_section_timeouts", {3: 1.0}, ConfigurationError),
+        ("rank_termination_signal", "SIGNOTHING", ConfigurationError),
+        ("rank_termination_signal", 4711, ConfigurationError),
+        ("log_level", "LOUD", ConfigurationError),
+        ("restart_policy", "never", ConfigurationError),
+        ("use_infra_group_rank", "perhaps", ConfigurationError),
+        ("use_infra_group_rank", 2, ConfigurationTypeError),
+    ],
+)
+def test_wrong_value_is_refused_when_it_is_set(name: str, value: Any, kind: type[ConfigurationError]) -> None:
+    with pytest.raises(kind, match=f"^{name} is .*, expected ") as caught:
+        FaultToleranceConfig(**{name: value})
+    assert type(caught.value) is kind
+    config = FaultToleranceConfig()
+    with pytest.raises(kind):
+        setattr(config, name, value)
+    assert config == FaultToleranceConfig()
+
+
+def test_setting_that_there_is_not_cannot_be_set() -> None:
+    with pytest.raises(ConfigurationError, match="there is no setting 'rank_hearbeat_timeout'"):
+        FaultToleranceConfig().rank_hearbeat_timeout = 3  # type: ignore[attr-defined]
+
+
+# -- what is not recognized ---------------------------------------------------------------------------
+
+
+def test_unknown_keys_are_named_in_a_warning(tmp_path: Path) -> None:
+    path = written(tmp_path, "fault_tolerance: {step_timeout: 3, stepp: 1, other: 2}")
+    with pytest.warns(UserWarning, match="not recognized: other, stepp"):
+        config = FaultToleranceConfig.from_yaml_file(path)
+    assert config == FaultToleranceConfig(step_timeout=3)
+
+
+def test_unknown_keys_are_an_error_where_they_are_not_ignored(tmp_path: Path) -> None:
+    path = written(tmp_path, "fault_tolerance: {stepp: 1}")
+    with pytest.raises(ConfigurationError, match="stepp") as caught:
+        FaultToleranceConfig.from_yaml_file(path, ignore_not_recognized=False)
+    assert str(path) in str(caught.value)
+    with pytest.raises(ValueError, match="stepp"):
+        FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, stepp=1)
+
+
+# -- files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fault_tolerance: {step_timeout: 3}",
+        "a: {b: {fault_tolerance: {step_timeout: 3}}}\nc: 4",
+        "jobs:\n- name: one\n- fault_tolerance: {step_timeout: 3}",
+    ],
+)
+def test_mapping_is_found_at_any_depth(text: str, tmp_path: Path) -> None:
+    assert FaultToleranceConfig.from_yaml_file(written(tmp_path, text)) == FaultToleranceConfig(step_timeout=3)
+
+
+def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
+    assert FaultToleranceConfig.from_yaml_file(written(tmp_path, "fault_tolerance:")) == FaultToleranceConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("other: 3", "has no mappings 'fault_tolerance'"),
+        ("", "has no mappings"),
+        ("a: {fault_tolerance: {}}\nfault_tolerance: {}", "has 2 mappings .*: a.fault_tolerance, fault_tolerance"),
+        ("fault_tolerance: [1]", "is a list, expected a mapping"),
+        ("fault_tolerance: {1: 2}", "no names"),
+        ("a: b: c", "is not YAML"),
+        ("fault_tolerance: {step_timeout: -1}", "step_timeout is -1, expected seconds above 0, or none"),
+    ],
+)
+def test_file_that_does_not_say_it_is_refused_by_name(text: str, said: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        from_flags(f"--ft-cfg-path={path}")
+    assert str(path) in str(caught.value)
+
+
+# -- what the monitors are told -----------------------------------------------------------------------
+
+
+def test_limits_end_a_rank() -> None:
+    config = FaultToleranceConfig(
+        initial_rank_heartbeat_timeout=None,
+        rank_heartbeat_timeout=60,
+        rank_section_timeouts={"step": 30, "free": None},
+        rank_out_of_section_timeout=12,
+        step_timeout=7,
+        num_warmup_iterations=3,
+        warmup_rank_heartbeat_timeout=100,
+        warmup_rank_section_timeouts={"step": 300},
+        safety_factor=2,
+        rank_termination_signal="SIGTERM",
+    )
+    assert to_limits(config) == Limits(
+        step=Limit(hard=7.0),
+        heartbeat=Limit(hard=60.0),
+        sections={"step": Limit(hard=30.0), "free": Limit()},
+        out_of_section=Limit(hard=12.0),
+        warmup={"step": Limit(hard=300.0), "heartbeat": Limit(hard=100.0)},
+        warmup_occurrences=3,
+        signal="SIGTERM",
+        grace=module.GRACE,
+        safety_factor=2.0,
+    )
+
+
+def test_rank_that_is_killed_gets_no_grace() -> None:
+    made = to_limits(FaultToleranceConfig())
+    assert (made.signal, made.grace) == ("SIGKILL", 0.0)
+    assert made.heartbeat == Limit(hard=2700.0) and made.initial_heartbeat == Limit(hard=3600.0)

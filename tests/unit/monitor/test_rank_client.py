@@ -1,0 +1,306 @@
+"""The compatible client: what it stores, what it tells the monitor, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from resilience.adapters.channel import Channel, pair
+from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
+from resilience.core.watch import Limit, Limits
+from resilience.errors import ConfigurationError, RankMonitorClientError
+from resilience.monitor import client, connect, messages
+from resilience.monitor.page import MonitorSide, Page, RankSide
+from resilience.monitor.rank_client import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+
+LIMITS = Limits(
+    heartbeat=Limit(hard=60.0),
+    initial_heartbeat=Limit(hard=600.0),
+    sections={"step": Limit(hard=30.0)},
+    safety_factor=4,
+)
+SECOND = 1_000_000_000
+
+
+@dataclass
+class Monitor:
+    """The monitor's end of a link."""
+
+    page: Page
+    channel: Channel
+    link: connect.Link
+
+    def hear(self) -> list[Any]:
+        """What the rank has said since the last call."""
+        heard: list[Any] = []
+        while (data := self.channel.receive(0.0)) is not None:
+            heard.append(messages.decode_for_monitor(data))
+        return heard
+
+    @property
+    def side(self) -> MonitorSide:
+        return MonitorSide(self.page)
+
+
+@pytest.fixture
+def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
+    page, (ours, theirs) = Page.create(), pair()
+    link = connect.Link(RankSide(page), ours, messages.Welcome(rank=0, world_size=1, limits=LIMITS))
+    link.resume()
+    monkeypatch.setattr(connect, "attach", lambda: link)
+    yield Monitor(page, theirs, link)
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def begun(monitor: Monitor) -> RankMonitorClient:
+    made = RankMonitorClient()
+    made.init_workload_monitoring()
+    monitor.hear()
+    return made
+
+
+def seen(monitor: Monitor, *, first: int = 0, gap: int = 0, outside: int = 0, **sections: int) -> None:
+    """Let the rank have seen these longest times, in seconds."""
+    page = monitor.link.page
+    page.longest = {name: taken * SECOND for name, taken in sections.items()}
+    page.longest_gap, page.longest_outside = gap * SECOND, outside * SECOND
+    page.first_heartbeat = first
+
+
+# -- beginning and end --------------------------------------------------------------------------------
+
+
+def test_beginning_announces_heartbeats_under_the_configured_limits(monitor: Monitor) -> None:
+    made = RankMonitorClient()
+    assert not made.is_initialized
+    made.init_workload_monitoring()
+    assert made.is_initialized
+    assert monitor.hear() == [messages.Armed()]
+    assert made.hb_timeouts == HeartbeatTimeouts(600.0, 60.0)
+    assert made.section_timeouts == SectionTimeouts({"step": 30.0})
+
+
+@pytest.mark.usefixtures("monitor")
+def test_beginning_twice_is_an_error(begun: RankMonitorClient) -> None:
+    with pytest.raises(RankMonitorClientError, match="initialized already"):
+        begun.init_workload_monitoring()
+
+
+def test_without_a_launcher_the_client_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET", raising=False)
+    made = RankMonitorClient()
+    with pytest.raises(RankMonitorClientError, match="start the script by `resilience run`"):
+        made.init_workload_monitoring()
+    assert not made.is_initialized
+
+
+CALLS: list[Callable[[RankMonitorClient], object]] = [
+    RankMonitorClient.send_heartbeat,
+    lambda made: made.start_section("step"),
+    lambda made: made.end_section("step"),
+    RankMonitorClient.end_all_sections,
+    RankMonitorClient.calculate_and_set_hb_timeouts,
+    RankMonitorClient.calculate_and_set_section_timeouts,
+    RankMonitorClient.shutdown_workload_monitoring,
+    lambda made: made.send_workload_control_request(WorkloadControlRequest(WorkloadAction.Continue)),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_needs_a_monitor_is_refused_before_and_after(
+    call: Callable[[RankMonitorClient], object], begun: RankMonitorClient
+) -> None:
+    with pytest.raises(RankMonitorClientError, match=r"call init_workload_monitoring\(\) first"):
+        call(RankMonitorClient())
+    begun.shutdown_workload_monitoring()
+    with pytest.raises(RankMonitorClientError, match=r"call init_workload_monitoring\(\) first"):
+        call(begun)
+
+
+def test_end_closes_the_sections_and_the_line(monitor: Monitor, begun: RankMonitorClient) -> None:
+    begun.start_section("step")
+    begun.shutdown_workload_monitoring()
+    assert not begun.is_initialized
+    assert monitor.side.read().open_sections == ()
+    with pytest.raises(ConnectionResetError):
+        monitor.hear()
+
+
+# -- signs of life ------------------------------------------------------------------------------------
+
+
+def test_heartbeat_is_in_the_page(monitor: Monitor, begun: RankMonitorClient) -> None:
+    assert monitor.side.read().heartbeat_at is None
+    begun.send_heartbeat()
+    assert monitor.side.read().heartbeat_at is not None
+
+
+def test_sections_nest_and_overlap_and_all_are_closed(monitor: Monitor, begun: RankMonitorClient) -> None:
+    begun.start_section("step")
+    begun.start_section("save")
+    begun.end_section("step")
+    assert [entry.name for entry in monitor.side.read().open_sections] == ["save"]
+    begun.start_section("data")
+    begun.end_all_sections()
+    assert monitor.side.read().open_sections == ()
+
+
+@pytest.mark.usefixtures("monitor")
+def test_wrong_use_of_sections_is_an_error_in_the_rank(begun: RankMonitorClient) -> None:
+    begun.start_section("step")
+    with pytest.raises(RankMonitorClientError, match="'step' is open already"):
+        begun.start_section("step")
+    with pytest.raises(RankMonitorClientError, match="'save' was closed and is not open; open are \\['step'\\]"):
+        begun.end_section("save")
+    with pytest.raises(RankMonitorClientError, match="must not be empty"):
+        begun.start_section("")
+
+
+def test_what_the_functions_show_counts_alike(
+    monitor: Monitor, begun: RankMonitorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_page", monitor.link.page)
+    for _ in range(2):
+        client.heartbeat()
+        with client.section("data"):
+            pass
+    assert begun.calculate_and_set_hb_timeouts()
+    assert begun.calculate_and_set_section_timeouts()
+    assert begun.section_timeouts.calculated_sections == ("data",)
+
+
+# -- limits -------------------------------------------------------------------------------------------
+
+
+def test_calculated_heartbeat_limits_are_told_to_the_monitor(monitor: Monitor, begun: RankMonitorClient) -> None:
+    seen(monitor, first=begun._announced_ns + 20 * SECOND, gap=3)
+    assert begun.calculate_and_set_hb_timeouts()
+    assert begun.hb_timeouts == HeartbeatTimeouts(80.0, 12.0, were_calculated=True)
+    (told,) = monitor.hear()
+    assert told.limits == Limits(
+        heartbeat=Limit(hard=12.0),
+        initial_heartbeat=Limit(hard=80.0),
+        sections={"step": Limit(hard=30.0)},
+        safety_factor=4,
+    )
+
+
+def test_calculated_section_limits_are_told_to_the_monitor(monitor: Monitor, begun: RankMonitorClient) -> None:
+    seen(monitor, outside=2, step=5, save=50)
+    assert begun.calculate_and_set_section_timeouts(selected_sections=["save"], calc_out_of_section=False)
+    assert begun.section_timeouts == SectionTimeouts({"save": 200.0, "step": 30.0}, None, ("save",))
+    assert begun.calculate_and_set_section_timeouts()
+    assert begun.section_timeouts.section == {"save": 200.0, "step": 20.0}
+    assert begun.section_timeouts.out_of_section == 8.0
+    *_, told = monitor.hear()
+    assert told.limits.sections == {"save": Limit(hard=200.0), "step": Limit(hard=20.0)}
+    assert told.limits.out_of_section == Limit(hard=8.0)
+    assert told.limits.heartbeat == LIMITS.heartbeat
+
+
+def test_too_little_seen_raises_or_is_skipped_and_changes_nothing(monitor: Monitor, begun: RankMonitorClient) -> None:
+    before = begun.state_dict()
+    assert begun.calculate_and_set_hb_timeouts(skip_if_not_ready=True) is False
+    assert begun.calculate_and_set_section_timeouts(skip_if_not_ready=True) is False
+    with pytest.raises(RankMonitorClientError, match="cannot be calculated yet"):
+        begun.calculate_and_set_hb_timeouts()
+    with pytest.raises(RankMonitorClientError, match="cannot be calculated yet"):
+        begun.calculate_and_set_section_timeouts()
+    assert begun.state_dict() == before
+    assert monitor.hear() == []
+
+
+def test_heartbeats_that_came_before_the_announcement_do_not_make_a_limit_of_nothing(
+    monitor: Monitor, begun: RankMonitorClient
+) -> None:
+    seen(monitor, first=begun._announced_ns - SECOND, gap=3)
+    begun.calculate_and_set_hb_timeouts()
+    assert begun.hb_timeouts.initial == 12.0
+
+
+def test_monitor_that_does_not_read_does_not_stop_the_rank(monitor: Monitor, begun: RankMonitorClient) -> None:
+    seen(monitor, first=1, gap=3)
+    monitor.channel.close()
+    with pytest.warns(UserWarning, match="could not be told"):
+        assert begun.calculate_and_set_hb_timeouts()
+    assert begun.hb_timeouts.subsequent == 12.0
+    begun.send_heartbeat()
+
+
+# -- state --------------------------------------------------------------------------------------------
+
+
+def calculated(monitor: Monitor, made: RankMonitorClient) -> dict[str, Any]:
+    seen(monitor, first=made._announced_ns + 20 * SECOND, gap=3, outside=2, save=50)
+    made.calculate_and_set_hb_timeouts()
+    made.calculate_and_set_section_timeouts()
+    monitor.hear()
+    state: dict[str, Any] = json.loads(json.dumps(made.state_dict()))
+    assert state == made.state_dict()
+    return state
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_calculated_limits_are_loaded_before_or_after_the_beginning(
+    monitor: Monitor, begun: RankMonitorClient, is_before: bool
+) -> None:
+    state = calculated(monitor, begun)
+    monitor.link.limits = LIMITS  # another start of the job
+    other = RankMonitorClient()
+    if is_before:
+        other.load_state_dict(state)
+        assert other.hb_timeouts == HeartbeatTimeouts(80.0, 12.0, were_calculated=True)
+        other.init_workload_monitoring()
+    else:
+        other.init_workload_monitoring()
+        assert other.hb_timeouts == HeartbeatTimeouts(600.0, 60.0)
+        other.load_state_dict(state)
+    assert other.state_dict() == state
+    told = [message for message in monitor.hear() if isinstance(message, messages.Limited)]
+    assert [message.limits for message in told] == [monitor.link.limits] != [LIMITS]
+    assert monitor.link.limits.heartbeat == Limit(hard=12.0)
+
+
+def test_what_was_only_configured_is_not_loaded(monitor: Monitor, begun: RankMonitorClient) -> None:
+    state = begun.state_dict()
+    monitor.link.limits = Limits(heartbeat=Limit(hard=5.0), sections={"step": Limit(hard=6.0)})
+    for is_before in (True, False):
+        other = RankMonitorClient()
+        if is_before:
+            other.load_state_dict(state)
+            assert other.state_dict() == state
+        other.init_workload_monitoring()
+        other.load_state_dict(state)
+        assert other.hb_timeouts == HeartbeatTimeouts(None, 5.0)
+        assert other.section_timeouts == SectionTimeouts({"step": 6.0})
+
+
+def test_state_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no state of a RankMonitorClient"):
+        RankMonitorClient().load_state_dict({"hb_timeouts": "never"})
+
+
+# -- requests -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", WorkloadAction)
+def test_request_is_sent_by_its_name(monitor: Monitor, begun: RankMonitorClient, action: WorkloadAction) -> None:
+    begun.send_workload_control_request(WorkloadControlRequest(action, "bad memory"))
+    assert monitor.hear() == [messages.Request(action.name, "bad memory")]
+
+
+def test_request_that_cannot_be_sent_is_an_error(monitor: Monitor, begun: RankMonitorClient) -> None:
+    monitor.channel.close()
+    with pytest.raises(RankMonitorClientError, match="ExcludeThisNode could not be sent"):
+        begun.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode))
+
+
+def test_request_for_something_else_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected one of"):
+        WorkloadControlRequest("ExcludeThisNode")  # type: ignore[arg-type]
