@@ -1,0 +1,221 @@
+"""The compatible client and server among real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from resilience.core.watch import Limits
+from resilience.errors import MonitorError
+from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer
+from resilience.monitor import messages
+from resilience.monitor.config import to_limits
+from tests.process.watched import Node, await_line, let_on, node
+from tests.support.account import Account
+from tests.support.server import ROOT
+
+BEGIN = """
+import json, time
+from resilience.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+client = RankMonitorClient()
+client.init_workload_monitoring()
+"""
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Node]:
+    with node(tmp_path) as made:
+        yield made
+
+
+def limits(**settings: Any) -> Limits:
+    return to_limits(FaultToleranceConfig(**settings))
+
+
+def found(node: Node) -> str:
+    """The limit past which the one worker was found, once it is gone."""
+    node.hear(messages.Gone)
+    (record,) = node.records(events.RankFellSilent)
+    return record.event.limit
+
+
+# -- limits are enforced ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "limit"),
+    [
+        ("", {"initial_rank_heartbeat_timeout": 0.5}, "initial_heartbeat"),
+        ("client.send_heartbeat()", {"rank_heartbeat_timeout": 0.5}, "heartbeat"),
+        ("client.start_section('step')", {"rank_section_timeouts": {"step": 0.5}}, "section:step"),
+        (
+            "client.start_section('step'); client.start_section('data'); client.end_section('data')",
+            {"rank_section_timeouts": {"step": 0.5, "data": 60.0}, "rank_out_of_section_timeout": 60.0},
+            "section:step",
+        ),
+        (
+            "client.start_section('step'); client.start_section('data'); client.end_all_sections()",
+            {"rank_section_timeouts": {"step": 60.0, "data": 60.0}, "rank_out_of_section_timeout": 0.5},
+            "out_of_section",
+        ),
+    ],
+)
+def test_silence_past_a_configured_limit_ends_the_rank(
+    one: Node, code: str, settings: dict[str, Any], limit: str
+) -> None:
+    one.start(f"{BEGIN}{code}\ninput()", limits(**settings))
+    assert found(one) == limit
+    assert one.hear(messages.Gone).exit.signal == "SIGKILL"
+
+
+def test_rank_that_took_its_leave_is_not_weighed_until_it_begins_again(one: Node) -> None:
+    code = (
+        "client.send_heartbeat(); client.start_section('step'); client.shutdown_workload_monitoring()\n"
+        "time.sleep(1.5)\n"
+        "print('left', flush=True); input()\n"
+        "client.init_workload_monitoring(); client.start_section('step'); input()"
+    )
+    worker = one.start(
+        BEGIN + code, limits(rank_heartbeat_timeout=1.0, rank_section_timeouts={"step": 1.0}, step_timeout=1.0)
+    )
+    assert await_line(worker) == "left"
+    assert one.said(messages.Found) == []
+    let_on(worker)
+    assert found(one) == "section:step"
+
+
+def test_calculated_limit_is_enforced(one: Node) -> None:
+    code = (
+        "for _ in range(3): client.send_heartbeat(); time.sleep(0.1)\n"
+        "client.calculate_and_set_hb_timeouts()\n"
+        "print(client.hb_timeouts.subsequent, flush=True); input()"
+    )
+    worker = one.start(BEGIN + code, limits())
+    calculated = float(await_line(worker))
+    assert found(one) == "heartbeat"
+    (record,) = one.records(events.RankFellSilent)
+    assert record.event.allowed_s == calculated < 60.0
+
+
+def test_loaded_limit_is_enforced(one: Node) -> None:
+    state = {"section_timeouts": {"section": {"step": 0.5}, "calculated_sections": ["step"]}}
+    code = (
+        "from resilience.fault_tolerance import RankMonitorClient\n"
+        f"client = RankMonitorClient(); client.load_state_dict({state!r})\n"
+        "client.init_workload_monitoring(); client.start_section('step'); input()"
+    )
+    one.start(code, limits(rank_section_timeouts={"step": 60.0}))
+    assert found(one) == "section:step"
+
+
+def test_request_reaches_the_agent(one: Node) -> None:
+    one.start(
+        f"{BEGIN}client.send_workload_control_request("
+        "WorkloadControlRequest(WorkloadAction.ExcludeThisNode, 'bad memory')); input()"
+    )
+    assert one.hear(messages.Requested) == messages.Requested("ExcludeThisNode", "bad memory", 0)
+
+
+# -- ranks agree --------------------------------------------------------------------------------------
+
+TOGETHER = (
+    BEGIN
+    + """
+import os
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+
+def spend(name, seconds):
+    client.start_section(name); time.sleep(seconds); client.end_section(name)
+
+assert client.calculate_and_set_hb_timeouts(skip_if_not_ready=True) is False
+assert client.calculate_and_set_section_timeouts(skip_if_not_ready=True) is False
+client.send_heartbeat()
+for _ in range(2):
+    spend("step", 0.4 if rank == 1 else 0.01)
+    if rank == 0:
+        spend("save", 0.3)
+    client.send_heartbeat()
+own = {name: taken * 1e-9 for name, taken in client._page.longest.items()}
+assert client.calculate_and_set_hb_timeouts()
+assert client.calculate_and_set_section_timeouts()
+dist.destroy_process_group()
+print(json.dumps([own, client.state_dict()]), flush=True)
+input()
+"""
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_ranks_calculate_the_same_limits_from_what_any_of_them_saw(tmp_path: Path) -> None:
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    with node(tmp_path, 2) as both:
+        workers = [both.start(TOGETHER, limits(), rank, RANK=str(rank), **env) for rank in (0, 1)]
+        told = [json.loads(await_line(worker)) for worker in workers]
+        (seen, state), (others, same) = told
+        assert state == same
+        section = state["section_timeouts"]["section"]
+        assert set(others) == {"step"} and set(section) == {"save", "step"}
+        assert section["step"] == pytest.approx(max(seen["step"], others["step"]) * 5.0) and others["step"] > 0.4
+        assert section["save"] == pytest.approx(seen["save"] * 5.0)
+        assert state["hb_timeouts"]["subsequent"] >= 0.4 * 5.0
+
+
+# -- the server, without a launcher -------------------------------------------------------------------
+
+
+def test_server_watches_a_worker_that_is_not_the_launchers(tmp_path: Path) -> None:
+    path = tmp_path / "monitor.sock"
+    config = FaultToleranceConfig(rank_section_timeouts={"step": 0.5})
+    server = RankMonitorServer.run_in_subprocess(config, str(path), folder=tmp_path / "run")
+    worker = subprocess.Popen(
+        [sys.executable, "-c", f"{BEGIN}client.start_section('step'); input()"],
+        cwd=ROOT,
+        env=os.environ | {"RESILIENCE_MONITOR_SOCKET": str(path)},
+        stdin=subprocess.PIPE,
+    )
+    try:
+        server.watch(worker.pid, rank=3, world_size=8)
+        record = server.find(30.0)
+        assert record is not None
+        assert (record.interruption, record.rank, record.pid) == (Interruption.HARD_TIMEOUT, 3, worker.pid)
+        assert worker.wait(30.0) == -signal.SIGKILL
+        assert server.is_alive()
+        with pytest.raises(MonitorError, match="cannot be started"):
+            RankMonitorServer.run_in_subprocess(config, str(path), folder=tmp_path / "run")
+    finally:
+        worker.kill()
+        worker.communicate()
+        server.close()
+    assert not server.is_alive() and not path.exists()
+    silent = [
+        record.event
+        for record in Account(tmp_path / "run").records()
+        if isinstance(record.event, events.RankFellSilent)
+    ]
+    assert [event.limit for event in silent] == ["section:step"]
+
+
+def test_server_that_is_killed_says_so(tmp_path: Path) -> None:
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), folder=tmp_path)
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(MonitorError, match="is gone"):
+        server.find(30.0)
+    server.close()
