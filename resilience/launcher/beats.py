@@ -72,3 +72,20 @@ class Silences:
         silent_for = silent_for + min(since, 2 * self._interval) if current == count else 0.0
         self._seen[id] = current, silent_for
         return silent_for
+
+
+class Timer:
+    """Has a condition held for long enough?"""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._since: float | None = None
+
+    def has_run_out(self, is_running: bool) -> bool:
+        """Answer whether the condition has held at every look for `limit` seconds."""
+        if not is_running:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = time.monotonic()
+        return time.monotonic() - self._since >= self._limit

@@ -1,10 +1,12 @@
 """Where do the agents of a job meet?  One key-value store, which every agent is a client of.
 
 c10d and static: a TCPStore in the store process of one node, of the one that the endpoint names; where
-several agents run on that host, of the first. The agent whose process hosts it leaves last."""
+several agents run on that host, of the first. The agent whose process hosts it leaves last. etcd: in etcd,
+which survives any of them; the last to leave a job that is over deletes what it kept there."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,20 +18,36 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from resilience.adapters.connecting import await_server, short_lookups
 from resilience.errors import ConfigurationError, StoreError
+from resilience.launcher import etcd_store
 from resilience.launcher.stores import StoreProcess
 
-DEFAULT_PORT = 29400  # torch's, for an endpoint without one
-TCP_KINDS = ("c10d", "static")
-KINDS = TCP_KINDS
+DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's, for an endpoint without one
+ETCD_KINDS = ("etcd", "etcd-v2")
+KINDS = ("c10d", "static", *ETCD_KINDS)
 
 
 class Meeting:
-    """The place. connect: makes another client; address: under which others reach this node."""
+    """The place. address: under which others reach this node; is_host: it
+    ends with this node's store process; forget: deletes what a job that is over leaves there."""
 
-    def __init__(self, connect: Callable[[], Any], address: str, is_host: bool) -> None:
-        self.connect = connect
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        address: str,
+        is_host: bool = False,
+        forget: Callable[[], None] | None = None,
+    ) -> None:
         self.address = address
         self.is_host = is_host
+        self.forget = forget
+        self._connect = connect
+        self._clients: list[Any] = []  # torch's PrefixStore does not keep a store alive that is written in Python
+
+    def connect(self) -> Any:
+        """Return a new client, for one thread. Raises: StoreError."""
+        client = self._connect()
+        self._clients.append(client)
+        return client
 
 
 def kind_of(parameters: RendezvousParameters) -> str:
@@ -47,15 +65,39 @@ def static_rank(parameters: RendezvousParameters) -> int:
     return int(parameters.config["rank"])
 
 
+def rank_of(parameters: RendezvousParameters, given: int | None) -> int | None:
+    """Return this node's rank in the infrastructure's order; a static rendezvous always has one."""
+    if kind_of(parameters) == "static":
+        given = static_rank(parameters)
+    if given is not None and not 0 <= given < parameters.max_nodes:
+        raise ConfigurationError(
+            f"this node's rank is {given}, and {parameters.max_nodes} nodes take part at most; ranks count from 0"
+        )
+    return given
+
+
+def seconds(parameters: RendezvousParameters, key: str, default: float) -> float:
+    text = parameters.get(key, default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ConfigurationError(f"--rdzv-conf {key} is {text!r}, expected a number above 0")
+    return value
+
+
 def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -> Meeting:
     """Find the place, or make it; waits at most `limit` seconds for a host that is not there yet.
 
     Raises: ConfigurationError, StoreError."""
     kind = kind_of(parameters)
     try:
-        host, port = parse_rendezvous_endpoint(parameters.endpoint, DEFAULT_PORT)
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, ETCD_PORT if kind in ETCD_KINDS else DEFAULT_PORT)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    if kind in ETCD_KINDS:
+        return _in_etcd(parameters, host, port, limit)
     is_host = _hosts(parameters, kind, host)
     hosted = _host(stores, host, port, is_host, is_certain=kind == "static" or parameters.get("is_host") is not None)
     is_host = hosted is not None
@@ -68,6 +110,22 @@ def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -
     target, own = ("127.0.0.1" if ":" not in host else "::1", "") if is_host else _reach(host, number, limit)
     return Meeting(
         lambda: connect(target, number, limit), parameters.local_addr or _address(parameters, host, own), is_host
+    )
+
+
+def _in_etcd(parameters: RendezvousParameters, host: str, port: int, limit: float) -> Meeting:
+    target, own = _reach(host, port, limit)
+
+    def connect_etcd() -> Any:
+        try:
+            return etcd_store.connect(parameters, target, port)
+        except OSError as error:
+            raise _unreachable(host, port, limit, error) from error
+
+    return Meeting(
+        connect_etcd,
+        parameters.local_addr or _address(parameters, host, own),
+        forget=lambda: connect_etcd().forget(),
     )
 
 
@@ -116,7 +174,7 @@ def _reach(host: str, port: int, limit: float) -> tuple[str, str]:
 
 def _address(parameters: RendezvousParameters, host: str, own: str) -> str:
     """Return an address of this node that every node of the job can use, numeric where it can be."""
-    if own:
+    if own and not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
         return own
     if parameters.max_nodes == 1 or host == "localhost":
         return "127.0.0.1"

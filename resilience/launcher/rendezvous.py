@@ -32,9 +32,9 @@ from resilience.core import gathering
 from resilience.core.gathering import Arrived, Assignment, Excluded, Formation, Left, Nothing, Seat
 from resilience.core.restart import CompareSet, Read, Set
 from resilience.errors import ConfigurationError, StoreError
-from resilience.launcher.beats import Beating, Silences
+from resilience.launcher.beats import Beating, Silences, Timer
 from resilience.launcher.ledger import Ledger
-from resilience.launcher.meeting import kind_of, meet, static_rank
+from resilience.launcher.meeting import meet, rank_of, seconds
 from resilience.launcher.stores import StoreProcess
 
 NOTICE = 0.25  # seconds between looks at what seldom happens
@@ -62,14 +62,14 @@ class Handler(RendezvousHandler):
     ) -> None:
         self._parameters = parameters
         self._least, self._most = parameters.min_nodes, parameters.max_nodes
-        self._join_limit = _seconds(parameters, "join_timeout", 600)
-        self._last_call = _seconds(parameters, "last_call_timeout", 30)
-        self._interval = _seconds(parameters, "keep_alive_interval", 1)
-        self._silences = Silences(self._interval, self._interval * _seconds(parameters, "keep_alive_max_attempt", 8))
+        self._join_limit = seconds(parameters, "join_timeout", 600)
+        self._last_call = seconds(parameters, "last_call_timeout", 30)
+        self._interval = seconds(parameters, "keep_alive_interval", 1)
+        self._silences = Silences(self._interval, self._interval * seconds(parameters, "keep_alive_max_attempt", 8))
         self.is_interrupted = is_interrupted
         self.node = node or str(parameters.get("node") or node_name())
         self.id = f"{self.node}/{uuid.uuid4().hex[:12]}"
-        self._rank = _rank(parameters, rank)
+        self._rank = rank_of(parameters, rank)
         self._owns_stores = stores is None
         self._stores = stores or StoreProcess.start()
         self._meeting = meet(parameters, self._stores, self._join_limit)
@@ -82,6 +82,7 @@ class Handler(RendezvousHandler):
         self._formation = Formation()
         self._gathering = gathering.begin(self._formation)
         self._duplicates: dict[str, float] = {}  # id -> since when its rank is somebody else's too
+        self._wrong = Timer(self._last_call)  # ranks that cannot be
         self._lease: str | None = None  # key of the leadership that this agent holds
         self._beating: Beating | None = None
         self._has_left = False
@@ -218,7 +219,7 @@ class Handler(RendezvousHandler):
         try:
             self._ledger.append(Left(self.id, reason))
             self._await_leaving()
-        except StoreError:
+        except (StoreError, OSError):
             return False
         finally:
             if self._beating is not None:
@@ -266,7 +267,7 @@ class Handler(RendezvousHandler):
         RendezvousClosedError."""
         number = self._gathering.last.cycle + 1
         epoch, leader = 0, self._take_lead(number, 0)
-        last_call = _Timer(self._last_call)
+        last_call = Timer(self._last_call)
         for is_time in self._looks(deadline):
             formation = self._ledger.formation(number)
             if formation is None and leader == self.id:
@@ -334,7 +335,7 @@ class Handler(RendezvousHandler):
         (given_up,) = self._ledger.do(Read((f"leader/{number}/{epoch}/given_up",)))
         return given_up is not None or bool(self._silences.lost(self._store, [leader]))
 
-    def _lead(self, last_call: _Timer, is_time: bool) -> Formation | None:
+    def _lead(self, last_call: Timer, is_time: bool) -> Formation | None:
         """Look who is there; form the cycle if that can be done now."""
         self._read()
         known = self._gathering
@@ -346,14 +347,13 @@ class Handler(RendezvousHandler):
         if not gathering.is_due(known, self._least, self._most, is_last):
             return None
         try:
-            formation = gathering.form(known, self._most, self._assign)
+            formation = gathering.form(known, self._most, _assign)
+            self._wrong.has_run_out(is_running=False)
         except ConfigurationError as error:
+            if not self._wrong.has_run_out(is_running=True):
+                return None  # the node whose rank is missing may only be late
             formation = Formation(cycle=known.last.cycle + 1, closed="the ranks of nodes are wrong", error=str(error))
         return self._ledger.write(formation)
-
-    def _assign(self, wanted: Sequence[Assignment]) -> Mapping[str, int]:
-        by_rank = sorted(wanted, key=lambda each: (each.previous is None, each.previous, each.seat.infra, each.seat.id))
-        return {each.seat.id: rank for rank, each in enumerate(by_rank)}
 
     def _tell_lost(self, ids: Iterable[str]) -> bool:
         """Write down who of these agents is lost; answers whether anybody is."""
@@ -392,38 +392,23 @@ class Handler(RendezvousHandler):
         return dist.PrefixStore(f"resilience/{self._parameters.run_id}", self._meeting.connect())
 
     def _await_leaving(self) -> None:
-        """Where the job's store is ours: wait until nobody needs it any more."""
-        if not self.is_host:
-            return
+        """Where the job's store is ours: wait until nobody needs it any more. Where it is etcd, and nobody
+        else is left of a job that is over: clear up."""
         known = gathering.Gathering()
         closed_at: float | None = None
-        while not self.is_interrupted():
+        while True:
             known = self._ledger.read(known)
-            if not known.arrived:
-                return
-            self._tell_lost(known.arrived)
             if closed_at is None and self._ledger.newest(self._formation).closed:
                 closed_at = time.monotonic()
-            if closed_at is not None and time.monotonic() - closed_at > LEAVE_LIMIT:
+            if not known.arrived:
+                if self._meeting.forget is not None and closed_at is not None:
+                    self._meeting.forget()
                 return
+            is_late = closed_at is not None and time.monotonic() - closed_at > LEAVE_LIMIT
+            if not self.is_host or is_late or self.is_interrupted():
+                return
+            self._tell_lost(known.arrived)
             time.sleep(LONGEST_PAUSE)
-
-
-class _Timer:
-    """Has a condition held for long enough?"""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._since: float | None = None
-
-    def has_run_out(self, is_running: bool) -> bool:
-        """Answer whether the condition has held at every look for `limit` seconds."""
-        if not is_running:
-            self._since = None
-            return False
-        if self._since is None:
-            self._since = time.monotonic()
-        return time.monotonic() - self._since >= self._limit
 
 
 @contextmanager
@@ -435,30 +420,24 @@ def _as_torch() -> Iterator[None]:
         raise RendezvousConnectionError(str(error)) from error
 
 
+def _assign(wanted: Sequence[Assignment]) -> Mapping[str, int]:
+    """The infrastructure's ranks where nodes have them; otherwise each keeps its own, and new nodes fill gaps."""
+    given = {each.seat.id: each.seat.infra for each in wanted if each.seat.infra is not None}
+    if given:
+        if sorted(given.values()) != list(range(len(wanted))):
+            raise ConfigurationError(
+                f"the infrastructure gave the nodes ranks {sorted(given.values())}, expected each of 0 to "
+                f"{len(wanted) - 1} once for {len(wanted)} nodes"
+            )
+        return given
+    kept = {each.seat.id: each.previous for each in wanted if each.previous is not None and each.previous < len(wanted)}
+    free = sorted(set(range(len(wanted))) - set(kept.values()))
+    rest = sorted((each.previous is None, each.previous, each.seat.id) for each in wanted if each.seat.id not in kept)
+    return kept | {id: rank for (_, _, id), rank in zip(rest, free, strict=True)}
+
+
 def _raise_if_closed(formation: Formation) -> None:
     if formation.error:
         raise ConfigurationError(formation.error)
     if formation.closed:
         raise RendezvousClosedError(formation.closed)
-
-
-def _rank(parameters: RendezvousParameters, given: int | None) -> int | None:
-    """Return this node's rank in the infrastructure's order; a static rendezvous always has one."""
-    if kind_of(parameters) == "static":
-        given = static_rank(parameters)
-    if given is not None and not 0 <= given < parameters.max_nodes:
-        raise ConfigurationError(
-            f"this node's rank is {given}, and {parameters.max_nodes} nodes take part at most; ranks count from 0"
-        )
-    return given
-
-
-def _seconds(parameters: RendezvousParameters, key: str, default: float) -> float:
-    text = parameters.get(key, default)
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise ConfigurationError(f"--rdzv-conf {key} is {text!r}, expected a number above 0")
-    return value

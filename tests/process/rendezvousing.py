@@ -6,6 +6,7 @@ server and killed when the test ends, and its store process with it."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from tests.support.server import ForkServer
 
+_numbers = itertools.count()
 LIMIT = 40.0  # seconds for an answer
 
 
@@ -90,7 +92,7 @@ class Agents:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        fast = {"keep_alive_interval": 0.2, "keep_alive_max_attempt": 8, "last_call_timeout": 0.3}
+        fast = {"keep_alive_interval": 0.2, "keep_alive_max_attempt": 8}
         self.conf = {
             "backend": "c10d",
             "endpoint": f"127.0.0.1:{port}",
@@ -103,7 +105,7 @@ class Agents:
 
     def start(self, node: str, **conf: Any) -> Agent:
         """Start an agent; its handler is made at once, and answers later."""
-        key = f"agent{len(self._started)}"
+        key = f"agent{next(_numbers)}"
         agent = Agent(self._server, self._folder, key, node, self.conf | {"node": node} | conf)
         self._started.append(agent)
         return agent
@@ -117,11 +119,14 @@ class Agents:
             agent.answer()
         return [first, *others]
 
+    def store(self) -> dist.Store:
+        """Look into what the agents write down for each other."""
+        host, _, port = self.conf["endpoint"].partition(":")
+        return dist.PrefixStore("resilience/job", dist.TCPStore(host, int(port), wait_for_workers=False))
+
     def await_entries(self, count: int) -> None:
         """Wait until the agents' log has so many entries."""
-        host, _, port = self.conf["endpoint"].partition(":")
-        store = dist.PrefixStore("resilience/job", dist.TCPStore(host, int(port), wait_for_workers=False))
-        deadline = time.monotonic() + LIMIT
+        store, deadline = self.store(), time.monotonic() + LIMIT
         while store.add("log/count", 0) < count:
             assert time.monotonic() < deadline, f"the log has {store.add('log/count', 0)} entries, never {count}"
 

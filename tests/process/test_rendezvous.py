@@ -76,7 +76,7 @@ def test_job_store_outlives_cycles(make: Make) -> None:
 
 
 def test_late_node_joins_where_there_is_room(make: Make) -> None:
-    job = make("1:3")
+    job = make("1:3", last_call_timeout=0.2)
     (a,) = job.several(1)
     (told,) = meet([a])
     assert told.size == 1 and a.do("num_nodes_waiting") == 0
@@ -155,7 +155,7 @@ def test_next_in_line_takes_over_from_a_leader_that_is_killed(make: Make) -> Non
     c = job.start("c")
     c.answer()
     c.ask("meet")
-    job.await_entries(1)  # c leads
+    job.store().wait(["leader/0/0"])  # it is c
     a.ask("meet")
     c.kill()
     b.ask("meet")
@@ -268,7 +268,8 @@ def test_second_node_of_one_infrastructure_rank_is_refused(make: Make) -> None:
 def test_successor_of_a_lost_node_gets_its_infrastructure_rank(make: Make) -> None:
     job = make("2")
     a, b = job.start("a", infra_rank=0), job.start("b", infra_rank=1)
-    a.answer(), b.answer()
+    for agent in (a, b):
+        agent.answer()
     meet([a, b])
     b.ask("meet")
     job.await_entries(3)
@@ -308,3 +309,44 @@ def await_value(agent: Agent, name: str, value: object, also: Agent | None = Non
         while each.do(name) != value:
             assert time.monotonic() < deadline, f"{name} of agent {each.node} is {each.do(name)}, never {value}"
     return True
+
+
+def test_ranks_that_leave_a_gap_end_the_job_once_nobody_fills_it(make: Make) -> None:
+    job = make("1:3", last_call_timeout=3)
+    a, b, c = (job.start(node, infra_rank=rank) for rank, node in enumerate("abc"))
+    for agent in (a, b, c):
+        agent.answer()
+    assert [told.rank for told in meet([a, b, c])] == [0, 1, 2]
+    b.kill()
+    for agent in (a, c):
+        agent.ask("meet")
+    for agent in (a, c):
+        with pytest.raises(ConfigurationError, match=r"gave the nodes ranks \[0, 2\], expected each of 0 to 1 once"):
+            agent.answer()
+
+
+def test_newcomer_fills_the_gap_and_others_keep_their_ranks(make: Make) -> None:
+    job = make("2:3")
+    a, b, c = job.several(3)
+    ranks = {agent.node: told.rank for agent, told in zip((a, b, c), meet([a, b, c]), strict=True)}
+    lost = next(agent for agent in (a, b, c) if ranks[agent.node] == 1)
+    newcomer = job.start("d")
+    newcomer.answer()
+    newcomer.ask("meet")
+    job.await_entries(4)
+    rest = [agent for agent in (a, b, c) if agent is not lost]
+    lost.ask("leave")
+    job.await_entries(5)
+    assert [told.rank for told in meet(rest)] == [ranks[agent.node] for agent in rest]
+    assert newcomer.answer().rank == 1
+
+
+def test_two_jobs_share_one_endpoint(make: Make) -> None:
+    job = make("1")
+    a = job.start("a")
+    a.answer()
+    other = job.start("b", run_id="another")
+    other.answer()
+    assert [a.do("meet").cycle, other.do("meet").cycle, a.do("meet").cycle] == [0, 0, 1]
+    other.do("job_store", "set", "key", "other")
+    assert a.do("job_store", "add", "key", 1) == 1

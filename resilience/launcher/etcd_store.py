@@ -1,0 +1,138 @@
+"""etcd as the job's store: the place where agents meet survives the loss of any of them.
+
+Speaks etcd's v2 API (`--enable-v2=true`) by python-etcd, as torch does. torch's own EtcdStore reads the
+whole directory for each look at a key, has no compare_set, and splits keys where base64 has a slash."""
+
+from __future__ import annotations
+
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from resilience.errors import ConfigurationError
+
+T = TypeVar("T")
+FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks at a key that is waited for
+FOLDER = "/resilience"
+
+
+class EtcdStore(dist.Store):
+    """A torch Store in a folder of etcd. One thread. Every method raises OSError if etcd does not answer."""
+
+    def __init__(self, client: Any, folder: str, timeout: timedelta) -> None:
+        super().__init__()
+        self._timeout = timeout
+        self._client = client
+        self._folder = folder
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask(lambda: self._client.write(self._place(key), _text(value)))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value = self._read(key)
+        assert value is not None  # nothing is ever deleted while a job runs
+        return value.encode("latin-1")
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._read(key) is not None for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Raises: LookupError if the keys are not there in time."""
+        limit = (self._timeout if timeout is None else timeout).total_seconds()
+        deadline, pause = time.monotonic() + limit, FIRST_PAUSE
+        while not self.check(keys):
+            if time.monotonic() + pause > deadline:
+                raise TimeoutError(f"{keys} are not in etcd after {limit:g} s")
+            time.sleep(pause)
+            pause = min(1.2 * pause, LAST_PAUSE)
+
+    def add(self, key: str, amount: int) -> int:
+        while True:
+            value = self._read(key)
+            if value is not None and amount == 0:
+                return int(value)
+            total = str(int(value or 0) + amount)
+            if self._replace(key, value, total):
+                return int(total)
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        while True:
+            value = self._read(key)
+            if (value or "") != _text(expected_value):
+                return (_text(expected_value) if value is None else value).encode("latin-1")
+            if self._replace(key, value, _text(desired_value)):
+                return _text(desired_value).encode("latin-1")
+
+    def forget(self) -> None:
+        """Delete everything that is in the folder."""
+        import etcd
+
+        try:
+            self._ask(lambda: self._client.delete(self._folder, recursive=True, dir=True))
+        except etcd.EtcdKeyNotFound:
+            pass  # the last but one did it
+
+    def _replace(self, key: str, value: str | None, by: str) -> bool:
+        import etcd
+
+        condition: dict[str, Any] = {"prevExist": False} if value is None else {"prevValue": value}
+        try:
+            self._ask(lambda: self._client.write(self._place(key), by, **condition))
+        except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
+            return False
+        return True
+
+    def _read(self, key: str) -> str | None:
+        import etcd
+
+        try:
+            return str(self._ask(lambda: self._client.read(self._place(key))).value)
+        except etcd.EtcdKeyNotFound:
+            return None
+
+    def _ask(self, operation: Callable[[], T]) -> T:
+        import etcd
+        import urllib3
+
+        try:
+            return operation()
+        except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
+            raise
+        except (etcd.EtcdException, urllib3.exceptions.HTTPError) as error:
+            raise ConnectionError(f"etcd does not answer: {error}") from error
+
+    def _place(self, key: str) -> str:
+        return f"{self._folder}/{urlsafe_b64encode(key.encode()).decode()}"
+
+
+def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore:
+    """Return a client of its own. Raises: ConfigurationError, OSError."""
+    try:
+        import etcd
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"a rendezvous on etcd needs python-etcd on every node: {error}") from error
+
+    limit = int(parameters.get("read_timeout", 60))
+    certificate, key = parameters.get("ssl_cert"), parameters.get("ssl_cert_key")
+    client = etcd.Client(
+        host=host,
+        port=port,
+        read_timeout=limit,
+        protocol=str(parameters.get("protocol", "http")).lower(),
+        cert=(certificate, key) if certificate and key else certificate,
+        ca_cert=parameters.get("ca_cert"),
+        allow_reconnect=True,
+    )
+    folder = f"{FOLDER}/{urlsafe_b64encode(parameters.run_id.encode()).decode()}"
+    return EtcdStore(client, folder, timedelta(seconds=limit))
+
+
+def _text(value: str | bytes) -> str:
+    """Bytes as text, each a character: etcd's values are text."""
+    return value.decode("latin-1") if isinstance(value, bytes) else value.encode().decode("latin-1")

@@ -1,0 +1,97 @@
+"""The rendezvous on a real etcd: who is lost, the first node included, takes nothing along."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from resilience.adapters.connecting import await_server
+from tests.process.rendezvousing import agents, meet
+from tests.support.server import ForkServer
+
+MISSING = [
+    what
+    for what, is_there in (
+        ("etcd (Debian: etcd-server)", shutil.which("etcd")),
+        ("python-etcd (pip)", importlib.util.find_spec("etcd")),
+    )
+    if not is_there
+]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"THE RENDEZVOUS ON ETCD IS NOT TESTED HERE: missing {', '.join(MISSING)}"
+    ),
+]
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    """Where an etcd listens that ends with the test."""
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        port, peers = one.getsockname()[1], two.getsockname()[1]
+    here = f"http://127.0.0.1:{port}"
+    command = ["etcd", "--data-dir", str(tmp_path / "etcd"), "--enable-v2=true"]
+    command += ["--listen-client-urls", here, "--advertise-client-urls", here]
+    command += ["--listen-peer-urls", f"http://127.0.0.1:{peers}"]
+    with ExitStack() as ending:
+        log = ending.enter_context((tmp_path / "etcd.log").open("wb"))
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+        ending.callback(server.wait, 20)
+        ending.callback(server.terminate)
+        await_server("127.0.0.1", port, 30)
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_agents_on_etcd_restart_with_a_fresh_store(
+    fork_server: ForkServer, tmp_path: Path, endpoint: str, backend: str
+) -> None:
+    with agents(fork_server, tmp_path, "2", backend=backend, endpoint=endpoint) as job:
+        them = [job.start("a"), job.start("b")]
+        assert [agent.answer() for agent in them] == [False, False]  # nobody hosts
+        first = meet(them)
+        them[0].do("job_store", "set", "restarts", "1")
+        second = meet(them)
+        assert [told.cycle for told in second] == [1, 1]
+        assert [told.rank for told in second] == [told.rank for told in first]
+        assert [told.store for told in second] == [[], []]
+        assert them[1].do("job_store", "get", "restarts") == b"1"
+
+
+def test_loss_of_the_first_node_and_all_its_processes_is_survived(
+    fork_server: ForkServer, tmp_path: Path, endpoint: str
+) -> None:
+    with agents(fork_server, tmp_path, "1:3", backend="etcd", endpoint=endpoint) as job:
+        them = [job.start(node) for node in "abc"]
+        for agent in them:
+            agent.answer()
+        told = meet(them)
+        first = next(agent for agent, each in zip(them, told, strict=True) if each.rank == 0)
+        rest = [agent for agent in them if agent is not first]
+        rest[0].do("job_store", "add", "restarts", 2)
+        first.kill()  # its store process goes with it
+        again = meet(rest)
+        assert sorted(each.rank for each in again) == [0, 1]
+        assert rest[1].do("job_store", "add", "restarts", 0) == 2
+
+
+def test_job_that_is_over_leaves_nothing_in_etcd(fork_server: ForkServer, tmp_path: Path, endpoint: str) -> None:
+    for _ in range(2):  # the same id serves again
+        with agents(fork_server, tmp_path, "2", backend="etcd", endpoint=endpoint) as job:
+            them = [job.start("a"), job.start("b")]
+            for agent in them:
+                agent.answer()
+            assert [told.cycle for told in meet(them)] == [0, 0]
+            assert them[0].do("shutdown") is True
+            assert them[1].do("shutdown") is True
