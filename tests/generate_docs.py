@@ -1,9 +1,10 @@
-"""Writes the pages of the docs that are made from the code: events, metrics, settings, API reference.
+"""Writes the pages of the docs that are made from the code: events, metrics, settings, config, API reference.
 
 `python -m tests.generate_docs` writes them; with `--check` it only says which are stale, and exits with 1."""
 
 from __future__ import annotations
 
+import enum
 import importlib
 import inspect
 import json
@@ -17,6 +18,7 @@ import msgspec
 
 from resilience.adapters.environment import settings_table
 from resilience.core.events import CATALOGUE
+from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
 from resilience.telemetry.log import LogLine
 from resilience.telemetry.metrics import METRICS
 
@@ -36,6 +38,17 @@ API = (
     ("resilience.inprocess.attribution", ("Interruption", "InterruptionRecord")),
     ("resilience.inprocess.monitor_thread", ("RankShouldRestart", "async_raise", "reraise_if_unraisable")),
     ("resilience.inprocess.tools.inject_fault", ("Fault", "inject_fault")),
+    (
+        "resilience.fault_tolerance",
+        (
+            "RankMonitorClient",
+            "FaultToleranceConfig",
+            "WorkloadAction",
+            "WorkloadControlRequest",
+            "RankMonitorServer",
+            "RankMonitorClientError",
+        ),
+    ),
 )
 
 
@@ -91,6 +104,21 @@ def settings_page() -> str:
     return _page(["# Settings\n", MADE, head, settings_table()])
 
 
+def config_page() -> str:
+    head = (
+        "Fields of `FaultToleranceConfig`, keys of the mapping `fault_tolerance` in a YAML file, flags of "
+        "`resilience run`: the same names, the same values. How they work is told on the page "
+        "[heartbeats, sections, limits](fault_tolerance.md). Timeouts are in seconds; `none` never fires.\n\n"
+    )
+    lines = ["# Config\n", MADE, head, "| key | flag | value | default | meaning |\n|---|---|---|---|---|\n"]
+    for field in FIELDS.values():
+        form = FORMS[field.metadata["read"]][0]
+        lines.append(
+            f"| `{field.name}` | `{flag(field.name)}` | {form} | {shown_default(field)} | {field.metadata['help']} |\n"
+        )
+    return _page(lines)
+
+
 def api_page() -> str:
     lines = ["# API reference\n", MADE]
     for module, names in API:
@@ -104,6 +132,8 @@ def _described(name: str, thing: object) -> list[str]:
     lines = [f"\n### `{name}`\n\n```text\n{name}{_signature(thing)}\n```\n\n{_doc(thing)}\n"]
     if isinstance(thing, type):
         for attribute, member in vars(thing).items():
+            if isinstance(member, (classmethod, staticmethod)):
+                member = member.__func__
             is_shown = isinstance(member, (types.FunctionType, property)) and not attribute.startswith("_")
             if is_shown and _doc(member):
                 target = member.fget if isinstance(member, property) else member
@@ -117,8 +147,9 @@ def _signature(thing: object) -> str:
         signature = inspect.signature(thing)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    shown = [str(_plain(p)) for p in signature.parameters.values() if p.name != "self"]
-    stars = [p.kind for p in signature.parameters.values() if p.name != "self"]
+    parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    shown = [str(_plain(p)) for p in parameters]
+    stars = [p.kind for p in parameters]
     if inspect.Parameter.KEYWORD_ONLY in stars and inspect.Parameter.VAR_POSITIONAL not in stars:
         shown.insert(stars.index(inspect.Parameter.KEYWORD_ONLY), "*")
     text = ", ".join(shown)
@@ -137,6 +168,8 @@ class _Shown:
             return f"timedelta(seconds={value.total_seconds():g})"
         if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
             return value.__name__
+        if isinstance(value, enum.Enum):
+            return f"{type(value).__name__}.{value.name}"
         return f"{type(value).__name__}()" if " at 0x" in repr(value) else repr(value)
 
 
@@ -164,6 +197,7 @@ PAGES = {
     "events.md": events_page,
     "metrics.md": metrics_page,
     "settings.md": settings_page,
+    "config.md": config_page,
     "api.md": api_page,
     "log-line.schema.json": log_line_schema,
 }

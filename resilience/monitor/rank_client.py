@@ -25,11 +25,14 @@ _FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # name
 
 
 class WorkloadAction(Enum):
-    """What a rank may ask of the launcher."""
+    """What a rank may ask of the launcher.
 
-    Continue = 0  # nothing: go on
-    ExcludeThisNode = 1  # this node leaves; the others go on with a spare or without it
-    ShutdownWorkload = 2  # all ranks stop, and are not started again
+    Continue: nothing; the request is on record. ExcludeThisNode: this node leaves, the others go on with a
+    spare or without it. ShutdownWorkload: all ranks stop, and are not started again."""
+
+    Continue = 0
+    ExcludeThisNode = 1
+    ShutdownWorkload = 2
 
 
 @dataclasses.dataclass
