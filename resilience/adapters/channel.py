@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LIMIT = 64 * 1024  # bytes; one message
-MOST_FDS = 4  # that a message carries
+MOST_FDS = 253  # that a message carries; the kernel's own limit (SCM_MAX_FD)
 BACKLOG = 64
 ChannelClosed = ConnectionResetError  # Python's own error for an other end that is gone
 

@@ -256,6 +256,21 @@ def async_error_handling() -> str:
     return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
 
 
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Have numerical libraries that are imported in the body start no threads: a process is to be forked."""
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def infrastructure_rank() -> int | None:
     """Return the node's rank in its allocation: SLURM_PROCID, else GROUP_RANK; None where neither is set."""
     rank = _whole("SLURM_PROCID")

@@ -117,6 +117,13 @@ class Job:
         """Wait until a rank has come to a point (tests.support.signs)."""
         signs.await_sign(self.folder, name, rank, limit)
 
+    def await_sign_file(self, path: Path, limit: float = 60.0) -> None:
+        """Wait until a file is there."""
+        deadline = time.monotonic() + limit
+        while not path.exists():
+            assert time.monotonic() < deadline, f"no {path.name} within {limit} s{self.output()}"
+            time.sleep(LOOK_EVERY)
+
     def let_on(self, name: str) -> None:
         """Let go all ranks that hold at a point (tests.support.signs)."""
         signs.let_on(self.folder, name)

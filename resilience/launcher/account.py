@@ -1,0 +1,69 @@
+"""What happened on this node, told by its agent.
+
+One record file a node, `records/<node>-agent.jsonl`, complete without any server. The agent says when a
+cycle and its phases begin and end; an exception closes what it leaves open as failed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from resilience.core.events import (
+    CycleEnded,
+    CycleOutcome,
+    CyclePhase,
+    CyclePhaseEnded,
+    CyclePhaseStarted,
+    Event,
+    Outcome,
+)
+from resilience.core.identity import Origin
+from resilience.telemetry.emitter import Emitter
+from resilience.telemetry.recording import RecordFile
+
+
+class Account:
+    """The agent's voice. Main thread only."""
+
+    def __init__(self, folder: Path, job_id: str, node: str, attempt: int) -> None:
+        self.folder = folder
+        self.node = node
+        self._file = RecordFile(folder / "records" / f"{node}-agent.jsonl")
+        origin = Origin(job_id=job_id, node=node, role="agent", pid=os.getpid(), attempt=attempt)
+        self._emitter = Emitter(origin, [self._file])
+        self._cycle_began = time.monotonic()
+
+    @property
+    def origin(self) -> Origin:
+        """Who speaks: job, attempt and cycle are everybody's on this node."""
+        return self._emitter.origin
+
+    def emit(self, *events: Event) -> None:
+        self._emitter.emit(*events)
+
+    def cycle(self, number: int) -> None:
+        """Speak of this cycle from now on; its time begins now unless it has begun."""
+        if number != self.origin.cycle:
+            self._cycle_began = time.monotonic()
+        self._emitter.move(cycle=number)
+
+    def cycle_ended(self, outcome: CycleOutcome, detail: str = "") -> None:
+        self.emit(CycleEnded(outcome, time.monotonic() - self._cycle_began, detail[:500]))
+
+    @contextmanager
+    def phase(self, phase: CyclePhase) -> Iterator[None]:
+        """Time one leg of the cycle."""
+        began = time.monotonic()
+        outcome: Outcome = "failed"
+        self.emit(CyclePhaseStarted(phase))
+        try:
+            yield
+            outcome = "completed"
+        finally:
+            self.emit(CyclePhaseEnded(phase, outcome, time.monotonic() - began))
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,182 @@
+"""Runs one node's workers, cycle after cycle, until the job is over.
+
+A cycle: health gate, rendezvous, spawn, run, stop. While workers run the agent waits for whatever comes
+first (a worker's end, a word of a monitor, a signal, another agent's verdict, a node that wants to join)
+and asks what follows; every agent of a cycle obeys the one verdict that stands in the rendezvous. Built on
+torchelastic's LocalElasticAgent for the environment of workers, events and metrics. What a verdict is
+stands in `core.cycle`, who meets whom in `rendezvous`, how workers start in `workers`."""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
+
+from resilience.core import cycle, events
+from resilience.core.cycle import Verdict
+from resilience.launcher import worker_env, workers
+from resilience.launcher.output import RunFolderLogs
+from resilience.launcher.running import Ended, Running
+
+if TYPE_CHECKING:
+    from resilience.launcher.node import Node
+
+SETTLE = 0.3  # seconds in which a dead worker's monitor has told what it knows
+
+
+class Agent(LocalElasticAgent):
+    """The agent of one node. `run` returns when the job is over here; `verdict` then says how."""
+
+    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, node: Node, **kwargs: Any) -> None:
+        super().__init__(spec, logs_specs, **kwargs)
+        self.verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="nothing ran")
+        self._node = node
+        self._running: Running | None = None
+        self._finished_at: float | None = None
+        self._look_at = 0.0
+
+    # -- the cycle ------------------------------------------------------------------------------
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        why: events.CycleReason = "first"
+        while True:
+            self.verdict = self._cycle(why)
+            if self.verdict.again is None:
+                return self._result()
+            why = self.verdict.again
+
+    def _cycle(self, why: events.CycleReason) -> Verdict:
+        node, account, group = self._node, self._node.account, self._worker_group
+        account.cycle(node.handler.cycle + 1)
+        with account.phase("gate"):
+            refusal = node.gate()
+        if refusal is not None:
+            return refusal
+        try:
+            with account.phase("rendezvous"):
+                self._rendezvous(group)
+        except RendezvousClosedError as error:
+            return node.closed(str(error))
+        node.began()
+        account.cycle(node.handler.cycle)
+        account.emit(events.CycleStarted(why, node.restarts_used, self._worker_group.spec.max_restarts))
+        verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="the agent failed")
+        try:
+            with account.phase("spawn"):
+                self._start_workers(group)
+            with account.phase("run"):
+                verdict = self._watch()
+        finally:
+            with account.phase("stop"):
+                self._end_workers(verdict)
+            account.cycle_ended(verdict.outcome, verdict.detail)
+        return verdict
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        node = self._node
+        if isinstance(self._logs_specs, RunFolderLogs):
+            self._logs_specs.cycle = node.handler.cycle
+        made = worker_env.specification(self, worker_group, node)
+        context = workers.start(made)
+        self._running = running = Running(context, worker_group.workers, self._logs_specs)
+        for worker in worker_group.workers:
+            worker.id = context.pids()[worker.local_rank]
+            node.watch(worker, running.files(worker.local_rank))
+            node.account.emit(
+                events.WorkerStarted(worker.local_rank, worker.global_rank, worker.id, context.how, context.reason)
+            )
+        worker_group.state = WorkerState.HEALTHY
+        self._finished_at = None
+        node.signals.install()  # starting processes, torchelastic puts its own handlers in place
+        return dict(context.pids())
+
+    def _end_workers(self, verdict: Verdict) -> None:
+        running, node = self._running, self._node
+        if running is None:
+            return
+        node.monitors.dismiss(verdict.detail or verdict.outcome)
+        for ended in running.stop(signal.SIGTERM, self._shutdown_timeout):
+            self._tell(ended, expected=True)
+        self._running = None
+        self._worker_group.state = WorkerState.STOPPED
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """torchelastic's last act, whatever happened: nothing is left running."""
+        if self._running is not None:
+            self._end_workers(self.verdict)
+        super()._shutdown(*args, **kwargs)
+
+    # -- while workers run ----------------------------------------------------------------------
+
+    def _watch(self) -> Verdict:
+        """Wait for what ends the cycle."""
+        assert self._running is not None
+        while True:
+            self._wait()
+            verdict = self._requested() or self._failed(self._running.collect()) or self._look_around()
+            if verdict is not None:
+                return verdict
+
+    def _wait(self) -> None:
+        """Sleep until something may have happened, at most for the monitoring interval."""
+        assert self._running is not None
+        poll = select.poll()
+        for fd in (*self._running.descriptors, *self._node.descriptors):
+            poll.register(fd, select.POLLIN)
+        poll.poll(self._worker_group.spec.monitor_interval * 1000)
+
+    def _requested(self) -> Verdict | None:
+        """What a signal or a rank asks for."""
+        node = self._node
+        node.hear()
+        verdict = node.request()
+        return None if verdict is None else node.agree(verdict)
+
+    def _failed(self, ended: Sequence[Ended]) -> Verdict | None:
+        """What a failure brings about, if there is one among those that ended."""
+        failures = [end for end in ended if end.code != 0]
+        for end in ended:
+            self._tell(end, expected=end.code == 0)
+        if not failures:
+            return None
+        for end in failures:
+            self._node.await_record(end, SETTLE)
+            self._node.record_of(end)
+        return self._node.after_failure(failures)
+
+    def _look_around(self) -> Verdict | None:
+        """What others did: a verdict of theirs, the end of the last worker, a node that wants to join."""
+        assert self._running is not None
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + self._worker_group.spec.monitor_interval
+        node = self._node
+        standing = node.standing_verdict()
+        if standing is not None:
+            return standing
+        if not self._running.living:
+            if self._finished_at is None:
+                self._finished_at = now
+                node.finished()
+            return node.after_finish(now - self._finished_at)
+        return node.after_membership()
+
+    def _tell(self, ended: Ended, expected: bool) -> None:
+        self._node.reaped(ended)
+        code, number = (ended.code, None) if ended.code >= 0 else (None, ended.how)
+        self._node.account.emit(events.WorkerExited(ended.local_rank, ended.rank, ended.pid, code, number, expected))
+
+    def _result(self) -> RunResult:
+        """The verdict in torchelastic's words, for its events and metrics."""
+        if self.verdict.outcome == "completed":
+            values = {worker.global_rank: None for worker in self._worker_group.workers}
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+        return RunResult(state=WorkerState.FAILED)

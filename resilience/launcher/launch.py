@@ -1,0 +1,180 @@
+"""From a command line to an agent at work, and from its verdict to an exit status.
+
+In order: whatever has to be forked while this process has one thread (zygote, store process), then the
+rendezvous, the run folder, the monitors, and the agent. At the end everything started here is ended
+here, in the opposite order, whatever happened in between."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import torch
+from torch.distributed import run as torchrun
+from torch.distributed.elastic import events as elastic_events
+from torch.distributed.elastic import metrics as elastic_metrics
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.launcher.api import LaunchConfig
+
+from resilience import __version__
+from resilience.adapters.environment import Settings, agent_node_name
+from resilience.adapters.processes import become_subreaper
+from resilience.core import events
+from resilience.core.identity import fingerprint
+from resilience.launcher.account import Account
+from resilience.launcher.agent import Agent
+from resilience.launcher.arguments import Command
+from resilience.launcher.monitors import Monitors
+from resilience.launcher.node import Node
+from resilience.launcher.output import RunFolderLogs
+from resilience.launcher.rendezvous import Handler
+from resilience.launcher.signals import Signals
+from resilience.launcher.stores import StoreProcess
+from resilience.launcher.summary import summary
+from resilience.launcher.zygote import Zygote
+from resilience.monitor.config import to_limits
+from resilience.telemetry.recording import Job
+
+
+def launch(command: Command) -> int:
+    """Run this node's part of the job; return the exit status."""
+    config, entrypoint, arguments = settle(command)
+    settings = Settings.from_environment()
+    with contextlib.ExitStack() as ending:
+        become_subreaper()
+        zygote = None if command.options.cold else Zygote.start()
+        if zygote is not None:
+            ending.callback(zygote.close)
+        stores = StoreProcess.start()
+        ending.callback(stores.close)
+        signals = Signals(config.signals_to_handle)
+        folder, job_id = run_folder(command, settings, config)
+        name = agent_node_name(job_id)
+        handler = Handler(parameters(config, command), stores, name, is_interrupted=signals.has_any)
+        ending.callback(handler.shutdown)
+        account = Account(folder, job_id, name, settings.attempt)
+        ending.callback(account.close)
+        monitors = Monitors(folder, name, config.nproc_per_node)
+        ending.callback(monitors.close, 2.0)
+        monitors.start()
+        spec = worker_spec(config, entrypoint, arguments, handler)
+        node = Node(
+            account,
+            handler,
+            monitors,
+            zygote,
+            signals,
+            command.options,
+            to_limits(command.config),
+            command.config.restart_policy,
+            spec,
+            config.min_nodes,
+        )
+        agent = Agent(
+            spec,
+            logs(command, config, folder),
+            node,
+            start_method=config.start_method,
+            exit_barrier_timeout=command.options.exit_barrier_timeout,
+            log_line_prefix_template=config.log_line_prefix_template,
+            shutdown_timeout=config.shutdown_timeout,
+        )
+        elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
+        agent.run()
+        verdict = agent.verdict
+        account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500]))
+        made = agent.get_event_succeeded() if verdict.exit_code == 0 else agent.get_event_failed()
+        elastic_events.record(made, config.event_log_handler)
+        if verdict.outcome != "completed":
+            print(summary(verdict, folder, node.failure), file=sys.stderr)
+        return verdict.exit_code
+
+
+def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
+    """Let torchrun make its configuration; return it with the workers' program and arguments."""
+    args = command.torchrun
+    _, most = torchrun.parse_min_max_nnodes(args.nnodes)
+    is_alone = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
+    if args.standalone or is_alone:
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
+        args.rdzv_id = str(uuid.uuid4())
+    if args.master_port is None:
+        args.master_port = 29500
+    # The same script in an interpreter of its own: nothing that a script can see tells the two apart.
+    args.run_path = False
+    config, entrypoint, arguments = torchrun.config_from_args(args)
+    assert isinstance(entrypoint, str)
+    return config, entrypoint, arguments
+
+
+def parameters(config: LaunchConfig, command: Command) -> RendezvousParameters:
+    """Return torchelastic's parameters of the rendezvous."""
+    values = {"join_timeout": int(command.options.join_timeout), **config.rdzv_configs}
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **values,
+    )
+
+
+def worker_spec(config: LaunchConfig, entrypoint: str, arguments: list[str], handler: Handler) -> WorkerSpec:
+    """Return torchelastic's description of the workers."""
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(arguments),
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def logs(command: Command, config: LaunchConfig, folder: Path) -> LogsSpecs:
+    """Return where workers' output goes: the run folder, unless the user says something else."""
+    args = command.torchrun
+    assert config.logs_specs is not None
+    is_users = any((args.log_dir, args.redirects != "0", args.tee != "0", args.logs_specs))
+    if is_users or command.options.no_output_files:
+        return config.logs_specs
+    shown = args.local_ranks_filter
+    return RunFolderLogs(folder, set(map(int, shown.split(","))) if shown else None)
+
+
+def run_folder(command: Command, settings: Settings, config: LaunchConfig) -> tuple[Path, str]:
+    """Return the run folder and the job's name; leave job.json there."""
+    run_id = config.run_id
+    is_made = run_id in ("", "none") or command.torchrun.rdzv_endpoint == "localhost:0"
+    job_id = settings.job_id or (time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4] if is_made else run_id)
+    folder = Path(command.options.run_dir or settings.run_dir).absolute() / job_id
+    argv = tuple(sys.argv[1:])
+    Job(
+        job_id=job_id,
+        attempt=settings.attempt,
+        created_wall_ns=time.time_ns(),
+        function=command.torchrun.training_script,
+        command=argv,
+        world_size=config.max_nodes * config.nproc_per_node,
+        hostname=socket.gethostname(),
+        resilience_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=sys.version.split()[0],
+        fingerprint=fingerprint(*argv, config.max_nodes * config.nproc_per_node, torch.__version__),
+    ).write(folder)
+    return folder, job_id

@@ -1,0 +1,271 @@
+"""What one node's agent has at hand, and what it does with it when something happens.
+
+Every question that ends a cycle is asked here: a failure, a request, another agent's verdict, the end of
+the last worker, a node that wants to join, one that is lost. Decisions are `core`'s; one verdict a cycle
+stands in the rendezvous, and whoever comes second obeys it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+
+from resilience.core import cycle, events
+from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
+from resilience.core.cycle import Verdict
+from resilience.core.watch import Limits
+from resilience.monitor import messages
+
+if TYPE_CHECKING:
+    from resilience.launcher.account import Account
+    from resilience.launcher.arguments import Options
+    from resilience.launcher.monitors import Monitors
+    from resilience.launcher.rendezvous import Handler
+    from resilience.launcher.running import Ended
+    from resilience.launcher.signals import Signals
+    from resilience.launcher.zygote import Zygote
+
+LOOK = 0.002  # seconds between looks for a dead worker's record
+READY = 5.0  # seconds that the first workers wait for their monitors, which need 0.2 s
+
+
+class Node:
+    """One node's part of the job. Main thread only."""
+
+    def __init__(
+        self,
+        account: Account,
+        handler: Handler,
+        monitors: Monitors,
+        zygote: Zygote | None,
+        signals: Signals,
+        options: Options,
+        limits: Limits,
+        policy: str,
+        spec: WorkerSpec,
+        least: int,
+    ) -> None:
+        self.name = account.node
+        self.account = account
+        self.handler = handler
+        self.monitors = monitors
+        self.zygote = zygote
+        self.signals = signals
+        self.failure: InterruptionRecord | None = None  # that ended the last cycle, if it was seen here
+        self.restarts_used = 0
+        self._options = options
+        self._limits = limits
+        self._policy = policy
+        self._spec = spec
+        self._least = least
+        self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
+        self._gone: set[int] = set()
+        self._request: Verdict | None = None
+        self._is_excluded = False
+        self._is_unhealthy = False
+        self._step = -1  # the highest that any worker here has told
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What becomes readable when a monitor or a signal has something to say."""
+        return [*self.monitors.filenos(), self.signals.fileno()]
+
+    # -- before a cycle -------------------------------------------------------------------------
+
+    def gate(self) -> Verdict | None:
+        """Check this node's health; answers a verdict if it must leave."""
+        if self._is_excluded:
+            return self._leave("a rank asked for this node's exclusion")
+        return None
+
+    def closed(self, why: str) -> Verdict:
+        """What follows from a rendezvous that takes this node no more."""
+        if self._is_excluded:
+            return self._leave("a rank asked for this node's exclusion")
+        reason = self.handler.last_words() or why
+        return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=f"the job is over: {reason}")
+
+    def began(self) -> None:
+        """A cycle begins: read what the job has used of its budget, forget the cycle before."""
+        self.restarts_used = int(self.handler.job_store.add("restarts", 0))
+        self._records.clear()
+        self._gone.clear()
+        self._request = None
+        self._is_unhealthy = False
+        deadline = time.monotonic() + READY
+        while not all(map(self.monitors.is_monitored, range(self._spec.local_world_size))):
+            self.hear()
+            if time.monotonic() > deadline:
+                break  # they run unmonitored until theirs is there
+            time.sleep(LOOK)
+
+    def watch(self, worker: Worker, files: tuple[str, str, str]) -> None:
+        """Have a worker watched by its rank's monitor."""
+        origin = msgspec.structs.replace(
+            self.account.origin,
+            role="rank",
+            pid=worker.id,
+            initial_rank=worker.global_rank,
+            rank=worker.global_rank,
+            world_size=worker.world_size,
+        )
+        output = tuple(file for file in files[:2] if file)
+        self.monitors.assign(worker.local_rank, worker.id, origin, self._limits, output)
+
+    def reaped(self, ended: Ended) -> None:
+        """Tell a worker's monitor how it ended, for it may have come too late to see it."""
+        self.monitors.reaped(ended.local_rank, ended.pid, exit_of(ended))
+
+    # -- what happens ---------------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Take what the monitors say."""
+        for local_rank, message in self.monitors.poll(0.0):
+            match message:
+                case messages.Found(record):
+                    self._records.setdefault(record.pid or -1, record)
+                    self._step = max(self._step, -1 if record.step is None else record.step)
+                case messages.Gone(worker_pid):
+                    self._gone.add(worker_pid)
+                case messages.Requested(action, description):
+                    self.account.emit(events.ControlRequested(action, description, local_rank))
+                    self._request = self._request or self._asked_for(action, description)
+
+    def _asked_for(self, action: str, description: str) -> Verdict | None:
+        if action == "ExcludeThisNode":
+            self._is_excluded = True
+            self.handler.exclude(self.name, description)
+            return Verdict("interrupted", self.name, again="request", detail=f"node {self.name} leaves: {description}")
+        if action == "ShutdownWorkload":
+            return Verdict("shutdown", self.name, exit_code=cycle.SHUT_DOWN, detail=description)
+        return None
+
+    def request(self) -> Verdict | None:
+        """What a signal or a rank asks for."""
+        for number in self.signals.take():
+            name = signal.Signals(number).name
+            self.account.emit(events.StopRequested(f"{name} to the agent of {self.name}", self._options.stop_grace))
+            self._request = Verdict("preempted", self.name, exit_code=128 + number, detail=f"{name} to {self.name}")
+        return self._request
+
+    def await_record(self, ended: Ended, limit: float) -> None:
+        """Wait until a dead worker's monitor has told what it knows, `limit` seconds at most."""
+        deadline = time.monotonic() + limit
+        while ended.pid not in self._gone and time.monotonic() < deadline:
+            self.hear()
+            if self.monitors.is_monitored(ended.local_rank):
+                time.sleep(LOOK)
+            else:
+                return
+
+    def record_of(self, ended: Ended) -> InterruptionRecord:
+        """Return what is known of a worker's failure: its monitor's record; without one, the agent states what
+        the exit status says."""
+        known = self._records.get(ended.pid)
+        if known is not None:
+            return known
+        record = InterruptionRecord(
+            rank=ended.rank,
+            interruption=Interruption.TERMINATED,
+            message=f"process {ended.pid} ended ({ended.how})",
+            exit=exit_of(ended),
+            detector=Detector("exit"),
+            node=self.name,
+            pid=ended.pid,
+            detected_wall_ns=time.time_ns(),
+        )
+        self._records[ended.pid] = record
+        self.account.emit(events.Interrupted(record))
+        return record
+
+    # -- verdicts -------------------------------------------------------------------------------
+
+    def agree(self, verdict: Verdict) -> Verdict:
+        """Let a verdict stand for all agents of this cycle, unless another one does."""
+        return cycle.decode(self.handler.end_cycle(cycle.encode(verdict)))
+
+    def standing_verdict(self) -> Verdict | None:
+        """Return what another agent has found, None if nobody has."""
+        text = self.handler.cycle_end()
+        if text is not None:
+            return cycle.decode(text)
+        if self.handler.is_cycle_ended():
+            why = self.handler.last_words()
+            if why:
+                return self.closed(why)
+            return Verdict("interrupted", self.name, again="membership", detail="the others went on without this node")
+        lost = self.handler.lost_nodes()
+        if lost:
+            return self._spend(Verdict("failed", self.name, detail=f"node {', '.join(lost)} is lost"), "lost node")
+        return None
+
+    def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
+        """What follows from workers that failed here; None if the others go on without them."""
+        self.failure = self.record_of(failures[0])
+        self._step = max(self._step, -1 if self.failure.step is None else self.failure.step)
+        if self.failure.exit is not None and self.failure.exit.signal == "SIGTERM":
+            # Nobody here sent it: the scheduler takes this rank's place away, which is no failure.
+            detail = f"SIGTERM to rank {self.failure.rank}"
+            self.account.emit(events.StopRequested(detail, self._options.stop_grace))
+            return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
+        if self._policy == "min-healthy" and not self._is_unhealthy:
+            self._is_unhealthy = True
+            self._count("unhealthy", 1)
+        healthy = len(self.handler.formation.seats) - self._count("unhealthy", 0)
+        if self._policy == "min-healthy" and healthy >= self._least:
+            return None
+        return self._spend(Verdict("failed", self.name, detail=self.failure.message, rank=self.failure.rank), "")
+
+    def _spend(self, verdict: Verdict, fingerprint: str) -> Verdict:
+        """Ask the job's budget what a failure brings about; let the answer stand."""
+        used = int(self.handler.job_store.add("restarts", 0))
+        if used >= self._spec.max_restarts:
+            verdict = msgspec.structs.replace(verdict, outcome="exhausted", exit_code=cycle.FAILED)
+        else:
+            verdict = msgspec.structs.replace(verdict, again="failure")
+        standing = self.agree(verdict)
+        if standing == verdict and standing.again is not None:
+            self.handler.job_store.add("restarts", 1)
+        return standing
+
+    def finished(self) -> None:
+        """Every worker here is through, and well."""
+        self._count("finished", 1)
+
+    def after_finish(self, waited: float) -> Verdict | None:
+        """What follows while this node waits for the others to finish, `waited` seconds so far."""
+        if self._count("finished", 0) >= len(self.handler.formation.seats):
+            return Verdict("completed", self.name)
+        if waited < self._options.exit_barrier_timeout:
+            return None
+        return self.agree(
+            Verdict(
+                "failed",
+                self.name,
+                exit_code=cycle.FAILED,
+                detail=f"premature completion: the workers of {self.name} ended well {waited:.0f} s before others did",
+            )
+        )
+
+    def after_membership(self) -> Verdict | None:
+        """What follows from nodes that wait to join: with `any-failed` a new cycle, at no cost."""
+        if self._policy != "any-failed" or not self.handler.num_nodes_waiting():
+            return None
+        return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
+
+    def _count(self, what: str, more: int) -> int:
+        return int(self.handler.job_store.add(f"{what}/{self.handler.cycle}", more))
+
+    def _leave(self, why: str) -> Verdict:
+        self.account.emit(events.NodeExcluded(why))
+        self.handler.leave(why)
+        return Verdict("excluded", self.name, exit_code=cycle.EXCLUDED, detail=why)
+
+
+def exit_of(ended: Ended) -> Exit:
+    """Return a worker's end in the words of records."""
+    return Exit(code=ended.code) if ended.code >= 0 else Exit(signal=ended.how)

@@ -1,0 +1,117 @@
+"""The workers of one cycle on this node: their processes, output and ends.
+
+Holds a pidfd for each, so that the agent wakes the moment one ends; exit statuses come from the process
+handlers of torchelastic's context. A worker that ends is told once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+from torch.distributed.elastic.agent.server.api import Worker
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+from resilience.launcher.output import Follower, RunFolderLogs
+
+KILL_LIMIT = 2.0  # seconds that a killed worker may take to be gone; after that it is left to the kernel
+
+
+class Ended(NamedTuple):
+    """A worker that is gone. code: negative for a signal, as subprocess has it."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    code: int
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        return f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
+
+
+class Running:
+    """One node's workers in one cycle."""
+
+    def __init__(self, context: SubprocessContext, workers: list[Worker], logs: object) -> None:
+        self._context = context
+        self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
+        self._pidfds: dict[int, int] = {}
+        for local_rank, pid in context.pids().items():
+            with contextlib.suppress(ProcessLookupError):  # gone already: the next look tells how
+                self._pidfds[local_rank] = os.pidfd_open(pid)
+        self.living = set(self._ranks)
+        self.ended: list[Ended] = []
+        self._follower = self._follow(logs) if isinstance(logs, RunFolderLogs) else None
+
+    def _follow(self, logs: RunFolderLogs) -> Follower:
+        out, err = self._context.stdouts, self._context.stderrs
+        shown = [local_rank for local_rank in self._ranks if logs.shows(local_rank)]
+        return Follower(
+            [(out[local_rank], sys.stdout.buffer) for local_rank in shown]
+            + [(err[local_rank], sys.stderr.buffer) for local_rank in shown]
+        )
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What becomes readable when a worker ends."""
+        return [fd for local_rank, fd in self._pidfds.items() if local_rank in self.living]
+
+    def files(self, local_rank: int) -> tuple[str, str, str]:
+        """Where a worker's stdout, stderr and error report are; empty where nowhere."""
+        context = self._context
+        return context.stdouts[local_rank], context.stderrs[local_rank], context.error_files[local_rank]
+
+    def collect(self) -> list[Ended]:
+        """Return the workers that have ended since the last look."""
+        new = []
+        for local_rank in sorted(self.living):
+            process = self._context.subprocess_handlers[local_rank].proc
+            code = process.poll()
+            if code is not None:
+                self.living.discard(local_rank)
+                new.append(Ended(local_rank, self._ranks[local_rank], process.pid, code))
+        self.ended += new
+        return new
+
+    def stop(self, number: int, limit: float) -> list[Ended]:
+        """End every worker that still lives, by this signal, and after `limit` seconds by SIGKILL."""
+        self.signal(number)
+        new = self._await_end(limit)
+        if self.living:
+            self.signal(signal.SIGKILL)
+            new += self._await_end(KILL_LIMIT)
+        for fd in self._pidfds.values():
+            os.close(fd)
+        self._pidfds.clear()
+        self._context.close(signal.SIGKILL, 0)
+        if self._follower is not None:
+            self._follower.stop()
+        return new
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every living worker and what it has started."""
+        for local_rank in self.living:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._context.subprocess_handlers[local_rank].proc.pid, number)
+
+    def _await_end(self, limit: float) -> list[Ended]:
+        deadline = time.monotonic() + limit
+        for local_rank in sorted(self.living):
+            process = self._context.subprocess_handlers[local_rank].proc
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        return self.collect()
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,66 @@
+"""Which signals has the agent been sent?  Noted, never acted on inside a handler.
+
+A handler only notes the number and makes a descriptor readable, so that the agent's wait ends. A signal
+that was ignored when the agent started (SIGHUP under nohup) stays ignored."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+from resilience.errors import ConfigurationError
+
+
+class Signals:
+    """The signals that ask the agent to stop. Main thread only."""
+
+    def __init__(self, names: str) -> None:
+        """names: as torchrun's --signals-to-handle has them. Raises: ConfigurationError."""
+        self._numbers = [number for number in map(_number, names.split(",")) if number is not None]
+        self._numbers = [number for number in self._numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._received: list[int] = []
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.install()
+
+    def fileno(self) -> int:
+        """Readable once a signal has come."""
+        return self._read
+
+    def has_any(self) -> bool:
+        """Whether a signal has come that was not taken yet."""
+        return bool(self._received)
+
+    def install(self) -> None:
+        """Put our handlers in place, also after somebody else has put theirs."""
+        for number in self._numbers:
+            signal.signal(number, self._note)
+
+    def take(self) -> list[int]:
+        """Return the signals that came since the last look, in order."""
+        if not self._received:
+            return []
+        taken, self._received = self._received, []
+        try:
+            os.read(self._read, 4096)
+        except BlockingIOError:
+            pass
+        return taken
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+        try:
+            os.write(self._write, b"x")
+        except BlockingIOError:
+            pass  # readable already
+
+
+def _number(name: str) -> int | None:
+    name = name.strip()
+    if not name:
+        return None
+    if name not in signal.Signals.__members__:
+        raise ConfigurationError(
+            f"--signals-to-handle names {name!r}, which is no signal here; expected names such as SIGTERM,SIGINT"
+        )
+    return int(signal.Signals[name])

@@ -1,0 +1,48 @@
+"""What does the person read who is paged?  The launcher's last words.
+
+Names the first failing rank, its exception with the user's own frame, its last lines, and the command
+that tells more. Everything comes from the run folder's records, which hold it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.core.cycle import Verdict
+
+LINES = 10  # of the failed rank's output
+
+
+def summary(verdict: Verdict, folder: Path, record: InterruptionRecord | None = None) -> str:
+    """Return the last message of a launcher whose job did not complete."""
+    lines = [f"resilience run: the job {_WORDS[verdict.outcome]}" + (f": {verdict.detail}" if verdict.detail else "")]
+    if record is not None:
+        lines += _failure(record)
+    lines.append(f"  more: resilience report {folder}")
+    return "\n".join(lines)
+
+
+_WORDS = {
+    "completed": "completed",
+    "failed": "failed",
+    "interrupted": "was interrupted",
+    "preempted": "was asked to stop",
+    "shutdown": "was shut down by a rank's request",
+    "exhausted": "failed and is not started again",
+    "excluded": "goes on without this node",
+}
+
+
+def _failure(record: InterruptionRecord) -> list[str]:
+    where = f"rank {record.rank}" + (f" on {record.node}" if record.node else "")
+    lines = [f"  first failure: {where}: {record.message}"]
+    exception = record.exception
+    if exception is not None:
+        lines.append(f"  {exception.type}: {exception.message}")
+        if exception.stack:
+            frame = exception.stack[-1]
+            lines.append(f"  at {frame.file}:{frame.line} in {frame.function}")
+    if record.log_tail and record.interruption is not Interruption.EXCEPTION:
+        lines.append(f"  its last lines (of {len(record.log_tail)}):")
+        lines += [f"    {line}" for line in record.log_tail[-LINES:]]
+    return lines

@@ -1,0 +1,85 @@
+"""What is a worker told?  Its environment and arguments, as torchrun would give them, and ours beside.
+
+torchelastic's variables keep their names and meanings (RANK … TORCHELASTIC_RUN_ID); the restart count of
+a cycle is the job's, not this agent's. RESILIENCE_* say where the account is kept and where the rank's
+monitor listens, so that a Wrapper or a RankMonitorClient inside finds them unasked."""
+
+from __future__ import annotations
+
+from string import Template
+from typing import TYPE_CHECKING
+
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
+from torch.distributed.elastic.utils import macros
+
+from resilience.adapters.environment import async_error_handling
+from resilience.launcher.workers import WorkersSpec
+
+if TYPE_CHECKING:
+    from resilience.launcher.agent import Agent
+    from resilience.launcher.node import Node
+
+
+def specification(agent: Agent, group: WorkerGroup, node: Node) -> WorkersSpec:
+    """Return what `workers.start` needs to start this cycle's workers."""
+    spec = group.spec
+    envs = {worker.local_rank: _environment(agent, group, worker, node) for worker in group.workers}
+    arguments = {
+        worker.local_rank: tuple(macros.substitute(list(spec.args), str(worker.local_rank))) for worker in group.workers
+    }
+    agent._setup_local_watchdog(envs=envs)
+    agent._setup_healthcheck()
+    return WorkersSpec(
+        name=spec.role,
+        entrypoint=spec.entrypoint,
+        args=arguments,
+        envs=envs,
+        logs_specs=agent._logs_specs,
+        log_line_prefixes=_prefixes(agent, group),
+        start_method=agent._start_method,
+        numa_options=spec.numa_options,
+        duplicate_stdout_filters=spec.duplicate_stdout_filters,
+        duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        zygote=node.zygote,
+    )
+
+
+def _environment(agent: Agent, group: WorkerGroup, worker: Worker, node: Node) -> dict[str, str]:
+    spec = group.spec
+    made = {
+        "RANK": str(worker.global_rank),
+        "GROUP_RANK": str(group.group_rank),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "WORLD_SIZE": str(worker.world_size),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(node.restarts_used),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": async_error_handling(),
+        "RESILIENCE_RUN_DIR": str(node.account.folder.parent),
+        "RESILIENCE_JOB_ID": node.account.origin.job_id,
+        "RESILIENCE_ATTEMPT": str(node.account.origin.attempt),
+        "RESILIENCE_CYCLE": str(node.account.origin.cycle),
+        "RESILIENCE_NODE": node.name,
+        "RESILIENCE_MONITOR_SOCKET": node.monitors.socket(worker.local_rank),
+    }
+    agent._set_local_rank_env(made, worker.local_rank, spec)  # type: ignore[arg-type]
+    return made
+
+
+def _prefixes(agent: Agent, group: WorkerGroup) -> dict[int, str] | None:
+    template = agent._log_line_prefix_template
+    if not template:
+        return None
+    return {
+        worker.local_rank: Template(template).safe_substitute(
+            role_name=group.spec.role, rank=worker.global_rank, local_rank=worker.local_rank
+        )
+        for worker in group.workers
+    }

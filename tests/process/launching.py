@@ -1,0 +1,107 @@
+"""Agents of the launcher, each in a process of its own, and the scripts that they run.
+
+An agent is forked from the fork server, where torch is imported already. Workers are plain scripts, which
+start in a tenth of a second; what they do stands in the test. All agents share one run folder, as on a
+shared file system."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from resilience.core import events
+from resilience.core.records import Record
+from tests.support.ranks import Finished, Job, free_port
+
+PREAMBLE = """
+import os, pathlib, signal, sys, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+cycle = int(os.environ["RESILIENCE_CYCLE"])
+here = pathlib.Path(__file__).parent
+
+def say(name):
+    (here / f"{name}.{cycle}.{rank}").touch()
+
+def await_file(name, limit=60.0):
+    until = time.monotonic() + limit
+    while not (here / name).exists():
+        if time.monotonic() > until:
+            sys.exit(f"no {name}")
+        time.sleep(0.005)
+"""
+
+
+def agent(arguments: list[str]) -> None:
+    """Be an agent. The exit status is the launcher's."""
+    from resilience.launcher.main import main
+
+    raise SystemExit(main(arguments))
+
+
+class Launched:
+    """A job under the launcher: one agent a node, all on this host."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+
+    def wait(self, limit: float = 60.0) -> list[int | None]:
+        """Wait for all agents; answers their exit statuses."""
+        ended = self.job.wait_ranks(limit)
+        self.job.ran_to_its_end = True
+        return [each.code for each in ended]
+
+    def wait_agent(self, number: int, limit: float = 60.0) -> Finished:
+        ended = self.job.wait_rank(number, limit)
+        assert ended is not None, f"agent {number} has not ended{self.job.output()}"
+        return ended
+
+    def output(self, number: int = 0, stream: int = 1) -> str:
+        """Return what an agent wrote: stream 1 or 2."""
+        return (self.folder / f"{self.job.key}-{number}.{stream}").read_text()
+
+    def of(self, kind: type[events.Event], node: str | None = None) -> list[Record]:
+        """Return the agents' records of a kind."""
+        return [
+            record
+            for record in self.job.records()
+            if isinstance(record.event, kind) and (node is None or record.origin.node == node)
+        ]
+
+    def await_worker(self, name: str, limit: float = 60.0) -> None:
+        """Wait until a worker has said `name` (with cycle and rank: `name.cycle.rank`)."""
+        self.job.await_sign_file(self.folder / name, limit)
+
+    def worker_pid(self, rank: int, cycle: int = 0) -> int:
+        started = [
+            record.event
+            for record in self.of(events.WorkerStarted)
+            if record.origin.cycle == cycle and record.event.worker_rank == rank
+        ]
+        return int(started[0].worker_pid)
+
+
+def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]:
+    """Return a function that starts a job: script text, options, number of agents."""
+
+    def begin(script: str, *options: str, nodes: str = "1", agents: int = 1, nproc: int = 2, **env: str) -> Launched:
+        path = folder / "script.py"
+        path.write_text(PREAMBLE + textwrap.dedent(script))
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
+        arguments = [
+            *(["--nnodes", nodes, *meeting] if agents > 1 or nodes != "1" else []),
+            *("--nproc-per-node", str(nproc)),
+            *options,
+            str(path),
+        ]
+        job = start(
+            agents,
+            f"{__name__}:agent",
+            env={"RESILIENCE_JOB_ID": "job", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env},
+            env_of=lambda number: {"RESILIENCE_NODE": f"node{number}"},
+            arguments=arguments,
+        )
+        return Launched(job, folder)
+
+    return begin

@@ -1,0 +1,107 @@
+"""`resilience run` on one node: what it does with workers that fail, finish, or are asked to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from tests.process.launching import Launched, launcher
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+def test_job_that_completes_exits_with_0_and_shows_what_workers_wrote(launch: Launch) -> None:
+    job = launch("print(f'out {rank} of {size}'); print(f'err {rank}', file=sys.stderr)", "--no-output-files")
+    assert job.wait() == [0]
+    assert sorted(line for line in job.output().splitlines() if line.startswith("out")) == ["out 0 of 2", "out 1 of 2"]
+    assert job.of(events.JobEnded)[0].event.outcome == "completed"
+
+
+def test_output_goes_to_the_terminal_and_to_a_file_for_each_cycle_and_rank(launch: Launch) -> None:
+    job = launch("print(f'cycle {cycle} rank {rank}'); sys.exit(rank == 1 and cycle == 0)")
+    assert job.wait() == [0]
+    shown = job.output().splitlines()
+    assert {"cycle 0 rank 1", "cycle 1 rank 0", "cycle 1 rank 1"} <= set(shown)
+    assert (job.job.run / "output" / "1" / "1.out").read_text() == "cycle 1 rank 1\n"
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(1)", "os.kill(os.getpid(), 9)", "raise ValueError('no')"])
+def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> None:
+    job = launch(f"if cycle == 0 and rank == 1: {how}\nif cycle == 0: await_file('never')")
+    assert job.wait() == [0]
+    assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
+    ended = [record.event for record in job.of(events.CycleEnded)]
+    assert [event.outcome for event in ended] == ["failed", "completed"]
+    interrupted = [record.event.record for record in job.of(events.Interrupted)]
+    assert [(record.rank, record.interruption) for record in interrupted] == [(1, Interruption.TERMINATED)]
+    exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
+    assert not exits[0, 1].expected
+    assert exits[0, 0].expected and exits[0, 0].signal == "SIGTERM"
+    assert exits[1, 0].code == exits[1, 1].code == 0
+
+
+def test_job_without_restarts_left_ends_with_1_and_says_what_failed(launch: Launch) -> None:
+    job = launch("sys.exit(rank)", "--max-restarts", "1")
+    assert job.wait() == [1]
+    assert len(job.of(events.CycleStarted)) == 2
+    (ended,) = job.of(events.JobEnded)
+    assert (ended.event.outcome, ended.event.exit_code) == ("exhausted", 1)
+    assert "rank 1" in job.output(stream=2)
+    assert "resilience report" in job.output(stream=2)
+
+
+def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(launch: Launch) -> None:
+    job = launch(
+        """
+        if cycle == 0 and rank == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            say("deaf")
+            await_file("never")
+        if cycle == 0:
+            await_file("deaf.0.0")
+            sys.exit(1)
+        """,
+        "--shutdown-timeout",
+        "1",
+    )
+    assert job.wait() == [0]
+    exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
+    assert exits[0, 0].signal == "SIGKILL"
+
+
+def test_agents_death_leaves_no_process(launch: Launch) -> None:
+    job = launch("say('up'); await_file('never')")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    pids = [job.worker_pid(rank) for rank in range(2)]
+    job.job.signal(0, signal.SIGKILL)
+    job.wait_agent(0)
+    for pid in pids:
+        await_end(pid)
+    job.job.ran_to_its_end = True
+
+
+def await_end(pid: int) -> None:
+    """Wait until a process is gone or a zombie."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    import select
+
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(20_000), f"process {pid} goes on"
+    os.close(pidfd)
