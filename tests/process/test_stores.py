@@ -1,0 +1,86 @@
+"""The store process: serves, survives signals and its clients, and ends with its agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+import torch.distributed as dist
+
+from resilience.adapters.processes import Process
+from resilience.errors import StoreError
+from resilience.launcher.stores import StoreProcess
+from tests.process.children import child, hear
+
+
+@pytest.fixture
+def stores() -> Iterator[StoreProcess]:
+    """In the test's process, which has threads: so it is executed."""
+    started = StoreProcess.start()
+    yield started
+    started.close()
+
+
+def client(port: int) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+
+
+def test_servers_are_opened_and_closed_on_request(stores: StoreProcess) -> None:
+    one, two = stores.host(), stores.host()
+    client(one).set("key", "one")
+    assert not client(two).check(["key"])
+    stores.release(one)
+    assert stores.host(port=one) == one  # it is free again, and empty
+    assert not client(one).check(["key"])
+
+
+def test_server_asked_for_ahead_of_time_is_there_when_it_is_taken(stores: StoreProcess) -> None:
+    stores.ask()
+    stores.ask()
+    assert client(stores.take()).num_keys() == client(stores.take()).num_keys()
+
+
+def test_port_that_is_taken_is_told_and_others_go_on(stores: StoreProcess) -> None:
+    port = stores.host()
+    with pytest.raises(StoreError, match="Address already in use"):
+        stores.host(port=port)
+    client(stores.host()).set("key", "value")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_for_the_agent_pass_it_by(stores: StoreProcess, number: int) -> None:
+    port = stores.host()
+    os.kill(stores.pid, number)
+    assert stores.host() != port
+    client(port).set("key", "value")
+
+
+def test_it_ends_when_it_is_closed(stores: StoreProcess) -> None:
+    process = Process(stores.pid)
+    stores.close()
+    assert process.has_ended()
+    stores.close()
+
+
+def test_its_death_is_told(stores: StoreProcess) -> None:
+    stores.host()
+    os.kill(stores.pid, signal.SIGKILL)
+    with pytest.raises(StoreError, match=r"has ended|is gone"):
+        stores.host()
+
+
+def test_it_goes_with_an_agent_that_is_killed() -> None:
+    def body(line: Connection) -> None:
+        started = StoreProcess.start()
+        line.send((started.pid, started.host()))
+        hear(line)
+
+    with child(body) as agent:
+        pid, _ = agent.hear()
+        process = Process(pid)
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        assert process.has_ended(5.0)
