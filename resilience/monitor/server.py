@@ -20,14 +20,15 @@ import msgspec
 
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
-from resilience.core import events, watch
+from resilience.core import events, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.monitor import messages
-from resilience.monitor.evidence import Witness
+from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.page import MonitorSide
+from resilience.telemetry import signs
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 from resilience.telemetry.timings import HEARTBEAT, Timings
@@ -35,6 +36,7 @@ from resilience.telemetry.timings import HEARTBEAT, Timings
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are weighed again
+MOST_ROUNDS = 64  # of these after its end: a child of its may still hold the line
 REFUSED_EVERY = 1.0  # seconds between two accounts of refused messages
 
 
@@ -77,6 +79,8 @@ class RankMonitor:
         self._closed: Counter[str] = Counter()  # sections by name; heartbeat gaps under ""
         self._seen = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
+        self._shown: signs.Signs | None = None
+        self._show_at = time.monotonic() + signs.EVERY
         self._interrupted: tuple[int, float] | None = None  # iteration, when
         self._stuck_in: int | None = None
         self._refused: Counter[str] = Counter()  # messages, by why
@@ -112,6 +116,8 @@ class RankMonitor:
             self._watch = decision.state
             self._perform(decision)
             wake_at = decision.wake_at
+            if now >= self._show_at:
+                self._show_signs(now)
         self._close()
 
     # -- waking ---------------------------------------------------------------------------------
@@ -135,31 +141,36 @@ class RankMonitor:
 
     def _sleep(self, wake_at: float | None) -> None:
         now = time.monotonic()
-        until = self._flush_at if wake_at is None else min(wake_at, self._flush_at)
+        until = min(self._flush_at, self._show_at)
+        until = until if wake_at is None else min(wake_at, until)
         for key, _ in self._selector.select(max(0.0, until - now)):
             key.data()
 
     def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
         if not self._is_gone:
-            self._receive()  # its last words first
+            for _ in range(MOST_ROUNDS):  # its last words first
+                if not self._receive():
+                    break
             self._is_gone = True
             self._noticed_by = noticed_by
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take what the rank says; answers whether there may be more."""
         for _ in range(MOST_MESSAGES):
             if self._channel is None:
-                return
+                return False
             try:
                 data = self._channel.receive(0.0)
             except ChannelClosed:
                 self._hung_up()
-                return
+                return False
             if data is None:
-                return
+                return False
             try:
                 self._handle(messages.decode_for_monitor(data))
             except msgspec.DecodeError as error:
                 self._refuse(f"malformed message: {error}"[:200])
+        return True
 
     def _hung_up(self) -> None:
         """The rank has let go of its end."""
@@ -340,6 +351,10 @@ class RankMonitor:
                 stacks=() if self._dump is None else self._dump.last_words(),
             )
         )
+        if status.code and record.exception is None:
+            raised = tracebacks.parse(record.log_tail)
+            if raised is not None:
+                record = msgspec.structs.replace(record, exception=raised, interruption=Interruption.EXCEPTION)
         self.emit(events.Interrupted(record))
         self._close_open_spans()
         self._outlet.stand_in(record)
@@ -383,6 +398,7 @@ class RankMonitor:
     def _fold_timings(self, now: float) -> None:
         closed, overrun = self._page.drain()
         self._timings.fold((entry.name, entry.duration) for entry in closed if not entry.failed)
+        self._timings.fold_failed((entry.name, entry.duration) for entry in closed if entry.failed)
         self._closed.update(entry.name for entry in closed)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
@@ -394,12 +410,42 @@ class RankMonitor:
         if self._folder is not None:
             self._timings.write(self._folder / "timings" / f"{self._name}.json")
 
+    def _show_signs(self, now: float, is_last: bool = False) -> None:
+        """Leave what the rank shows where others can see it, unless nothing has changed."""
+        origin, view, seen = self._origin, self._page.read(), self._observe()
+        self._show_at = now + signs.pause(None if origin is None else origin.world_size)
+        beats = [at for at in (seen.heartbeat_at, seen.ping_at, seen.step_at) if at is not None]
+        if (
+            origin is None
+            or self._folder is None
+            or not (beats or view.open_sections or view.doing is not Doing.OUTSIDE)
+        ):
+            return  # it is not attached, and maybe somebody else watches what it does
+        sections = () if is_last else seen.open_sections
+        shown = signs.Signs(
+            origin=msgspec.structs.replace(origin, iteration=view.iteration if self._witness.has_iterations else None),
+            doing=view.hook or view.doing.value if not is_last else Doing.OUTSIDE.value,
+            written_at=now,
+            offset=time.time() - time.monotonic(),
+            step=view.step,
+            step_at=seen.step_at,
+            heartbeat_at=max(beats, default=None),
+            sections=tuple(
+                signs.Open(sign.name, sign.seen_at, shortest(watch.section_limit(self._watch.limits, sign)))
+                for sign in sections[: signs.MOST_SECTIONS]
+            ),
+            sections_more=max(0, len(sections) - signs.MOST_SECTIONS),
+        )
+        if not shown.is_like(self._shown) and signs.write(self._folder, shown):
+            self._shown = shown
+
     def _close(self) -> None:
         result = self._outlet.finish()
         if result is not None:
             self.emit(result)
         self._fold_timings(time.monotonic())
         self._write_timings()
+        self._show_signs(time.monotonic(), is_last=self._is_gone)
         self._tell_refused(float("inf"))
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
 
