@@ -61,6 +61,10 @@ class Options:
     startup_restarts: int = dataclasses.field(
         default=3, metadata={"help": "restarts in a row for failures before a worker's first step"}
     )
+    same_failure_in_window: int = dataclasses.field(
+        default=10, metadata={"help": "identical failures within the window that end the job too; 0: any number"}
+    )
+    failure_window: float = dataclasses.field(default=3600.0, metadata={"help": "seconds of that window"})
     health_check: str | None = dataclasses.field(
         default=None, metadata={"help": "command that must exit with 0 on this node before each cycle"}
     )

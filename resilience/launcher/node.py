@@ -16,8 +16,10 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 
 from resilience.core import cycle, events
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
+from resilience.core.budget import Budget, Failure, describe, table
 from resilience.core.cycle import Verdict
 from resilience.core.watch import Limits
+from resilience.launcher.budget import JobBudget, failure_of
 from resilience.monitor import messages
 
 if TYPE_CHECKING:
@@ -61,6 +63,17 @@ class Node:
         self._limits = limits
         self._policy = policy
         self._spec = spec
+        self._budget = JobBudget(
+            handler.job_store,
+            Budget(
+                max_restarts=spec.max_restarts,
+                same_limit=options.same_failure_limit,
+                startup_restarts=options.startup_restarts,
+                same_in_window=options.same_failure_in_window,
+                window_s=options.failure_window,
+                same_exit_code=options.same_failure_exit_code,
+            ),
+        )
         self._least = least
         self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
         self._gone: set[int] = set()
@@ -91,7 +104,7 @@ class Node:
 
     def began(self) -> None:
         """A cycle begins: read what the job has used of its budget, forget the cycle before."""
-        self.restarts_used = int(self.handler.job_store.add("restarts", 0))
+        self.restarts_used = self._budget.used
         self._records.clear()
         self._gone.clear()
         self._request = None
@@ -200,7 +213,9 @@ class Node:
             return Verdict("interrupted", self.name, again="membership", detail="the others went on without this node")
         lost = self.handler.lost_nodes()
         if lost:
-            return self._spend(Verdict("failed", self.name, detail=f"node {', '.join(lost)} is lost"), "lost node")
+            what = f"node {', '.join(lost)} is lost"
+            failure = Failure(self.handler.cycle, f"lost {lost[0]}", what, lost[0], -1, self._step)
+            return self._spend(Verdict("failed", self.name, detail=what), failure)
         return None
 
     def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
@@ -218,19 +233,35 @@ class Node:
         healthy = len(self.handler.formation.seats) - self._count("unhealthy", 0)
         if self._policy == "min-healthy" and healthy >= self._least:
             return None
-        return self._spend(Verdict("failed", self.name, detail=self.failure.message, rank=self.failure.rank), "")
+        verdict = Verdict("failed", self.name, detail=describe(self.failure), rank=self.failure.rank)
+        return self._spend(verdict, failure_of(self.failure, self.handler.cycle, self.name, self._step))
 
-    def _spend(self, verdict: Verdict, fingerprint: str) -> Verdict:
+    def _spend(self, verdict: Verdict, failure: Failure) -> Verdict:
         """Ask the job's budget what a failure brings about; let the answer stand."""
-        used = int(self.handler.job_store.add("restarts", 0))
-        if used >= self._spec.max_restarts:
-            verdict = msgspec.structs.replace(verdict, outcome="exhausted", exit_code=cycle.FAILED)
-        else:
+        answer = self._budget.decide(failure)
+        if answer.is_restart:
             verdict = msgspec.structs.replace(verdict, again="failure")
+        else:
+            detail = f"{verdict.detail}; {answer.why}" if answer.why not in verdict.detail else verdict.detail
+            verdict = msgspec.structs.replace(verdict, outcome="exhausted", exit_code=answer.exit_code, detail=detail)
         standing = self.agree(verdict)
-        if standing == verdict and standing.again is not None:
-            self.handler.job_store.add("restarts", 1)
+        if standing == verdict:
+            self._budget.spend(failure)
+            self.account.emit(
+                events.RestartDecided(
+                    "restart" if answer.is_restart else "stop",
+                    failure.fingerprint,
+                    answer.why,
+                    answer.used,
+                    answer.left,
+                    answer.same_in_a_row,
+                )
+            )
         return standing
+
+    def failures(self) -> list[str]:
+        """Return what the job failed from, as lines of a table."""
+        return table(self._budget.history())
 
     def finished(self) -> None:
         """Every worker here is through, and well."""

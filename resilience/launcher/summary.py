@@ -5,6 +5,7 @@ that tells more. Everything comes from the run folder's records, which hold it a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.core.attribution import Interruption, InterruptionRecord
@@ -13,11 +14,15 @@ from resilience.core.cycle import Verdict
 LINES = 10  # of the failed rank's output
 
 
-def summary(verdict: Verdict, folder: Path, record: InterruptionRecord | None = None) -> str:
-    """Return the last message of a launcher whose job did not complete."""
+def summary(
+    verdict: Verdict, folder: Path, record: InterruptionRecord | None = None, failures: Sequence[str] = ()
+) -> str:
+    """Return the last message of a launcher whose job did not complete. failures: lines of a table."""
     lines = [f"resilience run: the job {_WORDS[verdict.outcome]}" + (f": {verdict.detail}" if verdict.detail else "")]
     if record is not None:
         lines += _failure(record)
+    if len(failures) > 2:
+        lines += ["  all failures:", *(f"    {line}" for line in failures)]
     lines.append(f"  more: resilience report {folder}")
     return "\n".join(lines)
 

@@ -99,7 +99,7 @@ def _report(error: BaseException) -> None:
     ):
         traceback = traceback.tb_next
     error.__traceback__ = traceback
-    if os.environ.get("TORCHELASTIC_ERROR_FILE") and isinstance(error, Exception):
+    if isinstance(error, Exception):  # into TORCHELASTIC_ERROR_FILE, if that is set
         with contextlib.suppress(Exception):
             from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

@@ -45,7 +45,8 @@ def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> No
     ended = [record.event for record in job.of(events.CycleEnded)]
     assert [event.outcome for event in ended] == ["failed", "completed"]
     interrupted = [record.event.record for record in job.of(events.Interrupted)]
-    assert [(record.rank, record.interruption) for record in interrupted] == [(1, Interruption.TERMINATED)]
+    kind = Interruption.EXCEPTION if how.startswith("raise") else Interruption.TERMINATED
+    assert [(record.rank, record.interruption) for record in interrupted] == [(1, kind)]
     exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
     assert not exits[0, 1].expected
     assert exits[0, 0].expected and exits[0, 0].signal == "SIGTERM"
@@ -105,3 +106,32 @@ def await_end(pid: int) -> None:
     poll.register(pidfd, select.POLLIN)
     assert poll.poll(20_000), f"process {pid} goes on"
     os.close(pidfd)
+
+
+def test_third_identical_failure_without_progress_ends_the_job_with_a_table_and_93(launch: Launch) -> None:
+    job = launch("import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')")
+    assert job.wait() == [93]
+    assert len(job.of(events.CycleStarted)) == 3
+    said = job.output(stream=2)
+    assert "3 times in a row without progress beyond step 5" in said
+    assert "ValueError: bad batch" in said
+    assert "script.py:" in said
+    decided = [record.event.verdict for record in job.of(events.RestartDecided)]
+    assert decided == ["restart", "restart", "stop"]
+
+
+def test_progress_between_identical_failures_goes_on_to_the_ceiling(launch: Launch) -> None:
+    job = launch(
+        "import resilience; resilience.step(cycle)\nif rank: raise ValueError('bad batch')\nawait_file('never')",
+        "--max-restarts",
+        "4",
+    )
+    assert job.wait() == [1]
+    assert len(job.of(events.CycleStarted)) == 5
+
+
+def test_failures_before_the_first_step_have_a_short_budget_of_their_own(launch: Launch) -> None:
+    job = launch("sys.exit(10 + cycle if rank else 0)")
+    assert job.wait() == [1]
+    assert len(job.of(events.CycleStarted)) == 4
+    assert "no worker has made a step in 4 starts" in job.output(stream=2)

@@ -1,0 +1,118 @@
+"""May the job start its workers once more?  One budget for the whole job, by what failed and when.
+
+`max_restarts` is the ceiling. Below it: the same failure three times in a row without progress ends the job,
+for a fourth time would end like the third; failures before any worker's first step have a short budget
+of their own, for what cannot start will not; and one failure that comes again and again within the window
+ends it too, even if steps are made in between. All failures of a job are one list in its store; each agent
+times them by its own clock from when it first saw them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from resilience.core.attribution import InterruptionRecord
+
+FAILED = 1
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A failure that a cycle ended with. fingerprint: equal for repetitions; step: the highest that any rank
+    has told so far, -1 before the first; at: seconds, on the clock of whoever decides."""
+
+    cycle: int
+    fingerprint: str
+    what: str
+    node: str
+    rank: int
+    step: int
+    at: float = 0.0
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What is allowed; 0 switches a rule off, but not max_restarts. window_s: seconds."""
+
+    max_restarts: int
+    same_limit: int = 3
+    startup_restarts: int = 3
+    same_in_window: int = 10
+    window_s: float = 3600.0
+    same_exit_code: int = 93
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """May it start again; if not, with which exit code the job ends. same_in_a_row: without progress."""
+
+    is_restart: bool
+    why: str
+    used: int
+    left: int
+    same_in_a_row: int
+    exit_code: int = 0
+
+
+def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answer:
+    """Return what follows from a failure, given the failures before, oldest first."""
+    used = len(history)
+    same = same_in_a_row(history, failure)
+    left = budget.max_restarts - used
+
+    def stop(why: str, code: int) -> Answer:
+        return Answer(False, why, used, max(0, left), same, code)
+
+    if budget.same_limit and same >= budget.same_limit:
+        progress = "before the first step" if failure.step < 0 else f"without progress beyond step {failure.step}"
+        return stop(f"the same failure {same} times in a row {progress}: {failure.what}", budget.same_exit_code)
+    if left <= 0:
+        return stop(f"all {budget.max_restarts} restarts are used", FAILED)
+    if failure.step < 0 and budget.startup_restarts and used >= budget.startup_restarts:
+        return stop(f"no worker has made a step in {used + 1} starts", FAILED)
+    recent = [past for past in history if failure.at - past.at <= budget.window_s]
+    often = 1 + sum(past.fingerprint == failure.fingerprint for past in recent)
+    if budget.same_in_window and often > budget.same_in_window:
+        return stop(
+            f"the same failure {often} times within {budget.window_s:g} s: {failure.what}", budget.same_exit_code
+        )
+    return Answer(True, failure.what, used + 1, left - 1, same)
+
+
+def same_in_a_row(history: Sequence[Failure], failure: Failure) -> int:
+    """Return how many times in a row, this one included, the job failed so without a step in between."""
+    count = 1
+    for past in reversed(history):
+        if past.fingerprint != failure.fingerprint or past.step < failure.step:
+            break
+        count += 1
+    return count
+
+
+def fingerprint(record: InterruptionRecord) -> str:
+    """Return what is equal for repetitions of a failure: the exception, the limit, or the exit."""
+    if record.exception is not None:
+        return f"exception:{record.exception.fingerprint}"
+    if record.detector is not None and record.detector.name != "exit":
+        return f"limit:{record.detector.name}"
+    if record.exit is not None and record.exit.signal is not None:
+        return f"signal:{record.exit.signal}" + (":oom" if record.exit.oom else "")
+    if record.exit is not None and record.exit.code is not None:
+        return f"exit:{record.exit.code}"
+    return record.interruption.value
+
+
+def describe(record: InterruptionRecord) -> str:
+    """Return a failure in a few words."""
+    if record.exception is not None:
+        return f"{record.exception.type}: {record.exception.message}"[:200]
+    return record.message[:200] or record.interruption.value
+
+
+def table(history: Sequence[Failure]) -> list[str]:
+    """Return all failures of a job as lines of a table, oldest first."""
+    rows = [("cycle", "rank", "node", "step", "what")]
+    rows += [
+        (str(each.cycle), str(each.rank), each.node, "-" if each.step < 0 else str(each.step), each.what)
+        for each in history
+    ]
+    sizes = [max(len(row[column]) for row in rows) for column in range(4)]
+    return ["  ".join([*(cell.ljust(size) for cell, size in zip(row, sizes, strict=False)), row[4]]) for row in rows]
