@@ -168,7 +168,8 @@ def be(path: str, conf: dict[str, Any]) -> None:
     while True:
         try:
             if handler is None:
-                handler = Handler(RendezvousParameters(**conf), rank=rank)
+                stop = Path(f"{conf['node']}.stop")
+                handler = Handler(RendezvousParameters(**conf), rank=rank, is_interrupted=stop.exists)
                 line.send((True, handler.is_host))
             else:
                 line.send((True, _perform(handler, name, args)))

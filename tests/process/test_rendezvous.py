@@ -222,6 +222,32 @@ def test_store_outlives_the_end_of_the_agent_that_hosts_it(make: Make) -> None:
     assert a.answer() is True
 
 
+def test_host_that_is_excluded_serves_the_others_until_they_are_through(make: Make) -> None:
+    a, b = make("1:2").several(2)
+    meet([a, b])
+    a.do("exclude", "a", "disk full")
+    a.ask("leave")
+    for cycle in (1, 2):
+        assert b.do("meet")[:3] == (cycle, 0, 1)
+    assert a.is_silent(0.3)
+    b.do("shutdown")
+    assert a.answer() is True
+
+
+def test_agent_that_is_told_to_stop_waits_no_longer(make: Make, tmp_path: Path) -> None:
+    job = make("2")
+    (a,) = job.several(1)
+    a.ask("meet")
+    job.await_entries(1)
+    (tmp_path / "a.stop").touch()
+    with pytest.raises(RendezvousClosedError, match="node a was told to stop while it waited for cycle 0"):
+        a.answer()
+    b, c = job.start("b"), job.start("c")
+    for agent in (b, c):
+        agent.answer()
+    assert [told.size for told in meet([b, c])] == [2, 2]  # it is not missed, nor is its lead
+
+
 def test_host_that_finishes_does_not_wait_for_the_dead(make: Make) -> None:
     a, b = make("2").several(2)
     meet([a, b])
