@@ -80,7 +80,7 @@ class Witness:
             last_heartbeat_age_s=now - max(beats) if beats else None,
             step=view.step if record.step is None else record.step,
             open_sections=tuple(
-                OpenSection(sign.name, now - sign.seen_at, _shortest(watch.section_limit(limits, sign)))
+                OpenSection(sign.name, now - sign.seen_at, shortest(watch.section_limit(limits, sign)))
                 for sign in seen.open_sections
             ),
             last_collectives=tuple(
@@ -119,5 +119,6 @@ class Witness:
         return lines
 
 
-def _shortest(limit: watch.Limit) -> float | None:
+def shortest(limit: watch.Limit) -> float | None:
+    """Return the seconds after which a limit fires first, None if it never does."""
     return limit.soft if limit.soft is not None else limit.hard

@@ -50,9 +50,12 @@ def upper_bound(number: int) -> float:
 
 
 class Timings(msgspec.Struct):
-    """The histograms of one rank, by section; HEARTBEAT holds the gaps between heartbeats."""
+    """The histograms of one rank, by section; HEARTBEAT holds the gaps between heartbeats.
+
+    failed: of sections that an exception left; their durations say little about the others'."""
 
     sections: dict[str, Histogram] = {}
+    failed: dict[str, Histogram] = {}
     schema: int = 1
 
     def fold(self, entries: Iterable[tuple[str, float]]) -> None:
@@ -60,13 +63,20 @@ class Timings(msgspec.Struct):
         for name, duration in entries:
             self.sections.setdefault(name, Histogram()).add(duration)
 
+    def fold_failed(self, entries: Iterable[tuple[str, float]]) -> None:
+        """Add (name, duration in seconds) pairs of sections that an exception left."""
+        for name, duration in entries:
+            self.failed.setdefault(name, Histogram()).add(duration)
+
     def merge(self, other: Timings) -> None:
         for name, histogram in other.sections.items():
             self.sections.setdefault(name, Histogram()).merge(histogram)
+        for name, histogram in other.failed.items():
+            self.failed.setdefault(name, Histogram()).merge(histogram)
 
     def write(self, path: Path) -> bool:
         """Replace the file; answers whether it worked. Nothing to write is nothing written."""
-        return not self.sections or files.replace(path, msgspec.json.encode(self))
+        return not (self.sections or self.failed) or files.replace(path, msgspec.json.encode(self))
 
 
 def read(path: Path) -> Timings:

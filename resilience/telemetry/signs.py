@@ -1,0 +1,103 @@
+"""What does each rank show right now?  One small file a rank, for exporters and `resilience status`.
+
+A monitor leaves there what it sees of its rank (`timings/<node>-<rank>.signs`), replaced as a whole, now and
+then and only when something has changed. These are observations, no events: nothing is counted from
+them, and a stale file only means that the rank shows nothing new."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import files
+from resilience.core.identity import Origin
+
+EVERY = 2.0  # seconds between two writes of a rank's file, at least
+A_SECOND = 128  # files that all ranks of a job write in a second, at most: they may share one file server
+MOST_SECTIONS = 16
+_NAME = re.compile(r"(?P<node>.+)-(?P<rank>\d+)\.signs")
+
+
+class Open(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An open section. at: when it was entered. limit_s: the shorter one of its limits."""
+
+    name: str
+    at: float
+    limit_s: float | None = None
+
+
+class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a rank shows. Times are seconds of its host's monotonic clock; plus `offset` they are UTC.
+
+    heartbeat_at: of the last heartbeat, ping or higher step. written_at: changes of it alone are none."""
+
+    origin: Origin
+    doing: str
+    written_at: float = 0.0
+    offset: float = 0.0
+    step: int | None = None
+    step_at: float | None = None
+    heartbeat_at: float | None = None
+    sections: tuple[Open, ...] = ()
+    sections_more: int = 0  # open ones beyond the first MOST_SECTIONS
+    schema: int = 1
+
+    def is_like(self, other: Signs | None) -> bool:
+        """Whether it shows the same as another one."""
+        if other is None:
+            return False
+        plain: Signs = msgspec.structs.replace(other, written_at=self.written_at, offset=self.offset)
+        return self == plain
+
+    def wall(self, at: float) -> float:
+        """Return a time of this host as UTC seconds."""
+        return at + self.offset
+
+
+def pause(world_size: int | None) -> float:
+    """Return the seconds between two writes of one rank's file."""
+    return max(EVERY, (world_size or 1) / A_SECOND)
+
+
+def path_of(folder: Path, node: str, rank: int) -> Path:
+    """Return where a rank's signs are. folder: the run folder."""
+    return folder / "timings" / f"{node}-{rank}.signs"
+
+
+def write(folder: Path, signs: Signs) -> bool:
+    """Replace a rank's file; answers whether it worked."""
+    rank = -1 if signs.origin.initial_rank is None else signs.origin.initial_rank
+    return files.replace(path_of(folder, signs.origin.node, rank), msgspec.json.encode(signs))
+
+
+def read(path: Path) -> Signs:
+    """Read a rank's file. Raises: OSError, msgspec.DecodeError."""
+    return msgspec.json.decode(path.read_bytes(), type=Signs)
+
+
+def read_all(folder: Path, node: str | None = None) -> dict[int, Signs]:
+    """Return what the ranks show, of one node or of all, by initial rank. What cannot be read is left out."""
+    found: dict[int, Signs] = {}
+    try:
+        names = [path for path in (folder / "timings").iterdir() if path.suffix == ".signs"]
+    except OSError:
+        return found
+    for path in names:
+        named = _NAME.fullmatch(path.name)
+        if named is None or node not in (None, named["node"]):
+            continue
+        try:
+            signs = read(path)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue  # it goes, or is of another version
+        rank = int(named["rank"])
+        # After a change of ranks between nodes an old file stays behind.
+        if rank not in found or _order(signs) > _order(found[rank]):
+            found[rank] = signs
+    return found
+
+
+def _order(signs: Signs) -> tuple[int, int, float]:
+    return signs.origin.attempt, signs.origin.cycle, signs.wall(signs.written_at)
