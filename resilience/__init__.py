@@ -3,6 +3,7 @@
     with resilience.section("data"): ...      a named stretch of a step, with its own limit
     resilience.heartbeat()                    a sign of life
     resilience.step(n)                        progress of the training loop
+    resilience.stop_requested()               whether the job is asked to stop: write a checkpoint and leave
     resilience.get_logger()                   a structured logger that knows rank, iteration and step
 
 Inside a wrapped function or under the launcher these reach the rank's monitor; elsewhere they do
@@ -14,16 +15,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resilience.monitor.client import heartbeat, section, step
+    from resilience.monitor.client import heartbeat, section, step, stop_requested
     from resilience.telemetry.log import get_logger
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "get_logger", "heartbeat", "section", "step"]
+__all__ = ["__version__", "get_logger", "heartbeat", "section", "step", "stop_requested"]
 
 _WHERE = {
     "heartbeat": "resilience.monitor.client",
     "section": "resilience.monitor.client",
     "step": "resilience.monitor.client",
+    "stop_requested": "resilience.monitor.client",
     "get_logger": "resilience.telemetry.log",
 }
 

@@ -101,6 +101,9 @@ class Agent(LocalElasticAgent):
         running, node = self._running, self._node
         if running is None:
             return
+        if verdict.outcome == "preempted":
+            for ended in node.let_finish(running):
+                self._tell(ended, expected=True)
         node.monitors.dismiss(verdict.detail or verdict.outcome)
         for ended in running.stop(signal.SIGTERM, self._shutdown_timeout):
             self._tell(ended, expected=True)

@@ -105,6 +105,11 @@ class Monitors:
         for place in self._places:
             place.dismiss(messages.Dismissed(reason))
 
+    def request_stop(self) -> None:
+        """Let all programs know that the job is asked to stop; each monitor answers whether its one looks."""
+        for place in self._places:
+            place.tell(messages.Stop())
+
     def limit(self, limits: Limits) -> None:
         """Let these limits hold from now on."""
         for place in self._places:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilience.launcher.arguments import Options
     from resilience.launcher.monitors import Monitors
     from resilience.launcher.rendezvous import Handler
-    from resilience.launcher.running import Ended
+    from resilience.launcher.running import Ended, Running
     from resilience.launcher.signals import Signals
     from resilience.launcher.zygote import Zygote
 
@@ -77,6 +77,7 @@ class Node:
         self._least = least
         self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
         self._gone: set[int] = set()
+        self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
         self._request: Verdict | None = None
         self._is_excluded = False
         self._is_unhealthy = False
@@ -144,6 +145,8 @@ class Node:
                     self._step = max(self._step, -1 if record.step is None else record.step)
                 case messages.Gone(worker_pid):
                     self._gone.add(worker_pid)
+                case messages.Stopping(worker_pid, is_heard):
+                    self._told[worker_pid] = is_heard
                 case messages.Requested(action, description):
                     self.account.emit(events.ControlRequested(action, description, local_rank))
                     self._request = self._request or self._asked_for(action, description)
@@ -153,6 +156,9 @@ class Node:
             self._is_excluded = True
             self.handler.exclude(self.name, description)
             return Verdict("interrupted", self.name, again="request", detail=f"node {self.name} leaves: {description}")
+        if action == "Stop":
+            self.account.emit(events.StopRequested(description, self._options.stop_grace))
+            return Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=description)
         if action == "ShutdownWorkload":
             return Verdict("shutdown", self.name, exit_code=cycle.SHUT_DOWN, detail=description)
         return None
@@ -262,6 +268,24 @@ class Node:
     def failures(self) -> list[str]:
         """Return what the job failed from, as lines of a table."""
         return table(self._budget.history())
+
+    def let_finish(self, running: Running) -> list[Ended]:
+        """Give workers that look for it the time to write a checkpoint and leave; answers who has left.
+
+        Ends at once if none looks, after the grace, and with a second signal."""
+        self._told.clear()
+        self.monitors.request_stop()
+        ended: list[Ended] = []
+        deadline = time.monotonic() + self._options.stop_grace
+        while running.living and time.monotonic() < deadline and not self.signals.has_any():
+            self.hear()
+            ended += running.collect()
+            is_answered = all(pid in self._told or pid in self._gone for pid in running.pids())
+            if is_answered and not any(self._told.get(pid) for pid in running.pids()):
+                break
+            time.sleep(LOOK)
+        self.signals.take()
+        return ended
 
     def finished(self) -> None:
         """Every worker here is through, and well."""

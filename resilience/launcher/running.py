@@ -62,6 +62,10 @@ class Running:
         """What becomes readable when a worker ends."""
         return [fd for local_rank, fd in self._pidfds.items() if local_rank in self.living]
 
+    def pids(self) -> list[int]:
+        """The pids of the living."""
+        return [self._context.subprocess_handlers[local_rank].proc.pid for local_rank in sorted(self.living)]
+
     def files(self, local_rank: int) -> tuple[str, str, str]:
         """Where a worker's stdout, stderr and error report are; empty where nowhere."""
         context = self._context

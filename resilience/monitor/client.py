@@ -8,7 +8,9 @@ a rank forks."""
 from __future__ import annotations
 
 import os
-from types import TracebackType
+import signal
+import threading
+from types import FrameType, TracebackType
 
 from resilience.adapters import environment
 from resilience.errors import ResilienceError
@@ -70,6 +72,42 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def stop_requested() -> bool:
+    """Whether the job is asked to stop: by a signal to the launcher, or to any rank. True on every rank, within
+    moments; write a checkpoint then, and leave.
+
+    The first call in the main thread takes over SIGTERM where nobody handles it: a scheduler that takes this
+    rank's place away then stops the whole job in good order. Without the launcher always False."""
+    if _own is None:
+        _find()
+    link = _own
+    if link is None:
+        return False
+    if not _takes_sigterm:
+        _take_sigterm()
+    return link.page.is_stop_requested()
+
+
+_takes_sigterm = False
+
+
+def _take_sigterm() -> None:
+    global _takes_sigterm
+    if threading.current_thread() is threading.main_thread():
+        _takes_sigterm = True
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    """Have the whole job stop. Once it is to stop anyway, or nobody hears, SIGTERM means what it means."""
+    link = _own
+    if link is not None and not link.page.is_stop_requested() and link.request("Stop", f"SIGTERM to rank {link.rank}"):
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def heartbeat() -> None:

@@ -132,6 +132,10 @@ class Dismissed(msgspec.Struct, frozen=True, tag="dismissed"):
     reason: str = ""
 
 
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """The job is asked to stop: let the program know, which may write a checkpoint and leave."""
+
+
 class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
     """How the worker ended, for a monitor that could not see it itself."""
 
@@ -169,6 +173,13 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     goodbye: bool
 
 
+class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
+    """The program knows that it is to stop. is_heard: it looks for that; else only a signal tells it."""
+
+    worker_pid: int
+    is_heard: bool
+
+
 class Requested(msgspec.Struct, frozen=True, tag="requested"):
     """The rank asks for a decision about its node or the workload."""
 
@@ -193,8 +204,8 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 FromRank = Begin | Emitted | Host | Attached | Armed | Request | Limited
 ToRank = Ready | Welcome | Refused
-FromAgent = Open | Assigned | Limited | Dismissed | Reaped | Probe | Leave
-ToAgent = Ready | Found | Gone | Requested | Connected | Alive
+FromAgent = Open | Assigned | Limited | Dismissed | Stop | Reaped | Probe | Leave
+ToAgent = Ready | Found | Gone | Requested | Stopping | Connected | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank = msgspec.msgpack.Decoder(FromRank)

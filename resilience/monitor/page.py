@@ -40,6 +40,7 @@ _SEQUENCE = 1
 _WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT = 2, 3, 4, 5, 6, 7
 _SIGNS = slice(_PING, _SECTION_LEFT + 1)  # forgotten when an iteration begins
 _GOODBYE, _IS_LOCKED = 8, 9
+_STOP, _ASKS = 10, 22  # the job is asked to stop; the program looks at that
 _ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
 _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
@@ -296,6 +297,12 @@ class RankSide:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._page.memory))
         self._words[_IS_LOCKED] = 1
 
+    def is_stop_requested(self) -> bool:
+        """Whether the job is asked to stop; tells the monitor that this program looks."""
+        words = self._words
+        words[_ASKS] = 1
+        return words[_STOP] != 0
+
     def say_goodbye(self, is_leaving: bool = True) -> None:
         """Tell whether the end of this process would be a clean one."""
         self._words[_GOODBYE] = int(is_leaving)
@@ -401,7 +408,7 @@ class CollectiveEntry(msgspec.Struct, frozen=True):
 
 
 class MonitorSide:
-    """The monitor's side: reads only, except for the mutex."""
+    """The monitor's side: reads only, except for the mutex and the word that asks to stop."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -438,6 +445,11 @@ class MonitorSide:
             open_sections=tuple(entries),
             said_goodbye=bool(words[_GOODBYE]),
         )
+
+    def request_stop(self) -> bool:
+        """Ask the program to stop; answers whether it has ever looked for that."""
+        self._words[_STOP] = 1
+        return self._words[_ASKS] != 0
 
     def drain(self) -> tuple[list[Closed], int]:
         """Return what was finished since the last call, and how many entries were overwritten unread."""

@@ -155,6 +155,9 @@ class Program:
                 if worker is not None:
                     worker.dismiss()
                 self._dismissed = {assigned.worker_pid for assigned, _ in self._next}
+            case messages.Stop():
+                if worker is not None:
+                    worker.request_stop()
             case messages.Reaped(pid, status):
                 if worker is not None and worker.pid == pid:
                     worker.reaped(status)

@@ -77,6 +77,7 @@ class WorkerMonitor(RankMonitor):
         self._applicants: dict[Channel, Page] = {}
         self._agent_lost_at = agent_lost_at
         self._is_dismissed = False
+        self._is_stopping = False
         self._gone_at = 0.0
         self._witness.has_iterations = False
         self._witness.log_lines = LOG_TAIL_LINES
@@ -105,6 +106,12 @@ class WorkerMonitor(RankMonitor):
     def dismiss(self) -> None:
         """The worker is ended on purpose."""
         self._is_dismissed = True
+
+    def request_stop(self) -> None:
+        """Let the program know that the job is asked to stop, also one that attaches later."""
+        self._is_stopping = True
+        is_heard = self._page.request_stop() and self._channel is not None
+        self._tell(messages.Stopping(self.pid, is_heard), ())
 
     def reaped(self, status: Exit) -> None:
         """The agent knows how the worker ended."""
@@ -194,6 +201,8 @@ class WorkerMonitor(RankMonitor):
         self._page = self._witness.page = MonitorSide(page)
         self._witness.program = program
         self._dump = self._witness.dump = stacks.Dump(dump)
+        if self._is_stopping:
+            self._page.request_stop()
         if link.limits is not None:
             self.limit(link.limits)
         self._selector.register(channel, selectors.EVENT_READ, self._receive)

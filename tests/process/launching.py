@@ -7,6 +7,7 @@ shared file system."""
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,12 +75,14 @@ class Launched:
         self.job.await_sign_file(self.folder / name, limit)
 
     def worker_pid(self, rank: int, cycle: int = 0) -> int:
-        started = [
-            record.event
-            for record in self.of(events.WorkerStarted)
-            if record.origin.cycle == cycle and record.event.worker_rank == rank
-        ]
-        return int(started[0].worker_pid)
+        """Return a worker's pid, once its agent has told it."""
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline:
+            for record in self.of(events.WorkerStarted):
+                if (record.origin.cycle, record.event.worker_rank) == (cycle, rank):
+                    return int(record.event.worker_pid)
+            time.sleep(0.01)
+        raise AssertionError(f"no record of worker {rank} in cycle {cycle}{self.job.output()}")
 
 
 def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]:

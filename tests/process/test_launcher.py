@@ -135,3 +135,54 @@ def test_failures_before_the_first_step_have_a_short_budget_of_their_own(launch:
     assert job.wait() == [1]
     assert len(job.of(events.CycleStarted)) == 4
     assert "no worker has made a step in 4 starts" in job.output(stream=2)
+
+
+CHECKPOINT = """
+import resilience
+say("up")
+while not resilience.stop_requested():
+    time.sleep(0.005)
+say("saved")
+"""
+
+
+def test_sigterm_to_the_agent_gives_all_workers_time_for_a_checkpoint(launch: Launch) -> None:
+    job = launch(CHECKPOINT)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
+    assert [record.event.code for record in job.of(events.WorkerExited)] == [0, 0]
+    assert job.of(events.Interrupted) == []
+    (ended,) = job.of(events.JobEnded)
+    assert ended.event.outcome == "preempted"
+
+
+def test_sigterm_to_one_rank_stops_all_in_good_order(launch: Launch) -> None:
+    job = launch(CHECKPOINT)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    os.kill(job.worker_pid(1), signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
+    assert job.of(events.Interrupted) == []
+
+
+def test_workers_that_do_not_look_are_ended_without_waiting_for_the_grace(launch: Launch) -> None:
+    job = launch("say('up'); await_file('never')", "--stop-grace", "600")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    job.job.signal(0, signal.SIGINT)
+    assert job.wait(30.0) == [128 + signal.SIGINT]
+    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
+
+
+def test_grace_is_over_when_it_is_over(launch: Launch) -> None:
+    script = "import resilience; resilience.stop_requested(); say('up'); await_file('never')"
+    job = launch(script, "--stop-grace", "0.3")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait(30.0) == [128 + signal.SIGTERM]
+    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
