@@ -383,6 +383,17 @@ class WorkerExited(Event, frozen=True, tag="worker.exited"):
     expected: bool
 
 
+class WorkerProgressed(Event, frozen=True, tag="worker.progressed"):
+    """A worker showed its first sign of progress since its start, or told its first step.
+
+    after_s: since its monitor watches it, which is its start. ago_s: how long before this record."""
+
+    sign: Literal["heartbeat", "step", "ping", "section"]
+    after_s: float
+    step: int | None = None
+    ago_s: float = 0.0
+
+
 class RestartDecided(Event, frozen=True, tag="restart.decided"):
     """The job's budget was asked after a failure: another cycle, or the end."""
 
@@ -480,6 +491,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     RendezvousCompleted,
     WorkerStarted,
     WorkerExited,
+    WorkerProgressed,
     RestartDecided,
     JobEnded,
     StopRequested,
@@ -529,6 +541,7 @@ AnyEvent = (
     | RendezvousCompleted
     | WorkerStarted
     | WorkerExited
+    | WorkerProgressed
     | RestartDecided
     | JobEnded
     | StopRequested

@@ -17,7 +17,8 @@ ROLES: tuple[Role, ...] = ("rank", "monitor", "agent")
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a record comes from. `rank` is the position in the world now, `initial_rank` the one at
-    the call of the wrapper; both None where the process speaks for a node."""
+    the call of the wrapper; both None where the process speaks for a node. layer: whose monitor speaks, a
+    Wrapper's or the launcher's."""
 
     job_id: str
     node: str
@@ -31,6 +32,12 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int | None = None
     world_size: int | None = None
     step: int | None = None
+    layer: Literal["inprocess", "launcher"] = "inprocess"
+
+    @property
+    def is_launchers(self) -> bool:
+        """Whether the launcher speaks: an agent, or a monitor of its."""
+        return self.role == "agent" or self.layer == "launcher"
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -5,6 +5,8 @@ rank and monitor (in-process and under the launcher), agent and monitor (under t
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from resilience.adapters.channel import LIMIT
@@ -53,6 +55,14 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
 
 class Armed(msgspec.Struct, frozen=True, tag="armed"):
     """From now on the rank sends heartbeats: the limit of the first one holds."""
+
+
+class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
+    """The rank's first sign of progress, or its first step. at: monotonic seconds."""
+
+    sign: Literal["heartbeat", "step", "ping", "section"]
+    at: float
+    step: int | None = None
 
 
 class Request(msgspec.Struct, frozen=True, tag="request"):
@@ -202,7 +212,7 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     number: int
 
 
-FromRank = Begin | Emitted | Host | Attached | Armed | Request | Limited
+FromRank = Begin | Emitted | Host | Attached | Armed | Progressed | Request | Limited
 ToRank = Ready | Welcome | Refused
 FromAgent = Open | Assigned | Limited | Dismissed | Stop | Reaped | Probe | Leave
 ToAgent = Ready | Found | Gone | Requested | Stopping | Connected | Alive

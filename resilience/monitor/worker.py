@@ -20,7 +20,7 @@ import msgspec
 
 from resilience.adapters import processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.core import watch
+from resilience.core import events, watch
 from resilience.core.attribution import Exit, InterruptionRecord
 from resilience.core.watch import Doing, Observation
 from resilience.monitor import messages
@@ -79,9 +79,10 @@ class WorkerMonitor(RankMonitor):
         self._is_dismissed = False
         self._is_stopping = False
         self._gone_at = 0.0
+        self._began = time.monotonic()
         self._witness.has_iterations = False
         self._witness.log_lines = LOG_TAIL_LINES
-        self.open(assigned.origin, Path(assigned.folder), assigned.limits)
+        self.open(msgspec.structs.replace(assigned.origin, layer="launcher"), Path(assigned.folder), assigned.limits)
         self._witness.logs = (*self._witness.logs, *map(Path, assigned.output))
         with contextlib.suppress(OSError, msgspec.DecodeError):  # none yet: the first worker of this rank
             self._timings = timings.read(Path(assigned.folder) / "timings" / f"{self._name}.json")
@@ -235,6 +236,9 @@ class WorkerMonitor(RankMonitor):
         match message:
             case messages.Emitted(record):
                 self._take(record)
+            case messages.Progressed(sign, at, step):
+                ago = max(0.0, time.monotonic() - at)
+                self.emit(events.WorkerProgressed(sign, max(0.0, at - self._began), step, ago))
             case messages.Armed():
                 self._link_changed(heartbeats_from=time.monotonic())
             case messages.Limited(limits):
