@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -68,6 +68,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: Annotated[
         Port | None, _setting("port", "no endpoint", "port of the node's Prometheus endpoint, on the loopback address")
     ] = None
+    metrics_ranks: Annotated[
+        Literal["all", "unhealthy", "none"],
+        _setting(
+            "all, unhealthy or none", "`all`", "ranks that have metrics of their own; unhealthy: not active or inactive"
+        ),
+    ] = "all"
     interrupt_signal: Annotated[
         SignalNumber | None,
         _setting(
@@ -88,6 +94,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "how long sections may stay open before all restart",
         ),
     ] = {}
+    timeouts: Annotated[
+        str | None,
+        _setting(
+            "path, or `auto`",
+            "no learned limits",
+            "file of `resilience calibrate`; `auto`: the newest `timeouts.yaml` beside runs of this configuration",
+        ),
+    ] = None
+    timeouts_shadow: Annotated[
+        bool, _setting("1 or 0", "0", "tell what the learned limits would have done, and do nothing")
+    ] = False
     node: Annotated[
         JobName | None,
         _setting(

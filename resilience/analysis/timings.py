@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.core.calibration import Cut, End, Pool, pooled, quantile
-from resilience.core.timeouts import HEARTBEAT, Source
+from resilience.core.timeouts import HEARTBEAT, TABLE, Source
 from resilience.errors import ConfigurationError
 from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
@@ -129,7 +129,7 @@ def _table(path: Path) -> list[Run]:
             if name == run
         }
         seconds = max(sum(seen.starts[0]) for seen in deadlines.values())
-        runs.append(Run(f"{path.name}:{run}", path.name, len(ranks[run]), seconds, deadlines))
+        runs.append(Run(f"{path.name}:{run}", TABLE + path.name, len(ranks[run]), seconds, deadlines))
     return runs
 
 

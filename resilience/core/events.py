@@ -451,6 +451,34 @@ class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     why: str
 
 
+class TimeoutsLoaded(Event, frozen=True, tag="timeouts.loaded"):
+    """Learned limits hold from the start of this run. `note`: what a person should know of that."""
+
+    source: str
+    deadlines: int
+    is_same_configuration: bool
+    is_shadow: bool
+    note: str = ""
+
+
+class TimeoutExceededInShadow(Event, frozen=True, tag="timeouts.shadow_alarm"):
+    """A learned limit was exceeded; in force it would have ended the rank, in shadow mode it is told only."""
+
+    level: ClassVar[Level] = "warning"
+    limit: str
+    allowed_s: float
+    silent_for_s: float
+
+
+class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
+    """What is seen now does not agree with what a limit was learned from; `fallback_s` holds instead."""
+
+    level: ClassVar[Level] = "warning"
+    deadline: str
+    why: str
+    fallback_s: float
+
+
 CATALOGUE: tuple[type[Event], ...] = (
     CallStarted,
     CallEnded,
@@ -499,6 +527,9 @@ CATALOGUE: tuple[type[Event], ...] = (
     NodeExcluded,
     NodeUnhealthy,
     ZygoteLost,
+    TimeoutsLoaded,
+    TimeoutExceededInShadow,
+    TimeoutsStale,
 )
 
 AnyEvent = (
@@ -549,5 +580,8 @@ AnyEvent = (
     | NodeExcluded
     | NodeUnhealthy
     | ZygoteLost
+    | TimeoutsLoaded
+    | TimeoutExceededInShadow
+    | TimeoutsStale
 )
 assert set(get_args(AnyEvent)) == set(CATALOGUE)

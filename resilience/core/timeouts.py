@@ -11,11 +11,13 @@ from collections.abc import Mapping
 import msgspec
 
 from resilience.core.calibration import FACTOR, MONTH, Mode, Status, Timeout
+from resilience.core.watch import Learned, Limit, Limits
 
 SCHEMA = 1
 HEARTBEAT = "heartbeat"
 OUT_OF_SECTION = "out_of_section"
 FIRST = ".first"
+TABLE = "table:"  # begins the fingerprint of what was read from a table
 NEAR_MISS = 0.67  # of the limit: a healthy occurrence that comes so near says that the limit is too short
 MEDIAN_MOVED = 0.20
 RARE = 3.09  # standard deviations: 99.9 %
@@ -123,6 +125,48 @@ def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[st
     return merged
 
 
+def in_force(found: Timeouts, base: Limits, fingerprint: str, margin: float | None = None) -> Limits:
+    """Return the limits of a run that starts with this file.
+
+    base: limits configured by hand, which hold where a section is named there, and for steps. fingerprint: of
+    the run; if it differs from the file's a limit is at least 5 times the largest value seen. margin: seconds
+    between asking all to restart and ending the rank, None to end it at once."""
+    is_same = matches(found, fingerprint)
+    sections, warmup = dict(base.sections), dict(base.warmup)
+    changes: dict[str, Limit] = {}
+    learned: dict[str, Learned] = {}
+    for name, known in found.deadlines.items():
+        if known.timeout_s is None:
+            continue
+        seconds = known.timeout_s if is_same else max(known.timeout_s, FACTOR * known.max_s)
+        limit = Limit(hard=seconds) if margin is None else Limit(seconds, seconds + margin)
+        plain = name.removesuffix(FIRST)
+        if name == HEARTBEAT + FIRST:
+            warmup[HEARTBEAT] = changes["initial_heartbeat"] = limit
+        elif name != plain:
+            if plain not in base.sections and plain != OUT_OF_SECTION:
+                warmup[plain] = limit
+        elif name in (HEARTBEAT, OUT_OF_SECTION):
+            changes[name] = limit
+            learned[name] = Learned(seconds, known.median_s, known.p99_s)
+        elif name not in base.sections:
+            sections[name] = limit
+            learned[name] = Learned(seconds, known.median_s, known.p99_s)
+    return msgspec.structs.replace(
+        base,
+        sections=sections,
+        warmup=warmup,
+        warmup_occurrences=max(base.warmup_occurrences, found.warmup_occurrences),
+        learned=learned,
+        **changes,
+    )
+
+
+def matches(found: Timeouts, fingerprint: str) -> bool:
+    """Whether a file was learned from runs like this one. Tables of other tools cannot tell."""
+    return found.fingerprint.startswith(TABLE) or found.fingerprint == fingerprint
+
+
 class Seen(msgspec.Struct, frozen=True):
     """What a running job has seen of one deadline. above_p99: of the last hour's occurrences."""
 
@@ -133,9 +177,9 @@ class Seen(msgspec.Struct, frozen=True):
     hour_n: int
 
 
-def staleness(known: Deadline, seen: Seen) -> str:
+def staleness(known: Learned, seen: Seen) -> str:
     """Return why a limit is not to be believed any more, empty while it is."""
-    if known.timeout_s is not None and seen.max_s > NEAR_MISS * known.timeout_s:
+    if seen.max_s > NEAR_MISS * known.timeout_s:
         return f"a healthy occurrence took {seen.max_s:.4g} s, {seen.max_s / known.timeout_s:.0%} of the limit"
     if known.median_s and seen.n >= 30 and abs(seen.median_s / known.median_s - 1.0) > MEDIAN_MOVED:
         return f"the median moved from {known.median_s:.4g} s to {seen.median_s:.4g} s"
@@ -145,7 +189,21 @@ def staleness(known: Deadline, seen: Seen) -> str:
     return ""
 
 
-def fallback(known: Deadline, seen: Seen) -> float | None:
+def fallback(known: Learned, seen: Seen) -> float:
     """Return the limit that holds while a deadline is stale: the old one, or 5 times the recent maximum."""
-    candidates = [limit for limit in (known.timeout_s, FACTOR * seen.max_s or None) if limit is not None]
-    return max(candidates, default=None)
+    return max(known.timeout_s, FACTOR * seen.max_s)
+
+
+def raised(limits: Limits, name: str, seconds: float) -> Limits:
+    """Return the limits with that of one deadline at least so long."""
+
+    def longer(limit: Limit) -> Limit:
+        first = limit.hard if limit.soft is None else limit.soft
+        more = 0.0 if first is None else max(0.0, seconds - first)
+        return Limit(*(None if allowed is None else allowed + more for allowed in (limit.soft, limit.hard)))
+
+    if name in (HEARTBEAT, OUT_OF_SECTION):
+        return msgspec.structs.replace(limits, **{name: longer(getattr(limits, name))})
+    if name not in limits.sections:
+        return limits
+    return msgspec.structs.replace(limits, sections={**limits.sections, name: longer(limits.sections[name])})

@@ -26,6 +26,14 @@ class Limit(msgspec.Struct, frozen=True):
 NO_LIMIT = Limit()
 
 
+class Learned(msgspec.Struct, frozen=True):
+    """What a learned limit rests on, in seconds: the limit, median and 99th percentile of what was seen."""
+
+    timeout_s: Seconds
+    median_s: Seconds
+    p99_s: Seconds
+
+
 class Limits(msgspec.Struct, frozen=True):
     """All limits in force for one rank.
 
@@ -36,7 +44,8 @@ class Limits(msgspec.Struct, frozen=True):
     to the first. sections: by name, while open. out_of_section: while none is open, once one has been.
     warmup: in place of its own limit for the first `warmup_occurrences` times of a section, by name, or of
     a gap between heartbeats ("heartbeat"). signal: what ends a rank past a hard limit. grace: between that
-    and SIGKILL. safety_factor: of limits that the rank calculates from what it has seen."""
+    and SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that
+    are weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline."""
 
     watchdog: Limit = NO_LIMIT
     ping: Limit = NO_LIMIT
@@ -52,6 +61,8 @@ class Limits(msgspec.Struct, frozen=True):
     signal: str = "SIGTERM"
     grace: Seconds = 5.0
     safety_factor: float = 5.0
+    shadow: Limits | None = None
+    learned: dict[str, Learned] = {}
 
 
 class Doing(Enum):

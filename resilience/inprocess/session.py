@@ -111,12 +111,14 @@ class Session:
         )
         self.emitter = Emitter(origin, [self._monitor])
         self._folder = folder
+        mark = _mark(origin, function)
+        limits, told = _learned(_limits(wrapper, self.settings), wrapper, self.settings, folder, mark)
         self._monitor.send(
             messages.Begin(
                 origin=origin,
                 folder=str(folder),
                 prefix=self._prefix,
-                limits=_limits(wrapper, self.settings),
+                limits=limits,
                 waits=restart.Limits(barrier=wrapper.barrier_timeout.total_seconds()),
                 heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
                 interval=wrapper.monitor_process_interval.total_seconds(),
@@ -124,6 +126,8 @@ class Session:
                 job=_job(origin, function) if state.initial_rank == 0 else None,
             )
         )
+        if told is not None and state.initial_rank == 0:
+            self.emit(told)
         self.page.say_goodbye(False)
         self._announce(function)
         client.activate(self.page)
@@ -229,6 +233,23 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
     )
 
 
+def _learned(
+    limits: watch.Limits, wrapper: Wrapper, settings: Settings, folder: Path, mark: str
+) -> tuple[watch.Limits, events.TimeoutsLoaded | None]:
+    """Add learned limits, if there are any: past one all restart, and later the rank is ended."""
+    if settings.timeouts is None:
+        return limits, None
+    from resilience.adapters import timeouts_file  # reads YAML, which nobody else here does
+
+    margin = (wrapper.hard_timeout - wrapper.soft_timeout).total_seconds()
+    return timeouts_file.learned(settings.timeouts, folder.parent, limits, mark, settings.timeouts_shadow, margin)
+
+
+def _mark(origin: Origin, function: str) -> str:
+    """The run's configuration, as far as it shows."""
+    return fingerprint(function, *sys.argv, origin.world_size, torch.__version__)
+
+
 def _job(origin: Origin, function: str) -> Job:
     from resilience import __version__
 
@@ -245,7 +266,7 @@ def _job(origin: Origin, function: str) -> Job:
         torch_version=str(torch.__version__),
         python_version=sys.version.split()[0],
         started_wall_ns=time.time_ns(),
-        fingerprint=fingerprint(function, *sys.argv, origin.world_size, torch.__version__),
+        fingerprint=_mark(origin, function),
     )
 
 

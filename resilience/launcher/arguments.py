@@ -36,6 +36,13 @@ class Options:
     metrics_port: int | None = dataclasses.field(
         default=None, metadata={"help": "port of the node's Prometheus endpoint; default RESILIENCE_METRICS_PORT"}
     )
+    timeouts: str | None = dataclasses.field(
+        default=None,
+        metadata={"help": "limits of `resilience calibrate`; auto: the newest beside runs of this configuration"},
+    )
+    timeouts_shadow: bool = dataclasses.field(
+        default=False, metadata={"help": "tell what these limits would have done, and do nothing"}
+    )
     cold: bool = dataclasses.field(
         default=False, metadata={"help": "start each worker as a fresh interpreter, as torchrun does (no zygote)"}
     )

@@ -13,6 +13,7 @@ import time
 import uuid
 from pathlib import Path
 
+import msgspec
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events as elastic_events
@@ -23,10 +24,12 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
+from resilience.adapters import timeouts_file
 from resilience.adapters.environment import Settings, agent_node_name
 from resilience.adapters.processes import become_subreaper
 from resilience.core import events
 from resilience.core.identity import fingerprint
+from resilience.core.watch import Limits
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command
@@ -39,7 +42,7 @@ from resilience.launcher.stores import StoreProcess
 from resilience.launcher.summary import summary
 from resilience.launcher.zygote import Zygote
 from resilience.monitor.config import to_limits
-from resilience.telemetry.recording import Job
+from resilience.telemetry.recording import JOB_FILE, Job
 
 
 def launch(command: Command) -> int:
@@ -71,7 +74,7 @@ def launch(command: Command) -> int:
             zygote,
             signals,
             command.options,
-            to_limits(command.config),
+            limits_of(command, settings, folder, account),
             command.config.restart_policy,
             spec,
             config.min_nodes,
@@ -94,6 +97,21 @@ def launch(command: Command) -> int:
         if verdict.outcome != "completed":
             print(summary(verdict, folder, node.failure, node.failures()), file=sys.stderr)
         return verdict.exit_code
+
+
+def limits_of(command: Command, settings: Settings, folder: Path, account: Account) -> Limits:
+    """Return what the monitors watch: configured limits, and learned ones beside them."""
+    configured = to_limits(command.config)
+    source = command.options.timeouts or settings.timeouts
+    if source is None:
+        return configured
+    is_shadow = command.options.timeouts_shadow or settings.timeouts_shadow
+    job = msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Job)
+    limits, told = timeouts_file.learned(source, folder.parent, configured, job.fingerprint, is_shadow)
+    account.emit(told)
+    if told.note:
+        print(f"resilience run: --timeouts {source}: {told.note}", file=sys.stderr)
+    return limits
 
 
 def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:

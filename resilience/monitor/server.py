@@ -20,13 +20,15 @@ import msgspec
 
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
-from resilience.core import events, tracebacks, watch
+from resilience.core import events, shadow, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
+from resilience.core.timeouts import raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.monitor import messages
 from resilience.monitor.evidence import Witness, shortest
+from resilience.monitor.keeping import Keeper
 from resilience.monitor.page import MonitorSide
 from resilience.telemetry import signs
 from resilience.telemetry.emitter import Emitter
@@ -76,6 +78,8 @@ class RankMonitor:
         self._folder: Path | None = None
         self._origin: Origin | None = None
         self._timings = Timings()
+        self._keeper: Keeper | None = None
+        self._shadowed = shadow.NOTHING
         self._closed: Counter[str] = Counter()  # sections by name; heartbeat gaps under ""
         self._seen = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
@@ -111,11 +115,13 @@ class RankMonitor:
             self._tell_refused(now)
             self._seen = self._observe()
             decision = decide(self._watch, self._seen, now)
+            self._weigh_shadow(now)
             if not decision.commands and not self._is_gone:
                 self._witness.take_sample(now)
             self._watch = decision.state
             self._perform(decision)
-            wake_at = decision.wake_at
+            shadow_at = shadow.next_look(self._watch.limits.shadow, self._seen, now)
+            wake_at = min((at for at in (decision.wake_at, shadow_at) if at is not None), default=None)
             if now >= self._show_at:
                 self._show_signs(now)
         self._close()
@@ -207,6 +213,10 @@ class RankMonitor:
         """Keep the account of this rank there from now on, and watch these limits."""
         self._watch = Watch(limits=limits)
         self._folder = folder
+        if self._keeper is None:
+            self._keeper = Keeper(folder, origin)
+            self._keeper.started("cold", origin.cycle, 0)
+        self._keeper.expect(limits.learned)
         self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
@@ -244,6 +254,8 @@ class RankMonitor:
                 self._open.pop(stage, None)
             case events.IterationStarted():
                 self._open["iteration"] = record
+                if self._keeper is not None:
+                    self._keeper.started("iteration", record.origin.cycle, record.origin.iteration or 0)
             case events.IterationEnded():
                 self._open.pop("iteration", None)
         if self._emitter is not None and record.origin.iteration is not None:
@@ -397,6 +409,8 @@ class RankMonitor:
 
     def _fold_timings(self, now: float) -> None:
         closed, overrun = self._page.drain()
+        if self._keeper is not None and closed:
+            self._keeper.take(closed, self._page.read().open_sections)
         self._timings.fold((entry.name, entry.duration) for entry in closed if not entry.failed)
         self._timings.fold_failed((entry.name, entry.duration) for entry in closed if entry.failed)
         self._closed.update(entry.name for entry in closed)
@@ -406,9 +420,25 @@ class RankMonitor:
             self._flush_at = now + FLUSH_EVERY
             self._write_timings()
 
+    def _weigh_shadow(self, now: float) -> None:
+        """Tell what limits on trial would have done."""
+        self._shadowed, found = shadow.weigh(self._watch.limits.shadow, self._seen, self._shadowed, now)
+        for finding in found:
+            self.emit(events.TimeoutExceededInShadow(finding.limit, finding.allowed, finding.silent_for))
+
+    def _look_for_staleness(self) -> None:
+        """A learned limit that does not fit any more gives way to a longer one."""
+        assert self._keeper is not None
+        for name, why, longer in self._keeper.stale():
+            self.emit(events.TimeoutsStale(name, why, longer))
+            self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
+
     def _write_timings(self) -> None:
         if self._folder is not None:
             self._timings.write(self._folder / "timings" / f"{self._name}.json")
+        if self._keeper is not None:
+            self._keeper.flush()
+            self._look_for_staleness()
 
     def _show_signs(self, now: float, is_last: bool = False) -> None:
         """Leave what the rank shows where others can see it, unless nothing has changed."""
@@ -444,7 +474,13 @@ class RankMonitor:
         if result is not None:
             self.emit(result)
         self._fold_timings(time.monotonic())
+        if self._keeper is not None and self._is_gone:
+            finding = self._watch.finding
+            killed = "" if finding is None else finding.limit.partition("section:")[2]
+            self._keeper.cut(self._page.read().open_sections, killed)
         self._write_timings()
+        if self._keeper is not None:
+            self._keeper.close()
         self._show_signs(time.monotonic(), is_last=self._is_gone)
         self._tell_refused(float("inf"))
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))

@@ -28,7 +28,6 @@ TAIL_VALUES = 500  # then the largest so many of all, about
 MOST_VALUES = 12_000  # lines of a file: below 1 MiB
 PERIOD = 3600.0  # seconds of a period, until there are more than PERIODS
 PERIODS = 64
-OUT_OF_SECTION = "(out of section)"
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
@@ -95,7 +94,7 @@ class Recorder:
     """Keeps one rank's timings. Used by one thread, the monitor's."""
 
     def __init__(self, folder: Path, header: Header, at: float) -> None:
-        """folder: the run folder. at: wall seconds now."""
+        """folder: the run folder. at: wall seconds now. Goes on with what a monitor before has left there."""
         stem = f"{header.node}-{header.rank}"
         self._values = LineFile(folder / "timings" / f"{stem}.jsonl")
         self._path = folder / "timings" / f"{stem}.hist"
@@ -103,8 +102,40 @@ class Recorder:
         self._sections: dict[str, _Section] = {}
         self._starts = 0
         self._lines = 0
+        self._is_told = False
         self.dropped = 0
-        self._write(header)
+        self._go_on(folder / "timings" / f"{stem}.jsonl")
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the configuration, empty until it is known."""
+        return self._state.header.fingerprint
+
+    def know(self, fingerprint: str) -> None:
+        """Note the configuration."""
+        self._state.header = msgspec.structs.replace(self._state.header, fingerprint=fingerprint)
+
+    def _go_on(self, values: Path) -> None:
+        """Take over the files of the same run, if there are any and they can be read."""
+        try:
+            known = read_histograms(self._path)
+        except (OSError, msgspec.MsgspecError):
+            return
+        if known.header.run != self._state.header.run:
+            return
+        self._state = known
+        for name, periods in known.sections.items():
+            total = Histogram()
+            for period in periods.values():
+                total.merge(period.histogram)
+            self._sections[name] = _Section(total=total, i=total.count, threshold=threshold(total))
+        try:
+            size = values.stat().st_size
+        except OSError:
+            size = 0
+        self._lines = size // 90  # about; it only bounds the file
+        self._starts = 1
+        self._is_told = size > 0
 
     def started(self, how: Start, at: float, cycle: int = 0, iteration: int = 0) -> None:
         """A worker, or an iteration of its function, began."""
@@ -129,6 +160,18 @@ class Recorder:
             self._note_max(name, seconds, at)
             if section.total.count % 256 == 0 or section.total.count & (section.total.count - 1) == 0:
                 section.threshold = threshold(section.total)
+
+    def median(self, name: str) -> float:
+        """Return the middle of all that was added of a section, in seconds; 0 of nothing."""
+        section = self._sections.get(name)
+        if section is None:
+            return 0.0
+        above = section.total.count / 2
+        for number in sorted(section.total.buckets, reverse=True):
+            above -= section.total.buckets[number]
+            if above < 0:
+                return upper_bound(number)
+        return 0.0
 
     def flush(self, at: float) -> bool:
         """Write the histograms; answers whether it worked."""
@@ -165,6 +208,9 @@ class Recorder:
             self._state.sections[name] = merged
 
     def _write(self, line: Header | Started | Value) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._write(self._state.header)
         if self._lines >= MOST_VALUES:
             self.dropped += 1
             return

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from resilience.core import events
 from resilience.core.records import Record
+from tests.support.account import Account
 from tests.support.ranks import Finished, Job, free_port
 
 PREAMBLE = """
@@ -43,9 +44,10 @@ def agent(arguments: list[str]) -> None:
 class Launched:
     """A job under the launcher: one agent a node, all on this host."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, name: str) -> None:
         self.job = job
         self.folder = folder
+        self.account = Account(folder / "runs" / name)
 
     def wait(self, limit: float = 60.0) -> list[int | None]:
         """Wait for all agents; answers their exit statuses."""
@@ -66,7 +68,7 @@ class Launched:
         """Return the agents' records of a kind."""
         return [
             record
-            for record in self.job.records()
+            for record in self.account.records()
             if isinstance(record.event, kind) and (node is None or record.origin.node == node)
         ]
 
@@ -105,6 +107,6 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
             env_of=lambda number: {"RESILIENCE_NODE": f"node{number}"},
             arguments=arguments,
         )
-        return Launched(job, folder)
+        return Launched(job, folder, env.get("RESILIENCE_JOB_ID", "job"))
 
     return begin

@@ -38,6 +38,8 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "metrics_port": ("9400", 9400),
         "metrics_ranks": ("unhealthy", "unhealthy"),
         "node": ("host-7", "host-7"),
+        "timeouts": ("limits.yaml", "limits.yaml"),
+        "timeouts_shadow": ("1", True),
         "interrupt_signal": ("SIGUSR2", int(signal.SIGUSR2)),
         "step_timeout": ("1.5", 1.5),
         "section_timeouts": ("data:30, a:b:0.5,", {"data": 30.0, "a:b": 0.5}),
