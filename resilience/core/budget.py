@@ -3,8 +3,10 @@
 `max_restarts` is the ceiling. Below it: the same failure three times in a row without progress ends the job,
 for a fourth time would end like the third; failures before any worker's first step have a short budget
 of their own, for what cannot start will not; and one failure that comes again and again within the window
-ends it too, even if steps are made in between. All failures of a job are one list in its store; each agent
-times them by its own clock from when it first saw them."""
+ends it too, even if steps are made in between. Progress is a higher step than any rank of the job has told;
+as long as none has told any, which a program need not, it is a cycle that ran for a while. All failures of a
+job are one list in its store (`launcher.budget`), one for each cycle; each agent times them by its own clock
+from when it first saw them."""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ FAILED = 1
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failure that a cycle ended with. fingerprint: equal for repetitions; step: the highest that any rank
-    has told so far, -1 before the first; at: seconds, on the clock of whoever decides."""
+    """A failure that a cycle ended with. fingerprint: equal for repetitions; rank: -1 if it was the node's;
+    step: the highest that this agent knows of so far, -1 before the first; at: seconds, on the clock of whoever
+    decides; ran: seconds for which the cycle's workers had run."""
 
     cycle: int
     fingerprint: str
@@ -28,10 +31,12 @@ class Failure(msgspec.Struct, frozen=True):
     rank: int
     step: int
     at: float = 0.0
+    ran: float = 0.0
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What is allowed; 0 switches a rule off, but not max_restarts. window_s: seconds."""
+    """What is allowed; 0 switches a rule off, but not max_restarts. window_s: seconds; steady_s: seconds after
+    which a cycle counts as progress where no rank tells steps."""
 
     max_restarts: int
     same_limit: int = 3
@@ -39,6 +44,7 @@ class Budget(msgspec.Struct, frozen=True):
     same_in_window: int = 10
     window_s: float = 3600.0
     same_exit_code: int = 93
+    steady_s: float = 600.0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -53,23 +59,29 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answer:
-    """Return what follows from a failure, given the failures before, oldest first."""
+    """Return what follows from a failure, given the failures before, oldest first.
+
+    What the history has of the failure's own cycle is left out: a cycle counts once, and whichever of its
+    agents asks, before or after another one has noted what it saw."""
+    history = [past for past in history if past.cycle != failure.cycle]
     used = len(history)
-    same = same_in_a_row(history, failure)
+    same = same_in_a_row(budget, history, failure)
     left = budget.max_restarts - used
+    step = max(past.step for past in (*history, failure))
 
     def stop(why: str, code: int) -> Answer:
         return Answer(False, why, used, max(0, left), same, code)
 
     if budget.same_limit and same >= budget.same_limit:
-        progress = "before the first step" if failure.step < 0 else f"without progress beyond step {failure.step}"
+        progress = "before the first step" if step < 0 else f"without progress beyond step {step}"
         return stop(f"the same failure {same} times in a row {progress}: {failure.what}", budget.same_exit_code)
     if left <= 0:
         return stop(f"all {budget.max_restarts} restarts are used", FAILED)
-    if failure.step < 0 and budget.startup_restarts and used >= budget.startup_restarts:
+    if budget.startup_restarts and used >= budget.startup_restarts and not _progress(budget, [*history, failure])[-1]:
         return stop(f"no worker has made a step in {used + 1} starts", FAILED)
-    recent = [past for past in history if failure.at - past.at <= budget.window_s]
-    often = 1 + sum(past.fingerprint == failure.fingerprint for past in recent)
+    often = 1 + sum(
+        past.fingerprint == failure.fingerprint and failure.at - past.at <= budget.window_s for past in history
+    )
     if budget.same_in_window and often > budget.same_in_window:
         return stop(
             f"the same failure {often} times within {budget.window_s:g} s: {failure.what}", budget.same_exit_code
@@ -77,14 +89,29 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
     return Answer(True, failure.what, used + 1, left - 1, same)
 
 
-def same_in_a_row(history: Sequence[Failure], failure: Failure) -> int:
-    """Return how many times in a row, this one included, the job failed so without a step in between."""
-    count = 1
-    for past in reversed(history):
-        if past.fingerprint != failure.fingerprint or past.step < failure.step:
+def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) -> int:
+    """Return how many times in a row, this one included, the job failed so without progress in between."""
+    all_of_them = [*history, failure]
+    progress = _progress(budget, all_of_them)
+    count = 0
+    for past, made in zip(reversed(all_of_them), reversed(progress), strict=True):
+        if past.fingerprint != failure.fingerprint or made != progress[-1]:
             break
         count += 1
     return count
+
+
+def _progress(budget: Budget, failures: Sequence[Failure]) -> list[int]:
+    """Return how often progress had been made up to each failure."""
+    made, step = 0, -1
+    counts = []
+    for each in failures:
+        # An agent whose ranks tell nothing, or that came late, knows a lower step than the job has made.
+        if each.step > step or (step < 0 and each.ran >= budget.steady_s):
+            made += 1
+        step = max(step, each.step)
+        counts.append(made)
+    return counts
 
 
 def fingerprint(record: InterruptionRecord) -> str:
@@ -101,18 +128,23 @@ def fingerprint(record: InterruptionRecord) -> str:
 
 
 def describe(record: InterruptionRecord) -> str:
-    """Return a failure in a few words."""
+    """Return a failure in a few words, on one line."""
     if record.exception is not None:
-        return f"{record.exception.type}: {record.exception.message}"[:200]
-    return record.message[:200] or record.interruption.value
+        return _line(f"{record.exception.type}: {record.exception.message}")
+    return _line(record.message) or record.interruption.value
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
 
 
 def table(history: Sequence[Failure]) -> list[str]:
     """Return all failures of a job as lines of a table, oldest first."""
     rows = [("cycle", "rank", "node", "step", "what")]
-    rows += [
-        (str(each.cycle), str(each.rank), each.node, "-" if each.step < 0 else str(each.step), each.what)
-        for each in history
-    ]
+    rows += [(str(each.cycle), _number(each.rank), each.node, _number(each.step), each.what) for each in history]
     sizes = [max(len(row[column]) for row in rows) for column in range(4)]
     return ["  ".join([*(cell.ljust(size) for cell, size in zip(row, sizes, strict=False)), row[4]]) for row in rows]
+
+
+def _number(value: int) -> str:
+    return "-" if value < 0 else str(value)

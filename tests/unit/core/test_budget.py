@@ -1,0 +1,234 @@
+"""What a failure brings about, given those before it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from resilience.core.attribution import Detector, ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
+from resilience.core.budget import Budget, Failure, decide, describe, fingerprint, same_in_a_row, table
+
+BUDGET = Budget(max_restarts=10)
+DAY = 86400.0
+
+
+def failures(*kinds: str, steps: list[int] | None = None, apart: float = 1.0, ran: float = 0.0) -> list[Failure]:
+    """Return one failure a cycle; progress is made between any two unless steps say otherwise."""
+    told = steps if steps is not None else [10 * number for number in range(len(kinds))]
+    return [
+        Failure(number, kind, f"it was {kind}", "node0", 0, step, at=number * apart, ran=ran)
+        for number, (kind, step) in enumerate(zip(kinds, told, strict=True))
+    ]
+
+
+def answer(budget: Budget, all_of_them: list[Failure]):  # type: ignore[no-untyped-def]
+    return decide(budget, all_of_them[:-1], all_of_them[-1])
+
+
+# -- the same failure in a row ------------------------------------------------------------------------
+
+
+def test_third_identical_failure_without_progress_ends_the_job_with_its_own_exit_code() -> None:
+    same = failures("x", "x", "x", steps=[5, 5, 5])
+    assert answer(BUDGET, same[:2]).is_restart
+    third = answer(BUDGET, same)
+    assert (third.is_restart, third.exit_code, third.same_in_a_row) == (False, 93, 3)
+    assert third.why == "the same failure 3 times in a row without progress beyond step 5: it was x"
+    assert answer(replace(BUDGET, same_exit_code=17), same).exit_code == 17
+
+
+def test_another_failure_or_a_step_in_between_begins_anew() -> None:
+    assert answer(BUDGET, failures("x", "x", "y", "x", steps=[5] * 4)).is_restart
+    assert answer(BUDGET, failures("x", "x", "x", steps=[5, 5, 6])).same_in_a_row == 1
+    assert answer(BUDGET, failures("x", "x", "x", "x", steps=[5, 6, 6, 6])).same_in_a_row == 3
+
+
+def test_zero_switches_the_rule_off() -> None:
+    off = replace(BUDGET, same_limit=0, same_in_window=0)
+    assert answer(off, failures(*"xxxxxxxxxx", steps=[5] * 10)).is_restart
+
+
+def test_lower_step_of_another_agent_is_no_progress_and_hides_none() -> None:
+    # Agents know the steps of their own ranks: one that came late knows of fewer.
+    assert answer(BUDGET, failures("x", "x", "x", steps=[9, 2, 9])).same_in_a_row == 3
+    assert answer(BUDGET, failures("x", "x", "x", steps=[9, 2, 4])).same_in_a_row == 3
+
+
+# -- before the first step ----------------------------------------------------------------------------
+
+
+def test_failures_before_the_first_step_have_a_budget_of_their_own() -> None:
+    early = failures("a", "b", "c", "d", steps=[-1] * 4)
+    assert answer(BUDGET, early[:3]).is_restart
+    fourth = answer(BUDGET, early)
+    assert (fourth.is_restart, fourth.exit_code) == (False, 1)
+    assert fourth.why == "no worker has made a step in 4 starts"
+    assert answer(replace(BUDGET, startup_restarts=0), early).is_restart
+
+
+def test_agent_that_knows_no_step_does_not_end_a_job_that_has_made_some() -> None:
+    assert answer(BUDGET, failures("p", "q", "r", "lost node1", steps=[100, 200, 300, -1])).is_restart
+
+
+# -- programs that tell no steps ----------------------------------------------------------------------
+
+
+def test_program_that_tells_no_steps_and_runs_for_a_while_has_the_whole_budget() -> None:
+    """Nothing but the launcher was replaced: `--max-restarts` is what it was under torchrun."""
+    weekly = failures(*"xxxxxxxxxxx", steps=[-1] * 11, apart=7 * DAY, ran=7 * DAY)
+    for number in range(1, 11):
+        assert answer(BUDGET, weekly[:number]).is_restart
+    assert answer(BUDGET, weekly).why == "all 10 restarts are used"
+
+
+def test_program_that_tells_no_steps_and_fails_at_once_is_stopped() -> None:
+    early = failures("x", "x", "x", steps=[-1] * 3, ran=BUDGET.steady_s - 1)
+    assert answer(BUDGET, early).exit_code == 93
+    after_a_while = [replace(early[0], ran=BUDGET.steady_s), *early[1:]]
+    assert answer(BUDGET, after_a_while).same_in_a_row == 3
+    assert answer(BUDGET, [*early[:2], replace(early[2], ran=BUDGET.steady_s)]).same_in_a_row == 1
+
+
+def test_where_steps_are_told_time_is_no_progress() -> None:
+    assert answer(BUDGET, failures("x", "x", "x", steps=[5, 5, 5], ran=DAY)).exit_code == 93
+
+
+# -- the window, and the ceiling ----------------------------------------------------------------------
+
+
+def test_same_failure_too_often_within_the_window_ends_the_job_although_steps_are_made() -> None:
+    budget = Budget(max_restarts=100, same_in_window=4, window_s=10.0)
+    assert answer(budget, failures(*"xxxx")).is_restart
+    fifth = answer(budget, failures(*"xxxxx"))
+    assert (fifth.is_restart, fifth.exit_code) == (False, 93)
+    assert "5 times within 10 s" in fifth.why
+    assert answer(budget, failures(*"xyxyxyxy")).is_restart
+    assert answer(budget, failures(*"xxxxxxxxx", apart=3.0)).is_restart
+    assert answer(replace(budget, same_in_window=0), failures(*"xxxxx")).is_restart
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_max_restarts_is_the_ceiling(most: int) -> None:
+    all_of_them = failures(*"abcdef"[: most + 1])
+    for number in range(1, most + 1):
+        answered = answer(Budget(most), all_of_them[:number])
+        assert (answered.is_restart, answered.used, answered.left) == (True, number, most - number)
+    last = answer(Budget(most), all_of_them)
+    assert (last.is_restart, last.exit_code, last.left) == (False, 1, 0)
+
+
+# -- what holds for any history -----------------------------------------------------------------------
+
+histories = st.lists(
+    st.tuples(
+        st.sampled_from("xyz"), st.integers(-1, 6), st.sampled_from([0.0, 700.0]), st.sampled_from([0.0, 1.0, 5000.0])
+    ),
+    min_size=1,
+    max_size=25,
+)
+budgets = st.builds(
+    Budget,
+    max_restarts=st.integers(0, 12),
+    same_limit=st.integers(0, 4),
+    startup_restarts=st.integers(0, 4),
+    same_in_window=st.integers(0, 5),
+)
+
+
+def made(drawn: list[tuple[str, int, float, float]]) -> list[Failure]:
+    at, built = 0.0, []
+    for cycle, (kind, step, ran, apart) in enumerate(drawn):
+        at += apart
+        built.append(Failure(cycle, kind, kind, "n", 0, step, at, ran))
+    return built
+
+
+@given(budgets, histories)
+def test_job_ends_after_at_most_its_restarts_and_only_for_a_reason_that_holds(
+    budget: Budget, drawn: list[tuple[str, int, float, float]]
+) -> None:
+    all_of_them = made(drawn)
+    now, past = all_of_them[-1], all_of_them[:-1]
+    answered = decide(budget, past, now)
+    highest = max(each.step for each in all_of_them)
+    if answered.is_restart:
+        assert len(past) < budget.max_restarts and answered.exit_code == 0
+        assert (answered.used, answered.left) == (len(past) + 1, budget.max_restarts - len(past) - 1)
+        return
+    assert answered.exit_code in (1, 93) and answered.left >= 0
+    row = (
+        budget.same_limit
+        and len(past) + 1 >= budget.same_limit
+        and all(each.fingerprint == now.fingerprint for each in all_of_them[-budget.same_limit :])
+    )
+    often = sum(each.fingerprint == now.fingerprint and now.at - each.at <= budget.window_s for each in all_of_them)
+    if answered.exit_code == 93:
+        assert row or often > budget.same_in_window > 0
+    else:
+        is_start = highest < 0 and all(each.ran < budget.steady_s for each in all_of_them)
+        assert len(past) >= budget.max_restarts or (is_start and len(past) >= budget.startup_restarts > 0)
+
+
+@given(budgets, histories)
+def test_row_is_the_longest_end_of_equal_failures_without_progress(
+    budget: Budget, drawn: list[tuple[str, int, float, float]]
+) -> None:
+    all_of_them = made(drawn)
+    expected = 1
+    for begin in range(len(all_of_them) - 2, -1, -1):  # the definition, anew for each length
+        row, before = all_of_them[begin:], all_of_them[: begin + 1]
+        known = max(each.step for each in before)
+        rose = any(each.step > known for each in row[1:])
+        silent_but_long = any(
+            each.ran >= budget.steady_s and max(e.step for e in all_of_them[: each.cycle]) < 0 for each in row[1:]
+        )
+        if len({each.fingerprint for each in row}) > 1 or rose or silent_but_long:
+            break
+        expected = len(row)
+    assert same_in_a_row(budget, all_of_them[:-1], all_of_them[-1]) == expected
+
+
+@given(budgets, histories)
+def test_answer_is_the_same_once_the_failure_itself_is_in_the_list(
+    budget: Budget, drawn: list[tuple[str, int, float, float]]
+) -> None:
+    all_of_them = made(drawn)
+    assert decide(budget, all_of_them, all_of_them[-1]) == decide(budget, all_of_them[:-1], all_of_them[-1])
+
+
+# -- words --------------------------------------------------------------------------------------------
+
+
+def record(**known: object) -> InterruptionRecord:
+    return InterruptionRecord(rank=1, interruption=Interruption.TERMINATED, **known)  # type: ignore[arg-type]
+
+
+def test_fingerprint_tells_failures_apart_and_repetitions_not() -> None:
+    error = ExceptionInfo("ValueError", "batch 17", "abc", (Frame("t.py", 3, "f"),))
+    kinds = [
+        record(exception=error, exit=Exit(code=1)),
+        record(exit=Exit(code=1)),
+        record(exit=Exit(code=2)),
+        record(exit=Exit(signal="SIGKILL")),
+        record(exit=Exit(signal="SIGKILL", oom=True)),
+        record(detector=Detector("section:data", 3.0), exit=Exit(signal="SIGKILL")),
+        record(detector=Detector("step", 3.0), exit=Exit(signal="SIGKILL")),
+        record(),
+    ]
+    assert len(set(map(fingerprint, kinds))) == len(kinds)
+    again = record(exception=replace(error, message="batch 18"), pid=7, step=9)
+    assert fingerprint(again) == fingerprint(kinds[0])
+
+
+def test_table_has_a_line_a_failure_whatever_the_message() -> None:
+    told = describe(record(exception=ExceptionInfo("ValueError", "one\n  two\nthree", "abc")))
+    assert told == "ValueError: one two three"
+    assert len(describe(record(message="x" * 9999))) <= 200
+    lines = table([Failure(0, "x", told, "node0", 1, 7), Failure(1, "y", "node node1 is lost", "node1", -1, -1)])
+    assert lines == [
+        "cycle  rank  node   step  what",
+        "0      1     node0  7     ValueError: one two three",
+        "1      -     node1  -     node node1 is lost",
+    ]

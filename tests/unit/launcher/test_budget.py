@@ -1,0 +1,177 @@
+"""The job's list of failures: agents that ask at once, come late, or die on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.core.budget import Budget, Failure
+from resilience.errors import StoreError
+from resilience.launcher import budget as module
+from resilience.launcher.budget import JobBudget
+
+
+class Killed(BaseException):
+    """An agent dies."""
+
+
+class Store:
+    """A torch Store's methods on a dict. before: called before each operation."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.before: Callable[[], None] = lambda: None
+
+    def set(self, key: str, value: str) -> None:
+        self.before()
+        self.data[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        self.before()
+        return self.data[key]
+
+    def add(self, key: str, amount: int) -> int:
+        self.before()
+        total = int(self.data.get(key, b"0")) + amount
+        self.data[key] = str(total).encode()
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        self.before()
+        return all(key in self.data for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        raise AssertionError("the budget waits for nothing")
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        self.before()
+        return self.data.setdefault(key, desired_value.encode())
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def failure(cycle: int, kind: str = "x", step: int | None = None, node: str = "a") -> Failure:
+    return Failure(cycle, kind, kind, node, 0, cycle if step is None else step)
+
+
+def test_all_agents_read_one_list_in_one_order() -> None:
+    store = Store()
+    a, b = JobBudget(store, Budget(9)), JobBudget(store, Budget(9))
+    a.spend(failure(0, "x"))
+    b.spend(failure(1, "y"))
+    assert [each.fingerprint for each in a.history()] == [each.fingerprint for each in b.history()] == ["x", "y"]
+    assert a.used == b.used == JobBudget(store, Budget(9)).used == 2
+
+
+def test_cycle_counts_once_whoever_notes_it_and_however_often() -> None:
+    store = Store()
+    a, b = JobBudget(store, Budget(9)), JobBudget(store, Budget(9))
+    a.spend(failure(0, "first"))
+    b.spend(failure(0, "second"))
+    a.spend(failure(0, "third"))
+    assert [each.fingerprint for each in b.history()] == ["first"]
+
+
+def test_failure_happens_when_an_agent_sees_it_by_its_own_clock(clock: Clock) -> None:
+    store = Store()
+    a, b = JobBudget(store, Budget(99, same_in_window=3, window_s=60.0)), JobBudget(store, Budget(99))
+    for cycle in range(3):
+        clock.now += 3600.0
+        b.spend(failure(cycle))
+        assert a.used == cycle + 1
+    clock.now += 3600.0
+    assert a.decide(failure(3)).is_restart
+    assert [each.at for each in a.history()] == [4600.0, 8200.0, 11800.0]
+
+
+def test_agent_that_comes_late_takes_what_it_finds_for_old(clock: Clock) -> None:
+    store = Store()
+    first = JobBudget(store, Budget(99))
+    for cycle in range(12):
+        first.spend(failure(cycle))
+    late = JobBudget(store, Budget(99, same_in_window=3, window_s=3600.0))
+    assert late.used == 12
+    assert late.decide(failure(12)).is_restart
+    for cycle in range(12, 15):
+        first.spend(failure(cycle))
+    assert not late.decide(failure(15)).is_restart  # what happens while it is there counts
+
+
+def test_store_that_is_gone_is_said() -> None:
+    store = Store()
+    budget = JobBudget(store, Budget(9))
+
+    def gone() -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    store.before = gone
+    for ask in (lambda: budget.used, budget.history, lambda: budget.spend(failure(0))):
+        with pytest.raises(StoreError, match="Connection reset"):
+            ask()
+
+
+@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 6))
+def test_agents_that_interleave_and_die_at_any_operation_leave_a_list_without_gap_or_doubt(
+    seed: int, agents: int, cycles: int
+) -> None:
+    """In each cycle every agent notes what it saw. Between any two operations of one, others may do all of
+    theirs; any may die before any operation. What one has read, nobody ever reads otherwise."""
+    chance = random.Random(seed)
+    store = Store()
+    budgets = {name: JobBudget(store, Budget(99)) for name in range(agents)}
+    read: list[list[str]] = []
+    noted: set[int] = set()
+
+    for cycle in range(cycles):
+        waiting = sorted(budgets)
+        chance.shuffle(waiting)
+
+        def act(name: int, cycle: int = cycle) -> None:
+            budget = budgets[name]
+            try:
+                budget.decide(failure(cycle, f"{cycle} by {name}"))
+                budget.spend(failure(cycle, f"{cycle} by {name}"))
+                noted.add(cycle)
+                read.append([each.fingerprint for each in budget.history()])
+            except Killed:
+                del budgets[name]
+
+        def before(waiting: list[int] = waiting, act: Callable[[int], None] = act) -> None:
+            if waiting and chance.random() < 0.3:
+                act(waiting.pop())
+            if len(budgets) > 1 and chance.random() < 0.05:
+                raise Killed
+
+        store.before = before
+        while waiting:
+            act(waiting.pop())
+        store.before = lambda: None
+        if not budgets:
+            return
+
+    final = [each.fingerprint for each in JobBudget(store, Budget(99)).history()]
+    told = [int(each.split()[0]) for each in final]
+    assert sorted(set(told)) == sorted(told)  # each cycle at most once
+    assert set(told) >= noted
+    for known in read:
+        assert known == final[: len(known)]
+    for budget in budgets.values():
+        assert [each.fingerprint for each in budget.history()] == final
