@@ -1,0 +1,87 @@
+"""What follows from a rank's request, and from nodes that fail, finish or are lost?
+
+Each agent sees the same facts about its cycle's nodes, sooner or later, and weighs them against the restart
+policy. any-failed: one failed worker is enough. min-healthy: a cycle goes on while at least the minimum of
+nodes is healthy, for the workers help themselves; a lost node is not healthy either. `weigh` says what the
+facts call for, whether a restart is granted is `core.budget`'s, and what then stands is one verdict
+(`core.cycle`). Of several requests the gravest is followed, whoever made it first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from resilience.core import cycle
+from resilience.core.cycle import Verdict
+
+Policy = Literal["any-failed", "min-healthy"]
+Call = Literal["go on", "restart", "completed", "premature"]
+GRAVEST_FIRST = ("ShutdownWorkload", "Stop", "ExcludeThisNode")
+STOPPED = 128 + 15  # as if the agent had been sent SIGTERM
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """What is seen of a cycle's nodes, by name. ended: no worker is left there, however they ended; failed: a
+    worker there ended badly; lost: the agent left, or gives no sign of life."""
+
+    all: frozenset[str]
+    ended: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+
+    @property
+    def healthy(self) -> frozenset[str]:
+        """Nodes whose workers all run, or are through, and well."""
+        return self.all - self.failed - self.lost
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Nodes that are through, and well, and wait for the others."""
+        return self.healthy & self.ended
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a rank asks for. action: as in the compatible API, or Stop."""
+
+    action: str
+    description: str = ""
+
+
+def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float) -> Call:
+    """Return what the nodes of a cycle call for.
+
+    least: nodes that must be healthy under min-healthy; waited: seconds since the first node was through, and
+    limit: seconds by which nodes may finish apart."""
+    unhealthy = nodes.all - nodes.healthy
+    if unhealthy and (policy == "any-failed" or len(nodes.healthy) < least):
+        return "restart"
+    if nodes.all <= nodes.ended | nodes.lost:
+        return "completed"
+    if nodes.waiting and waited >= limit:
+        return "premature"
+    return "go on"
+
+
+def takes_newcomers(policy: Policy, nodes: Nodes) -> bool:
+    """Return whether a node that waits is a reason to end the cycle. Not once a node is through: its workers
+    would start again for it."""
+    return policy == "any-failed" and not nodes.ended
+
+
+def answer(requests: Sequence[Request], node: str) -> Verdict | None:
+    """Return what follows from the requests of a node's ranks, None if nothing does. A verdict for another
+    cycle (`again`) is for the others: this node leaves."""
+    asked = [request for request in requests if request.action in GRAVEST_FIRST]
+    if not asked:
+        return None
+    gravest = min(asked, key=lambda request: GRAVEST_FIRST.index(request.action))
+    detail = gravest.description
+    match gravest.action:
+        case "ShutdownWorkload":
+            return Verdict("shutdown", node, exit_code=cycle.SHUT_DOWN, detail=detail)
+        case "Stop":
+            return Verdict("preempted", node, exit_code=STOPPED, detail=detail)
+        case _:
+            return Verdict("interrupted", node, again="request", detail=f"node {node} leaves: {detail}")
