@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -313,6 +314,34 @@ def building_rows(bench: Bench) -> Iterator[Row]:
     )
 
 
+def launch_rows(bench: Bench) -> Iterator[Row]:
+    """A crashed worker under the launchers."""
+    from tests.benchmarks import launching
+
+    for workers in (4, 2):
+        found: dict[launching.Launcher, list[float]] = {name: [] for name in launching.LAUNCHERS}
+        for number in range(bench.repeat(1, 4)):
+            order = launching.LAUNCHERS if number % 2 == 0 else launching.LAUNCHERS[::-1]
+            for name in order:
+                try:
+                    found[name] += launching.measure(name, workers, 3, bench.job_folder())
+                except (RuntimeError, ValueError) as error:
+                    bench.problems.append(str(error)[:300])
+        ours = found["resilience run"]
+        cold = found["resilience run --cold"]
+        notes = [f"ours with --cold: {table.show(median(cold), 's')}"] if cold else []
+        for peer, factor in (("torchrun", 8.0), ("ft_launcher", None)):
+            yield Row(
+                what=f"SIGKILL of a worker → first all_reduce of all {workers} new ones; peer is {peer}",
+                unit="s",
+                budget=0.6 if workers == 4 else None,
+                factor=factor if workers == 4 else None,
+                ours=ours,
+                peer=found[peer],  # type: ignore[index]
+                notes=notes,
+            )
+
+
 def call_rows(bench: Bench) -> Iterator[Row]:
     """Signs of life."""
     from tests.benchmarks import costs
@@ -406,6 +435,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "long-timeout": long_timeout_rows,
     "hang": hang_rows,
     "building": building_rows,
+    "launch": launch_rows,
     "calls": call_rows,
     "monitor": monitor_rows,
     "import": import_rows,
