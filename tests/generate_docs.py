@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import enum
+import dataclasses
 import importlib
 import inspect
 import json
@@ -18,6 +19,7 @@ import msgspec
 
 from resilience.adapters.environment import settings_table
 from resilience.core.events import CATALOGUE
+from resilience.launcher.arguments import MAX_RESTARTS, Options
 from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
 from resilience.telemetry.log import LogLine
 from resilience.telemetry.metrics import METRICS
@@ -116,6 +118,14 @@ def config_page() -> str:
         lines.append(
             f"| `{field.name}` | `{flag(field.name)}` | {form} | {shown_default(field)} | {field.metadata['help']} |\n"
         )
+    lines.append(
+        "\n## Further options of `resilience run`\n\nBeside these and all of torchrun's. They count before the script's "
+        "name; what follows it is the script's.\n\n| flag | default | meaning |\n|---|---|---|\n"
+    )
+    for option in dataclasses.fields(Options):
+        default = "-" if option.default in (None, False) else f"{option.default:g}"
+        lines.append(f"| `--{option.name.replace('_', '-')}` | {default} | {option.metadata['help']} |\n")
+    lines.append(f"| `--max-restarts` | {MAX_RESTARTS} | torchrun's own; there the default is 0 |\n")
     return _page(lines)
 
 
