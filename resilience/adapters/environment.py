@@ -299,6 +299,13 @@ def monitor_socket() -> str | None:
     return os.environ.get("RESILIENCE_MONITOR_SOCKET") or None
 
 
+def finished_flag_file() -> str | None:
+    """Return the file that says, once it exists, that there is nothing left to resume; None if there is to be none.
+
+    The name of the variable is that of the compatible API."""
+    return os.environ.get("FAULT_TOL_FINISHED_FLAG_FILE") or None
+
+
 class Exporting(msgspec.Struct, frozen=True):
     """What the standard OTEL_* variables and TRACEPARENT say of spans. Headers, certificates, timeouts and
     resource attributes are read by OpenTelemetry itself.

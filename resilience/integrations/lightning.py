@@ -1,0 +1,146 @@
+"""A callback for Lightning 2: `Trainer(callbacks=[FaultToleranceCallback(...)])`, nothing else changes.
+
+Which section a rank is in follows from Lightning's hooks. There is none at the end of a checkpoint, so
+`Trainer.save_checkpoint`, through which all of them go, is wrapped while `fit` runs. Only `fit` is watched.
+What is done with all that, `watching` says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+try:
+    from lightning.pytorch.callbacks import Callback, Timer
+except ModuleNotFoundError:  # the same under its other name
+    from pytorch_lightning.callbacks import Callback, Timer
+
+from resilience.integrations.simulated import SimulatedFaultParams
+from resilience.integrations.watching import CHECKPOINT, SETUP, STEP, VALIDATION, Watching
+
+__all__ = ["FaultToleranceCallback", "SimulatedFaultParams"]
+
+
+class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework may be absent where types are checked
+    """Shows the rank's monitor where the training is; calculates limits and keeps them.
+
+    autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names;
+    stopped by an exception, a signal or a Timer that keeps no state, it is not finished.
+    calculate_timeouts: replace configured limits by calculated ones, kept for the next start.
+    simulated_fault_params: a fault to try out what follows. exp_dir: a folder that all ranks see, the
+    trainer's `default_root_dir` by default. logger_name: by default this module's.
+    Raises: ConfigurationError."""
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
+        exp_dir: str | Path | None = None,
+        logger_name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._watching = Watching(
+            autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name or __name__
+        )
+        self._is_finished = False
+        self._saves: tuple[Any, Any] | None = None  # what was wrapped, and the wrapper
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether a monitor watches this rank."""
+        return self._watching.is_initialized
+
+    # -- beginning and end ----------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The setup begins. Raises: ConfigurationError."""
+        if stage == "fit":
+            self._is_finished = False
+            self._watching.begin(trainer.default_root_dir, trainer.global_rank, trainer.world_size)
+            self._wrap(trainer)
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """The training resumes."""
+        self._watching.is_resumed = True
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The setup is over."""
+        self._watching.validates = trainer.enable_validation
+        self._watching.close(SETUP)
+        self._watching.beat()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The training ended in order."""
+        self._is_finished = not any(map(_is_pause, trainer.callbacks))
+        self._watching.complete()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """All is done, checkpoints at the end too."""
+        if stage == "fit":
+            self._leave(trainer)
+            if self._is_finished:
+                self._watching.write_finished_flag()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The training broke off: what the program does about it takes its own time."""
+        self._is_finished = False
+        self._leave(trainer)
+
+    # -- on the way -----------------------------------------------------------------------------
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._watching.begin_epoch()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._watching.begin_step(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._watching.end_step()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._watching.close(STEP)  # open where the module skipped the rest of the epoch
+        self._watching.beat()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:  # part of the setup, and far shorter
+            self._watching.open(VALIDATION)
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self._watching.beat()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._watching.close(VALIDATION)
+        self._watching.beat()
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _wrap(self, trainer: Any) -> None:
+        save = trainer.save_checkpoint
+
+        @functools.wraps(save)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._watching.section(CHECKPOINT):
+                return save(*args, **kwargs)
+
+        self._saves = (vars(trainer).get("save_checkpoint"), watched)
+        trainer.save_checkpoint = watched
+
+    def _leave(self, trainer: Any) -> None:
+        self._watching.end()
+        before, watched = self._saves or (None, None)
+        self._saves = None
+        if watched is not None and vars(trainer).get("save_checkpoint") is watched:
+            if before is None:
+                del trainer.save_checkpoint  # the class's is found again
+            else:
+                trainer.save_checkpoint = before
+
+
+def _is_pause(callback: Any) -> bool:
+    """Whether the time of this start is over, and not that of the training: a Timer that keeps no state."""
+    if not isinstance(callback, Timer):
+        return False
+    left = callback.time_remaining()
+    return left is not None and left <= 0 and not callback.state_dict()

@@ -1,0 +1,77 @@
+"""A rank that is killed or stopped after a while, to try out what follows.
+
+For rehearsals of a whole job; it happens in every start of the workers. Which rank it is, and when, is
+drawn from the job's name and the start, so that all ranks know it without asking each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from resilience.adapters.environment import Settings
+from resilience.errors import ConfigurationError
+
+_SIGNALS = {"rank_killed": signal.SIGKILL, "rank_hung": signal.SIGSTOP}
+KINDS = (*_SIGNALS, "random")
+
+
+@dataclasses.dataclass
+class SimulatedFaultParams:
+    """What is to happen.
+
+    fault_type: rank_killed (SIGKILL), rank_hung (SIGSTOP), or random, one of the two. base_delay, rand_delay:
+    seconds after the start of training; of the latter a random part. rank_to_fail: None is a random rank.
+    Raises: ConfigurationError."""
+
+    fault_type: str
+    base_delay: float
+    rand_delay: float = 0.0
+    rank_to_fail: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fault_type not in KINDS:
+            raise ConfigurationError(f"fault_type is {self.fault_type!r}, expected one of {', '.join(KINDS)}")
+        if self.base_delay < 0 or self.rand_delay < 0:
+            raise ConfigurationError(
+                f"base_delay is {self.base_delay} s and rand_delay {self.rand_delay} s, expected 0 or more"
+            )
+
+
+def parsed(params: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedFaultParams | None:
+    """Return the parameters, also of a mapping, as configuration files give it. Raises: ConfigurationError."""
+    if params is None or isinstance(params, SimulatedFaultParams):
+        return params
+    try:
+        return SimulatedFaultParams(**params)
+    except TypeError as error:
+        names = ", ".join(field.name for field in dataclasses.fields(SimulatedFaultParams))
+        raise ConfigurationError(
+            f"simulated_fault_params has the keys {', '.join(params)}; there are {names}"
+        ) from error
+
+
+def planned(params: SimulatedFaultParams, world_size: int, seed: str) -> tuple[int, float, signal.Signals]:
+    """Return which rank fails, after how many seconds, and by which signal; the same for the same seed."""
+    chance = random.Random(seed)
+    rank = chance.randrange(world_size)
+    delay = params.base_delay + chance.random() * params.rand_delay
+    kind = chance.choice(sorted(_SIGNALS)) if params.fault_type == "random" else params.fault_type
+    return rank if params.rank_to_fail is None else params.rank_to_fail, delay, _SIGNALS[kind]
+
+
+def schedule(params: SimulatedFaultParams, rank: int, world_size: int) -> threading.Timer | None:
+    """Let the fault happen on its rank; answers the timer there, None on the others."""
+    settings = Settings.from_environment()
+    seed = f"{settings.job_id}/{settings.attempt}/{settings.cycle}"
+    chosen, delay, number = planned(params, world_size, seed)
+    if rank != chosen:
+        return None
+    timer = threading.Timer(delay, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+    return timer

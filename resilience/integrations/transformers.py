@@ -1,0 +1,116 @@
+"""A callback for transformers: `Trainer(callbacks=[FaultToleranceCallback(...)])`, nothing else changes.
+
+A Trainer tells its callbacks when a validation or a checkpoint is over, not when it begins: a validation
+begins here with its first batch, a checkpoint when the flow of the training asks for it. The setup begins
+when the Trainer is made, and a Trainer that predicts without training is not watched.
+
+A Trainer tells nothing of an exception. It ends the process, or else whoever catches it calls
+`callback.close()`; a `train()` called again begins anew. What is done with all that, `watching` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import TrainerCallback
+
+from resilience.integrations.simulated import SimulatedFaultParams
+from resilience.integrations.watching import CHECKPOINT, SETUP, STEP, VALIDATION, Watching
+
+__all__ = ["FaultToleranceCallback", "SimulatedFaultParams"]
+
+
+class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be absent where types are checked
+    """Shows the rank's monitor where the training is; calculates limits and keeps them.
+
+    autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names;
+    calculate_timeouts: replace configured limits by calculated ones, kept for the next start.
+    simulated_fault_params: a fault to try out what follows. exp_dir: a folder that all ranks see,
+    `output_dir` by default. logger_name: by default this module's. Raises: ConfigurationError."""
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
+        exp_dir: str | Path | None = None,
+        logger_name: str | None = None,
+    ) -> None:
+        self._watching = Watching(
+            autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name or __name__
+        )
+        self._is_training = False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether a monitor watches this rank."""
+        return self._watching.is_initialized
+
+    def close(self) -> None:
+        """Leave the monitor: no limit holds any more. For a program that goes on after an exception of `train()`."""
+        self._is_training = False
+        self._watching.end()
+
+    # -- beginning and end ----------------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The setup begins. Raises: ConfigurationError."""
+        self._watching.begin(args.output_dir, args.process_index, args.world_size)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._is_training or not self._watching.has_begun:  # again, after an exception or a training
+            self._watching.begin(args.output_dir, args.process_index, args.world_size)
+        self._is_training = True
+        self._watching.is_resumed = state.global_step > 0
+        self._watching.validates = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The training ended in order."""
+        self._watching.complete()
+        self._is_training = False
+        self._watching.write_finished_flag()
+
+    # -- on the way -----------------------------------------------------------------------------
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._watching.begin_epoch()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The setup ends with the first step, since batches of a resumed epoch are skipped before it."""
+        self._watching.close(SETUP, VALIDATION, CHECKPOINT)  # a checkpoint that was called off is over too
+        self._watching.begin_step(state.global_step)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._watching.beat()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._watching.end_step()
+        self._maybe_save(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._watching.close(STEP)
+        self._watching.beat()
+        self._maybe_save(control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._is_training:
+            self._watching.open(VALIDATION)
+            self._watching.beat()
+        else:
+            self._watching.end()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._is_training:
+            self._watching.close(VALIDATION)
+            self._watching.beat()
+            if control.should_save:
+                self._watching.open(CHECKPOINT)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._watching.close(CHECKPOINT)
+        self._watching.beat()
+
+    def _maybe_save(self, control: Any) -> None:
+        if control.should_save and not control.should_evaluate:  # else the validation comes first
+            self._watching.open(CHECKPOINT)
