@@ -1,0 +1,206 @@
+"""Is this node fit for the next cycle?  Checks that run before each one, all at the same time.
+
+A check answers what is wrong, within a limit of its own; one that raises or does not answer is a refusal
+as well, so that a hung file system or driver cannot hold the job. What cannot be ended is left behind in
+a daemon thread: a node that is refused leaves anyway. Ours are the disk of the run folder, the job's store,
+NVIDIA devices where there are any, and the user's command; any object with the methods of `Check` is one.
+That the node leaves, and says why, is `node`'s: one `NodeUnhealthy` for each refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from resilience.adapters.health import nvml
+
+LOOK = 0.02  # seconds between looks whether somebody wants the agent to stop
+DISK_LIMIT, STORE_LIMIT, DEVICE_LIMIT, COMMAND_LIMIT = 10.0, 30.0, 30.0, 60.0  # seconds
+LAST = 500  # characters of a command's output that are told
+# Ends with the agent's thread that waits for it, whatever ends that.
+_SHELL = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 9)\n"
+    "os.getppid() == int(sys.argv[1]) and os.execv('/bin/sh', ['sh', '-c', sys.argv[2]])\n"
+)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a node is not fit."""
+
+    check: str
+    detail: str
+
+
+class Check(Protocol):
+    """Looks at one thing. name: for records and people. limit: seconds."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def limit(self) -> float: ...
+
+    def look(self) -> str:
+        """Return what is wrong, empty if nothing is. In a thread of its own; raising is a refusal."""
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more: end what can be ended. In the main thread, must not wait."""
+
+
+class Gate:
+    """The checks of one node. Main thread only."""
+
+    def __init__(self, checks: Sequence[Check]) -> None:
+        self._checks = tuple(checks)
+
+    def refusals(self, is_interrupted: Callable[[], bool] = lambda: False) -> list[Refusal]:
+        """Return why this node is not fit, empty if it is. Takes as long as the slowest check, or its limit.
+
+        is_interrupted: True ends the wait; checks that have not answered by then refuse nothing."""
+        began = time.monotonic()
+        looks = [_Look(check) for check in self._checks]
+        refused = [look.await_answer(began + look.check.limit, is_interrupted) for look in looks]
+        return [refusal for refusal in refused if refusal is not None]
+
+
+class _Look:
+    """A check at work."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        self._answer = ""
+        self._has_answered = threading.Event()
+        threading.Thread(target=self._work, name=f"resilience-gate-{check.name}", daemon=True).start()
+
+    def await_answer(self, deadline: float, is_interrupted: Callable[[], bool]) -> Refusal | None:
+        while not self._has_answered.wait(max(0.0, min(LOOK, deadline - time.monotonic()))):
+            is_late = time.monotonic() >= deadline
+            if is_late or is_interrupted():
+                self.check.give_up()
+                late = Refusal(self.check.name, f"no answer within {self.check.limit:g} s")
+                return late if is_late else None
+        return Refusal(self.check.name, self._answer) if self._answer else None
+
+    def _work(self) -> None:
+        try:
+            self._answer = self.check.look()
+        except Exception as error:  # a plugin's edge: whatever is wrong with a check, the node is not known to be fit
+            self._answer = f"{type(error).__name__}: {error}"
+        self._has_answered.set()
+
+
+class _Simple:
+    """A check that nothing can end."""
+
+    def give_up(self) -> None:
+        pass
+
+
+class Disk(_Simple):
+    """The folder's file system can be written to, and has this much space (MiB) and a file left."""
+
+    name = "disk"
+
+    def __init__(self, folder: Path, least_mb: int, limit: float = DISK_LIMIT) -> None:
+        self._folder, self._least, self.limit = folder, least_mb, limit
+
+    def look(self) -> str:
+        seen = os.statvfs(self._folder)
+        free = seen.f_bavail * seen.f_frsize >> 20
+        if seen.f_flag & os.ST_RDONLY:
+            return f"{self._folder} is on a file system that can only be read"
+        if free < self._least:
+            return f"{self._folder} has {free} MiB free, expected {self._least} (--min-free-disk-mb)"
+        if seen.f_files and not seen.f_favail:
+            return f"{self._folder} is on a file system that can take no more files"
+        return ""
+
+
+class Store(_Simple):
+    """The job's store answers. ask: one question to it, from a thread that is not the main one."""
+
+    name = "store"
+
+    def __init__(self, ask: Callable[[], object], limit: float = STORE_LIMIT) -> None:
+        self._ask, self.limit = ask, limit
+
+    def look(self) -> str:
+        self._ask()
+        return ""
+
+
+class Devices(_Simple):
+    """NVIDIA devices answer their driver. A node without any is fit."""
+
+    name = "gpu"
+
+    def __init__(self, limit: float = DEVICE_LIMIT) -> None:
+        self.limit = limit
+
+    def look(self) -> str:
+        library = nvml.find()
+        return "" if library is None else "; ".join(nvml.faults(library))
+
+
+class Command:
+    """The user's shell command exits with 0. Its process group is killed when it is late; what it starts and
+    leaves running otherwise is its own matter."""
+
+    name = "command"
+
+    def __init__(self, text: str, limit: float = COMMAND_LIMIT) -> None:
+        self._text, self.limit = text, limit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_given_up = False
+
+    def look(self) -> str:
+        self._is_given_up = False
+        # A file, for a pipe would be held open by whatever the command leaves running.
+        with tempfile.TemporaryFile() as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-c", _SHELL, str(os.getpid()), self._text],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            if self._is_given_up:  # in between
+                self._kill()
+            code = self._process.wait()
+            if code == 0:
+                return ""
+            output.seek(max(0, output.seek(0, os.SEEK_END) - LAST))
+            said = " ".join(output.read().decode(errors="replace").split())
+        how = f"exited with {code}" if code > 0 else f"was ended by signal {-code}"
+        return f"{self._text!r} {how} (--health-check)" + (f": {said}" if said else "")
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+        self._kill()
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def checks(folder: Path, least_mb: int, ask_store: Callable[[], object], command: str | None) -> list[Check]:
+    """Return the checks of a node. folder: of the run; least_mb: MiB, 0 for no check of the disk."""
+    made: list[Check] = [Store(ask_store), Devices()]
+    if least_mb:
+        made.insert(0, Disk(folder, least_mb))
+    if command:
+        made.append(Command(command))
+    return made

@@ -1,0 +1,210 @@
+"""The health gate: real threads, real commands, checks that fail, raise and hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from resilience.adapters.health import nvml
+from resilience.launcher import gate
+from resilience.launcher.gate import Command, Devices, Disk, Gate, Refusal, Store
+from tests.process.children import child
+
+LONG = 600.0
+
+
+class Checking:
+    """A check that does what it is told."""
+
+    def __init__(self, name: str, look: Callable[[], str], limit: float = LONG) -> None:
+        self.name, self.look, self.limit = name, look, limit
+        self.is_given_up = False
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[[], str]]:
+    """A check's look that does not return before the test's end."""
+    end = threading.Event()
+
+    def look() -> str:
+        end.wait()
+        return ""
+
+    yield look
+    end.set()
+
+
+def fail() -> str:
+    raise OSError("no such device")
+
+
+def is_there(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def await_end(*pids: int) -> None:
+    """Wait until these are gone; end what is not."""
+    try:
+        await_true(lambda: not any(map(is_there, pids)))
+    finally:
+        for pid in filter(is_there, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def await_true(claim: Callable[[], bool], limit: float = 20.0) -> None:
+    deadline = time.monotonic() + limit
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# -- the gate -----------------------------------------------------------------------------------------
+
+
+def test_node_is_fit_if_no_check_finds_anything() -> None:
+    assert Gate([]).refusals() == []
+    assert Gate([Checking("a", lambda: ""), Checking("b", lambda: "")]).refusals() == []
+
+
+def test_every_reason_is_told_also_that_of_a_check_which_raises_or_hangs(hang: Callable[[], str]) -> None:
+    hanging = Checking("hangs", hang, limit=0.05)
+    well = Checking("well", lambda: "")
+    told = Gate([Checking("bad", lambda: "it is bad"), hanging, Checking("raises", fail), well]).refusals()
+    assert told == [
+        Refusal("bad", "it is bad"),
+        Refusal("hangs", "no answer within 0.05 s"),
+        Refusal("raises", "OSError: no such device"),
+    ]
+    assert hanging.is_given_up and not well.is_given_up
+
+
+def test_checks_run_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=20.0)  # breaks, and so raises, if one runs after the other
+
+    def look() -> str:
+        both.wait()
+        return ""
+
+    assert Gate([Checking("a", look), Checking("b", look)]).refusals() == []
+
+
+def test_request_to_stop_ends_the_wait_and_refuses_nobody(hang: Callable[[], str]) -> None:
+    hanging = Checking("hangs", hang)
+    assert Gate([hanging]).refusals(lambda: True) == []
+    assert hanging.is_given_up
+
+
+# -- disk and store -----------------------------------------------------------------------------------
+
+
+def test_disk_needs_the_space_that_is_asked_for(tmp_path: Path) -> None:
+    assert Gate([Disk(tmp_path, 1)]).refusals() == []
+    (refusal,) = Gate([Disk(tmp_path, 1 << 40)]).refusals()
+    assert refusal.check == "disk"
+    assert f"expected {1 << 40} (--min-free-disk-mb)" in refusal.detail
+    (gone,) = Gate([Disk(tmp_path / "gone", 1)]).refusals()
+    assert "FileNotFoundError" in gone.detail
+
+
+@pytest.mark.parametrize(
+    ("told", "says"), [({"f_flag": os.ST_RDONLY}, "can only be read"), ({"f_favail": 0}, "no more files"), ({}, "")]
+)
+def test_disk_that_takes_no_file_is_refused(
+    told: dict[str, int], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {"f_bavail": 1 << 30, "f_frsize": 4096, "f_flag": 0, "f_files": 100, "f_favail": 5} | told
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(**seen))
+    refusals = Gate([Disk(tmp_path, 1)]).refusals()
+    assert [says in refusal.detail for refusal in refusals] == ([True] if says else [])
+
+
+def test_store_that_fails_or_hangs_is_refused(hang: Callable[[], str]) -> None:
+    assert Gate([Store(lambda: "an answer")]).refusals() == []
+    told = Gate([Store(fail), Store(hang, limit=0.05)]).refusals()
+    assert [refusal.check for refusal in told] == ["store", "store"]
+
+
+def test_devices_are_asked_only_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "find", lambda: None)
+    assert Gate([Devices()]).refusals() == []
+    monkeypatch.setattr(nvml, "find", lambda: "a library")
+    monkeypatch.setattr(nvml, "faults", lambda library: ["GPU 0: lost", "GPU 3: lost"])
+    assert Gate([Devices()]).refusals() == [Refusal("gpu", "GPU 0: lost; GPU 3: lost")]
+
+
+# -- the user's command -------------------------------------------------------------------------------
+
+
+def test_command_says_why_by_its_status_and_last_words() -> None:
+    assert Gate([Command("true && test 'a b' = 'a b'")]).refusals() == []
+    (refusal,) = Gate([Command("echo fan is broken; echo really >&2; exit 3")]).refusals()
+    assert refusal.detail.endswith("exited with 3 (--health-check): fan is broken really")
+    (killed,) = Gate([Command("kill -9 $$")]).refusals()
+    assert "was ended by signal 9" in killed.detail
+    (unknown,) = Gate([Command("no-such-command-here")]).refusals()
+    assert "exited with 127" in unknown.detail
+
+
+def test_gate_can_be_asked_again() -> None:
+    asked = Gate([Command("exit 1"), Command("exit 0")])
+    assert [len(asked.refusals()) for _ in range(3)] == [1, 1, 1]
+
+
+def test_late_command_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = Command(f"sleep 600 & echo $! $$ > {pids}.new; mv {pids}.new {pids}; wait", limit=LONG)
+
+    def is_running() -> bool:
+        return pids.exists()
+
+    assert Gate([command]).refusals(is_running) == []  # told to stop once it runs
+    await_end(*map(int, pids.read_text().split()))
+    (late,) = Gate([Command("sleep 600", limit=0.2)]).refusals()
+    assert late.detail == "no answer within 0.2 s"
+
+
+def test_command_that_leaves_something_running_is_not_waited_for(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    assert Gate([Command(f"sleep 600 & echo $! > {pid}")]).refusals() == []
+    left = int(pid.read_text())
+    assert is_there(left)
+    os.kill(left, signal.SIGKILL)
+
+
+def check_for_long(folder: Path, line: Connection) -> None:
+    command = f"echo $$ > {folder}/new; mv {folder}/new {folder}/pid; exec sleep 600"
+    Gate([Command(command, limit=LONG)]).refusals()
+
+
+def test_command_ends_with_an_agent_that_is_killed(tmp_path: Path) -> None:
+    with child(partial(check_for_long, tmp_path)) as agent:
+        await_true((tmp_path / "pid").exists)
+        pid = int((tmp_path / "pid").read_text())
+        assert is_there(pid)
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        await_end(pid)
+
+
+# -- a node's checks ----------------------------------------------------------------------------------
+
+
+def test_node_has_the_checks_it_was_given(tmp_path: Path) -> None:
+    def names(*arguments: object) -> list[str]:
+        return [check.name for check in gate.checks(tmp_path, *arguments)]  # type: ignore[arg-type]
+
+    assert names(100, fail, "true") == ["disk", "store", "gpu", "command"]
+    assert names(0, fail, None) == ["store", "gpu"]
