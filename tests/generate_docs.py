@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-import enum
 import dataclasses
+import enum
 import importlib
 import inspect
 import json
@@ -21,8 +21,8 @@ from resilience.adapters.environment import settings_table
 from resilience.core.events import CATALOGUE
 from resilience.launcher.arguments import MAX_RESTARTS, Options
 from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
+from resilience.telemetry.catalogue import METRICS
 from resilience.telemetry.log import LogLine
-from resilience.telemetry.metrics import METRICS
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"

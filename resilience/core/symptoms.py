@@ -153,6 +153,9 @@ def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
     if signalled is not None:
         why = f"was ended by its own monitor ({signalled})"
         return Symptom(record.rank, "killed", record, 1, 0.0, False, why)
+    if record.exception is not None and (end is None or end.signal is None):
+        # A program without a Wrapper: the interpreter told on stderr what ended it.
+        return _exception_symptom(msgspec.structs.replace(record, stage=None))
     what: Class = "exited"
     if end is not None and end.oom:
         what = "out_of_memory"
@@ -171,7 +174,7 @@ def _exception_symptom(record: InterruptionRecord) -> Symptom:
     if record.exception is not None and is_cascade(record.exception):
         why = "its error only says that a connection had gone"
         return Symptom(record.rank, "exception", record, 2, 0.0, False, why)
-    what: Class = "exception" if record.interruption is Interruption.EXCEPTION else "left"
+    what: Class = "left" if record.interruption is Interruption.BASE_EXCEPTION else "exception"
     return Symptom(record.rank, what, record, 2, 0.9, True)
 
 

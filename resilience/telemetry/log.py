@@ -23,7 +23,7 @@ from resilience.adapters.environment import Exporting
 from resilience.adapters.files import LineFile
 from resilience.core.identity import Origin, Role
 from resilience.core.records import Record
-from resilience.telemetry import spans
+from resilience.telemetry import span, spans
 
 SCHEMA = 1
 Context = Mapping[str, Any]
@@ -61,7 +61,7 @@ OWN = frozenset(LogLine.__struct_fields__)
 _LEVELS = {"warn": "warning", "exception": "error", "err": "error", "fatal": "critical", "msg": "info"}
 _file: LineFile | None = None
 _context: Callable[[], Context] | None = None
-_parent: spans.Trace | None = None
+_parent: span.Trace | None = None
 _numbers = itertools.count()
 
 
@@ -74,7 +74,7 @@ def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
         _file.close()
     _file = None if path is None else LineFile(path)
     _context = context
-    _parent = None if path is None else spans.parse_traceparent(Exporting.from_environment().traceparent)
+    _parent = None if path is None else span.parse_traceparent(Exporting.from_environment().traceparent)
 
 
 def get_logger(**values: Any) -> Any:
@@ -141,7 +141,7 @@ def _line(wall_ns: int, mono_ns: int, number: int, level: str, event: str) -> di
     }
 
 
-def _place(origin: Origin, parent: spans.Trace | None) -> dict[str, Any]:
+def _place(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
     """Who speaks: job, rank and iteration, and the span in which the function runs."""
     line: dict[str, Any] = {
         "job_id": origin.job_id,
@@ -154,7 +154,7 @@ def _place(origin: Origin, parent: spans.Trace | None) -> dict[str, Any]:
         "rank": origin.rank,
         "initial_rank": origin.initial_rank,
         "world_size": origin.world_size,
-        "trace_id": format(spans.trace_id(origin, parent), "032x"),
+        "trace_id": format(span.trace_id(origin, parent), "032x"),
     }
     if origin.iteration is not None and origin.initial_rank is not None:
         line["span_id"] = format(spans.run_span_id(origin, origin.iteration, origin.initial_rank), "016x")

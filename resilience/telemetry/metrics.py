@@ -1,12 +1,11 @@
-"""How often, how long, how many?  Metrics, computed from records and timing histograms.
+"""How often, how long, how many?  Metrics, computed from records, timing histograms and signs of life.
 
-`METRICS` is the catalogue: name, kind, labels, buckets, and the events each metric is a view of; the docs
-are made from it. `MetricView` folds the records of one node into values; it keeps what depends on order
-apart for each rank and counts what all ranks of the node see once, so a replay of the record files gives
-the numbers of the live run. prometheus_client only puts them into words (`collect`), when asked.
+`MetricView` folds the records of one node into the values of `telemetry.catalogue`; it keeps what depends on
+order apart for each rank and counts what all ranks of the node see once, so a replay of the record files
+gives the numbers of the live run. What the launcher does is computed by `telemetry.launcher_metrics`.
+prometheus_client only puts the values into words (`collect`), when asked.
 
-Base units, seconds. Labels have few values and never hold text; what the user names (sections) is cut
-off at MAX_SECTIONS. Histograms are those of the node, not of a rank."""
+What the user names (sections) is cut off at MAX_SECTIONS. Histograms are those of the node, not of a rank."""
 
 from __future__ import annotations
 
@@ -22,153 +21,18 @@ from resilience.core import events
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.core.symptoms import category_of, symptom
+from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
+from resilience.telemetry.launcher_metrics import LauncherMetrics
+from resilience.telemetry.signs import Signs
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings, upper_bound
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
-MAX_SECTIONS = 16  # names of sections that get series of their own; the others are added up as "other"
-OTHER = "other"
 LAYER = "inprocess"
-
-RESTART_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-PHASE_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
-DURATION_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
-
-Kind = Literal["counter", "gauge", "histogram"]
-Labels = tuple[str, ...]
-
-
-class Metric(msgspec.Struct, frozen=True):
-    """One metric. events: what it is a view of; () where it comes from timing histograms or exporters."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: Labels = ()
-    events: tuple[type[events.Event], ...] = ()
-    buckets: tuple[float, ...] = ()
-    source: str = ""
-
-
-_E = events
-METRICS: tuple[Metric, ...] = (
-    Metric("resilience_build_info", "gauge", "Versions in use; always 1.", ("version", "torch"), (_E.CallStarted,)),
-    Metric(
-        "resilience_job_info",
-        "gauge",
-        "The wrapped function; always 1.",
-        ("name", "world_size", "layer"),
-        (_E.CallStarted,),
-    ),
-    Metric(
-        "resilience_restart_iterations_total",
-        "counter",
-        "Iterations that ended, once for all ranks of the node.",
-        ("layer", "outcome"),
-        (_E.IterationEnded, _E.RankStoodInFor),
-    ),
-    Metric("resilience_restart_iteration", "gauge", "The iteration under way.", ("layer",), (_E.IterationStarted,)),
-    Metric(
-        "resilience_restart_duration_seconds",
-        "histogram",
-        "From detection to the first progress, a sample a rank.",
-        ("layer", "interruption"),
-        (_E.RestartEnded,),
-        RESTART_BUCKETS,
-    ),
-    Metric(
-        "resilience_restart_phase_duration_seconds",
-        "histogram",
-        "How long a phase of a restart took, a sample a rank.",
-        ("layer", "phase"),
-        (_E.StageEnded,),
-        PHASE_BUCKETS,
-    ),
-    Metric(
-        "resilience_interruptions_total",
-        "counter",
-        "Interruption records; origin tells faults (the store has them first, or a process ended) from what followed.",
-        ("interruption", "category", "origin"),
-        (_E.Interrupted, _E.OutcomeSeen, _E.MonitorEnded),
-    ),
-    Metric(
-        "resilience_hangs_detected_total",
-        "counter",
-        "Limits that were exceeded.",
-        ("detector", "section"),
-        (_E.RankFellSilent,),
-    ),
-    Metric(
-        "resilience_rank_state",
-        "gauge",
-        "The state a rank is in; 1.",
-        ("rank", "state"),
-        (_E.IterationStarted, _E.RankFellSilent, _E.RankExited, _E.RankLeft, _E.RankStoodInFor, _E.MonitorLost),
-    ),
-    Metric(
-        "resilience_ranks",
-        "gauge",
-        "Ranks of the node by state.",
-        ("state",),
-        (_E.IterationStarted, _E.RankFellSilent, _E.RankExited, _E.RankLeft, _E.RankStoodInFor, _E.MonitorLost),
-    ),
-    Metric(
-        "resilience_productive_seconds_total",
-        "counter",
-        "Rank-seconds of active ranks in the function, what is lost inside included (see lost_seconds).",
-        (),
-        (_E.StageStarted, _E.StageEnded, _E.IterationStarted),
-    ),
-    Metric(
-        "resilience_lost_seconds_total",
-        "counter",
-        "Rank-seconds lost: startup until the function is entered, restart, hang (silence until a limit fired).",
-        ("cause",),
-        (_E.CallStarted, _E.StageStarted, _E.RestartEnded, _E.RankFellSilent),
-    ),
-    Metric(
-        "resilience_monitor_up",
-        "gauge",
-        "Monitors of the node that watch their rank.",
-        (),
-        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost),
-    ),
-    Metric("resilience_events_total", "counter", "Records by kind of event.", ("event",), events.CATALOGUE),
-    Metric(
-        "resilience_telemetry_dropped_total",
-        "counter",
-        "Records, spans or measurements that were lost.",
-        ("signal", "reason"),
-        (_E.TelemetryDropped, _E.MonitorEnded),
-    ),
-    Metric(
-        "resilience_telemetry_errors_total",
-        "counter",
-        "Exporters that could not start or send.",
-        ("signal", "reason"),
-        (_E.ExportFailed,),
-    ),
-    Metric(
-        "resilience_heartbeat_interval_seconds",
-        "histogram",
-        "Time from one heartbeat to the next.",
-        (),
-        (),
-        DURATION_BUCKETS,
-        source="timing histograms",
-    ),
-    Metric(
-        "resilience_section_duration_seconds",
-        "histogram",
-        "How long sections took; other: sections beyond the first names.",
-        ("section",),
-        (),
-        DURATION_BUCKETS,
-        source="timing histograms",
-    ),
-)
-BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+HEALTHY = ("active", "inactive")
+Ranks = Literal["all", "unhealthy", "none"]
+_KEPT_IN_NS = ("resilience_productive_seconds_total", "resilience_lost_seconds_total")
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
 _EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
 
@@ -187,7 +51,7 @@ class _Rank:
     def __init__(self) -> None:
         self.state = "inactive"
         self.is_shown = False
-        self.is_unmonitored = False
+        self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when one was lost
         self.has_started = False  # its function was entered in the present call
         self.call_started_ns: int | None = None
         self.run_started_ns: int | None = None
@@ -207,10 +71,15 @@ IterationKey = tuple[int, int, int, int]
 class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
-    clock: monotonic nanoseconds of this host, to count functions that are still running."""
+    clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks
+    have series of their own; unhealthy: those that are neither active nor inactive."""
 
-    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, clock: Callable[[], int] | None = None, ranks: Ranks = "all") -> None:
         self._clock = clock
+        self._shown = ranks
+        self._launcher = LauncherMetrics()
+        self._signs: Mapping[int, Signs] = {}
+        self.look: Callable[[], Mapping[int, Signs]] | None = None  # answers what the ranks show at a scrape
         self._lock = threading.Lock()
         self._call: IterationKey = (0, 0, 0, -1)
         self._iteration: IterationKey = (0, 0, 0, -1)
@@ -219,10 +88,12 @@ class MetricView:
             metric.name: {} for metric in METRICS if metric.kind == "histogram"
         }
         self._timings = Timings()
+        self._names: set[str] = set()  # of sections, that are labels
         self._ranks: dict[int, _Rank] = {}
         self._pending: dict[IterationKey, _Pending] = defaultdict(_Pending)
         self._ended: set[IterationKey] = set()
-        self._monitors: set[int] = set()  # ranks that are monitored
+        self._monitors: set[tuple[int, int]] = set()  # ranks that are monitored, and by which process
+        self._lost_monitors: set[tuple[int, int]] = set()
 
     # -- folding --------------------------------------------------------------------------------
 
@@ -236,8 +107,14 @@ class MetricView:
         with self._lock:
             self._timings = timings
 
+    def take_signs(self, signs: Mapping[int, Signs]) -> None:
+        """Replace what the ranks of the node show, by initial rank."""
+        with self._lock:
+            self._signs = signs
+
     def _take(self, record: Record) -> None:
         origin, event = record.origin, record.event
+        self._launcher.take(record)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
         match event:
             case events.TelemetryDropped():
@@ -251,12 +128,41 @@ class MetricView:
                     "start" if event.reason.startswith("cannot start") else "send",
                 )
                 self._count("resilience_telemetry_errors_total", labels)
-            case events.Interrupted():
+            case events.Interrupted() if not origin.is_launchers:
                 self._interrupted(origin, event)
         if origin.initial_rank is None:
             return
         rank = self._ranks.setdefault(origin.initial_rank, _Rank())
-        self._take_of_rank(record, rank)
+        self._take_of_watcher(record, rank)
+        if not origin.is_launchers:
+            self._take_of_rank(record, rank)
+
+    def _take_of_watcher(self, record: Record, rank: _Rank) -> None:
+        """What monitors say of a rank, those of a Wrapper and those of the launcher."""
+        origin, event = record.origin, record.event
+        assert origin.initial_rank is not None
+        match event:
+            case events.RankFellSilent():
+                rank.state = "suspect"
+                detector, _, section = event.limit.partition(":")
+                section = self._section(section) if detector == "section" else ""
+                self._count("resilience_hangs_detected_total", (detector, section))
+                if event.severity == "soft" or origin.is_launchers:
+                    self._add_seconds("resilience_lost_seconds_total", ("hang",), event.silent_for_s)
+            case events.RankExited():
+                rank.state, rank.is_shown = "terminated", not event.goodbye
+            case events.MonitorStarted():
+                self._monitors.add((origin.initial_rank, origin.pid))
+                rank.monitored_ns = max(rank.monitored_ns, record.mono_ns)
+                if origin.is_launchers:  # a worker was started; a Wrapper's rank takes its seat later
+                    rank.state, rank.is_shown = "active", True
+            case events.MonitorLost():
+                rank.unmonitored_ns, rank.is_shown = record.mono_ns, True
+                self._lost_monitors.add((origin.initial_rank, event.monitor_pid))
+            case events.MonitorEnded():
+                self._monitors.discard((origin.initial_rank, origin.pid))
+                if event.dropped_records:
+                    self._count("resilience_telemetry_dropped_total", ("record", "sink"), event.dropped_records)
 
     def _take_of_rank(self, record: Record, rank: _Rank) -> None:
         origin, event = record.origin, record.event
@@ -287,24 +193,10 @@ class MetricView:
                 self._restart_ended(record, event)
             case events.OutcomeSeen():
                 self._first_known(origin, event.by)
-            case events.RankFellSilent():
-                rank.state = "suspect"
-                detector, _, section = event.limit.partition(":")
-                section = self._section(section) if detector == "section" else ""
-                self._count("resilience_hangs_detected_total", (detector, section))
-                if event.severity == "soft":
-                    self._add_seconds("resilience_lost_seconds_total", ("hang",), event.silent_for_s)
-            case events.RankExited():
-                rank.state, rank.is_shown = "terminated", not event.goodbye
             case events.RankLeft():
                 rank.state = "excluded"
-            case events.MonitorStarted():
-                self._monitors.add(origin.initial_rank)
-            case events.MonitorLost():
-                rank.is_unmonitored = True
-                self._monitors.discard(origin.initial_rank)
             case events.MonitorEnded():
-                self._monitor_ended(origin, event)
+                self._monitor_ended(origin)
 
     def _run_started(self, record: Record, rank: _Rank) -> None:
         rank.run_started_ns = record.mono_ns
@@ -355,12 +247,9 @@ class MetricView:
             pending.first = first
             self._settle(pending, first)
 
-    def _monitor_ended(self, origin: Origin, event: events.MonitorEnded) -> None:
+    def _monitor_ended(self, origin: Origin) -> None:
         """Count what nobody on this node will tell apart any more: the rank's own is the first known."""
         assert origin.initial_rank is not None
-        self._monitors.discard(origin.initial_rank)
-        if event.dropped_records:
-            self._count("resilience_telemetry_dropped_total", ("record", "sink"), event.dropped_records)
         for pending in self._pending.values():
             if any(rank == origin.initial_rank for rank, *_ in pending.waiting):
                 self._settle(pending, origin.initial_rank)
@@ -385,19 +274,13 @@ class MetricView:
     def _observe(
         self, name: str, labels: Labels, value: float, exemplar: tuple[str, float, float] | None = None
     ) -> None:
-        edges = BY_NAME[name].buckets
-        found = self._histograms[name].setdefault(labels, _Buckets([0] * (len(edges) + 1)))
-        number = bisect.bisect_left(edges, value)
-        found.counts[number] += 1
-        found.sum_ns += round(value * 1e9)
-        if exemplar is not None:
-            found.exemplars[number] = exemplar
+        _add(self._histograms[name].setdefault(labels, _no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
 
     def _section(self, name: str) -> str:
         """The label for a section: its name while there are few of them."""
-        known = self._values["resilience_hangs_detected_total"]
-        sections = {labels[1] for labels in known} - {"", OTHER}
-        return name if name in sections or len(sections) < MAX_SECTIONS else OTHER
+        if name not in self._names and len(self._names) < MAX_SECTIONS:
+            self._names.add(name)
+        return name if name in self._names else OTHER
 
     def samples(self) -> dict[tuple[str, Labels], float]:
         """Return every value by (name, labels); of a histogram the sum and each bucket by itself."""
@@ -414,43 +297,81 @@ class MetricView:
 
     def _rows(self) -> Iterator[tuple[Metric, list[tuple[Labels, Any]]]]:
         with self._lock:
-            ready = dict(self._values)
-            ready["resilience_monitor_up"] = {(): len(self._monitors)}
-            ready["resilience_rank_state"] = {
-                (str(number), _state(rank)): 1 for number, rank in sorted(self._ranks.items()) if rank.is_shown
-            }
-            states: dict[Labels, float] = {}
-            for _, state in ready["resilience_rank_state"]:
-                states[(state,)] = states.get((state,), 0) + 1
-            ready["resilience_ranks"] = states
-            ready["resilience_productive_seconds_total"] = {(): self._productive()}
-            lost = self._values["resilience_lost_seconds_total"]
-            ready["resilience_lost_seconds_total"] = {labels: value / 1e9 for labels, value in lost.items()}
+            now_ns = None if self._clock is None else self._clock()
+            ready = {name: dict(values) for name, values in self._values.items()}
+            histograms = {name: dict(rows) for name, rows in self._histograms.items()}
+            ready["resilience_productive_seconds_total"][()] = self._productive(now_ns)
+            self._add_launchers(ready, histograms, now_ns)
+            for name in _KEPT_IN_NS:
+                ready[name] = {labels: value / 1e9 for labels, value in ready[name].items()}
+            ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
+            self._show_ranks(ready, now_ns)
+            histograms["resilience_heartbeat_interval_seconds"] = self._beats()
+            histograms["resilience_section_duration_seconds"] = self._sections()
             for metric in METRICS:
-                if metric.kind == "histogram":
-                    yield metric, sorted(self._histogram_rows(metric).items())
-                else:
-                    yield metric, sorted(ready[metric.name].items())
+                rows: Mapping[Labels, Any] = (histograms if metric.kind == "histogram" else ready)[metric.name]
+                yield metric, sorted(rows.items())
 
-    def _productive(self) -> float:
+    def _productive(self, now_ns: int | None) -> float:
         total = self._values["resilience_productive_seconds_total"].get((), 0)
-        now_ns = None if self._clock is None else self._clock()
         for rank in self._ranks.values():
             if now_ns is not None and rank.run_started_ns is not None and rank.is_active:
                 total += max(0, now_ns - rank.run_started_ns)
-        return total / 1e9
+        return total
 
-    def _histogram_rows(self, metric: Metric) -> dict[Labels, _Buckets]:
-        if metric.name == "resilience_heartbeat_interval_seconds":
-            beats = self._timings.sections.get(HEARTBEAT)
-            return {} if beats is None else {(): _coarse([beats], metric.buckets)}
-        if metric.name == "resilience_section_duration_seconds":
-            names = sorted(name for name in self._timings.sections if name != HEARTBEAT)
-            shown = {(name,): [self._timings.sections[name]] for name in names[:MAX_SECTIONS]}
-            if names[MAX_SECTIONS:]:
-                shown[(OTHER,)] = [self._timings.sections[name] for name in names[MAX_SECTIONS:]]
-            return {labels: _coarse(parts, metric.buckets) for labels, parts in shown.items()}
-        return self._histograms[metric.name]
+    def _add_launchers(
+        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, _Buckets]], now_ns: int | None
+    ) -> None:
+        made = self._launcher.values(now_ns)
+        for name, values in made.counts.items():
+            for labels, value in values.items():
+                ready[name][labels] = ready[name].get(labels, 0) + value
+        own: set[tuple[str, Labels]] = set()
+        for name, labels, value, exemplar in made.observed:
+            rows = histograms[name]
+            if (name, labels) not in own:  # the rows are those of the view: the launcher's labels are its own
+                own.add((name, labels))
+                rows[labels] = _no_buckets(name)
+            _add(rows[labels], BY_NAME[name].buckets, value, exemplar)
+
+    def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
+        """Values of single ranks, of as many as are to be shown."""
+        present = {number: _state(rank) for number, rank in sorted(self._ranks.items()) if rank.is_shown}
+        states: dict[Labels, float] = {}
+        for state in present.values():
+            states[(state,)] = states.get((state,), 0) + 1
+        ready["resilience_ranks"] = states
+        shown = {
+            number: state
+            for number, state in present.items()
+            if self._shown == "all" or (self._shown == "unhealthy" and state not in HEALTHY)
+        }
+        ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown.items()}
+        for number in shown.keys() & self._signs.keys():
+            signs, label = self._signs[number], str(number)
+            if signs.step is not None:
+                ready["resilience_rank_step"][(label,)] = signs.step
+            if signs.heartbeat_at is not None:
+                at = round(signs.wall(signs.heartbeat_at), 3)
+                ready["resilience_rank_last_heartbeat_timestamp_seconds"][(label,)] = at
+            if now_ns is not None and present[number] != "terminated":
+                for section in signs.sections[:OPEN_SHOWN]:  # outermost first
+                    labels = (label, self._section(section.name))
+                    longest = ready["resilience_rank_section_open_seconds"].get(labels, 0.0)
+                    ready["resilience_rank_section_open_seconds"][labels] = max(longest, now_ns / 1e9 - section.at)
+
+    def _beats(self) -> dict[Labels, _Buckets]:
+        beats = self._timings.sections.get(HEARTBEAT)
+        edges = BY_NAME["resilience_heartbeat_interval_seconds"].buckets
+        return {} if beats is None else {(): _coarse([beats], edges)}
+
+    def _sections(self) -> dict[Labels, _Buckets]:
+        edges = BY_NAME["resilience_section_duration_seconds"].buckets
+        parts: dict[Labels, list[Histogram]] = {}
+        for outcome, sections in (("completed", self._timings.sections), ("failed", self._timings.failed)):
+            for name in sorted(sections.keys() - {HEARTBEAT}):
+                parts.setdefault((self._section(name), outcome), []).append(sections[name])
+        return {labels: _coarse(of_name, edges) for labels, of_name in parts.items()}
 
     # -- for prometheus_client ------------------------------------------------------------------
 
@@ -458,6 +379,8 @@ class MetricView:
         """Yield metric families, as a prometheus_client registry wants them of a collector."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        if self.look is not None:
+            self.take_signs(self.look())
         for metric, rows in self._rows():
             if metric.kind == "histogram":
                 histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
@@ -477,12 +400,25 @@ def _key(origin: Origin) -> IterationKey:
 
 
 def _state(rank: _Rank) -> str:
-    return "unmonitored" if rank.is_unmonitored and rank.state in ("active", "inactive") else rank.state
+    is_unmonitored = rank.unmonitored_ns > rank.monitored_ns
+    return "unmonitored" if is_unmonitored and rank.state in ("active", "inactive") else rank.state
 
 
 def _reason(text: str) -> str:
     """One of few words for why something was lost."""
     return next((word for word in _REASONS if word in text), OTHER)
+
+
+def _no_buckets(name: str) -> _Buckets:
+    return _Buckets([0] * (len(BY_NAME[name].buckets) + 1))
+
+
+def _add(to: _Buckets, edges: tuple[float, ...], value: float, exemplar: tuple[str, float, float] | None) -> None:
+    number = bisect.bisect_left(edges, value)
+    to.counts[number] += 1
+    to.sum_ns += round(value * 1e9)
+    if exemplar is not None:
+        to.exemplars[number] = exemplar
 
 
 def _coarse(parts: list[Histogram], edges: tuple[float, ...]) -> _Buckets:

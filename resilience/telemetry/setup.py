@@ -1,8 +1,9 @@
-"""How do metrics and spans get out?  The exporters of a node, in its monitor or agent only.
+"""How do metrics and spans get out?  The exporters of a node, in one of its monitors, or in its agent.
 
-`NodeExports` tails the record files of its node, which the monitors write, and feeds them to the views:
-whoever takes over after the death of its predecessor reads the files from the start and has the same
-counters. Spans leave over OTLP when the OTEL_* variables name an endpoint, metrics are served on the
+Under the launcher the agent exports for its node, all the time and for all cycles, and monitors never do;
+without one, the leading monitor of the node does. `NodeExports` tails the record files of its node and feeds
+them to the views: whoever takes over after the death of its predecessor reads the files from the start and
+has the same counters. Spans leave over OTLP when the OTEL_* variables name an endpoint, metrics are served on the
 loopback address when RESILIENCE_METRICS_PORT is set; without either, `start` answers None and nothing is
 imported.
 
@@ -15,25 +16,23 @@ last ones may leave twice; their ids are the same, so a back end that knows ids 
 
 from __future__ import annotations
 
-import collections
-import importlib
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from resilience.adapters import files
-from resilience.adapters.environment import Exporting, Settings
+from resilience.adapters.environment import Exporting, Settings, monitor_socket
 from resilience.core import events
 from resilience.core.records import Record, from_line
 from resilience.errors import ConfigurationError
-from resilience.telemetry import timings
+from resilience.telemetry import signs, timings
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.spans import SCOPE, Span, SpanView, Trace, parse_traceparent
+from resilience.telemetry.sending import Emit, SpanSender
+from resilience.telemetry.span import Trace, parse_traceparent
+from resilience.telemetry.spans import SpanView
 
 MARGIN = 15.0  # seconds before the start of an exporter from which on it lets spans leave
 LOOPBACK = "127.0.0.1"
@@ -41,21 +40,17 @@ PORTS_TRIED = 32  # from RESILIENCE_METRICS_PORT upwards
 SNAPSHOT_EVERY = 15.0  # seconds between two looks at the timing histograms, and two metric snapshots
 LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, seldom later
 READ_AT_ONCE = 4 << 20  # bytes of one file a poll
+POLL_EVERY = 0.5  # seconds between two looks of the agent's at the record files
 LINGER = 0.02  # seconds between two looks at the files of ranks that are about to end
-TELL_EVERY = 15.0  # seconds between two records about lost spans
 
-Emit = Callable[[events.Event], None]
 Call = tuple[int, int, int]  # attempt, cycle, call
-_EXPORTERS = {
-    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
-}
 
 
 class NodeExports:
     """What one node exports: its record files, seen through the views."""
 
-    def __init__(self, folder: Path, node: str, exports: Exports) -> None:
+    def __init__(self, folder: Path, node: str, exports: Exports, is_agents: bool = False) -> None:
+        self._is_agents = is_agents
         self._folder = folder
         self._node = node
         self._exports = exports
@@ -66,18 +61,24 @@ class NodeExports:
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
+        exports.metrics.look = self._signs
 
     @classmethod
-    def start(cls, folder: Path, node: str, emit: Emit) -> NodeExports | None:
-        """Start what the environment asks for; None if it asks for nothing.
+    def start(
+        cls, folder: Path, node: str, emit: Emit, is_agents: bool = False, port: int | None = None
+    ) -> NodeExports | None:
+        """Start what the environment asks for; None if it asks for nothing, or somebody else exports.
 
-        folder: the run folder. emit: takes events about the exporting itself. Never raises."""
-        exports = Exports.from_environment(node, emit)
+        folder: the run folder. emit: takes events about the exporting itself. is_agents: called by the
+        launcher's agent. port: that of the metrics, in place of RESILIENCE_METRICS_PORT. Never raises."""
+        if not is_agents and monitor_socket() is not None:
+            return None  # this node's agent exports
+        exports = Exports.from_environment(node, emit, is_agents, port)
         if exports is None:
             return None
         if exports.port is not None:
             _announce(folder, node, exports.port)
-        return cls(folder, node, exports)
+        return cls(folder, node, exports, is_agents)
 
     def poll(self) -> None:
         """Take what was added to the node's files since the last time. Costs a `stat` a file. Never raises."""
@@ -105,6 +106,18 @@ class NodeExports:
             self._take_timings()
             self._write_snapshot()
 
+    def _signs(self) -> dict[int, signs.Signs]:
+        """What the node's ranks show now; asked for by a scrape, in a thread of its own."""
+        found: dict[int, signs.Signs] = {}
+        for path in list(self._read):
+            rank = path.stem.rpartition("-")[2]
+            if rank.isdecimal():
+                try:
+                    found[int(rank)] = signs.read(signs.path_of(self._folder, self._node, int(rank)))
+                except (OSError, msgspec.DecodeError):
+                    continue  # it shows nothing yet
+        return found
+
     def close(self, timeout: float = 2.0) -> None:
         """Take the last records and let the exporters finish, at most `timeout` seconds.
 
@@ -119,6 +132,8 @@ class NodeExports:
         self._snapshot_at = 0.0
         self.poll()
         self._exports.close(max(0.0, deadline - time.monotonic()))
+        if self._is_agents:  # nobody takes over: Prometheus need not look for it any more
+            _sd_file(self._folder, self._node).unlink(missing_ok=True)
 
     def _note(self, path: Path, record: Record) -> None:
         """Remember which ranks are about to end."""
@@ -180,39 +195,86 @@ class NodeExports:
             files.replace(self._folder / "metrics" / f"{self._node}.prom", text)
 
 
+class AgentExports:
+    """The exporters of the launcher's agent, at work in a thread of their own until `close`."""
+
+    def __init__(self, folder: Path, node: str, emit: Emit, port: int | None) -> None:
+        self._place = (folder, node, emit, port)
+        self._done = threading.Event()
+        self._close_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="resilience-exports", daemon=True)
+
+    @classmethod
+    def start(cls, folder: Path, node: str, emit: Emit, port: int | None = None) -> AgentExports | None:
+        """Export for this node from now on; None, and no thread, if nothing is asked for.
+
+        To be called after the agent's last fork. folder: the run folder. emit: takes events about the
+        exporting itself, from any thread. port: of the metrics, in place of RESILIENCE_METRICS_PORT."""
+        if Exporting.from_environment().protocol is None and port is None:
+            try:
+                if Settings.from_environment().metrics_port is None:
+                    return None
+            except ConfigurationError:
+                pass  # told by the thread
+        made = cls(folder, node, emit, port)
+        made._thread.start()
+        return made
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Take the last records, and let the exporters finish, within about `timeout` seconds."""
+        self._close_s = timeout
+        self._done.set()
+        self._thread.join(timeout + LINGER)
+
+    def _run(self) -> None:
+        folder, node, emit, port = self._place
+        exports = NodeExports.start(folder, node, emit, is_agents=True, port=port)
+        if exports is None:
+            return
+        while not self._done.wait(POLL_EVERY):
+            exports.poll()
+        exports.close(self._close_s)
+
+
 class Exports:
     """The exporters: a sender of spans, a server of metrics, and the views that feed them."""
 
     def __init__(
         self,
         emit: Emit,
-        sender: _SpanSender | None = None,
+        sender: SpanSender | None = None,
         server: _MetricsServer | None = None,
         metrics: MetricView | None = None,
         parent: Trace | None = None,
         since_ns: int = 0,
+        is_launched: bool = False,
     ) -> None:
         self.metrics = metrics or MetricView(time.monotonic_ns)
         self._emit = emit
-        self._spans = SpanView(parent)
+        self._spans = SpanView(parent, is_launched)
         self._sender = sender
         self._server = server
         self._since_ns = since_ns
         self._has_failed = False
 
     @classmethod
-    def from_environment(cls, node: str, emit: Emit) -> Exports | None:
-        """Start what the environment asks for; None if it asks for nothing. Never raises."""
+    def from_environment(
+        cls, node: str, emit: Emit, is_launched: bool = False, port: int | None = None
+    ) -> Exports | None:
+        """Start what the environment asks for; None if it asks for nothing. Never raises.
+
+        is_launched: the node's ranks belong to the launcher. port: as for `NodeExports.start`."""
         exporting = Exporting.from_environment()
+        settings = Settings()
         try:
-            port = Settings.from_environment().metrics_port
+            settings = Settings.from_environment()
         except ConfigurationError as error:
             emit(events.ExportFailed("prometheus", f"cannot start: {error}"))
-            port = None
+        port = settings.metrics_port if port is None else port
         if exporting.protocol is None and port is None:
             return None
-        metrics = MetricView(time.monotonic_ns)
-        sender = None if exporting.protocol is None else _SpanSender(exporting, node, emit)
+        metrics = MetricView(time.monotonic_ns, settings.metrics_ranks)
+        sender = None if exporting.protocol is None else SpanSender(exporting, node, emit)
         server = None if port is None else _start_server(port, metrics, emit)
         if sender is None and server is None:
             return None
@@ -223,6 +285,7 @@ class Exports:
             metrics,
             parse_traceparent(exporting.traceparent),
             time.time_ns() - round(MARGIN * 1e9),
+            is_launched,
         )
 
     @property
@@ -253,174 +316,6 @@ class Exports:
             self._sender.close(max(0.0, deadline - time.monotonic()))
         if self._server is not None:
             self._server.close(max(0.1, deadline - time.monotonic()))
-
-
-# -- spans -------------------------------------------------------------------------------------
-
-
-class _SpanSender:
-    """Sends spans from a thread of its own, out of a bounded queue. The thread also loads the exporter,
-    which takes a second now and then, so that whoever starts this goes on at once."""
-
-    def __init__(self, exporting: Exporting, node: str, emit: Emit) -> None:
-        self._exporting = exporting
-        self._node = node
-        self._emit = emit
-        self._is_off = False  # the exporter could not be loaded, and has said so
-        self._queue: collections.deque[Span] = collections.deque()
-        self._changed = threading.Condition()
-        self._is_closing = False
-        self._is_failing = False
-        self._lost: collections.Counter[str] = collections.Counter()
-        self._tell_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="resilience-spans", daemon=True)
-        self._thread.start()
-
-    def offer(self, span: Span) -> bool:
-        """Queue a span; answers False if the queue is full, and counts it."""
-        with self._changed:
-            if self._is_off:
-                return False
-            if len(self._queue) >= self._exporting.queue:
-                self._lost["queue full"] += 1
-                return False
-            self._queue.append(span)
-            if len(self._queue) >= self._exporting.batch:
-                self._changed.notify()
-        return True
-
-    def close(self, timeout: float) -> None:
-        """Send what is queued, at most `timeout` seconds; what is left then is counted as lost."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
-        self._thread.join(timeout)
-        with self._changed:
-            if self._queue:
-                self._lost["closing"] += len(self._queue)
-                self._queue.clear()
-        # The thread may be inside a request that does not end; it is a daemon and holds nobody up.
-        self._tell(0.0)
-
-    def _run(self) -> None:
-        loaded = _load(self._exporting, self._node, self._emit)
-        if loaded is None:
-            with self._changed:
-                self._is_off = True
-                self._queue.clear()
-            return
-        exporter, convert = loaded
-        while batch := self._next_batch():
-            self._account_for(batch, _export(exporter, [convert(span) for span in batch]))
-            self._tell(TELL_EVERY)
-        _shut_down(exporter)
-
-    def _next_batch(self) -> list[Span]:
-        """Wait until a batch is full, the delay is over, or the end; () is the end."""
-        with self._changed:
-            while not self._queue and not self._is_closing:
-                self._changed.wait(self._exporting.delay_s)
-            deadline = time.monotonic() + self._exporting.delay_s
-            while len(self._queue) < self._exporting.batch and not self._is_closing:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            count = min(len(self._queue), self._exporting.batch)
-            return [self._queue.popleft() for _ in range(count)]
-
-    def _account_for(self, batch: Sequence[Span], is_sent: bool) -> None:
-        if not is_sent:
-            with self._changed:
-                self._lost["export failed"] += len(batch)
-            if not self._is_failing:
-                self._emit(events.ExportFailed("otlp", f"{self._exporting.endpoint} does not take spans"))
-        self._is_failing = not is_sent
-
-    def _tell(self, pause: float) -> None:
-        """Put losses on record, now and then."""
-        now = time.monotonic()
-        if not self._lost or now < self._tell_at:
-            return
-        self._tell_at = now + pause
-        with self._changed:
-            lost, self._lost = self._lost, collections.Counter()
-        for reason, count in sorted(lost.items()):
-            self._emit(events.TelemetryDropped("span", reason, count))
-
-
-def _export(exporter: Any, spans: Sequence[Any]) -> bool:
-    try:
-        return getattr(exporter.export(spans), "name", "") == "SUCCESS"
-    except Exception:  # the exporter's edge: whatever it raises costs spans only, and they are counted
-        return False
-
-
-def _shut_down(exporter: Any) -> None:
-    try:
-        exporter.shutdown()
-    except Exception:  # the exporter's edge: nothing is left to lose
-        pass
-
-
-def _load(exporting: Exporting, node: str, emit: Emit) -> tuple[Any, Callable[[Span], Any]] | None:
-    """Return the exporter and what turns our spans into its; None, put on record, if it cannot start."""
-    reason = ""
-    try:
-        exporter = importlib.import_module(_EXPORTERS[exporting.protocol or ""]).OTLPSpanExporter()
-        loaded = exporter, _converter(node)
-        emit(events.ExportStarted("otlp", exporting.endpoint))
-        return loaded
-    except KeyError:
-        reason = f"protocol {exporting.protocol!r}, expected one of {', '.join(_EXPORTERS)}"
-    except ImportError as error:
-        reason = f"{error}; pip install 'torch-resilience[otlp]'"
-    except Exception as error:  # the exporter reads many variables, and raises what it likes for a bad one
-        reason = f"{type(error).__name__}: {error}"[:500]
-    emit(events.ExportFailed("otlp", f"cannot start: {reason}"))
-    return None
-
-
-def _converter(node: str) -> Callable[[Span], Any]:
-    """Return what turns our spans into OpenTelemetry's."""
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import Event, ReadableSpan
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
-    from opentelemetry.trace.status import Status, StatusCode
-
-    from resilience import __version__
-
-    named = Resource({"service.name": "resilience", "host.name": node})
-    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins; the SDK's own default name does not.
-    found = {
-        key: value
-        for key, value in Resource.create().attributes.items()
-        if not (key == "service.name" and str(value).startswith("unknown_service"))
-    }
-    resource = named.merge(Resource(found))
-    scope = InstrumentationScope(SCOPE, __version__)
-
-    def context(trace: int, span: int) -> SpanContext:
-        return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-
-    def convert(span: Span) -> ReadableSpan:
-        return ReadableSpan(
-            name=span.name,
-            context=context(span.trace_id, span.span_id),
-            parent=None if span.parent_id is None else context(span.trace_id, span.parent_id),
-            resource=resource,
-            attributes=span.attributes,
-            events=[Event(event.name, event.attributes, event.at_ns) for event in span.events],
-            links=[Link(context(to.trace_id, to.span_id), {"resilience.link.kind": to.kind}) for to in span.links],
-            kind=SpanKind.INTERNAL,
-            status=Status(StatusCode.ERROR if span.is_error else StatusCode.UNSET),
-            start_time=span.start_ns,
-            end_time=span.end_ns,
-            instrumentation_scope=scope,
-        )
-
-    return convert
 
 
 # -- metrics -----------------------------------------------------------------------------------
@@ -474,4 +369,8 @@ def _start_server(port: int, metrics: MetricView, emit: Emit) -> _MetricsServer 
 def _announce(folder: Path, node: str, port: int) -> None:
     """Leave an entry for Prometheus's file_sd."""
     entry = [{"targets": [f"{LOOPBACK}:{port}"], "labels": {"job_id": folder.name, "node": node}}]
-    files.replace(folder / "metrics" / f"{node}.sd.json", msgspec.json.encode(entry))
+    files.replace(_sd_file(folder, node), msgspec.json.encode(entry))
+
+
+def _sd_file(folder: Path, node: str) -> Path:
+    return folder / "metrics" / f"{node}.sd.json"

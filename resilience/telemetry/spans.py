@@ -3,8 +3,9 @@
 `SpanView` is a fold: fed with the records of a node, in the order of each file, it answers with the
 spans that became complete. It keeps state for each rank apart, so that the order between ranks does
 not matter, and ids are hashes of a span's place, so that a live exporter, its successor and a replay of
-the record files say exactly the same. Values only: `telemetry.setup` turns them into OpenTelemetry's.
+the record files say exactly the same. Values only: `telemetry.sending` turns them into OpenTelemetry's.
 
+    launcher.cycle ⊃ what `telemetry.launcher_spans` lists, and under the launcher
     inprocess.iteration ⊃ initialize, health_check, run, and on an interruption restart ⊃ the seven phases
     interruption          an instant: this rank, or its monitor, saw the fault
     monitor.hang          from the last sign of life to the limit
@@ -16,71 +17,31 @@ progress there. Events that belong to no span of their own are attached to the i
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 
 from resilience.core import events, identity
-from resilience.core.attribution import ExceptionInfo, InterruptionRecord
+from resilience.core.attribution import InterruptionRecord
 from resilience.core.identity import Origin
 from resilience.core.records import Record
-
-SCOPE = "resilience"
-ALL_UP_TO = 256  # ranks of a world of which every one is shown
-SAMPLED = 64  # ranks shown of a larger world, beside those that were interrupted by a fault of their own
-EVENTS_KEPT = 64  # events attached to one iteration
-
-Value = str | int | float | bool
-Trace = tuple[int, int]
-"""Trace id and span id."""
-
-
-class Link(msgspec.Struct, frozen=True):
-    """Points from a span to another one."""
-
-    trace_id: int
-    span_id: int
-    kind: Literal["caused_by", "previous_iteration"]
-
-
-class SpanEvent(msgspec.Struct, frozen=True):
-    """Something that happened within a span."""
-
-    name: str
-    at_ns: int
-    attributes: dict[str, Value] = {}
-
-
-class Span(msgspec.Struct, frozen=True):
-    """A complete span. Times are UTC nanoseconds; lengths were measured on a monotonic clock."""
-
-    name: str
-    trace_id: int
-    span_id: int
-    parent_id: int | None
-    start_ns: int
-    end_ns: int
-    attributes: dict[str, Value]
-    events: tuple[SpanEvent, ...] = ()
-    links: tuple[Link, ...] = ()
-    is_error: bool = False
-
-
-def parse_traceparent(text: str) -> Trace | None:
-    """Return trace and parent span id of a W3C `traceparent`, None if it is none.
-
-    Source: W3C Trace Context, section 3.2."""
-    parts = text.strip().split("-")
-    if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
-        return None
-    try:
-        trace, span = int(parts[1], 16), int(parts[2], 16)
-    except ValueError:
-        return None
-    return (trace, span) if trace and span else None
+from resilience.telemetry.launcher_spans import CycleSpans
+from resilience.telemetry.span import (
+    EVENTS_KEPT,
+    Link,
+    Span,
+    SpanEvent,
+    Trace,
+    Value,
+    cycle_span_id,
+    event_of,
+    exception_event,
+    hang_attributes,
+    interruption_attributes,
+    is_sampled,
+    origin_attributes,
+    trace_id,
+)
 
 
 def iteration_span_id(origin: Origin, iteration: int, initial_rank: int) -> int:
@@ -91,11 +52,6 @@ def iteration_span_id(origin: Origin, iteration: int, initial_rank: int) -> int:
 def run_span_id(origin: Origin, iteration: int, initial_rank: int) -> int:
     """Return the id of the span in which the wrapped function runs."""
     return _id(origin, "run", iteration, initial_rank, 0)
-
-
-def trace_id(origin: Origin, parent: Trace | None = None) -> int:
-    """Return the trace that a record belongs to: the given parent's, else that of its cycle."""
-    return parent[0] if parent else identity.trace_id(origin.job_id, origin.attempt, origin.cycle)
 
 
 def _id(origin: Origin, *path: object) -> int:
@@ -127,16 +83,21 @@ class _Rank:
 class SpanView:
     """Folds records into spans.
 
-    parent: trace and span that everything belongs to, from TRACEPARENT."""
+    parent: trace and span that everything belongs to, from TRACEPARENT. is_launched: the launcher's cycles hold
+    the iterations."""
 
-    def __init__(self, parent: Trace | None = None) -> None:
+    def __init__(self, parent: Trace | None = None, is_launched: bool = False) -> None:
         self._parent = parent
+        self._is_launched = is_launched
+        self._cycles = CycleSpans(parent)
         self._ranks: dict[tuple[int, int, int, int | None], _Rank] = {}
         self._faulty: set[tuple[int, int]] = set()  # (call, initial rank) that had a fault of their own
 
     def take(self, record: Record) -> list[Span]:
         """Return the spans that this record completes."""
         event, origin = record.event, record.origin
+        if origin.is_launchers:
+            return self._cycles.take(record)
         match event:
             case events.CallStarted():
                 self._rank(origin).initial_world = event.world_size
@@ -170,7 +131,7 @@ class SpanView:
         attributes["resilience.world_size.active"] = event.active_world_size
         attributes["resilience.rank.state"] = event.state
         span_id = iteration_span_id(origin, iteration, initial_rank)
-        opened = _Open(span_id, self._parent[1] if self._parent else None, iteration, attributes)
+        opened = _Open(span_id, self._root(origin), iteration, attributes)
         self._rank(origin).iterations[iteration] = opened
         return self._anchor("inprocess.iteration", opened, record)
 
@@ -180,7 +141,7 @@ class SpanView:
         opened = self._rank(origin).iterations.pop(iteration, None)
         if opened is None:  # its beginning is lost
             span_id = iteration_span_id(origin, iteration, initial_rank)
-            opened = _Open(span_id, self._parent[1] if self._parent else None, iteration, self._attributes(origin))
+            opened = _Open(span_id, self._root(origin), iteration, self._attributes(origin))
         links: tuple[Link, ...] = ()
         if iteration:
             before = iteration_span_id(origin, iteration - 1, initial_rank)
@@ -279,22 +240,8 @@ class SpanView:
             "resilience.rank.initial": seen.rank,
             "resilience.iteration": iteration,
             "resilience.interruption.id": name,
-            "resilience.interruption.kind": seen.interruption.value,
         }
-        if seen.detector is not None:
-            attributes["resilience.detector"] = seen.detector.name
-            if seen.detector.limit_s is not None:
-                attributes["resilience.timeout_s"] = seen.detector.limit_s
-        if seen.open_sections:
-            attributes["resilience.section"] = seen.open_sections[-1].name
-        if seen.step is not None:
-            attributes["resilience.step"] = seen.step
-        noted: tuple[SpanEvent, ...] = ()
-        if seen.exception is not None:
-            attributes["error.type"] = seen.exception.type
-            noted = (SpanEvent("exception", at, _exception(seen.exception)),)
-        elif seen.exit is not None:
-            attributes["error.type"] = seen.exit.signal or f"exit code {seen.exit.code}"
+        noted = () if seen.exception is None else (SpanEvent("exception", at, exception_event(seen.exception)),)
         return [
             Span(
                 name="interruption",
@@ -303,7 +250,7 @@ class SpanView:
                 parent_id=iteration_span_id(origin, iteration, seen.rank),
                 start_ns=at,
                 end_ns=at,
-                attributes=attributes,
+                attributes=attributes | interruption_attributes(seen),
                 events=noted,
                 is_error=True,
             )
@@ -315,13 +262,6 @@ class SpanView:
         rank = self._rank(origin)
         number = rank.counts["hang", iteration]
         rank.counts["hang", iteration] += 1
-        attributes = self._attributes(origin) | {
-            "resilience.detector": event.limit,
-            "resilience.timeout_s": event.allowed_s,
-            "resilience.severity": event.severity,
-        }
-        if event.limit.startswith("section:"):
-            attributes["resilience.section"] = event.limit.removeprefix("section:")
         return [
             Span(
                 name="monitor.hang",
@@ -330,7 +270,7 @@ class SpanView:
                 parent_id=iteration_span_id(origin, iteration, initial_rank),
                 start_ns=record.wall_ns - round(event.silent_for_s * 1e9),
                 end_ns=record.wall_ns,
-                attributes=attributes,
+                attributes=self._attributes(origin) | hang_attributes(event),
                 is_error=True,
             )
         ]
@@ -340,13 +280,13 @@ class SpanView:
         rank = self._ranks.get(_key(record.origin))
         opened = None if rank is None else rank.iterations.get(record.origin.iteration or 0)
         if opened is not None and len(opened.events) < EVENTS_KEPT:
-            fields = msgspec.to_builtins(record.event)
-            name = fields.pop("event")
-            values = {
-                f"resilience.{key}": value if isinstance(value, (str, int, float, bool)) else str(value)
-                for key, value in fields.items()
-            }
-            opened.events.append(SpanEvent(name, record.wall_ns, values))
+            opened.events.append(event_of(record.event, record.wall_ns))
+
+    def _root(self, origin: Origin) -> int | None:
+        """What an iteration is part of."""
+        if self._is_launched:
+            return cycle_span_id(origin)
+        return self._parent[1] if self._parent else None
 
     # -- shared ---------------------------------------------------------------------------------
 
@@ -355,29 +295,16 @@ class SpanView:
 
     def _shows(self, origin: Origin) -> bool:
         """Whether this rank's spans leave: in a large world only a share of them, and the faulty ones."""
-        size, rank = origin.world_size or 0, origin.initial_rank
-        if size <= ALL_UP_TO or rank is None or (origin.call, rank) in self._faulty:
-            return True
-        return identity.span_id(origin.job_id, 0, 0, "sampled", rank) % math.ceil(size / SAMPLED) == 0
+        return (origin.call, origin.initial_rank) in self._faulty or is_sampled(origin)
 
     def _attributes(self, origin: Origin) -> dict[str, Value]:
         rank = self._ranks.get(_key(origin))
-        found: Mapping[str, Value | None] = {
-            "resilience.job.id": origin.job_id,
-            "resilience.layer": "inprocess",
-            "resilience.attempt": origin.attempt,
-            "resilience.cycle": origin.cycle,
-            "resilience.call": origin.call,
-            "resilience.iteration": origin.iteration,
-            "resilience.rank.initial": origin.initial_rank,
-            "resilience.rank.active": origin.rank,
-            "resilience.world_size": origin.world_size,
-            "resilience.world_size.initial": rank.initial_world if rank is not None else None,
-            "resilience.role": origin.role,
-            "host.name": origin.node,
-            "process.pid": origin.pid,
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        attributes = origin_attributes(origin, "inprocess") | {"resilience.call": origin.call}
+        if origin.iteration is not None:
+            attributes["resilience.iteration"] = origin.iteration
+        if rank is not None and rank.initial_world is not None:
+            attributes["resilience.world_size.initial"] = rank.initial_world
+        return attributes
 
 
 def _key(origin: Origin) -> tuple[int, int, int, int | None]:
@@ -386,15 +313,3 @@ def _key(origin: Origin) -> tuple[int, int, int, int | None]:
 
 def _place(origin: Origin) -> tuple[int, int]:
     return origin.iteration or 0, -1 if origin.initial_rank is None else origin.initial_rank
-
-
-def _exception(error: ExceptionInfo) -> dict[str, Value]:
-    """Source: OpenTelemetry semantic conventions for exceptions on spans."""
-    lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in error.stack]
-    trace = "\n".join(["Traceback (most recent call last):", *lines, f"{error.type}: {error.message}"])
-    return {
-        "exception.type": error.type,
-        "exception.message": error.message,
-        "exception.stacktrace": trace,
-        "resilience.fingerprint": error.fingerprint,
-    }

@@ -15,7 +15,6 @@ LONG = {
     "resilience/core/events.py": "the catalogue: one definition an event, in one place",
     "resilience/adapters/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
-    "resilience/telemetry/metrics.py": "the table of metrics and the one view that fills it",
 }
 
 TERMINAL = {"'TERM'", "'NO_COLOR'"}  # what a terminal can do is no setting of ours, and asked beside `isatty`

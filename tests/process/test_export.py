@@ -24,10 +24,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from resilience.analysis.load import load
 from resilience.core import events
 from resilience.core.records import to_line
-from resilience.telemetry import setup
+from resilience.telemetry import sending
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.setup import NodeExports
-from resilience.telemetry.spans import Span, SpanView
+from resilience.telemetry.span import Span
+from resilience.telemetry.spans import SpanView
 from tests.support.ranks import Job as RunningJob
 from tests.support.record_streams import Fault, Job, job
 
@@ -293,7 +294,7 @@ def test_exporter_that_cannot_start_is_told_and_nothing_else_happens(
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     module = SimpleNamespace(OTLPSpanExporter=refuse)
-    monkeypatch.setitem(sys.modules, setup._EXPORTERS["http/protobuf"], module)
+    monkeypatch.setitem(sys.modules, sending.EXPORTERS["http/protobuf"], module)
     started(tmp_path, emitted).close(30.0)
     assert emitted == [events.ExportFailed("otlp", "cannot start: ValueError: no such certificate")]
 
@@ -302,7 +303,7 @@ def test_exporter_that_is_not_installed_is_told_with_what_to_do(
     tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setitem(sys.modules, setup._EXPORTERS["http/protobuf"], None)
+    monkeypatch.setitem(sys.modules, sending.EXPORTERS["http/protobuf"], None)
     started(tmp_path, emitted).close(30.0)
     (failed,) = emitted
     assert isinstance(failed, events.ExportFailed)

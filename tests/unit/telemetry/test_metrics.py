@@ -18,8 +18,12 @@ from resilience.core import events
 from resilience.core.attribution import Detector, ExceptionInfo, Interruption, InterruptionRecord
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
-from resilience.telemetry.metrics import BY_NAME, MAX_SECTIONS, METRICS, MetricView
+from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
+from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.signs import Open, Signs
 from resilience.telemetry.timings import HEARTBEAT, Timings
+from tests.support import launch_streams
+from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, Kind, job
 
 SERIES_A_NODE = 800
@@ -129,7 +133,7 @@ def test_spare_is_not_productive() -> None:
 def test_durations_fall_into_the_buckets_of_their_definition() -> None:
     record = job().records[0]
     view = MetricView()
-    for duration in (0.01, 0.0101, 3.0, 1e9, -1.0):
+    for duration in (0.02, 0.0201, 3.0, 1e9, -1.0):
         view.take(msgspec.structs.replace(record, event=events.RestartEnded("peer", duration, "step")))
     found = view.samples()
     buckets = {
@@ -137,19 +141,21 @@ def test_durations_fall_into_the_buckets_of_their_definition() -> None:
         for (name, labels), n in found.items()
         if name == "resilience_restart_duration_seconds_bucket" and n
     }
-    assert buckets == {"0.01": 2, "0.02": 1, "5": 1, "inf": 1}  # a negative duration counts as none
+    assert buckets == {"0.02": 2, "0.05": 1, "5": 1, "inf": 1}  # a negative duration counts as none
 
 
 def test_sections_and_heartbeats_come_from_the_timing_histograms() -> None:
     timings = Timings()
     timings.fold([("data", 0.004), ("data", 0.2), (HEARTBEAT, 1.5), (HEARTBEAT, 7000.0)])
+    timings.fold_failed([("data", 0.3)])
     view = MetricView()
     view.take_timings(timings)
     found = view.samples()
-    assert found["resilience_section_duration_seconds_bucket", ("data", "0.005")] == 1
-    assert found["resilience_section_duration_seconds_bucket", ("data", "0.25")] == 1
-    assert found["resilience_section_duration_seconds_sum", ("data",)] == pytest.approx(0.204)
-    assert found["resilience_heartbeat_interval_seconds_bucket", ("2.5",)] == 1
+    assert found["resilience_section_duration_seconds_bucket", ("data", "completed", "0.01")] == 1
+    assert found["resilience_section_duration_seconds_bucket", ("data", "completed", "0.5")] == 1
+    assert found["resilience_section_duration_seconds_sum", ("data", "completed")] == pytest.approx(0.204)
+    assert found["resilience_section_duration_seconds_bucket", ("data", "failed", "0.5")] == 1
+    assert found["resilience_heartbeat_interval_seconds_bucket", ("5",)] == 1
     assert found["resilience_heartbeat_interval_seconds_bucket", ("inf",)] == 1
 
 
@@ -164,6 +170,10 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.MonitorEnded(dropped_records=2),
     ]
     told.append([Record(n, n, n, origin, event) for n, event in enumerate(extra)])  # type: ignore[arg-type]
+    for kind in get_args(launch_streams.Kind):
+        for signs in (True, False):
+            told.append(launched([launch_streams.Fault(kind, 1)], nodes=2, signs=signs).interleaved(0, "node0"))
+    told.append(wrapped_in_a_launch())
     changed: dict[str, set[type]] = {metric.name: set() for metric in METRICS}
     for records in told:
         view, before = MetricView(), MetricView().samples()
@@ -183,10 +193,27 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
             assert changed[metric.name] == set(metric.events) - NOT_ALONE.get(metric.name, set()), metric.name
 
 
+def wrapped_in_a_launch() -> list[Record]:
+    """A launched job in which a Wrapper is at work, from its second cycle on."""
+    told = launched([launch_streams.Fault("kill", 0)], ranks=1, signs=False)
+    inside = [
+        msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, node="node0", cycle=1))
+        for record in job(world=1).records
+    ]
+    begun = next(
+        n for n, r in enumerate(told.interleaved(0)) if r.origin.cycle and isinstance(r.event, events.WorkerStarted)
+    )
+    records = told.interleaved(0)
+    at = records[begun].mono_ns
+    moved = [msgspec.structs.replace(record, mono_ns=at + 1 + n) for n, record in enumerate(inside)]
+    return [*records[: begun + 1], *moved, *records[begun + 1 :]]
+
+
 # An event that a metric is a view of, but that by itself changes no number in these jobs.
 NOT_ALONE: dict[str, set[type]] = {
-    "resilience_productive_seconds_total": {events.StageStarted, events.IterationStarted},
-    "resilience_lost_seconds_total": {events.CallStarted},
+    "resilience_productive_seconds_total": {events.StageStarted, events.IterationStarted, events.CycleEnded},
+    "resilience_job_info": {events.RendezvousCompleted},
+    "resilience_lost_seconds_total": {events.CycleStarted},
 }
 
 
@@ -205,17 +232,31 @@ def test_names_units_and_labels_follow_the_rules() -> None:
         assert metric.help.endswith(".")
 
 
+def shown(rank: int, sections: int = 1) -> Signs:
+    origin = Origin("job", "node0", "monitor", 500 + rank, initial_rank=rank)
+    opened = tuple(Open(f"section {number}", 10.0 + number) for number in range(sections))
+    return Signs(origin, "run", 20.0, 1000.5, step=7, step_at=19.0, heartbeat_at=19.5, sections=opened)
+
+
 def busy_node() -> MetricView:
     """8 ranks, 10 sections, every kind of interruption, loss and detector."""
-    view = MetricView()
+    view = MetricView(lambda: 10**15)
     timings = Timings()
     for number in range(10):
         timings.fold((f"section {number}", 10.0**power) for power in range(-4, 4))
+        timings.fold_failed([(f"section {number}", 1.0)])
     timings.fold((HEARTBEAT, 10.0**power) for power in range(-4, 4))
     view.take_timings(timings)
     for kind in get_args(Kind):
         for record in job([Fault(kind, 1, 0), Fault("exception", 2, 1, 20)], world=7, spares=1, seed=3).records:
             view.take(record)
+    for fault in get_args(launch_streams.Kind):
+        told = launched([launch_streams.Fault(fault, 1)], nodes=2, ranks=8, is_running=True)
+        for record in sorted(told.of_node("node0"), key=lambda record: record.mono_ns):
+            view.take(record)
+    for record in launched(ranks=8, is_running=True).records:
+        view.take(record)
+    view.take_signs({rank: shown(rank, sections=10) for rank in range(8)})
     record = job().records[0]
 
     def tell(event: object) -> None:
@@ -269,7 +310,9 @@ def test_exposition_is_valid_openmetrics_with_the_trace_as_exemplar() -> None:
     assert set(families) == {metric.name.removesuffix("_total") for metric in METRICS}
     restarts = families["resilience_restart_duration_seconds"].samples
     exemplars = [sample.exemplar for sample in restarts if sample.exemplar is not None]
-    assert {exemplar.labels["trace_id"] for exemplar in exemplars} == {format(trace_id("job", 0, 0), "032x")}
+    assert {exemplar.labels["trace_id"] for exemplar in exemplars} == {
+        format(trace_id("job", 0, cycle), "032x") for cycle in (0, 1)
+    }
     for sample in restarts:
         if sample.name.endswith("_count"):
             infinite = next(

@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from resilience.core import events, identity
 from resilience.core.identity import Origin
 from resilience.core.records import Record
-from resilience.telemetry.spans import (
-    ALL_UP_TO,
-    EVENTS_KEPT,
-    Span,
-    SpanView,
-    iteration_span_id,
-    parse_traceparent,
-    run_span_id,
-    trace_id,
-)
+from resilience.telemetry.span import ALL_UP_TO, EVENTS_KEPT, Span, parse_traceparent, trace_id
+from resilience.telemetry.spans import SpanView, iteration_span_id, run_span_id
 from tests.support.record_streams import STARTED_NS, Fault, Job, Kind, job
 
 
@@ -31,7 +23,7 @@ def spans_of(records: list[Record]) -> list[Span]:
 
 
 def named(spans: list[Span], name: str, rank: int | None = None) -> list[Span]:
-    return [s for s in spans if s.name == name and rank in (None, s.attributes["resilience.rank.initial"])]
+    return [s for s in spans if s.name == name and (rank is None or s.attributes["resilience.rank.initial"] == rank)]
 
 
 def by_id(spans: list[Span]) -> dict[int, Span]:

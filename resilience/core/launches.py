@@ -1,0 +1,285 @@
+"""What did the launcher do?  Records of agents and of their monitors, gathered by cycle and node.
+
+Each node's agent tells its part of a cycle, each worker's monitor what it sees of that worker: `Launches`
+keeps them as facts, in whatever order files are read, and answers what follows from them: when a cycle
+failed and who was first, how long each rank was away, whom the launcher stopped on purpose. Times of one
+node compare by its own monotonic clock; no clocks of two nodes are compared. `core.incidents` tells a person
+of it, `telemetry.metrics` counts it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from resilience.core import events, tracebacks
+from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.core.records import Record
+
+Place = tuple[int, int]
+"""Attempt and cycle."""
+
+Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
+LEGS: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "import")
+"""What a restart by the launcher consists of, in order."""
+
+_FAILED = ("failed", "exhausted")
+_BEFORE = ("gate", "rendezvous")  # which come before it is known which cycle they lead to
+NODE_LOST = "lost "  # how the fingerprint of a lost node's failure begins
+
+
+class Leg(NamedTuple):
+    """A leg of a cycle that has ended."""
+
+    phase: str
+    ended_ns: int
+    duration_s: float
+
+
+class Seen(NamedTuple):
+    """An interruption that the launcher's side saw."""
+
+    at_ns: int
+    record: InterruptionRecord
+
+
+class Restart(NamedTuple):
+    """A rank was away: from the failure, or the decision to start anew, to its first sign of progress."""
+
+    rank: int
+    kind: str
+    since_ns: int
+    until_ns: int
+    wall_ns: int
+    sign: Sign
+
+    @property
+    def duration_s(self) -> float:
+        return max(0, self.until_ns - self.since_ns) / 1e9
+
+
+class Worker:
+    """One worker in one cycle. A Wrapper inside counts what happens in its function by itself."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.started_ns: int | None = None
+        self.started_wall_ns = 0
+        self.exited_ns: int | None = None
+        self.exit: events.WorkerExited | None = None
+        self.progress: tuple[int, int, Sign] | None = None  # monotonic, UTC, which
+        self.first_step: tuple[int, int] | None = None  # monotonic ns, step
+        self.signals: tuple[str, str] | None = None  # that its monitor sent, and which limit made it
+        self.called_ns: int | None = None  # a Wrapper's function was called
+
+    def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
+        if self.progress is None or at_ns < self.progress[0]:
+            self.progress = (at_ns, wall_ns, sign)
+
+
+class Part:
+    """One node's part of one cycle."""
+
+    def __init__(self) -> None:
+        self.started: events.CycleStarted | None = None
+        self.ended: events.CycleEnded | None = None
+        self.ended_ns = 0
+        self.ended_wall_ns = 0
+        self.run_began_ns: int | None = None
+        self.met: events.RendezvousCompleted | None = None
+        self.legs: list[Leg] = []
+        self.workers: dict[int, Worker] = {}
+        self.seen: list[Seen] = []
+        self.decided: events.RestartDecided | None = None
+        self.mover: int | None = None  # of the failure that was decided on: the rank that ended first
+        self.handled: set[tuple[int, int | None]] = set()  # rank, pid: a Wrapper has its death on record
+        self._batch: list[tuple[int, int]] = []  # sequence, rank: ends that were found together
+
+    def worker(self, rank: int) -> Worker:
+        return self.workers.setdefault(rank, Worker())
+
+    @property
+    def is_failed(self) -> bool:
+        return self.ended is not None and self.ended.outcome in _FAILED
+
+    @property
+    def stopped(self) -> set[int]:
+        """Ranks that the agent ended on purpose."""
+        return {rank for rank, worker in self.workers.items() if worker.exit is not None and worker.exit.expected}
+
+    @property
+    def failed_at(self) -> tuple[int, str] | None:
+        """When and how this node knew that the cycle had failed; without a fault of its own from the others."""
+        own = [(seen.at_ns, seen.record.interruption.value) for seen in self.seen if self.is_own(seen.record)]
+        own += [
+            (worker.exited_ns, Interruption.TERMINATED.value)
+            for rank, worker in self.workers.items()
+            if worker.exited_ns is not None and worker.exit is not None and not worker.exit.expected
+            if (rank, worker.pid) not in self.handled or rank == self.mover
+        ]
+        if own:
+            return min(own)
+        ran = [leg.ended_ns for leg in self.legs if leg.phase == "run"]
+        return (ran[-1], "peer") if ran else (self.ended_ns, "peer") if self.ended is not None else None
+
+    def is_own(self, record: InterruptionRecord) -> bool:
+        """Whether this record is the launcher's affair: not what a Wrapper has coped with."""
+        return (record.rank, record.pid) not in self.handled or record.rank == self.mover
+
+    def exited(self, sequence: int, event: events.WorkerExited) -> None:
+        if event.expected:
+            if self._batch and self._batch[-1][0] == sequence - 1:
+                self._batch[-1] = (sequence, self._batch[-1][1])
+            return
+        if self._batch and self._batch[-1][0] != sequence - 1:
+            self._batch.clear()
+        self._batch.append((sequence, event.worker_rank))
+
+    def decide(self, event: events.RestartDecided) -> None:
+        self.decided = event
+        if self._batch and not event.fingerprint.startswith(NODE_LOST):
+            self.mover = self._batch[0][1]
+
+
+class Launches:
+    """Facts of a job's cycles, by node."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, dict[Place, Part]] = {}
+        self.began: dict[tuple[str, int], int] = {}  # node, attempt -> monotonic ns of its agent's first record
+        self._before: dict[str, list[Leg]] = {}
+        self._met: dict[str, events.RendezvousCompleted] = {}
+
+    def take(self, record: Record) -> None:
+        """Add what a record says. Only the order within each file matters."""
+        origin, event = record.origin, record.event
+        if origin.is_launchers:
+            if origin.role == "agent":
+                self.began.setdefault((origin.node, origin.attempt), record.mono_ns)
+                self._take_of_agent(record)
+            if isinstance(event, events.Interrupted):
+                self._part(record).seen.append(Seen(record.mono_ns, _read(event.record, record)))
+            elif origin.initial_rank is not None:
+                self._take_of_monitor(record, origin.initial_rank)
+        elif origin.initial_rank is not None:
+            self._take_of_wrapper(record, origin.initial_rank)
+
+    def parts(self, place: Place) -> dict[str, Part]:
+        """Return all nodes' parts of a cycle."""
+        return {node: parts[place] for node, parts in self.nodes.items() if place in parts}
+
+    @property
+    def places(self) -> list[Place]:
+        """All cycles that an agent has told of, in order."""
+        return sorted({place for parts in self.nodes.values() for place, part in parts.items() if part.started})
+
+    def pairs(self, node: str) -> Iterator[tuple[Part, Part]]:
+        """Yield each cycle of a node with the one that it took part in before, within one attempt."""
+        parts = self.nodes.get(node, {})
+        known = [place for place in sorted(parts) if parts[place].started is not None]
+        for before, this in itertools.pairwise(known):
+            if before[0] == this[0]:
+                yield parts[before], parts[this]
+
+    def restarts(self, node: str) -> Iterator[Restart]:
+        """Yield for each restart of a rank how long it was away. One that shows no sign counts with its start,
+        once its cycle is over."""
+        for before, this in self.pairs(node):
+            yield from restarts_of(before, this)
+
+    def _part(self, record: Record) -> Part:
+        origin = record.origin
+        return self.nodes.setdefault(origin.node, {}).setdefault((origin.attempt, origin.cycle), Part())
+
+    def _take_of_agent(self, record: Record) -> None:
+        event, node = record.event, record.origin.node
+        match event:
+            case events.CyclePhaseEnded(phase):
+                leg = Leg(phase, record.mono_ns, max(0.0, event.duration_s))
+                (self._before.setdefault(node, []) if phase in _BEFORE else self._part(record).legs).append(leg)
+            case events.CyclePhaseStarted(phase="run"):
+                self._part(record).run_began_ns = record.mono_ns
+            case events.CycleStarted():
+                part = self._part(record)
+                part.started, part.met = event, self._met.pop(node, None)
+                part.legs[:0] = self._before.pop(node, [])
+            case events.CycleEnded():
+                part = self._part(record)
+                part.ended, part.ended_ns, part.ended_wall_ns = event, record.mono_ns, record.wall_ns
+            case events.RendezvousCompleted():
+                self._met[node] = event
+            case events.WorkerStarted():
+                worker = self._part(record).worker(event.worker_rank)
+                worker.pid, worker.started_ns, worker.started_wall_ns = event.worker_pid, record.mono_ns, record.wall_ns
+            case events.WorkerExited():
+                worker = self._part(record).worker(event.worker_rank)
+                worker.exit, worker.exited_ns = event, record.mono_ns
+                self._part(record).exited(record.sequence, event)
+            case events.RestartDecided():
+                self._part(record).decide(event)
+
+    def _take_of_monitor(self, record: Record, rank: int) -> None:
+        event = record.event
+        match event:
+            case events.WorkerProgressed():
+                ago = round(event.ago_s * 1e9)
+                worker = self._part(record).worker(rank)
+                worker.progressed(record.mono_ns - ago, record.wall_ns - ago, event.sign)
+                if event.step is not None and worker.first_step is None:
+                    worker.first_step = (record.mono_ns - ago, event.step)
+            case events.RankSignalled():
+                self._part(record).worker(rank).signals = (", ".join(event.signals), event.reason)
+
+    def _take_of_wrapper(self, record: Record, rank: int) -> None:
+        match record.event:
+            case events.CallStarted():
+                worker = self._part(record).worker(rank)
+                worker.called_ns = worker.called_ns or record.mono_ns
+            case events.StageStarted(stage="run"):
+                self._part(record).worker(rank).progressed(record.mono_ns, record.wall_ns, "entry")
+            case events.Interrupted(seen) if seen.interruption is Interruption.TERMINATED:
+                self._part(record).handled.add((seen.rank, seen.pid))
+
+
+def restarts_of(before: Part, this: Part) -> Iterator[Restart]:
+    """Yield how long each rank of a cycle was away, that had begun in the cycle before."""
+    since = before.failed_at
+    if since is None or this.started is None:
+        return
+    at_ns, kind = since
+    if this.started.why != "failure":
+        kind = this.started.why
+    for rank, worker in sorted(this.workers.items()):
+        if worker.progress is not None:
+            until_ns, wall_ns, sign = worker.progress
+            yield Restart(rank, kind, at_ns, until_ns, wall_ns, sign)
+        elif this.ended is not None and worker.started_ns is not None:
+            yield Restart(rank, kind, at_ns, worker.started_ns, worker.started_wall_ns, "entry")
+
+
+def legs_of(before: Part, this: Part) -> Iterator[tuple[str, int | None, float]]:
+    """Yield the legs of a node's restart: name, rank (None: the whole node's) and seconds."""
+    since = before.failed_at
+    for leg in before.legs:
+        if leg.phase == "run" and since is not None:
+            yield "detect", None, max(0, leg.ended_ns - since[0]) / 1e9
+    yield from (("stop", None, leg.duration_s) for leg in before.legs if leg.phase == "stop")
+    yield from ((leg.phase, None, leg.duration_s) for leg in this.legs if leg.phase in ("gate", "rendezvous", "spawn"))
+    for rank, worker in sorted(this.workers.items()):
+        if worker.progress is not None and worker.started_ns is not None:
+            yield "import", rank, max(0, worker.progress[0] - worker.started_ns) / 1e9
+
+
+def _read(seen: InterruptionRecord, record: Record) -> InterruptionRecord:
+    """The record with what else it tells: what a dead program raised stands in its last lines."""
+    exception = seen.exception
+    if exception is None and seen.interruption is Interruption.TERMINATED and seen.log_tail:
+        exception = tracebacks.parse(seen.log_tail)
+    return msgspec.structs.replace(
+        seen,
+        exception=exception,
+        node=seen.node or record.origin.node,
+        detected_wall_ns=seen.detected_wall_ns or record.wall_ns,
+    )

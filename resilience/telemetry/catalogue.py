@@ -1,0 +1,203 @@
+"""Which metrics are there?  Name, kind, labels, buckets and meaning of each, and the events it is a view of.
+
+`telemetry.metrics` computes their values; the docs are made from here. Base units, seconds; labels have few
+values and never hold text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from resilience.core import events
+
+MAX_SECTIONS = 16  # names of sections that get series of their own; the others are added up as "other"
+OPEN_SHOWN = 3  # open sections of a rank that are shown: those open longest
+OTHER = "other"
+
+RESTART_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
+PHASE_BUCKETS = (0.002, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
+DURATION_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0)
+
+Kind = Literal["counter", "gauge", "histogram"]
+Labels = tuple[str, ...]
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One metric. events: what it is a view of; () where it comes from timing histograms or exporters."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Labels = ()
+    events: tuple[type[events.Event], ...] = ()
+    buckets: tuple[float, ...] = ()
+    source: str = ""
+
+
+_E = events
+_OF_STATES = (
+    _E.IterationStarted,
+    _E.MonitorStarted,
+    _E.RankFellSilent,
+    _E.RankExited,
+    _E.RankLeft,
+    _E.RankStoodInFor,
+    _E.MonitorLost,
+)
+METRICS: tuple[Metric, ...] = (
+    Metric("resilience_build_info", "gauge", "Versions in use; always 1.", ("version", "torch"), (_E.CallStarted,)),
+    Metric(
+        "resilience_job_info",
+        "gauge",
+        "The wrapped function, or the launcher's job; always 1.",
+        ("name", "world_size", "layer"),
+        (_E.CallStarted, _E.RendezvousCompleted, _E.CycleStarted),
+    ),
+    Metric(
+        "resilience_restart_iterations_total",
+        "counter",
+        "Iterations, and cycles of the launcher, that ended, once for all ranks of the node.",
+        ("layer", "outcome"),
+        (_E.IterationEnded, _E.RankStoodInFor, _E.CycleEnded),
+    ),
+    Metric(
+        "resilience_restart_iteration",
+        "gauge",
+        "The iteration, or the launcher's cycle, under way.",
+        ("layer",),
+        (_E.IterationStarted, _E.CycleStarted),
+    ),
+    Metric(
+        "resilience_restart_budget_remaining",
+        "gauge",
+        "Restarts that the whole job has left, as this node knows.",
+        ("layer",),
+        (_E.CycleStarted, _E.RestartDecided),
+    ),
+    Metric(
+        "resilience_restart_duration_seconds",
+        "histogram",
+        "From detection to the first progress, a sample a rank; a worker that shows none counts with its start, late.",
+        ("layer", "interruption"),
+        (_E.RestartEnded, _E.WorkerProgressed, _E.StageStarted, _E.CycleEnded),
+        RESTART_BUCKETS,
+    ),
+    Metric(
+        "resilience_restart_phase_duration_seconds",
+        "histogram",
+        "How long a phase of a restart took, a sample a rank; of the launcher's a sample a node, of import a worker.",
+        ("layer", "phase"),
+        (_E.StageEnded, _E.CyclePhaseEnded, _E.CycleStarted, _E.WorkerProgressed, _E.StageStarted),
+        PHASE_BUCKETS,
+    ),
+    Metric(
+        "resilience_interruptions_total",
+        "counter",
+        "Interruption records; origin tells faults (the store has them first, or a process ended) from what followed.",
+        ("interruption", "category", "origin"),
+        (_E.Interrupted, _E.OutcomeSeen, _E.MonitorEnded, _E.CycleEnded),
+    ),
+    Metric(
+        "resilience_hangs_detected_total",
+        "counter",
+        "Limits that were exceeded.",
+        ("detector", "section"),
+        (_E.RankFellSilent,),
+    ),
+    Metric(
+        "resilience_rank_state",
+        "gauge",
+        "The state a rank is in; 1.",
+        ("rank", "state"),
+        _OF_STATES,
+    ),
+    Metric(
+        "resilience_ranks",
+        "gauge",
+        "Ranks of the node by state.",
+        ("state",),
+        _OF_STATES,
+    ),
+    Metric(
+        "resilience_productive_seconds_total",
+        "counter",
+        "Rank-seconds of active ranks in the function, and of workers outside one, what is lost inside included "
+        "(see lost_seconds).",
+        (),
+        (_E.StageStarted, _E.StageEnded, _E.IterationStarted, _E.WorkerExited, _E.CycleEnded, _E.CallStarted),
+    ),
+    Metric(
+        "resilience_lost_seconds_total",
+        "counter",
+        "Rank-seconds lost: startup until the function is entered or a worker shows progress, restart, hang (silence "
+        "until a limit fired).",
+        ("cause",),
+        (
+            _E.CallStarted,
+            _E.StageStarted,
+            _E.RestartEnded,
+            _E.RankFellSilent,
+            _E.WorkerStarted,
+            _E.WorkerProgressed,
+            _E.CycleStarted,
+        ),
+    ),
+    Metric(
+        "resilience_monitor_up",
+        "gauge",
+        "Monitors of the node that watch their rank.",
+        (),
+        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost),
+    ),
+    Metric("resilience_events_total", "counter", "Records by kind of event.", ("event",), events.CATALOGUE),
+    Metric(
+        "resilience_telemetry_dropped_total",
+        "counter",
+        "Records, spans or measurements that were lost.",
+        ("signal", "reason"),
+        (_E.TelemetryDropped, _E.MonitorEnded),
+    ),
+    Metric(
+        "resilience_telemetry_errors_total",
+        "counter",
+        "Exporters that could not start or send.",
+        ("signal", "reason"),
+        (_E.ExportFailed,),
+    ),
+    Metric(
+        "resilience_heartbeat_interval_seconds",
+        "histogram",
+        "Time from one heartbeat to the next.",
+        (),
+        (),
+        DURATION_BUCKETS,
+        source="timing histograms",
+    ),
+    Metric(
+        "resilience_section_duration_seconds",
+        "histogram",
+        "How long sections took; failed: an exception left it; other: sections beyond the first names.",
+        ("section", "outcome"),
+        (),
+        DURATION_BUCKETS,
+        source="timing histograms",
+    ),
+    Metric("resilience_rank_step", "gauge", "The highest step a rank has told.", ("rank",), source="signs of life"),
+    Metric(
+        "resilience_rank_last_heartbeat_timestamp_seconds",
+        "gauge",
+        "When a rank last sent a heartbeat, a ping or a higher step, in Unix time.",
+        ("rank",),
+        source="signs of life",
+    ),
+    Metric(
+        "resilience_rank_section_open_seconds",
+        "gauge",
+        "How long a section of a rank has been open, for the few open longest.",
+        ("rank", "section"),
+        source="signs of life",
+    ),
+)
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}

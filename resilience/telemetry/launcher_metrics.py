@@ -1,0 +1,129 @@
+"""What does the launcher add to the metrics?  Values, computed from the facts of its cycles when they are asked for.
+
+Whatever order files are read in, the facts are the same, and so are the values. Seconds are kept in whole
+nanoseconds until they are shown, so that the order of adding does not show either."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.core.identity import trace_id
+from resilience.core.launches import Launches, Part, Worker, legs_of, restarts_of
+from resilience.core.records import Record
+from resilience.core.symptoms import category_of, symptom
+
+LAYER = "launcher"
+_OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
+
+Labels = tuple[str, ...]
+Exemplar = tuple[str, float, float]
+"""Trace id, value, UTC seconds."""
+
+
+class Values:
+    """counts: values that add to those of the same labels; of seconds, nanoseconds. observed: name, labels,
+    seconds, exemplar."""
+
+    def __init__(self) -> None:
+        self.counts: defaultdict[str, defaultdict[Labels, float]] = defaultdict(lambda: defaultdict(float))
+        self.observed: list[tuple[str, Labels, float, Exemplar | None]] = []
+
+
+class LauncherMetrics:
+    """The launcher's share in the metrics of one node."""
+
+    def __init__(self) -> None:
+        self._launches = Launches()
+        self._job_id = ""
+
+    def take(self, record: Record) -> None:
+        """Add what a record says."""
+        self._job_id = record.origin.job_id
+        self._launches.take(record)
+
+    def values(self, now_ns: int | None) -> Values:
+        """Return all values. now_ns: on this host's monotonic clock, to count workers that are running."""
+        made = Values()
+        for node, parts in self._launches.nodes.items():
+            previous: Part | None = None
+            for place in sorted(parts):
+                part = parts[place]
+                if part.started is None and part.ended is None:
+                    continue
+                self._cycle(made, place, part)
+                self._productive(made, part, now_ns)
+                is_first = previous is None or part.started is None or part.started.why == "first"
+                since = self._launches.began.get((node, place[0])) if is_first else None
+                if since is None and previous is not None and previous.failed_at is not None:
+                    since = previous.failed_at[0]
+                    self._restart(made, place, previous, part)
+                self._lost(made, "startup" if is_first else "restart", since, part)
+                previous = part
+        return made
+
+    def _cycle(self, made: Values, place: tuple[int, int], part: Part) -> None:
+        counts = made.counts
+        if part.met is not None:
+            counts["resilience_job_info"] = defaultdict(
+                float, {(self._job_id, str(part.met.world_size), LAYER): 1}
+            )  # the last one
+        if part.started is not None:
+            counts["resilience_restart_iteration"][(LAYER,)] = place[1]
+            left = part.started.max_restarts - part.started.restarts_used
+            left = left if part.decided is None else part.decided.restarts_left
+            counts["resilience_restart_budget_remaining"][(LAYER,)] = max(0, left)
+        if part.ended is not None:
+            outcome = _OUTCOMES.get(part.ended.outcome, "aborted")
+            counts["resilience_restart_iterations_total"][LAYER, outcome] += 1
+            for record, place_of in _places(part):
+                labels = (record.interruption.value, category_of(record), place_of)
+                counts["resilience_interruptions_total"][labels] += 1
+
+    def _productive(self, made: Values, part: Part, now_ns: int | None) -> None:
+        for worker in part.workers.values():
+            until = worker.called_ns or worker.exited_ns or (part.ended_ns if part.ended is not None else now_ns)
+            if worker.started_ns is not None and until is not None:
+                made.counts["resilience_productive_seconds_total"][()] += max(0, until - worker.started_ns)
+
+    def _restart(self, made: Values, place: tuple[int, int], before: Part, this: Part) -> None:
+        trace = format(trace_id(self._job_id, *place), "032x")
+        for restart in restarts_of(before, this):
+            exemplar = (trace, restart.duration_s, restart.wall_ns / 1e9)
+            labels = (LAYER, restart.kind)
+            made.observed.append(("resilience_restart_duration_seconds", labels, restart.duration_s, exemplar))
+        for leg, _, seconds in legs_of(before, this):
+            made.observed.append(("resilience_restart_phase_duration_seconds", (LAYER, leg), seconds, None))
+
+    def _lost(self, made: Values, cause: str, since: int | None, part: Part) -> None:
+        """Until each worker started, and from there until its first sign, or the call of its Wrapper."""
+        for worker in part.workers.values():
+            if worker.started_ns is not None and since is not None:
+                until = _ready_ns(worker) or worker.started_ns
+                made.counts["resilience_lost_seconds_total"][(cause,)] += max(0, until - since)
+
+
+def _ready_ns(worker: Worker) -> int | None:
+    if worker.called_ns is not None:
+        return worker.called_ns  # what follows is the Wrapper's account
+    return None if worker.progress is None else worker.progress[0]
+
+
+def _places(part: Part) -> list[tuple[InterruptionRecord, str]]:
+    """A cycle's interruptions, and of each whether it was the first or followed from it."""
+    own = [seen.record for seen in sorted(part.seen, key=lambda seen: seen.at_ns) if part.is_own(seen.record)]
+    first = part.mover
+    is_elsewhere = part.is_failed and part.decided is None
+    if first is None and not is_elsewhere:
+        first = next((record.rank for record in own if symptom(record).is_own), None)
+    told: list[tuple[InterruptionRecord, str]] = []
+    known: set[tuple[int, bool]] = set()
+    for record in own:
+        is_end = record.interruption is Interruption.TERMINATED
+        if (record.rank, is_end) in known:
+            continue  # its monitor and the agent have both seen it
+        # An end after a limit fired is that limit's doing.
+        is_first = record.rank == first and not (is_end and (record.rank, False) in known)
+        known.add((record.rank, is_end))
+        told.append((record, "first" if is_first else "cascade"))
+    return told

@@ -1,0 +1,190 @@
+"""How do spans leave?  In batches, from a thread of its own, over OTLP.
+
+Whoever has a span offers it and goes on: the queue is bounded, what does not fit or cannot be sent is counted
+and put on record now and then. The thread loads the exporter too, which takes a second."""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from resilience.adapters.environment import Exporting
+from resilience.core import events
+from resilience.telemetry.span import SCOPE, Span
+
+TELL_EVERY = 15.0  # seconds between two records about lost spans
+
+Emit = Callable[[events.Event], None]
+EXPORTERS = {
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+}
+
+
+class SpanSender:
+    """Sends spans from a thread of its own, out of a bounded queue. The thread also loads the exporter,
+    which takes a second now and then, so that whoever starts this goes on at once."""
+
+    def __init__(self, exporting: Exporting, node: str, emit: Emit) -> None:
+        self._exporting = exporting
+        self._node = node
+        self._emit = emit
+        self._is_off = False  # the exporter could not be loaded, and has said so
+        self._queue: collections.deque[Span] = collections.deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._is_failing = False
+        self._lost: collections.Counter[str] = collections.Counter()
+        self._tell_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="resilience-spans", daemon=True)
+        self._thread.start()
+
+    def offer(self, span: Span) -> bool:
+        """Queue a span; answers False if the queue is full, and counts it."""
+        with self._changed:
+            if self._is_off:
+                return False
+            if len(self._queue) >= self._exporting.queue:
+                self._lost["queue full"] += 1
+                return False
+            self._queue.append(span)
+            if len(self._queue) >= self._exporting.batch:
+                self._changed.notify()
+        return True
+
+    def close(self, timeout: float) -> None:
+        """Send what is queued, at most `timeout` seconds; what is left then is counted as lost."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        with self._changed:
+            if self._queue:
+                self._lost["closing"] += len(self._queue)
+                self._queue.clear()
+        # The thread may be inside a request that does not end; it is a daemon and holds nobody up.
+        self._tell(0.0)
+
+    def _run(self) -> None:
+        loaded = _load(self._exporting, self._node, self._emit)
+        if loaded is None:
+            with self._changed:
+                self._is_off = True
+                self._queue.clear()
+            return
+        exporter, convert = loaded
+        while batch := self._next_batch():
+            self._account_for(batch, _export(exporter, [convert(span) for span in batch]))
+            self._tell(TELL_EVERY)
+        _shut_down(exporter)
+
+    def _next_batch(self) -> list[Span]:
+        """Wait until a batch is full, the delay is over, or the end; () is the end."""
+        with self._changed:
+            while not self._queue and not self._is_closing:
+                self._changed.wait(self._exporting.delay_s)
+            deadline = time.monotonic() + self._exporting.delay_s
+            while len(self._queue) < self._exporting.batch and not self._is_closing:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            count = min(len(self._queue), self._exporting.batch)
+            return [self._queue.popleft() for _ in range(count)]
+
+    def _account_for(self, batch: Sequence[Span], is_sent: bool) -> None:
+        if not is_sent:
+            with self._changed:
+                self._lost["export failed"] += len(batch)
+            if not self._is_failing:
+                self._emit(events.ExportFailed("otlp", f"{self._exporting.endpoint} does not take spans"))
+        self._is_failing = not is_sent
+
+    def _tell(self, pause: float) -> None:
+        """Put losses on record, now and then."""
+        now = time.monotonic()
+        if not self._lost or now < self._tell_at:
+            return
+        self._tell_at = now + pause
+        with self._changed:
+            lost, self._lost = self._lost, collections.Counter()
+        for reason, count in sorted(lost.items()):
+            self._emit(events.TelemetryDropped("span", reason, count))
+
+
+def _export(exporter: Any, spans: Sequence[Any]) -> bool:
+    try:
+        return getattr(exporter.export(spans), "name", "") == "SUCCESS"
+    except Exception:  # the exporter's edge: whatever it raises costs spans only, and they are counted
+        return False
+
+
+def _shut_down(exporter: Any) -> None:
+    try:
+        exporter.shutdown()
+    except Exception:  # the exporter's edge: nothing is left to lose
+        pass
+
+
+def _load(exporting: Exporting, node: str, emit: Emit) -> tuple[Any, Callable[[Span], Any]] | None:
+    """Return the exporter and what turns our spans into its; None, put on record, if it cannot start."""
+    reason = ""
+    try:
+        exporter = importlib.import_module(EXPORTERS[exporting.protocol or ""]).OTLPSpanExporter()
+        loaded = exporter, _converter(node)
+        emit(events.ExportStarted("otlp", exporting.endpoint))
+        return loaded
+    except KeyError:
+        reason = f"protocol {exporting.protocol!r}, expected one of {', '.join(EXPORTERS)}"
+    except ImportError as error:
+        reason = f"{error}; pip install 'torch-resilience[otlp]'"
+    except Exception as error:  # the exporter reads many variables, and raises what it likes for a bad one
+        reason = f"{type(error).__name__}: {error}"[:500]
+    emit(events.ExportFailed("otlp", f"cannot start: {reason}"))
+    return None
+
+
+def _converter(node: str) -> Callable[[Span], Any]:
+    """Return what turns our spans into OpenTelemetry's."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+    from opentelemetry.trace.status import Status, StatusCode
+
+    from resilience import __version__
+
+    named = Resource({"service.name": "resilience", "host.name": node})
+    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins; the SDK's own default name does not.
+    found = {
+        key: value
+        for key, value in Resource.create().attributes.items()
+        if not (key == "service.name" and str(value).startswith("unknown_service"))
+    }
+    resource = named.merge(Resource(found))
+    scope = InstrumentationScope(SCOPE, __version__)
+
+    def context(trace: int, span: int) -> SpanContext:
+        return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    def convert(span: Span) -> ReadableSpan:
+        return ReadableSpan(
+            name=span.name,
+            context=context(span.trace_id, span.span_id),
+            parent=None if span.parent_id is None else context(span.trace_id, span.parent_id),
+            resource=resource,
+            attributes=span.attributes,
+            events=[Event(event.name, event.attributes, event.at_ns) for event in span.events],
+            links=[Link(context(to.trace_id, to.span_id), {"resilience.link.kind": to.kind}) for to in span.links],
+            kind=SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR if span.is_error else StatusCode.UNSET),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=scope,
+        )
+
+    return convert

@@ -1,0 +1,154 @@
+"""What is a span?  Plain values; `telemetry.sending` turns them into OpenTelemetry's."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from resilience.core import events, identity
+from resilience.core.attribution import ExceptionInfo, InterruptionRecord
+from resilience.core.identity import Origin
+
+SCOPE = "resilience"
+ALL_UP_TO = 256  # ranks of a world of which every one is shown
+SAMPLED = 64  # ranks shown of a larger world, beside those that were interrupted by a fault of their own
+EVENTS_KEPT = 64  # events attached to one iteration
+
+Value = str | int | float | bool
+Trace = tuple[int, int]
+"""Trace id and span id."""
+
+
+class Link(msgspec.Struct, frozen=True):
+    """Points from a span to another one."""
+
+    trace_id: int
+    span_id: int
+    kind: Literal["caused_by", "previous_iteration", "job"]
+
+
+class SpanEvent(msgspec.Struct, frozen=True):
+    """Something that happened within a span."""
+
+    name: str
+    at_ns: int
+    attributes: dict[str, Value] = {}
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A complete span. Times are UTC nanoseconds; lengths were measured on a monotonic clock."""
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int | None
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Value]
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[Link, ...] = ()
+    is_error: bool = False
+
+
+def parse_traceparent(text: str) -> Trace | None:
+    """Return trace and parent span id of a W3C `traceparent`, None if it is none.
+
+    Source: W3C Trace Context, section 3.2."""
+    parts = text.strip().split("-")
+    if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
+        return None
+    try:
+        trace, span = int(parts[1], 16), int(parts[2], 16)
+    except ValueError:
+        return None
+    return (trace, span) if trace and span else None
+
+
+def trace_id(origin: Origin, parent: Trace | None = None) -> int:
+    """Return the trace that a record belongs to: the given parent's, else that of its cycle."""
+    return parent[0] if parent else identity.trace_id(origin.job_id, origin.attempt, origin.cycle)
+
+
+def cycle_span_id(origin: Origin) -> int:
+    """Return the id of a node's span of a cycle, so that what happens inside can be its child."""
+    return identity.span_id(origin.job_id, origin.attempt, origin.cycle, "cycle", origin.node)
+
+
+def is_sampled(origin: Origin) -> bool:
+    """Whether a rank's spans leave without a fault of its own: all in a small world, a share in a large one."""
+    size, rank = origin.world_size or 0, origin.initial_rank
+    if size <= ALL_UP_TO or rank is None:
+        return True
+    return identity.span_id(origin.job_id, 0, 0, "sampled", rank) % math.ceil(size / SAMPLED) == 0
+
+
+def event_of(event: events.Event, at_ns: int) -> SpanEvent:
+    """Return an event as it is attached to a span."""
+    fields = msgspec.to_builtins(event)
+    name = fields.pop("event")
+    values = {
+        f"resilience.{key}": value if isinstance(value, (str, int, float, bool)) else str(value)
+        for key, value in fields.items()
+    }
+    return SpanEvent(name, at_ns, values)
+
+
+def interruption_attributes(seen: InterruptionRecord) -> dict[str, Value]:
+    """Return what a record says of an interruption, as attributes of its span."""
+    attributes: dict[str, Value] = {"resilience.interruption.kind": seen.interruption.value}
+    if seen.detector is not None:
+        attributes["resilience.detector"] = seen.detector.name
+        if seen.detector.limit_s is not None:
+            attributes["resilience.timeout_s"] = seen.detector.limit_s
+    if seen.open_sections:
+        attributes["resilience.section"] = seen.open_sections[-1].name
+    if seen.step is not None:
+        attributes["resilience.step"] = seen.step
+    if seen.exception is not None:
+        attributes["error.type"] = seen.exception.type
+    elif seen.exit is not None:
+        attributes["error.type"] = seen.exit.signal or f"exit code {seen.exit.code}"
+    return attributes
+
+
+def hang_attributes(event: events.RankFellSilent) -> dict[str, Value]:
+    """Return what is known of an exceeded limit, as attributes of its span."""
+    attributes: dict[str, Value] = {
+        "resilience.detector": event.limit,
+        "resilience.timeout_s": event.allowed_s,
+        "resilience.severity": event.severity,
+    }
+    if event.limit.startswith("section:"):
+        attributes["resilience.section"] = event.limit.removeprefix("section:")
+    return attributes
+
+
+def origin_attributes(origin: Origin, layer: str) -> dict[str, Value]:
+    """Return who speaks, as attributes."""
+    found: dict[str, Value | None] = {
+        "resilience.job.id": origin.job_id,
+        "resilience.layer": layer,
+        "resilience.attempt": origin.attempt,
+        "resilience.cycle": origin.cycle,
+        "resilience.rank.initial": origin.initial_rank,
+        "resilience.rank.active": origin.rank,
+        "resilience.world_size": origin.world_size,
+        "resilience.role": origin.role,
+        "host.name": origin.node,
+        "process.pid": origin.pid,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def exception_event(error: ExceptionInfo) -> dict[str, Value]:
+    """Source: OpenTelemetry semantic conventions for exceptions on spans."""
+    lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in error.stack]
+    trace = "\n".join(["Traceback (most recent call last):", *lines, f"{error.type}: {error.message}"])
+    return {
+        "exception.type": error.type,
+        "exception.message": error.message,
+        "exception.stacktrace": trace,
+        "resilience.fingerprint": error.fingerprint,
+    }

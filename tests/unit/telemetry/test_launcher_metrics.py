@@ -1,0 +1,152 @@
+"""The numbers of a launched job: cycles, restarts, seconds by cause, and each rank's present signs."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.core import events
+from resilience.core.records import Record
+from resilience.telemetry.metrics import MetricView, Ranks
+from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
+from tests.unit.telemetry.test_metrics import samples, shown, view_of
+
+STOP = sum(LEG_S.values())
+
+
+@given(seed=st.integers(0, 10_000), kind=st.sampled_from(get_args(Kind)), signs=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_replay_gives_the_numbers_of_the_live_run(seed: int, kind: Kind, signs: bool) -> None:
+    told = launched([Fault("kill", 1), Fault(kind, 2)], nodes=2, signs=signs)
+    for node in ("node0", "node1"):
+        live = told.interleaved(seed, node)
+        assert samples(live) == samples(told.of_node(node)) == samples(by_file_backwards(live))
+
+
+def by_file_backwards(records: list[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: (record.origin.role, -(record.origin.initial_rank or 0)))
+
+
+def test_cycles_and_the_budget_are_counted() -> None:
+    found = samples(launched([Fault("kill", 1), Fault("hang", 0), Fault("membership")]).records)
+    assert found["resilience_restart_iterations_total", ("launcher", "interrupted")] == 3
+    assert found["resilience_restart_iterations_total", ("launcher", "completed")] == 1
+    assert found["resilience_restart_iteration", ("launcher",)] == 3
+    assert found["resilience_restart_budget_remaining", ("launcher",)] == 8
+    assert found["resilience_interruptions_total", ("terminated", "unknown", "first")] == 1
+    assert found["resilience_interruptions_total", ("hard_timeout", "storage", "first")] == 1
+    assert found["resilience_interruptions_total", ("terminated", "unknown", "cascade")] == 1  # the hung one's end
+    assert found["resilience_hangs_detected_total", ("heartbeat", "")] == 1
+    assert found["resilience_job_info", ("job", "2", "launcher")] == 1
+    ended = samples(launched([Fault("exhausted", 0)]).records)
+    assert ended["resilience_restart_iterations_total", ("launcher", "exhausted")] == 1
+    stopped = samples(launched([Fault("preempt", 0)]).records)
+    assert stopped["resilience_restart_iterations_total", ("launcher", "aborted")] == 1
+
+
+def test_neighbours_that_see_a_connection_close_are_cascade() -> None:
+    found = samples(launched([Fault("raise", 2)], nodes=2).of_node("node1"))
+    assert found["resilience_interruptions_total", ("terminated", "user_code", "first")] == 1
+    assert found["resilience_interruptions_total", ("terminated", "network", "cascade")] == 1
+
+
+def test_restart_lasts_from_the_failure_to_each_workers_first_sign() -> None:
+    found = samples(launched([Fault("kill", 1)], nodes=2).of_node("node0"))
+    assert found["resilience_restart_duration_seconds_sum", ("launcher", "terminated")] == pytest.approx(
+        2 * (STOP + 0.4), abs=0.001
+    )
+    of_others = samples(launched([Fault("kill", 1)], nodes=2).of_node("node1"))
+    assert of_others["resilience_restart_duration_seconds_sum", ("launcher", "peer")] == pytest.approx(
+        2 * (STOP + 0.4), abs=0.001
+    )
+    for phase, seconds in LEG_S.items():
+        key = "resilience_restart_phase_duration_seconds_sum", ("launcher", phase)
+        assert found[key] == pytest.approx(seconds)
+    key = "resilience_restart_phase_duration_seconds_sum", ("launcher", "import")
+    assert found[key] == pytest.approx(0.8, abs=0.001)
+
+
+def test_worker_without_signs_counts_with_its_start_once_its_cycle_is_over() -> None:
+    told = launched([Fault("kill", 1)], signs=False)
+    found = samples(told.records)
+    key = "resilience_restart_duration_seconds_sum", ("launcher", "terminated")
+    assert found[key] == pytest.approx(2 * STOP, abs=0.001)
+    running = [r for r in told.records if not (isinstance(r.event, events.CycleEnded) and r.origin.cycle == 1)]
+    assert key not in samples(running)
+
+
+def test_seconds_are_productive_or_lost_by_cause() -> None:
+    found = samples(launched([Fault("hang", 1)]).records)
+    startup = LEG_S["gate"] + LEG_S["rendezvous"] + LEG_S["spawn"] + 0.4
+    assert found["resilience_lost_seconds_total", ("startup",)] == pytest.approx(2 * startup, abs=0.001)
+    assert found["resilience_lost_seconds_total", ("restart",)] == pytest.approx(2 * (STOP + 0.41), abs=0.01)
+    assert found["resilience_lost_seconds_total", ("hang",)] == 2.01
+    first = 0.4 + LAST_STEP * STEP_S + 2.01
+    assert found["resilience_productive_seconds_total", ()] == pytest.approx(2 * (first + 2.4) + 0.03, abs=0.01)
+
+
+def test_running_workers_are_productive_before_they_end() -> None:
+    told = launched(is_running=True)
+    last = max(record.mono_ns for record in told.records)
+    started = next(r.mono_ns for r in told.records if isinstance(r.event, events.WorkerStarted))
+    view = MetricView(lambda: last + 10**9)
+    for record in told.records:
+        view.take(record)
+    expected = 2 * (last + 10**9 - started) / 1e9
+    assert view.samples()["resilience_productive_seconds_total", ()] == pytest.approx(expected, abs=0.001)
+
+
+def test_states_follow_the_workers_of_each_cycle() -> None:
+    told = launched([Fault("hang", 1)], is_running=True)
+    assert states(told.records) == {("0", "active"), ("1", "active")}
+    until = next(n for n, r in enumerate(told.interleaved(0)) if isinstance(r.event, events.RankSignalled))
+    assert states(told.interleaved(0)[:until]) == {("0", "active"), ("1", "suspect")}
+    assert states(launched().records) == set()
+
+
+def states(records: list[Record]) -> set[tuple[str, ...]]:
+    return {labels for name, labels in samples(records) if name == "resilience_rank_state"}
+
+
+def test_rank_whose_monitor_was_lost_is_unmonitored_until_another_one_begins() -> None:
+    told = launched(is_running=True)
+    agent = told.files["node0", None][-1]
+    origin = msgspec.structs.replace(agent.origin, initial_rank=1)
+    lost = msgspec.structs.replace(agent, origin=origin, event=events.MonitorLost(501, "killed"))
+    assert states([*told.records, lost]) == {("0", "active"), ("1", "unmonitored")}
+    assert samples([*told.records, lost])["resilience_monitor_up", ()] == 1
+    again = told.files["node0", 1][0]
+    place = msgspec.structs.replace(again.origin, pid=999)
+    again = msgspec.structs.replace(again, origin=place, mono_ns=lost.mono_ns + 1)
+    assert states([*told.records, again, lost]) == {("0", "active"), ("1", "active")}
+
+
+@pytest.mark.parametrize(("ranks", "seen"), [("all", {"0", "1"}), ("unhealthy", {"1"}), ("none", set())])
+def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: set[str]) -> None:
+    told = launched([Fault("hang", 1)])
+    until = next(n for n, r in enumerate(told.interleaved(0)) if isinstance(r.event, events.RankSignalled))
+    view = MetricView(lambda: 30 * 10**9, ranks)
+    for record in told.interleaved(0)[:until]:
+        view.take(record)
+    view.take_signs({0: shown(0), 1: shown(1)})
+    found = view.samples()
+    for name in ("state", "step", "last_heartbeat_timestamp_seconds", "section_open_seconds"):
+        assert {labels[0] for metric, labels in found if metric == f"resilience_rank_{name}"} == seen
+    assert {labels[0]: n for (name, labels), n in found.items() if name == "resilience_ranks"} == {
+        "active": 1,
+        "suspect": 1,
+    }
+
+
+def test_present_signs_are_gauges() -> None:
+    view = view_of(launched(is_running=True).records)
+    view._clock = lambda: 30 * 10**9
+    view.take_signs({0: shown(0)})
+    found = view.samples()
+    assert found["resilience_rank_step", ("0",)] == 7
+    assert found["resilience_rank_last_heartbeat_timestamp_seconds", ("0",)] == 1020.0
+    assert found["resilience_rank_section_open_seconds", ("0", "section 0")] == 20.0
