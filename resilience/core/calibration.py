@@ -31,6 +31,7 @@ RUNS_AGREE = 1.25  # ratio of the medians of two runs of one configuration
 GAP = math.log(1.15)  # between two modes, at least
 SMALLEST_MODE, MOST_MODES = 5, 4
 TAIL_SIZES = (10, 25, 50, 100, 200)  # how many of the largest values bound a mode's tail
+INCREDIBLE = 1e-3  # probability below which a tail does not agree with the values above it
 UNKNOWN_SHIFT = math.log(1.1)  # between runs, where two were seen
 UNSEEN_SHIFT = math.log(RUNS_AGREE)  # between runs, where one was seen: as much as runs that agree may differ
 FEWEST_RESTARTS = 5  # first occurrences without which their rate is unknown
@@ -137,7 +138,7 @@ def fit_pool(
     n = sum(count for _, count in values) + extra
     top, median = values[0][0], quantile(values, 0.5)
     modes = split(values)
-    tails = [tail for mode in modes for tail in _tails(mode, n, confidence)]
+    tails = [tail for mode in modes for tail in _credible(_tails(mode, confidence), confidence)]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
     status, reason = _status(pool, values, n, p, level)
@@ -232,7 +233,7 @@ class _Tail(msgspec.Struct, frozen=True):
         return self.k / n * math.exp(-(s - self.u) / self.xi)
 
 
-def _tails(mode: Sequence[tuple[float, int]], n: int, confidence: float) -> list[_Tail]:
+def _tails(mode: Sequence[tuple[float, int]], confidence: float) -> list[_Tail]:
     """Bound a mode's tail from its 10, 25 … largest values: one that starts only at the top is seen too."""
     size = _count(mode)
     if size < 2:
@@ -253,6 +254,27 @@ def _tails(mode: Sequence[tuple[float, int]], n: int, confidence: float) -> list
         total += s * count
         taken += count
     return tails
+
+
+def _credible(tails: Sequence[_Tail], confidence: float) -> list[_Tail]:
+    """Leave out tails that reach below their mode: they foretell far more large values than there are.
+
+    A tail of the k largest values says how many lie above the threshold of each smaller one; significantly
+    fewer show that its lowest values belong to another mode, or to the body, and say nothing of the top."""
+    kept = []
+    for tail in tails:
+        h = tail.xi * chi2(1.0 - confidence, 2 * tail.k) / (2.0 * tail.k)
+        foretold = [
+            (other.k, tail.k * math.exp(-(other.u - tail.u) / h)) for other in tails if other.k < tail.k and h > 0
+        ]
+        if all(poisson_at_most(seen, expected) >= INCREDIBLE for seen, expected in foretold):
+            kept.append(tail)
+    return kept
+
+
+def poisson_at_most(k: int, mean: float) -> float:
+    """Return the probability of k or fewer events where `mean` are expected."""
+    return sum(math.exp(i * math.log(mean) - mean - math.lgamma(i + 1)) for i in range(k + 1)) if mean > 0 else 1.0
 
 
 def run_shift(medians: Sequence[float]) -> float:

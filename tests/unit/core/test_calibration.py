@@ -196,3 +196,25 @@ def test_target_is_shared_out_over_the_trials_of_the_horizon() -> None:
 )
 def test_quantiles_agree_with_tables(found: float, exact: float) -> None:
     assert found == pytest.approx(exact, rel=0.01)
+
+
+def test_tail_that_reaches_below_its_mode_says_nothing_of_the_top() -> None:
+    # 150 values of a wide upper mode with a steep upper end over a tight body: the 200 largest reach into the body, and from there
+    # the way up looks like a tail that never ends.
+    chance = random.Random(4)
+    runs = [
+        [
+            6.0 * math.exp(-abs(chance.gauss(0.0, 0.4))) if i % 270 == 5 else math.exp(chance.gauss(0.0, 0.02))
+            for i in range(20_000)
+        ]
+        for _ in range(2)
+    ]
+    level = fit(runs, p=1e-7).level_s
+    assert level is not None
+    assert level < 100.0  # followed from the body it would be 400,000 s
+
+
+def test_poisson_probability_agrees_with_tables() -> None:
+    assert calibration.poisson_at_most(10, 62.0) < 1e-10
+    assert calibration.poisson_at_most(3, 4.0) == pytest.approx(0.4335, abs=1e-4)
+    assert calibration.poisson_at_most(0, 0.0) == 1.0

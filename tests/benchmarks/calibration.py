@@ -1,0 +1,299 @@
+"""Does calibration keep its word?  Every number of its acceptance beside the bar it has to meet.
+
+    python -m tests.benchmarks.calibration DATA [--json FILE]
+
+DATA: a folder of tables `run,section,rank,i,seconds` (.csv.gz) of real runs and, if runs of one table are
+of several configurations, a PROVENANCE.tsv with the columns dataset, run, repository, path: runs of one
+folder are one configuration. The first 5 calls of each run are left out for both rules. Takes about 3 minutes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from resilience.analysis import timings
+from resilience.analysis.calibrate import at_least, geometric_mean, nvrx_rule
+from resilience.cli import main as resilience
+from resilience.core.calibration import Cut, Timeout, fit, fit_pool
+from resilience.telemetry.durations import Header, Recorder
+
+WARM_UP = 5
+TARGET = 0.25  # false alarms a section and month
+SIZES = (None, 20_000, 1000, 100)
+
+
+class Bar:
+    """A number and what it has to be."""
+
+    def __init__(self, what: str, value: float | None, bar: float, at_most: bool = True) -> None:
+        self.what, self.value, self.bar, self.at_most = what, value, bar, at_most
+
+    @property
+    def is_met(self) -> bool:
+        if self.value is None:
+            return True
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
+
+    def line(self) -> str:
+        value = "nothing to count" if self.value is None else f"{self.value:.4g}"
+        sign = "<=" if self.at_most else ">="
+        return f"{'met ' if self.is_met else 'NOT '} {self.what}: {value} {sign} {self.bar:g}"
+
+
+# -- real runs -------------------------------------------------------------------------------------
+
+
+def real(data: Path) -> Iterator[Bar]:
+    """Leave-run-out by configuration, through the command line."""
+    with tempfile.TemporaryDirectory() as folder:
+        tables = split(data, Path(folder))
+        answers: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
+        for path, sections in tables:
+            made = backtest(path, TARGET * sections)
+            for size, found in zip(SIZES, made["answers"], strict=True):
+                answers[size] += found
+    for size in SIZES:
+        found = answers[size]
+        rated = [each for each in found if each["status"] in ("ok", "tentative")]
+        name = "all data" if size is None else f"n = {size}"
+        exposure, exceeded = sum(each["exposure"] for each in rated), sum(each["exceeded"] for each in rated)
+        five = sum(each["nvrx_exceeded"] for each in rated)
+        deadlines = {(each["configuration"], each["deadline"]) for each in found}
+        share = sum(
+            sum(_rated(each) for each in found if (each["configuration"], each["deadline"]) == deadline)
+            / sum((each["configuration"], each["deadline"]) == deadline for each in found)
+            for deadline in deadlines
+        )
+        print(
+            f"     {name}: {len(found)} answers of {len(deadlines)} deadlines, {len(rated)} with a rate; "
+            f"{exceeded} of {exposure} over a rated limit, {five} over 5 x max"
+        )
+        if size is None:
+            yield Bar("rated, exceedances per 1e6", 1e6 * exceeded / exposure if exposure else None, 1.0)
+            yield Bar("rated, exceedances beyond those of 5 x max", float(max(0, exceeded - five)), 0.0)
+        ratio = geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in found])
+        rated_ratio = geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in rated])
+        bars = {None: (0.60, 0.90, 0.33), 20_000: (0.70, None, 0.60), 1000: (None, 1.10, 0.10), 100: (None, None, 0.0)}
+        rated_bar, all_bar, share_bar = bars[size]
+        if rated_bar is not None:
+            yield Bar(f"{name}: rated limits / (5 x max), geometric mean", rated_ratio, rated_bar)
+        if all_bar is not None:
+            yield Bar(f"{name}: all limits / (5 x max), geometric mean", ratio, all_bar)
+        yield Bar(
+            f"{name}: share of deadlines with a rate", share / len(deadlines), share_bar, at_most=size in (1000, 100)
+        )
+
+
+def _rated(answer: dict[str, Any]) -> bool:
+    return answer["status"] in ("ok", "tentative")
+
+
+def split(data: Path, folder: Path) -> list[tuple[Path, int]]:
+    """Write a table for each configuration; answers it and its number of sections."""
+    places: dict[tuple[str, str], str] = {}
+    with contextlib.suppress(OSError):
+        for line in (data / "PROVENANCE.tsv").read_text().splitlines()[1:]:
+            name, run, _, path = line.split("\t")
+            places[name, run] = os.path.dirname(path)
+    rows: dict[tuple[str, str], list[list[str]]] = defaultdict(list)
+    for table in sorted(data.glob("*.csv.gz")):
+        name = table.name.removesuffix(".csv.gz")
+        if "startup" in name:
+            continue  # one value a rank, no occurrences
+        with gzip.open(table, "rt") as file:
+            for row in csv.reader(file):
+                if row[0] != "run" and int(row[3]) >= WARM_UP:
+                    rows[name, places.get((name, row[0]), "")].append(row)
+    made = []
+    for number, (key, found) in enumerate(sorted(rows.items())):
+        if len({row[0] for row in found}) < 2:
+            continue  # nothing can be left out
+        path = folder / f"{number:03d}-{key[0]}.csv"
+        with path.open("w") as file:
+            file.write("run,section,rank,i,seconds\n")
+            file.writelines(",".join(row) + "\n" for row in found)
+        made.append((path, len({row[1] for row in found})))
+    return made
+
+
+def backtest(path: Path, target: float) -> dict[str, Any]:
+    """Run the command line, answer what it prints."""
+    shown = io.TextIOWrapper(io.BytesIO())
+    with contextlib.redirect_stdout(shown):
+        sizes = ",".join(str(size) for size in SIZES[1:])
+        flags = ["--backtest", "--json", "--min-timeout", "0.000001", "--target-false-alarms", f"{target:g}"]
+        resilience(["calibrate", str(path), *flags])
+        whole = json.loads(shown.buffer.getvalue())  # type: ignore[attr-defined]
+        shown.seek(0)
+        shown.truncate()
+        resilience(["calibrate", str(path), *flags, "--n", sizes])
+        parts = json.loads(shown.buffer.getvalue())  # type: ignore[attr-defined]
+    return {"answers": whole["answers"] + parts["answers"]}
+
+
+# -- synthetic truth -------------------------------------------------------------------------------
+
+Draw = Callable[[random.Random], float]
+
+
+def _mixed(parts: Sequence[tuple[float, Draw]]) -> Draw:
+    def draw(chance: random.Random) -> float:
+        at = chance.random()
+        for weight, part in parts:
+            at -= weight
+            if at < 0:
+                return part(chance)
+        return parts[-1][1](chance)
+
+    return draw
+
+
+def _lognormal(spread: float, scale: float = 1.0) -> Draw:
+    return lambda chance: scale * chance.lognormvariate(0.0, spread)
+
+
+LAWS: dict[str, Draw] = {
+    "lognormal 2 %": _lognormal(0.02),
+    "lognormal 30 %": _lognormal(0.3),
+    "gamma": lambda chance: chance.gammavariate(20.0, 0.05),
+    "2 modes": _mixed([(0.99, _lognormal(0.02)), (0.01, _lognormal(0.05, 10.0))]),
+    "3 modes": _mixed([(0.9, _lognormal(0.02)), (0.09, _lognormal(0.05, 4.0)), (0.01, _lognormal(0.05, 30.0))]),
+    "a mode of 1e-4": _mixed([(0.9999, _lognormal(0.02)), (0.0001, _lognormal(0.02, 20.0))]),
+    "Pareto 4": lambda chance: chance.paretovariate(4.0),
+    "Pareto 2.5": lambda chance: chance.paretovariate(2.5),
+    "Pareto 1.5": lambda chance: chance.paretovariate(1.5),
+    "drift 20 %": _lognormal(0.02),
+}
+
+
+def synthetic(trials: int) -> Iterator[Bar]:
+    """How often a rated limit covers the true quantile, over laws that are known."""
+    for p, n, bar in ((1e-5, 20_000, 0.95), (1e-3, 1000, 0.90)):
+        covered: dict[str, list[bool]] = defaultdict(list)
+        ratios = []
+        for name, draw in LAWS.items():
+            truth = _quantile(draw, p) * (1.2 if name.startswith("drift") else 1.0)
+            for seed in range(trials):
+                chance = random.Random(f"{name}{seed}{n}")
+                runs = [[draw(chance) for _ in range(n // 2)] for _ in range(2)]
+                if name.startswith("drift"):
+                    runs = [[value * (1 + 0.2 * i / len(run)) for i, value in enumerate(run)] for run in runs]
+                answer = fit(runs, p, min_timeout=0.0)
+                if answer.timeout_s is not None and answer.status in ("ok", "tentative"):
+                    covered[answer.status].append(answer.timeout_s >= truth)
+                    ratios.append(answer.timeout_s / nvrx_rule(runs))
+        for status, least in (("ok", bar), ("tentative", 0.75)):
+            hits = covered[status]
+            what = f"synthetic, p = {p:g}, n = {n}: `{status}` answers that cover ({len(hits)})"
+            yield Bar(what, sum(hits) / len(hits) if hits else None, least, at_most=False)
+        yield Bar(f"synthetic, p = {p:g}, n = {n}: rated limits / (5 x max)", geometric_mean(ratios), 0.55)
+
+
+def _quantile(draw: Draw, p: float) -> float:
+    """The true quantile, from far more draws than any fit sees."""
+    chance = random.Random(1)
+    n = int(30 / p)
+    if n <= 3_000_000:
+        values = sorted((draw(chance) for _ in range(n)), reverse=True)
+        return values[int(n * p)]
+    # Draw in parts, and keep the top only.
+    top: list[float] = []
+    for _ in range(10):
+        top = sorted([*top, *(draw(chance) for _ in range(300_000))], reverse=True)[:200]
+    return top[int(3_000_000 * p)]
+
+
+def stated(trials: int) -> Iterator[Bar]:
+    """Stated against achieved rates, n = 5000."""
+    for p in (1e-2, 1e-3, 1e-4):
+        worse = rated = 0
+        for name in ("lognormal 2 %", "lognormal 30 %", "gamma", "2 modes", "Pareto 4"):
+            draw = LAWS[name]
+            for seed in range(trials):
+                chance = random.Random(f"stated{name}{seed}{p}")
+                answer = fit([[draw(chance) for _ in range(2500)] for _ in range(2)], p, min_timeout=0.0)
+                if answer.status == "ok" and answer.timeout_s is not None:
+                    rated += 1
+                    exposure = int(20 / p)
+                    over = sum(draw(chance) > answer.timeout_s for _ in range(exposure))
+                    worse += over > 0 and at_least(over, exposure, p) < 0.05
+        yield Bar(
+            f"stated p = {p:g}, n = 5000: `ok` answers that are worse ({rated})", worse / rated if rated else None, 0.05
+        )
+
+
+def censoring() -> Iterator[Bar]:
+    """What cut-offs and hangs change."""
+    chance = random.Random(3)
+    runs = [[chance.lognormvariate(0.0, 0.05) for _ in range(15_000)] for _ in range(2)]
+    plain = fit(runs, 1e-6)
+    cuts = [Cut(chance.uniform(0.1, 1.0), "cut") for _ in range(900)]
+    hangs = [Cut(600.0, "hang"), Cut(1800.0, "hang"), Cut(1800.0, "cut")]
+    assert plain.timeout_s is not None
+    mixed = fit([run[:-450] for run in runs], 1e-6, censored=[*cuts, *hangs])
+    assert mixed.timeout_s is not None
+    yield Bar("3 % cut off and hangs mixed in, limit / limit without (above)", mixed.timeout_s / plain.timeout_s, 1.15)
+    yield Bar("  … (below)", mixed.timeout_s / plain.timeout_s, 0.9, at_most=False)
+
+
+def cost() -> Iterator[Bar]:
+    """Merging and fitting 1024 ranks x 8 sections; what recording leaves on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, chance, size = Path(folder), random.Random(5), 0
+        for rank in range(1024):
+            recorder = Recorder(root, Header(run="big", node="n", rank=rank, world_size=1024, fingerprint="x"), 0.0)
+            recorder.started("cold", 0.0)
+            for section in range(8):
+                for i in range(120):
+                    recorder.add(f"s{section}", chance.lognormvariate(0.0, 0.1), i * 10.0)
+            recorder.close(1200.0)
+        size = max(path.stat().st_size for path in (root / "timings").iterdir())
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.monotonic()
+        given = timings.read([root])
+        for seen in given.runs[0].deadlines.values():
+            answer: Timeout = fit_pool(timings.pool([seen], 1), 1e-4)
+            assert answer.n
+        seconds = time.monotonic() - began
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    yield Bar("merge and fit of 1024 ranks x 8 sections, s", seconds, 10.0)
+    yield Bar("  … memory above what was used before, MB", grown, 500.0)
+    yield Bar("largest file of a rank, MiB", size / 2**20, 1.0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; answers 1 if a bar is not met."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.calibration")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    read = parser.parse_args(arguments)
+    bars: list[Bar] = []
+    for group in (real(read.data), synthetic(read.trials), stated(read.trials), censoring(), cost()):
+        for bar in group:
+            print(bar.line(), flush=True)
+            bars.append(bar)
+    if read.json is not None:
+        made = [{"what": bar.what, "value": bar.value, "bar": bar.bar, "met": bar.is_met} for bar in bars]
+        read.json.write_text(json.dumps(made, indent=1) + "\n")
+    missed = sum(not bar.is_met for bar in bars)
+    print(f"{len(bars)} bars, {missed} not met")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
