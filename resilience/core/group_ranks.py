@@ -44,6 +44,9 @@ def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Cho
         return Choice("deterministic", None, f"neither {SOURCES.replace(' or ', ' nor ')} is set")
     if wanted is False:
         return Choice("deterministic", None, "--no-ft-use-infra-group-rank")
+    if wanted is None and most == 1:
+        # A task of a larger allocation may run a job of its own on its node: its number there says nothing here.
+        return Choice("deterministic", None, "there is only one node")
     if not 0 <= given < most:
         raise ConfigurationError(
             f"this node's rank of the infrastructure ({SOURCES}) is {given}, expected 0 to {most - 1} for at most "

@@ -1,9 +1,8 @@
 """The job's failures, in its store: one list that all agents read and whoever's verdict stands appends to.
 
-What a failure brings about is decided by `core.budget`. An entry is written by one operation under the
-first free number, and not at all if its cycle has one: an agent that dies on the way leaves the list as it
-was, one that asks twice, or at the same moment as another, adds nothing. Nothing here waits. Every method
-raises StoreError if the store does not answer."""
+What a failure brings about is decided by `core.budget`. A cycle has one entry at most (`shared_list`): an agent
+that asks twice, or at the same moment as another, adds nothing. Nothing here waits. Every method raises
+StoreError if the store does not answer."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ import time
 
 import msgspec
 
-from resilience.adapters.store import StoreLike, execute
+from resilience.adapters.store import StoreLike
 from resilience.core import budget
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.budget import Answer, Budget, Failure
-from resilience.core.restart import CompareSet, Read
+from resilience.launcher.shared_list import SharedList
 
 _decoder = msgspec.json.Decoder(Failure)
 
@@ -27,7 +26,7 @@ class JobBudget:
     def __init__(self, store: StoreLike, allowed: Budget) -> None:
         """store: of the job, outliving cycles. What stands there already is older than this agent: by its clock
         it happened at no known time, outside of any window."""
-        self._store = store
+        self._list = SharedList(store, "failure")
         self._allowed = allowed
         self._seen: list[Failure] = []
         self._read(-math.inf)
@@ -49,16 +48,10 @@ class JobBudget:
     def spend(self, failure: Failure) -> None:
         """Note what a cycle ended with, unless that is known."""
         text = msgspec.json.encode(msgspec.structs.replace(failure, at=0.0)).decode()
-        while all(past.cycle != failure.cycle for past in self.history()):
-            execute(CompareSet(f"failure/{len(self._seen)}", text), self._store)
+        self._list.append(text, lambda: any(past.cycle == failure.cycle for past in self.history()))
 
     def _read(self, at: float) -> None:
-        """Read on where the list ended when it was read last."""
-        while True:
-            (text,) = execute(Read((f"failure/{len(self._seen)}",)), self._store)
-            if text is None:
-                return
-            self._seen.append(msgspec.structs.replace(_decoder.decode(text), at=at))
+        self._seen += [msgspec.structs.replace(_decoder.decode(text), at=at) for text in self._list.read()]
 
 
 def failure_of(record: InterruptionRecord, cycle: int, node: str, step: int, ran: float = 0.0) -> Failure:

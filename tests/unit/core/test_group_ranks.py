@@ -47,6 +47,13 @@ def test_rank_that_is_asked_for_and_not_given_is_an_error_that_names_both_variab
         choose(True, None, 1, 1)
 
 
+def test_job_of_one_node_is_not_refused_for_its_number_in_a_larger_allocation() -> None:
+    assert choose(None, 3, 1, 1).rank is None
+    assert choose(True, 0, 1, 1).rank == 0
+    with pytest.raises(ConfigurationError, match="is 3, expected 0 to 0"):
+        choose(True, 3, 1, 1)
+
+
 @pytest.mark.parametrize("given", [-1, 2, 64])
 def test_rank_beyond_the_most_nodes_is_refused_before_anybody_is_met(given: int) -> None:
     with pytest.raises(ConfigurationError, match=f"is {given}, expected 0 to 1"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -14,43 +13,7 @@ from resilience.core.budget import Budget, Failure
 from resilience.errors import StoreError
 from resilience.launcher import budget as module
 from resilience.launcher.budget import JobBudget
-
-
-class Killed(BaseException):
-    """An agent dies."""
-
-
-class Store:
-    """A torch Store's methods on a dict. before: called before each operation."""
-
-    def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
-        self.before: Callable[[], None] = lambda: None
-
-    def set(self, key: str, value: str) -> None:
-        self.before()
-        self.data[key] = value.encode()
-
-    def get(self, key: str) -> bytes:
-        self.before()
-        return self.data[key]
-
-    def add(self, key: str, amount: int) -> int:
-        self.before()
-        total = int(self.data.get(key, b"0")) + amount
-        self.data[key] = str(total).encode()
-        return total
-
-    def check(self, keys: list[str]) -> bool:
-        self.before()
-        return all(key in self.data for key in keys)
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        raise AssertionError("the budget waits for nothing")
-
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        self.before()
-        return self.data.setdefault(key, desired_value.encode())
+from tests.unit.launcher.stores import Killed, Store
 
 
 class Clock:
