@@ -18,6 +18,7 @@ VERBS = {
     "run": "run a job on every rank; replace what dies or hangs (takes what torchrun takes)",
     "demo": "lose ranks in three ways, go on each time, and prove that nothing was lost",
     "calibrate": "learn limits from runs, with a stated rate of false alarms",
+    "logs": "merge what all ranks, monitors and agents said into one timeline",
     "report": "tell what broke in a run, where, since when, and what it cost",
 }
 WRONG_USE = 2  # exit status

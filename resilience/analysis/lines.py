@@ -1,0 +1,341 @@
+"""What does one file of a run say, line by line?  Records, log lines and plain text in one shape.
+
+A `Source` reads one file forwards in pieces and holds no open descriptor in between, so that ten thousand
+files cost ten thousand small buffers and not one handle. Every line comes out: what is no record and no
+log line is shown as it is and counted, a torn last line too. Nothing is decoded that order and filters do
+not need; `fields_of` decodes the rest when a line is shown.
+
+A plain line has the time that it begins with, if it begins with one; else that of the line before it in
+its file; else it is placed by its position between the start of its process and the file's last change,
+and says so (`is_placed`). Order between files is `analysis.merge`'s."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from resilience.core.events import CATALOGUE
+from resilience.telemetry.log import OWN
+
+Kind = Literal["record", "log", "text", "bad"]
+LEVELS = ("debug", "info", "warning", "error", "critical")
+LONGEST = 1 << 20  # bytes: what is longer (a progress bar without newlines) comes in pieces, each a line
+LISTED = 8  # items of a list that are told in a line of text
+AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change is a broken clock's, not a time
+
+_LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
+_SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^([IWEF])\d{4} ")
+_LEVEL_WORDS = {"WARN": "warning", "FATAL": "critical", "I": "info", "W": "warning", "E": "error", "F": "critical"}
+_BREAKS = re.compile(r"\s*\n\s*")
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
+_STAMP = re.compile(
+    r"^\W?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))? ?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII
+)
+
+
+class Line(msgspec.Struct, gc=False):
+    """One line of one file. at_ns: UTC, the clock's offset taken off. rank: the initial one.
+
+    event: a record's tag, a log line's message, or the text. is_placed: its time is an estimate."""
+
+    at_ns: int
+    kind: Kind
+    file: str
+    number: int  # from 1
+    raw: bytes
+    level: str
+    event: str
+    rank: int | None = None
+    node: str | None = None
+    role: str | None = None
+    cycle: int | None = None
+    iteration: int | None = None
+    is_placed: bool = False
+
+
+class _Place(msgspec.Struct, gc=False):
+    node: str | None = None
+    role: str | None = None
+    cycle: int = 0
+    iteration: int | None = None
+    initial_rank: int | None = None
+
+
+class _Tag(msgspec.Struct, gc=False):
+    event: str
+
+
+class _RecordHead(msgspec.Struct, gc=False):
+    wall_ns: int
+    origin: _Place
+    event: _Tag
+
+
+class _LogHead(msgspec.Struct, gc=False):
+    ts: str
+    level: str
+    event: str
+    node: str | None = None
+    role: str | None = None
+    cycle: int | None = None
+    iteration: int | None = None
+    initial_rank: int | None = None
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is known of a file before it is read. kind: "text" for output of workers.
+
+    offset_ns: how far its node's clock is ahead. began_ns: when the process started that wrote it."""
+
+    name: str
+    kind: Kind
+    rank: int | None = None
+    node: str | None = None
+    cycle: int | None = None
+    offset_ns: int = 0
+    began_ns: int | None = None
+
+
+_decode_record = msgspec.json.Decoder(_RecordHead).decode
+_decode_log = msgspec.json.Decoder(_LogHead).decode
+_decode_any = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Source:
+    """Reads one file forwards. chunk: bytes read at once. bad: lines so far that were not understood."""
+
+    def __init__(self, path: Path, known: Known, chunk: int) -> None:
+        self.known = known
+        self.bad = 0
+        self.key = 0  # time of the last line, never falling: the order within a file is its own
+        self.error = ""
+        self._path = path
+        self._chunk = chunk
+        self._read = 0  # bytes of the file that were read
+        self._rest = b""
+        self._at = 0  # where in `_rest` the next line begins
+        self._number = 0
+        self._size = 0
+        self._changed_ns = 0
+        self._stamp: int | None = None  # the last stamp of a plain line
+        self._in_traceback = False
+
+    def next(self, is_final: bool = True) -> Line | None:
+        """Return the next line, None at the end. is_final: a last line without its newline counts."""
+        while True:
+            begin = self._read - len(self._rest) + self._at
+            raw = self._next_raw(is_final)
+            if raw is None:
+                return None
+            self._number += 1
+            if raw:
+                line = self._text(raw, begin) if self.known.kind == "text" else self._json(raw)
+                self.key = max(self.key, line.at_ns)
+                return line
+
+    # -- bytes ----------------------------------------------------------------------------------
+
+    def _next_raw(self, is_final: bool) -> bytes | None:
+        scanned = self._at
+        while True:
+            end = self._rest.find(b"\n", scanned)
+            if end >= 0:
+                raw = self._rest[self._at : end]
+                self._at = end + 1
+                return raw
+            if len(self._rest) - self._at >= LONGEST:
+                raw = self._rest[self._at : self._at + LONGEST]
+                self._at += LONGEST
+                return raw
+            scanned = len(self._rest) - self._at
+            if not self._fill():
+                break
+        if not is_final or self._at == len(self._rest):
+            return None
+        raw, self._rest, self._at = self._rest[self._at :], b"", 0
+        return raw
+
+    def _fill(self) -> bool:
+        """Read on; answers whether there was more."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                file.seek(self._read)
+                more = file.read(self._chunk)
+                if more:
+                    status = self._path.stat()
+                    self._size, self._changed_ns = status.st_size, status.st_mtime_ns
+        except OSError as error:
+            self.error = f"cannot be read: {error.strerror or error}"
+            return False
+        if not more:
+            return False
+        self._read += len(more)
+        self._rest = self._rest[self._at :] + more
+        self._at = 0
+        return True
+
+    # -- meaning --------------------------------------------------------------------------------
+
+    def _json(self, raw: bytes) -> Line:
+        known = self.known
+        try:
+            if known.kind == "record":
+                head = _decode_record(raw)
+                origin, tag = head.origin, head.event.event
+                return Line(
+                    self._sane(head.wall_ns - known.offset_ns),
+                    "record",
+                    known.name,
+                    self._number,
+                    raw,
+                    _LEVEL_OF.get(tag, "info"),
+                    tag,
+                    origin.initial_rank,
+                    origin.node,
+                    origin.role,
+                    origin.cycle,
+                    origin.iteration,
+                )
+            log = _decode_log(raw)
+            at = _from_iso(log.ts)
+            return Line(
+                self._sane(at - known.offset_ns),
+                "log",
+                known.name,
+                self._number,
+                raw,
+                log.level if log.level in LEVELS else "info",
+                log.event,
+                known.rank if log.initial_rank is None else log.initial_rank,
+                known.node if log.node is None else log.node,
+                log.role,
+                log.cycle,
+                log.iteration,
+            )
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+            self.bad += 1
+            return self._line("bad", raw, self.key or self._changed_ns, "warning", is_placed=True)
+
+    def _sane(self, at: int) -> int:
+        return at if at <= self._changed_ns + AHEAD_NS else self.key or self._changed_ns
+
+    def _text(self, raw: bytes, begin: int) -> Line:
+        text = raw[:200].decode(errors="replace")
+        stamp = self._stamp_of(text)
+        if stamp is not None:
+            self._stamp = stamp
+        at = self._stamp if self._stamp is not None else self._placed(begin)
+        return self._line("text", raw, at, self._level_of(text), is_placed=stamp is None)
+
+    def _placed(self, begin: int) -> int:
+        """Where on the way from the process's start to the file's last change these bytes stand."""
+        end = self._changed_ns
+        start = self.known.began_ns
+        if start is None or start >= end or self._size <= 0:
+            return end
+        return start + (end - start) * begin // self._size
+
+    def _stamp_of(self, text: str) -> int | None:
+        found = _STAMP.match(text)
+        if found is None:
+            return None
+        try:
+            at = _whole_seconds(found) * 10**9 + int((found[7] or "").ljust(9, "0"))
+        except (ValueError, OverflowError, OSError):
+            return None
+        at -= self.known.offset_ns
+        return at if 0 <= at <= self._changed_ns + AHEAD_NS else None
+
+    def _level_of(self, text: str) -> str:
+        """What the line calls itself; an uncaught exception is an error from its first line to its last."""
+        if text.startswith("Traceback (most recent call last)"):
+            self._in_traceback = True
+            return "error"
+        if self._in_traceback:
+            self._in_traceback = text[:1].isspace()
+            return "error"
+        if _RAISED.match(text):
+            return "error"
+        found = _SAYS_LEVEL.match(text)
+        word = (found[1] or found[2]) if found is not None else "INFO"
+        return _LEVEL_WORDS.get(word, word.lower())
+
+    def _line(self, kind: Kind, raw: bytes, at: int, level: str, is_placed: bool) -> Line:
+        known = self.known
+        text = raw.decode(errors="backslashreplace")
+        rank, node, cycle = known.rank, known.node, known.cycle
+        return Line(at, kind, known.name, self._number, raw, level, text, rank, node, None, cycle, None, is_placed)
+
+
+def fields_of(line: Line) -> dict[str, Any]:
+    """Return all that a line says beside its message: an event's fields, or all keys of a log line."""
+    if line.kind in ("text", "bad"):
+        return {}
+    plain = _decode_any(line.raw)
+    if line.kind == "record":
+        plain = plain.get("event") or {}
+    return {name: value for name, value in plain.items() if name != "event"}
+
+
+def said(line: Line) -> str:
+    """Return what a line says in one line of text: the message, and fields of its own as name=value.
+
+    Of what is nested the plain values are told, and how long lists are; `--json` has all of it."""
+    fields = fields_of(line)
+    if line.kind == "log":
+        fields = {name: value for name, value in fields.items() if name not in OWN}
+    words = " ".join(_words(name, value) for name, value in fields.items())
+    text = f"{line.event}  {words}" if words else line.event
+    return _BREAKS.sub(" ⏎ ", text) if line.kind in ("record", "log") else text.rstrip("\r")
+
+
+def _words(name: str, value: Any) -> str:
+    match value:
+        case dict():
+            return " ".join(_words(f"{name}.{key}", inner) for key, inner in value.items())
+        case list() if len(value) > LISTED or any(isinstance(item, (dict, list)) for item in value):
+            return f"{name}=[{len(value)}]"
+        case list():
+            return f"{name}={','.join(map(str, value))}"
+        case float():
+            return f"{name}={value:.6g}"
+        case bool() | None:
+            return f"{name}={str(value).lower()}"
+        case str() if not value or " " in value:
+            return f'{name}="{value}"'
+        case _:
+            return f"{name}={value}"
+
+
+def _from_iso(text: str) -> int:
+    """Return UTC nanoseconds. Raises: ValueError."""
+    found = _STAMP.match(text)
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is no time")
+    return _whole_seconds(found, naive_is_utc=True) * 10**9 + int((found[7] or "").ljust(9, "0"))
+
+
+_seconds_of: dict[tuple[str, bool], int] = {}  # one entry: lines of the same second follow each other
+
+
+def _whole_seconds(found: re.Match[str], naive_is_utc: bool = False) -> int:
+    """A time without a zone is this machine's local time, as Python's logging writes it."""
+    key = (found.string[found.start(1) : found.end(6)] + (found[8] or ""), naive_is_utc)
+    known = _seconds_of.get(key)
+    if known is None:
+        year, month, day, hour, minute, second = (int(found[group]) for group in range(1, 7))
+        at = datetime(year, month, day, hour, minute, second)
+        zone = found[8]
+        if zone == "Z" or (zone is None and naive_is_utc):
+            at = at.replace(tzinfo=timezone.utc)
+        elif zone is not None:
+            at = datetime.fromisoformat(f"{at.isoformat()}{zone[:3]}:{zone[-2:]}")
+        known = int(at.timestamp())
+        _seconds_of.clear()
+        _seconds_of[key] = known
+    return known

@@ -1,0 +1,248 @@
+"""What happened, in one timeline?  All files of a run, line by line, by the time they tell.
+
+A merge over one forward reader a file (`analysis.lines`): memory grows with the number of files, never
+with their length, and no file stays open. The order within a file is kept; between files of two nodes it
+is as sure as their clocks (`analysis.clocks`). `Choice` says which lines are wanted."""
+
+from __future__ import annotations
+
+import fnmatch
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from resilience.analysis.clocks import Clock, clocks
+from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source
+from resilience.analysis.load import RECORDS
+from resilience.core.incident import Incident
+from resilience.core.incidents import fold
+from resilience.core.records import Record, from_line
+
+LOGS, OUTPUT = "logs", "output"
+BUFFERS = 48 << 20  # bytes of all files' buffers together
+LEAST_CHUNK, MOST_CHUNK = 4 << 10, 256 << 10
+AROUND_NS = 5 * 10**9  # what is shown before and after an incident
+_RANK_OF_NODE = re.compile(r"(?P<node>.+)-(?P<rank>\d+|agent)$")
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which lines are wanted; None: any. event: a shell pattern for tags of records and messages of
+    log lines. since_ns, until_ns: UTC."""
+
+    ranks: frozenset[int] | None = None
+    level: str | None = None
+    event: str | None = None
+    iteration: int | None = None
+    cycle: int | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+class Timeline:
+    """The lines of a run folder in order. Iterate once; `bad` and `unreadable` are whole afterwards."""
+
+    def __init__(self, folder: Path, choice: Choice | None = None) -> None:
+        self.folder = folder
+        self._choice = Choice() if choice is None else choice
+        self._is_wanted = _test(self._choice)
+        self._sources: dict[str, Source] = {}
+        self._files = list(_files(folder))
+        by_node: defaultdict[str, list[Path]] = defaultdict(list)
+        self._started: dict[tuple[int, int], tuple[int, str]] = {}
+        for path, kind in self._files:
+            if kind == "record":
+                by_node[_node_of(path)].append(path)
+                if path.stem.endswith("-agent"):
+                    self._note_workers(path)
+        self.clocks: tuple[Clock, ...] = clocks(by_node)
+        self._offsets = {clock.node: clock.offset_ns for clock in self.clocks}
+        self._add(self._files)
+
+    @property
+    def bad(self) -> dict[str, int]:
+        """How many lines of which files were neither record nor log line."""
+        return {name: source.bad for name, source in self._sources.items() if source.bad}
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        return {name: source.error for name, source in self._sources.items() if source.error}
+
+    @property
+    def last_ns(self) -> int:
+        """When the newest file was changed last, UTC; 0 if there is none."""
+        return max((_changed(path) for path, _ in self._files), default=0)
+
+    def __iter__(self) -> Iterator[Line]:
+        return self._merged(is_final=True)
+
+    def follow(self, wait: Callable[[], bool]) -> Iterator[Line]:
+        """Yield what is there, then what comes. wait: called whenever all is told; False ends it.
+
+        Order is that of each batch; a line is told when its newline is there, and at the end without."""
+        while True:
+            yield from self._merged(is_final=False)
+            if not wait():
+                break
+            self._add([entry for entry in _files(self.folder) if _name(self.folder, entry[0]) not in self._sources])
+        yield from self._merged(is_final=True)
+
+    def _merged(self, is_final: bool) -> Iterator[Line]:
+        heap: list[tuple[int, int, Line, Source]] = []
+        for number, source in enumerate(self._sources.values()):
+            line = source.next(is_final)
+            if line is not None:
+                heap.append((source.key, number, line, source))
+        heapq.heapify(heap)
+        is_wanted, until = self._is_wanted, self._choice.until_ns
+        while heap:
+            key, number, line, source = heap[0]
+            if until is not None and key > until:
+                return  # every file is past it
+            if is_wanted(line):
+                yield line
+            following = source.next(is_final)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (source.key, number, following, source))
+
+    def _add(self, files: list[tuple[Path, Kind]]) -> None:
+        wanted = [(path, kind) for path, kind in files if self._may_hold(path, kind)]
+        count = max(1, len(self._sources) + len(wanted))
+        chunk = min(max(BUFFERS // count, LEAST_CHUNK), MOST_CHUNK)
+        for path, kind in wanted:
+            name = _name(self.folder, path)
+            self._sources[name] = Source(path, self._known(path, kind, name), chunk)
+
+    def _may_hold(self, path: Path, kind: Kind) -> bool:
+        """Whether a file may hold wanted lines, by its name alone."""
+        rank = _rank_of(path, kind)
+        choice = self._choice
+        if kind == "text" and choice.cycle is not None and path.parent.name != str(choice.cycle):
+            return False
+        return choice.ranks is None or (rank is not None and rank in choice.ranks)
+
+    def _known(self, path: Path, kind: Kind, name: str) -> Known:
+        rank = _rank_of(path, kind)
+        if kind != "text":
+            node = _node_of(path)
+            return Known(name, kind, rank, node, None, self._offsets.get(node, 0))
+        cycle = int(path.parent.name) if path.parent.name.isdecimal() else None
+        started = None if rank is None else self._started.get((cycle or 0, rank))
+        if started is None:
+            return Known(name, kind, rank, None, cycle)
+        began, node = started
+        offset = self._offsets.get(node, 0)
+        return Known(name, kind, rank, node, cycle, offset, began - offset)
+
+    def _note_workers(self, path: Path) -> None:
+        """Note when which worker was started: its output has no time of its own."""
+        for record in _records(path, b'"worker.started"'):
+            rank = getattr(record.event, "worker_rank", None)
+            if rank is not None:
+                self._started[record.origin.cycle, rank] = (record.wall_ns, _node_of(path))
+
+
+def records_of(folder: Path) -> Iterator[Record]:
+    """Yield all records of a run that can be read, file by file, one in memory at a time."""
+    for path, kind in _files(folder):
+        if kind == "record":
+            yield from _records(path)
+
+
+def incidents_of(folder: Path) -> tuple[Incident, ...]:
+    """Return the incidents of a run, in memory that does not grow with its record files."""
+    return fold(records_of(folder))
+
+
+def window(incident: Incident) -> tuple[int, int] | None:
+    """Return from when to when (UTC ns) an incident went, with a margin; None if it has no time."""
+    begin, seen = incident.since_wall_ns, incident.detected_wall_ns
+    if begin is None or seen is None:
+        return None
+    took = round((incident.restart.max_s if incident.restart is not None else 0.0) * 1e9)
+    return begin - AROUND_NS, seen + took + AROUND_NS
+
+
+def _records(path: Path, mark: bytes = b"") -> Iterator[Record]:
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if mark in line:
+                    try:
+                        yield from_line(line)
+                    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+                        continue  # the timeline shows it as it is
+    except OSError:
+        return
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, Kind]]:
+    """All files of a run that hold lines, sorted by name."""
+    kinds: tuple[tuple[str, Kind], ...] = ((RECORDS, "record"), (LOGS, "log"))
+    for name, kind in kinds:
+        yield from ((path, kind) for path in _listed(folder / name) if path.suffix == ".jsonl")
+    for below in _listed(folder / OUTPUT):
+        yield from ((path, "text") for path in _listed(below) if path.suffix in (".out", ".err"))
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _name(folder: Path, path: Path) -> str:
+    return str(path.relative_to(folder))
+
+
+def _node_of(path: Path) -> str:
+    found = _RANK_OF_NODE.match(path.stem)
+    return found["node"] if found is not None else path.stem
+
+
+def _rank_of(path: Path, kind: Kind) -> int | None:
+    if kind == "text":
+        return int(path.stem) if path.stem.isdecimal() else None
+    found = _RANK_OF_NODE.match(path.stem)
+    return int(found["rank"]) if found is not None and found["rank"] != "agent" else None
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+
+def _test(choice: Choice) -> Callable[[Line], bool]:
+    """Return whether a line is wanted, with only the questions that are asked."""
+    tests: list[Callable[[Line], bool]] = []
+    if (ranks := choice.ranks) is not None:
+        tests.append(lambda line: line.rank in ranks)
+    if choice.level is not None:
+        wanted = frozenset(LEVELS[LEVELS.index(choice.level) :])
+        tests.append(lambda line: line.level in wanted)
+    if choice.event is not None:
+        matches = re.compile(fnmatch.translate(choice.event)).match
+        tests.append(lambda line: line.kind in ("record", "log") and matches(line.event) is not None)
+    if (iteration := choice.iteration) is not None:
+        tests.append(lambda line: line.iteration == iteration)
+    if (cycle := choice.cycle) is not None:
+        tests.append(lambda line: line.cycle == cycle)
+    if (since := choice.since_ns) is not None:
+        tests.append(lambda line: line.at_ns >= since)
+    if (until := choice.until_ns) is not None:
+        tests.append(lambda line: line.at_ns <= until)
+    return lambda line: all(test(line) for test in tests)

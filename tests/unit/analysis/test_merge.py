@@ -1,0 +1,318 @@
+"""One timeline of all files: every line of every file, in order, in memory that the files' length cannot touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resilience.analysis import lines, merge
+from resilience.analysis.clocks import Clock
+from resilience.analysis.lines import Known, Source, said
+from resilience.analysis.merge import Choice, Timeline, incidents_of, window
+from resilience.core import events
+from resilience.core.incidents import fold
+from tests.support.lines import AT, SECOND, log_line, record_line, write
+from tests.support.record_streams import Fault, job
+
+
+def worker(rank: int) -> events.WorkerStarted:
+    return events.WorkerStarted(local_rank=rank, worker_rank=rank, worker_pid=7, how="warm")
+
+
+def texts(folder: Path, choice: Choice | None = None) -> list[str]:
+    return [line.event for line in Timeline(folder, choice)]
+
+
+# -- order -------------------------------------------------------------------------------------
+
+
+def test_lines_of_all_files_come_by_time(tmp_path: Path) -> None:
+    write(tmp_path, "logs/node-0.jsonl", log_line("b", AT + 2), log_line("d", AT + 4000))
+    write(tmp_path, "logs/node-1.jsonl", log_line("a", AT, 1), log_line("c", AT + 3000, 1))
+    write(tmp_path, "records/node-0.jsonl", record_line(events.MonitorStarted(5), AT + 5000, rank=0))
+    assert texts(tmp_path) == ["b", "a", "c", "d", "monitor.started"]  # log lines have microseconds
+
+
+def test_order_within_a_file_is_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "logs/node-0.jsonl", log_line("first", AT + SECOND), log_line("told late", AT))
+    write(tmp_path, "logs/node-1.jsonl", log_line("between", AT + SECOND // 2, 1))
+    assert texts(tmp_path) == ["between", "first", "told late"]
+
+
+def test_stamp_of_a_broken_clock_does_not_move_the_lines_after_it(tmp_path: Path) -> None:
+    broken = log_line("broken", AT + 10**18)
+    write(tmp_path, "logs/node-0.jsonl", log_line("a", AT), broken, log_line("c", AT + 2 * SECOND))
+    write(tmp_path, "logs/node-1.jsonl", log_line("d", AT + 3 * SECOND, 1))
+    assert texts(tmp_path) == ["a", "broken", "c", "d"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    files=st.lists(st.lists(st.binary(max_size=60).filter(lambda b: b"\n" not in b), max_size=12), max_size=5),
+    torn=st.booleans(),
+    chunk=st.integers(1, 70),
+)
+def test_no_line_is_lost_whatever_it_holds(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[bytes]], torn: bool, chunk: int
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    folders = ("records/n-{}.jsonl", "logs/n-{}.jsonl", "output/0/{}.out")
+    paths = []
+    for number, content in enumerate(files):
+        path = folder / folders[number % 3].format(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\n".join(content) + (b"" if torn else b"\n"))
+        paths.append(path)
+    sources = [Source(path, Known(path.name, "text"), chunk) for path in paths]
+    seen = [[line.raw for line in iter(source.next, None)] for source in sources]
+    assert seen == [[line for line in content if line] for content in files]
+    assert sorted(line.raw for line in Timeline(folder)) == sorted(line for file in seen for line in file)
+
+
+# -- what is no record -------------------------------------------------------------------------
+
+
+def test_bad_and_torn_lines_are_shown_as_they_are_and_counted(tmp_path: Path) -> None:
+    whole = record_line(events.MonitorStarted(5), AT, rank=0)
+    write(tmp_path, "records/node-0.jsonl", whole, b"\xff\x00 not a record\n", whole, whole[:40])
+    timeline = Timeline(tmp_path)
+    found = list(timeline)
+    assert [line.kind for line in found] == ["record", "bad", "record", "bad"]
+    assert [line.raw for line in found if line.kind == "bad"] == [b"\xff\x00 not a record", whole[:40]]
+    assert said(found[1]) == "\\xff\x00 not a record"
+    assert {line.rank for line in found} == {0}
+    assert timeline.bad == {"records/node-0.jsonl": 2}
+
+
+def test_record_of_a_newer_release_keeps_its_tag_and_place(tmp_path: Path) -> None:
+    line = record_line(events.MonitorStarted(5), AT, rank=3).replace(b"monitor.started", b"new.thing")
+    write(tmp_path, "records/node-3.jsonl", line)
+    (found,) = Timeline(tmp_path)
+    assert (found.kind, found.event, found.rank) == ("record", "new.thing", 3)
+
+
+def test_plain_lines_without_a_time_stand_between_the_start_of_their_process_and_the_last_change(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "records/n-agent.jsonl", record_line(worker(4), AT, cycle=1))
+    write(tmp_path, "output/1/4.out", b"a" * 9 + b"\n", b"b" * 9 + b"\n", changed_ns=AT + 2 * SECOND)
+    first, second = (line for line in Timeline(tmp_path) if line.kind == "text")
+    assert (first.at_ns, second.at_ns) == (AT, AT + SECOND)
+    assert first.is_placed and second.is_placed
+    assert (first.rank, first.cycle, first.node) == (4, 1, "n")
+
+
+def test_plain_line_with_a_time_has_that_time_and_gives_it_to_the_lines_after_it(tmp_path: Path) -> None:
+    write(
+        tmp_path, "output/0/0.err", b"[2023-11-14T22:13:21.5Z] stamped\n", b"  more\n", b"2023-11-14 22:13:22+00:00\n"
+    )
+    found = list(Timeline(tmp_path))
+    half = SECOND // 2
+    assert [(line.at_ns - AT, line.is_placed) for line in found] == [
+        (SECOND + half, False),
+        (SECOND + half, True),
+        (2 * SECOND, False),
+    ]
+
+
+def test_what_looks_like_a_time_and_is_none_is_text(tmp_path: Path) -> None:
+    write(tmp_path, "output/0/0.err", b"2023-99-14T22:13:21Z x\n", b"9999-01-01 00:00:00Z y\n", changed_ns=AT)
+    assert [line.is_placed for line in Timeline(tmp_path)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        (["2023-11-14 22:13:20,000 WARNING train: slow"], ["warning"]),
+        (["W1114 22:13:20.000 gloo.cc:5] slow"], ["warning"]),
+        (["the error of the loss"], ["info"]),
+        (
+            ["Traceback (most recent call last):", "  File", "ValueError: x", "after"],
+            ["error", "error", "error", "info"],
+        ),
+        (["torch.cuda.OutOfMemoryError: no memory"], ["error"]),
+    ],
+)
+def test_level_of_a_plain_line_is_what_it_says(tmp_path: Path, text: list[str], levels: list[str]) -> None:
+    write(tmp_path, "output/0/0.err", "\n".join(text).encode())
+    assert [line.level for line in Timeline(tmp_path)] == levels
+
+
+def test_endless_line_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 1000)
+    monkeypatch.setattr(merge, "MOST_CHUNK", 300)
+    write(tmp_path, "output/0/0.out", b"x" * 2500, b"\nend\n")
+    assert [len(line.raw) for line in Timeline(tmp_path)] == [1000, 1000, 500, 3]
+
+
+def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "logs/node-0.jsonl", log_line("a", AT))
+    (tmp_path / "logs" / "node-1.jsonl").mkdir()
+    timeline = Timeline(tmp_path)
+    assert [line.event for line in timeline] == ["a"]
+    assert list(timeline.unreadable) == ["logs/node-1.jsonl"]
+
+
+def test_folder_that_is_no_run_gives_nothing(tmp_path: Path) -> None:
+    assert list(Timeline(tmp_path / "nowhere")) == []
+    assert Timeline(tmp_path).last_ns == 0
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        (Choice(ranks=frozenset({1})), ["one", "out"]),
+        (Choice(level="warning"), ["warned"]),
+        (Choice(event="wa*"), ["warned"]),
+        (Choice(event="worker.*"), ["worker.started"]),
+        (Choice(iteration=2), ["one"]),
+        (Choice(cycle=1), ["out"]),
+        (Choice(since_ns=AT + 2 * SECOND), ["warned", "out"]),
+        (Choice(until_ns=AT + SECOND), ["worker.started", "one"]),
+    ],
+)
+def test_choice(tmp_path: Path, choice: Choice, wanted: list[str]) -> None:
+    write(tmp_path, "logs/node-0.jsonl", log_line("warned", AT + 2 * SECOND, level="warning"))
+    write(tmp_path, "logs/node-1.jsonl", log_line("one", AT + SECOND, 1, iteration=2))
+    write(tmp_path, "records/node-agent.jsonl", record_line(worker(0), AT))
+    write(tmp_path, "output/1/1.out", b"out\n", changed_ns=AT + 9 * SECOND)
+    assert texts(tmp_path, choice) == wanted
+
+
+def test_incidents_come_from_the_files_one_record_at_a_time(tmp_path: Path) -> None:
+    told = job([Fault("kill", 1, 0)])
+    folder = told.write(tmp_path / "run")
+    (incident,) = incidents_of(folder)
+    assert (incident,) == fold(told.records)
+    begin, end = window(incident) or (0, 0)
+    seen = [line.event for line in Timeline(folder, Choice(since_ns=begin, until_ns=end))]
+    assert "rank.interrupted" in seen and "restart.ended" in seen
+
+
+# -- following ---------------------------------------------------------------------------------
+
+
+def test_following_tells_what_comes_and_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "logs/node-0.jsonl", log_line("a", AT), log_line("b", AT)[:30])
+    seen: list[str] = []
+    seen_at: list[list[str]] = []
+
+    def later() -> Iterator[bool]:
+        with path.open("ab") as file:
+            file.write(log_line("b", AT)[30:])
+        yield True
+        write(tmp_path, "logs/node-1.jsonl", log_line("c", AT, 1), b"torn")
+        yield True
+        yield False
+
+    steps = later()
+
+    def wait() -> bool:
+        seen_at.append(list(seen))
+        return next(steps)
+
+    for line in Timeline(tmp_path).follow(wait):
+        seen.append(line.event)
+    assert seen_at == [["a"], ["a", "b"], ["a", "b", "c"]]
+    assert seen == ["a", "b", "c", "torn"]
+
+
+# -- clocks ------------------------------------------------------------------------------------
+
+
+def met(folder: Path, node: str, rank: int, ahead: int, came: tuple[int, ...], left: tuple[int, ...]) -> None:
+    """One rank's meetings, on a clock that is `ahead` of the true one."""
+    content = []
+    for iteration, (arrived, departed) in enumerate(zip(came, left, strict=True)):
+        arrives = events.StageStarted("regroup") if iteration else events.CallStarted("f", 2, "", "", "", "", "forked")
+        content.append(record_line(arrives, AT + arrived + ahead, node, rank))
+        started = events.IterationStarted(2, "active")
+        content.append(record_line(started, AT + departed + ahead, node, rank, iteration=iteration))
+    write(folder, f"records/{node}-{rank}.jsonl", *content)
+
+
+def test_one_node_has_one_clock(tmp_path: Path) -> None:
+    job([Fault("kill", 1, 0)]).write(tmp_path / "run")
+    assert Timeline(tmp_path / "run").clocks == ()
+
+
+def test_clock_that_meetings_prove_wrong_is_corrected_within_the_bound(tmp_path: Path) -> None:
+    met(tmp_path, "a", 0, 0, (10, 1000), (110, 1200))
+    met(tmp_path, "b", 1, 5000, (100, 1190), (112, 1201))
+    first, second = Timeline(tmp_path).clocks
+    assert first == Clock("a", 0, 0)
+    assert second.meetings == 2
+    assert second.uncertainty_ns is not None
+    assert abs(second.offset_ns - 5000) <= second.uncertainty_ns <= 200
+    found = [line for line in Timeline(tmp_path) if line.event == "iteration.started"]
+    assert [line.iteration for line in found] == [0, 0, 1, 1]
+
+
+def test_clock_that_may_be_right_is_left_alone_and_its_bound_is_told(tmp_path: Path) -> None:
+    met(tmp_path, "a", 0, 0, (10,), (110,))
+    met(tmp_path, "b", 1, 3, (100,), (112,))
+    assert Timeline(tmp_path).clocks[1] == Clock("b", 0, 105, 1)
+
+
+def test_clock_that_was_set_during_the_run_is_told_with_its_whole_error(tmp_path: Path) -> None:
+    met(tmp_path, "a", 0, 0, (10, 10000), (110, 10110))
+    met(tmp_path, "b", 1, 0, (100, 10100 + 9000), (112, 10112 + 9000))
+    clock = Timeline(tmp_path).clocks[1]
+    assert clock.uncertainty_ns is not None
+    assert clock.uncertainty_ns >= 4000
+
+
+def test_node_that_never_met_the_others_is_told_as_unknown(tmp_path: Path) -> None:
+    met(tmp_path, "a", 0, 0, (10,), (110,))
+    write(tmp_path, "records/b-1.jsonl", record_line(events.MonitorStarted(5), AT, "b", 1))
+    assert Timeline(tmp_path).clocks[1] == Clock("b", 0, None, 0)
+
+
+def test_agents_meet_at_the_rendezvous(tmp_path: Path) -> None:
+    for node, ahead in (("a", 0), ("b", 7000)):
+        began = record_line(events.CyclePhaseStarted("rendezvous"), AT + ahead, node)
+        ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + 1000 + ahead, node)
+        write(tmp_path, f"records/{node}-agent.jsonl", began, ended)
+    assert Timeline(tmp_path).clocks[1] == Clock("b", 7000, 1000, 1)
+
+
+# -- size --------------------------------------------------------------------------------------
+
+
+def test_buffers_of_many_files_stay_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    is_open = 0
+    real = Path.open
+
+    class Counted:
+        def __init__(self, path: Path) -> None:
+            self._file = real(path, "rb", buffering=0)
+
+        def __enter__(self) -> object:
+            nonlocal is_open
+            is_open += 1
+            assert is_open == 1
+            return self._file
+
+        def __exit__(self, *_: object) -> None:
+            nonlocal is_open
+            is_open -= 1
+            self._file.close()
+
+    def counting(path: Path, *arguments: object, **options: object) -> object:
+        opened.append(path)
+        return Counted(path)
+
+    for number in range(50):
+        write(tmp_path, f"logs/node-{number}.jsonl", *(log_line("x", AT + i * 1000, number) for i in range(100)))
+    monkeypatch.setattr(merge, "BUFFERS", 50 * 4096)
+    monkeypatch.setattr(Path, "open", counting)
+    assert sum(1 for _ in Timeline(tmp_path)) == 5000
+    assert len(opened) > 50 * 3  # each file in several pieces, closed in between

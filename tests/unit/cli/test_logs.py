@@ -1,0 +1,185 @@
+"""`resilience logs`: one timeline of a run, chosen, folded and helpful where it cannot do what was asked."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from resilience.cli import main
+from resilience.cli.logs import ranks_of, since_ns
+from resilience.core import events
+from resilience.errors import ConfigurationError
+from tests.support.lines import AT, SECOND, log_line, record_line, write
+from tests.support.record_streams import Fault, job
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of 8 ranks in which rank 3 says something else, with a line that nobody can read."""
+    folder = tmp_path / "runs" / "job"
+    for rank in range(8):
+        loss = "loss is nan" if rank == 3 else "loss is fine"
+        ready = log_line("ready", AT + rank * 1000, rank, node=f"n{rank // 4}", shard=rank, iteration=1)
+        write(folder, f"logs/n{rank // 4}-{rank}.jsonl", ready, log_line(loss, AT + SECOND, rank, node=f"n{rank // 4}"))
+    write(folder, "output/0/3.err", b"2023-11-14T22:13:22Z ERROR gave up\n", b"torn")
+    write(folder, "records/n0-agent.jsonl", record_line(events.CycleStarted("first", 0, 3), AT, "n0"), b"{torn\n")
+    return folder
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["logs", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_ranks_that_say_the_same_are_told_once_and_the_other_stands_out(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(capsys) == [
+        "2023-11-14 UTC",
+        "22:13:20.000   info   agent n0      cycle.started  why=first restarts_used=0 max_restarts=3",
+        "22:13:20.000~  warn   n0            {torn",
+        "22:13:20.000   info   ranks 0-7     ready  shard=0…7",
+        "22:13:21.000   info   ranks 0-2,4-7  loss is fine",
+        "22:13:21.000 ! info   rank 3        loss is nan",
+        "22:13:22.000 ! error  rank 3        2023-11-14T22:13:22Z ERROR gave up",
+        "22:13:22.000~! info   rank 3        torn",
+    ]
+
+
+def test_what_was_not_understood_is_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(run)]) == 0
+    said = capsys.readouterr().err
+    assert "1 line not understood, shown as they are: records/n0-agent.jsonl (1)" in said
+    assert "nothing is known of the clock of n1" not in said  # one node has records
+
+
+def test_each_line_is_told_where_folding_is_off(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = call(capsys, str(run), "--no-fold")
+    assert len(lines) == 1 + 16 + 2 + 2
+    assert lines[3] == "22:13:20.000   info   rank 0        ready  shard=0"
+
+
+def test_json_has_every_line_with_its_place(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [json.loads(line) for line in call(capsys, str(run), "--json")]
+    assert len(entries) == 20
+    assert entries[2]["shard"] == 0 and entries[2]["file"] == "logs/n0-0.jsonl" and entries[2]["line"] == 1
+    (torn,) = [entry for entry in entries if entry["event"] == "torn"]
+    assert torn["kind"] == "text" and torn["ts_is_estimate"] is True and torn["initial_rank"] == 3
+
+
+def test_json_of_folded_lines_names_the_ranks(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [json.loads(line) for line in call(capsys, str(run), "--json", "--fold", "--grep", "loss")]
+    assert [(entry["text"], entry["ranks"], entry["stands_out"]) for entry in entries] == [
+        ("loss is fine", [0, 1, 2, 4, 5, 6, 7], False),
+        ("loss is nan", [3], True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (["--rank", "0-1,3"], 8),
+        (["--level", "error"], 1),
+        (["--event", "cycle.*"], 1),
+        (["--event", "loss*"], 8),
+        (["--iteration", "1"], 8),
+        (["--cycle", "0", "--level", "error"], 1),
+        (["--grep", "shard=[23]"], 2),
+        (["--since", "2023-11-14T22:13:21"], 10),
+        (["--since", "22:13:22Z"], 2),
+        (["--since", "3600s"], 20),
+    ],
+)
+def test_filters(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], count: int) -> None:
+    assert len(call(capsys, str(run), "--json", *arguments)) == count
+
+
+def test_columns_are_those_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = call(capsys, str(run), "--columns", "rank,file,shard", "--event", "ready", "--rank", "5")
+    assert lines == ["   5  logs/n1-5.jsonl:1  5"]
+
+
+def test_around_an_incident_shows_its_moment_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
+    write(folder, "logs/node-0.jsonl", log_line("long before", AT - 100 * SECOND), log_line("long after", AT * 2))
+    shown = "\n".join(call(capsys, str(folder), "--around", "1"))
+    assert "rank.interrupted" in shown and "restart.ended" in shown
+    assert "long before" not in shown
+    assert main(["logs", str(folder), "--around", "7"]) == 2
+    assert "has incidents 1 to 1" in capsys.readouterr().err
+
+
+def test_diff_tells_only_what_the_other_run_did_not_say(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "runs" / "good", "records/n0-agent.jsonl", b"{torn\n")
+    for rank in range(2):
+        write(tmp_path / "runs" / "good", f"logs/n0-{rank}.jsonl", log_line("ready", AT, rank, shard=rank))
+        write(tmp_path / "runs" / "good", f"logs/n1-{rank}.jsonl", log_line("loss is fine", AT, rank))
+    lines = call(capsys, str(run), "--diff", "good")
+    assert [line.split("  ")[-1] for line in lines if "loss" in line or "ready" in line] == ["loss is nan"]
+    assert not any("torn" in line and "{" in line for line in lines)
+
+
+def test_order_between_nodes_is_told_with_its_uncertainty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for node, ahead in (("a", 0), ("b", 7 * SECOND)):
+        began = record_line(events.CyclePhaseStarted("rendezvous"), AT + ahead, node)
+        ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + SECOND // 10 + ahead, node)
+        write(tmp_path, f"records/{node}-agent.jsonl", began, ended)
+    assert main(["logs", str(tmp_path), "--json"]) == 0
+    said = capsys.readouterr()
+    assert "clock of b was 7 s ± 100 ms ahead; taken off" in said.err
+    assert "2 nodes: their clocks agree to within 100 ms, by 1 meeting of all ranks" in said.err
+    of_b = [entry for entry in map(json.loads, said.out.splitlines()) if entry["node"] == "b"]
+    assert {(entry["clock_offset_s"], entry["clock_uncertainty_s"]) for entry in of_b} == {(7.0, 0.1)}
+    assert of_b[0]["ts"] == "2023-11-14T22:13:20.000000Z"
+
+
+def test_lines_wrap_on_a_terminal_of_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    folder = job([Fault("kill", 1, 0)], world=40).write(tmp_path / "run")
+    write(folder, "logs/node-0.jsonl", log_line("a" * 300 + " " + "b" * 30, AT))
+    out = Terminal()
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", out)
+    assert main(["logs", str(folder)]) == 0
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert "".join(out.getvalue().split()).count("a" * 300) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rank", "7-1"], "write ranks as 0-7,12"),
+        (["--rank", "x"], "write ranks as 0-7,12"),
+        (["--since", "tomorrow"], "write 2026-01-31T12:00:00"),
+        (["--grep", "("], "no regular expression"),
+        (["--around", "1"], "has no incidents"),
+        (["--diff", "nowhere"], "does not exist"),
+    ],
+)
+def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(["logs", str(run), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_ranks_and_times_are_read_as_people_write_them() -> None:
+    assert ranks_of("0-2, 5") == {0, 1, 2, 5}
+    assert since_ns("10m", AT) == AT - 600 * SECOND
+    assert since_ns("2023-11-14T23:13:20+01:00", AT) == AT
+    with pytest.raises(ConfigurationError):
+        since_ns("5 fortnights", AT)
