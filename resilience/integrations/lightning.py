@@ -44,7 +44,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
         self._watching = Watching(
             autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name or __name__
         )
-        self._is_finished = False
+        self._is_over = False
         self._saves: tuple[Any, Any] | None = None  # what was wrapped, and the wrapper
 
     @property
@@ -57,7 +57,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The setup begins. Raises: ConfigurationError."""
         if stage == "fit":
-            self._is_finished = False
+            self._is_over = False
             self._watching.begin(trainer.default_root_dir, trainer.global_rank, trainer.world_size)
             self._wrap(trainer)
 
@@ -73,19 +73,20 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The training ended in order."""
-        self._is_finished = not any(map(_is_pause, trainer.callbacks))
+        self._is_over = True
         self._watching.complete()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """All is done, checkpoints at the end too."""
         if stage == "fit":
             self._leave(trainer)
-            if self._is_finished:
+            # A checkpoint of the training's end leaves nothing to do: that is no on_train_end either.
+            is_over = self._is_over or trainer.fit_loop.done
+            if is_over and not any(map(_is_pause, trainer.callbacks)):
                 self._watching.write_finished_flag()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The training broke off: what the program does about it takes its own time."""
-        self._is_finished = False
         self._leave(trainer)
 
     # -- on the way -----------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The setup begins. Raises: ConfigurationError."""
+        self._is_training = False
         self._watching.begin(args.output_dir, args.process_index, args.world_size)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -27,3 +27,24 @@ def test_wrapper_and_signs_of_life_load_no_exporter() -> None:
     loaded = json.loads(shown.stdout)
     assert "resilience.inprocess.wrap" in loaded  # else this looks at nothing
     assert {name.partition(".")[0] for name in loaded} & EXPORTERS == set()
+
+
+FRAMEWORKS = """
+import importlib, json, pkgutil, sys
+import resilience
+own = ("integrations.lightning", "integrations.transformers")
+for module in pkgutil.walk_packages(resilience.__path__, "resilience."):
+    if not module.name.endswith((*own, ".__main__")):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            assert error.name in ("duckdb", "etcd"), error
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_only_a_frameworks_own_callback_imports_it() -> None:
+    shown = subprocess.run([sys.executable, "-c", FRAMEWORKS], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = json.loads(shown.stdout.splitlines()[-1])
+    assert {"resilience.integrations.watching", "resilience.launcher.agent"} <= set(loaded)
+    assert {name.partition(".")[0] for name in loaded} & {"lightning", "pytorch_lightning", "transformers"} == set()

@@ -1,0 +1,76 @@
+"""A client without a monitor: it notes what it is told."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from resilience.errors import RankMonitorClientError
+
+
+class FakeClient:
+    """Stands in for RankMonitorClient. `made` are those of a test, in order; `told` is what all of them heard."""
+
+    made: ClassVar[list[FakeClient]] = []
+    told: ClassVar[list[str]] = []
+    refuses: ClassVar[set[str]] = set()  # names of sections that the program has opened itself; "attach"
+
+    def __init__(self) -> None:
+        self.is_initialized = False
+        self.loaded: dict[str, Any] | None = None
+        self.calculated: list[tuple[tuple[str, ...], bool]] = []
+        self.calculated_heartbeats = 0
+        self.sections: set[str] = set()
+        self.hb_timeouts = self.section_timeouts = "as configured"
+        self.made.append(self)
+
+    @classmethod
+    def clear(cls) -> None:
+        for each in (cls.made, cls.told, cls.refuses):
+            each.clear()  # type: ignore[attr-defined]
+
+    def init_workload_monitoring(self) -> None:
+        if "attach" in self.refuses:
+            raise RankMonitorClientError("nobody is there")
+        self.is_initialized = True
+        self.told.append("init")
+
+    def shutdown_workload_monitoring(self) -> None:
+        assert not self.sections
+        self.is_initialized = False
+        self.told.append("shutdown")
+
+    def send_heartbeat(self) -> None:
+        assert self.is_initialized
+        self.told.append("beat")
+
+    def start_section(self, name: str) -> None:
+        assert self.is_initialized
+        if name in self.refuses:
+            raise RankMonitorClientError("it is open already")
+        assert name not in self.sections
+        self.sections.add(name)
+        self.told.append(f"+{name}")
+
+    def end_section(self, name: str) -> None:
+        self.sections.remove(name)
+        self.told.append(f"-{name}")
+
+    def end_all_sections(self) -> None:
+        for name in sorted(self.sections):
+            self.end_section(name)
+
+    def calculate_and_set_section_timeouts(
+        self, selected_sections: list[str], calc_out_of_section: bool, skip_if_not_ready: bool
+    ) -> bool:
+        self.calculated.append((tuple(selected_sections), calc_out_of_section))
+        return True
+
+    def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool) -> bool:
+        self.calculated_heartbeats += 1
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calculated": len(self.calculated)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state

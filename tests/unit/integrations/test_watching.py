@@ -1,0 +1,268 @@
+"""What callbacks share: sections, when limits are calculated, what is kept, the finished flag."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from resilience.adapters import maxima
+from resilience.errors import ConfigurationError
+from resilience.integrations import watching
+from resilience.integrations.watching import CHECKPOINT, FEWEST_STEPS, FILE, SETUP, STEP, VALIDATION, Watching
+from tests.unit.integrations.faking import FakeClient
+
+
+def made(folder: Path, *, autoresume: bool = False, calculate: bool = True) -> Watching:
+    return Watching(autoresume, calculate, None, folder, "test")
+
+
+def begun(folder: Path, **options: bool) -> Watching:
+    one = made(folder, **options)
+    one.begin(folder, rank=0, world_size=1)
+    one.close(SETUP)
+    return one
+
+
+def steps(one: Watching, count: int = FEWEST_STEPS + 1, first: int = 0) -> None:
+    for number in range(first, first + count):
+        one.begin_step(number)
+        one.end_step()
+
+
+def calculated() -> list[tuple[tuple[str, ...], bool]]:
+    return FakeClient.made[-1].calculated
+
+
+# -- sections -----------------------------------------------------------------------------------------
+
+
+def test_training_begins_with_its_setup_and_leaves_nothing_open(told: list[str], tmp_path: Path) -> None:
+    one = made(tmp_path)
+    assert not one.is_initialized
+    one.begin(tmp_path, 0, 1)
+    assert one.is_initialized and one.has_begun
+    one.begin_step(3)
+    one.end()
+    assert told == ["init", "+setup", "step 3", "+step", "-setup", "-step", "shutdown"]
+    one.end()
+    assert told[-1] == "shutdown" and told.count("shutdown") == 1
+
+
+def test_section_that_an_exception_leaves_is_closed(told: list[str], tmp_path: Path) -> None:
+    one = begun(tmp_path)
+    with pytest.raises(OSError, match="disk"), one.section(CHECKPOINT):
+        raise OSError("disk full")
+    assert told[-3:] == ["+checkpoint", "-checkpoint", "beat"]
+
+
+def test_name_that_the_program_uses_itself_does_not_stop_training(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = begun(tmp_path)
+    FakeClient.refuses.add(CHECKPOINT)
+    with one.section(CHECKPOINT):
+        pass
+    assert "+checkpoint" not in told and "-checkpoint" not in told
+    assert "'checkpoint' is not watched" in caplog.text
+
+
+def test_training_begun_again_is_a_new_one(told: list[str], tmp_path: Path) -> None:
+    one = begun(tmp_path)
+    one.begin_step(0)
+    one.begin(tmp_path, 0, 1)
+    assert told[-4:] == ["-step", "shutdown", "init", "+setup"]
+
+
+def test_without_launcher_nothing_is_watched_and_nothing_fails(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET")
+    one = begun(tmp_path)
+    steps(one, 2)
+    one.complete()
+    assert told == ["step 0", "step 1"]  # for a Wrapper
+    assert not list(tmp_path.iterdir())
+
+
+# -- limits -------------------------------------------------------------------------------------------
+
+
+def test_steps_are_calculated_first_and_what_came_since_later(told: list[str], tmp_path: Path) -> None:
+    one = begun(tmp_path)
+    steps(one, FEWEST_STEPS)
+    assert calculated() == []
+    steps(one, 1, FEWEST_STEPS)
+    assert calculated() == [((STEP,), False)]
+    steps(one, 5, FEWEST_STEPS + 1)
+    assert len(calculated()) == 1  # nothing new was seen
+    with one.section(CHECKPOINT):
+        pass
+    steps(one, 1, FEWEST_STEPS + 6)
+    assert calculated()[1:] == [((CHECKPOINT, STEP), False)]
+
+
+def test_parts_of_a_step_do_not_count_as_steps(told: list[str], tmp_path: Path) -> None:
+    one = begun(tmp_path)
+    for part in range(5 * FEWEST_STEPS):  # five parts accumulated into each
+        one.begin_step(part // 5)
+        one.end_step()
+    assert calculated() == []
+
+
+def test_setup_and_heartbeats_are_calculated_in_a_training_that_was_resumed(told: list[str], tmp_path: Path) -> None:
+    one = made(tmp_path)
+    for is_resumed in (False, True):
+        one.begin(tmp_path, 0, 1)
+        one.is_resumed = is_resumed
+        one.close(SETUP)
+        steps(one)
+        assert FakeClient.made[-1].calculated_heartbeats == 0  # no checkpoint was seen
+        with one.section(CHECKPOINT):
+            pass
+        steps(one, 1, 20)
+        assert (SETUP in calculated()[-1][0]) is is_resumed
+        assert FakeClient.made[-1].calculated_heartbeats == is_resumed
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_time_between_sections_is_calculated_once_an_epoch_has_turned(
+    told: list[str], tmp_path: Path, validates: bool
+) -> None:
+    one = begun(tmp_path)
+    one.validates = validates
+    one.begin_epoch()
+    with one.section(CHECKPOINT):
+        pass
+    steps(one)
+    assert calculated() == [((CHECKPOINT, STEP), False)]
+    one.begin_epoch()
+    with one.section(CHECKPOINT):
+        pass
+    steps(one, 1, 20)
+    assert calculated()[1:] == [((CHECKPOINT, STEP), not validates)]
+    with one.section(VALIDATION):
+        pass
+    steps(one, 1, 21)
+    assert calculated()[2:] == [((CHECKPOINT, STEP, VALIDATION), True)]
+
+
+def test_end_calculates_what_only_the_end_shows_and_leaves(told: list[str], tmp_path: Path) -> None:
+    one = begun(tmp_path)
+    one.begin_epoch()
+    with one.section(CHECKPOINT):
+        pass
+    one.complete()
+    assert calculated() == [((CHECKPOINT,), True)]
+    assert told[-1] == "shutdown"
+    assert json.loads((tmp_path / FILE).read_text()) == {"calculated": 1}
+
+
+def test_kept_limits_are_taken_up_by_the_next_start(told: list[str], tmp_path: Path) -> None:
+    steps(begun(tmp_path))
+    assert FakeClient.made[-1].loaded is None
+    begun(tmp_path)
+    assert FakeClient.made[-1].loaded == {"calculated": 1}
+
+
+def test_limits_are_neither_calculated_nor_taken_up_unless_asked_for(told: list[str], tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{}")
+    one = begun(tmp_path, calculate=False)
+    steps(one)
+    one.complete()
+    assert calculated() == [] and FakeClient.made[-1].loaded is None
+
+
+def test_broken_file_of_limits_is_told_and_left_alone(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).write_text("{")
+    assert begun(tmp_path).is_initialized
+    assert "kept limits are not taken up" in caplog.text
+
+
+def test_folder_in_an_object_store_keeps_nothing(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = Watching(False, True, None, None, "test")
+    one.begin("s3://bucket/run", 0, 1)
+    steps(one)
+    assert "not kept" in caplog.text and not list(tmp_path.iterdir())
+
+
+def test_only_rank_0_keeps(told: list[str], tmp_path: Path) -> None:
+    one = made(tmp_path)
+    one.begin(tmp_path, rank=1, world_size=2)
+    steps(one)
+    assert calculated() and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_no_rank_calculates_while_one_is_not_watched(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_here: bool
+) -> None:
+    """All ranks take part in asking, or those that are watched would wait for the others."""
+    asked: list[float] = []
+
+    def over_ranks(values: dict[str, float]) -> dict[str, float]:
+        asked.append(values["unwatched"])
+        return {"unwatched": 1.0}
+
+    monkeypatch.setattr(maxima, "over_ranks", over_ranks)
+    if is_here:
+        FakeClient.refuses.add("attach")
+    one = begun(tmp_path)
+    assert one.is_initialized is not is_here
+    steps(one)
+    with one.section(CHECKPOINT):
+        pass
+    steps(one, 1, 20)
+    one.complete()
+    assert asked == [float(is_here)] * 3
+    assert all(not each.calculated for each in FakeClient.made)
+
+
+# -- the finished flag --------------------------------------------------------------------------------
+
+
+def test_flag_is_written_by_rank_0_alone(told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = tmp_path / "folder" / "finished"
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(flag))
+    for rank in (1, 0):
+        one = made(tmp_path, autoresume=True)
+        one.begin(tmp_path, rank, 2)
+        one.complete()
+        one.write_finished_flag()
+        assert flag.exists() is (rank == 0)
+
+
+def test_flag_is_not_written_without_autoresume(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(tmp_path / "finished"))
+    begun(tmp_path).write_finished_flag()
+    assert not list(tmp_path.iterdir())
+
+
+def test_autoresume_without_a_place_for_the_flag_is_told_at_once(told: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="FAULT_TOL_FINISHED_FLAG_FILE is not set"):
+        made(tmp_path, autoresume=True).begin(tmp_path, 0, 1)
+    assert told == []
+
+
+def test_callback_can_be_copied_before_it_is_used(tmp_path: Path) -> None:
+    import pickle
+
+    assert not pickle.loads(pickle.dumps(made(tmp_path))).has_begun
+
+
+def test_what_it_does_is_logged_under_the_name_it_was_given(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "test"):
+        steps(begun(tmp_path))
+    assert {record.name for record in caplog.records} == {"test"}
+    assert watching.FILE not in caplog.text and "limits: " in caplog.text
