@@ -2,109 +2,136 @@
 
 What a program can see of its interpreter is set as `python -u script …` or `python -u -m module …` would
 set it: arguments, path, environment, the module `__main__`, unbuffered output, signals, threads of
-numerical libraries, seeds. It ends by the interpreter's own way out, so that exit handlers run and the
-status is the same. Known differences: modules that torch imports are imported already, and hash seeds
-are equal in all workers of a node."""
+numerical libraries, seeds, its name in lists of processes. It ends by the interpreter's own way out, so
+that exit handlers run and the status is the same. Known differences: modules that torch imports are
+imported already, hash seeds are equal in all workers of a node, and a stack that is printed while the
+program runs begins with frames of ours. What else would differ keeps a worker from being forked: `fresh`."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
+import importlib
 import importlib.machinery
 import io
+import multiprocessing.process
 import os
 import random
 import runpy
 import signal
 import sys
+import time
+import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-KEPT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ}  # by the interpreter itself
-_paths = list(sys.path[1:])  # without what the agent's own script put there
+from resilience.launcher import fresh
+
+FAILED = 1
+_IONBF = 2  # of <stdio.h>
+_paths = sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]  # without the agent's own script's
+_OPENBLAS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-def why_not(arguments: Sequence[str]) -> str:
-    """Return why these arguments of an interpreter need a fresh one, empty if they do not."""
-    if arguments[:1] != ("-u",) and list(arguments[:1]) != ["-u"]:
-        return "it is no call of the interpreter as torchrun makes it"
-    rest = list(arguments[1:])
-    if rest[:1] == ["-m"]:
-        return "" if len(rest) > 1 else "no module is named"
-    if not rest or not os.path.isfile(rest[0]):
-        return "the script is no file"  # a fresh interpreter says so, or runs the folder
-    return "the script is an archive" if rest[0].endswith((".zip", ".pyz", ".pyc")) else ""
-
-
-def become(arguments: Sequence[str], environment: dict[str, str], folder: str) -> NoReturn:
-    """Run what `python ARGUMENTS` would run, and end this process."""
+def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run what `python ARGUMENTS` would run in the present folder, and end this process."""
     _reset_signals()
-    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
     _reset_streams()
     _reset_threads(environment)
     _reset_chance()
+    _reset_identity([sys.executable, *arguments])
     rest = list(arguments[1:])
-    main = types.ModuleType("__main__")
-    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = main
-    sys.orig_argv = [sys.executable, *arguments]
     if rest[0] == "-m":
         sys.argv = ["-m", *rest[2:]]
-        sys.path[:] = [os.getcwd(), *_paths]
-        _end(_called(lambda: runpy._run_module_as_main(rest[1])))  # type: ignore[attr-defined]
+        _reset_path(os.getcwd)
+        _end(_called(_run_module, rest[1]))
     sys.argv = rest
-    sys.path[:] = [os.path.dirname(os.path.realpath(rest[0])), *_paths]
-    _end(_called(lambda: _run_script(rest[0], main)))
+    _reset_path(lambda: os.path.dirname(os.path.realpath(rest[0])))
+    _end(_called(_run_script, rest[0]))
 
 
-def _run_script(path: str, main: types.ModuleType) -> None:
-    main.__file__ = os.path.abspath(path)
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__.update(__package__=None, __spec__=None, __cached__=None)
+# -- the program -----------------------------------------------------------------------------------
+
+
+def _run_module(name: str) -> None:
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _run_script(path: str) -> None:
+    path = os.path.abspath(path) if path.startswith(os.pardir) else os.path.join(os.getcwd(), path.removeprefix("./"))
+    space = sys.modules["__main__"].__dict__  # and no name for the module, which must die when modules do
+    space["__file__"] = path
+    space["__cached__"] = None
+    space["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, main.__dict__)
+    exec(code, space)
 
 
-def _called(call: Any) -> int:
+def _called(call: Callable[[str], None], argument: str) -> int:
     """Run the program; answers its exit status, and says what the interpreter would say."""
     try:
-        call()
+        call(argument)
     except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return int(error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr)
-        return 1
+        return _status(error)
     except BaseException as error:
-        _report(error)
+        error.__traceback__ = _without_ours(error.__traceback__)
+        try:
+            _show(error)
+        except SystemExit as instead:  # the program's own hook may leave
+            return _status(instead)
         if isinstance(error, KeyboardInterrupt):
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-        return 1
+            return _die_by_sigint()
+        return FAILED
     return 0
 
 
-def _report(error: BaseException) -> None:
-    """Print the traceback as the interpreter would, and leave it where the agent looks for it."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in (
-        __file__,
-        runpy.__file__,
-        "<frozen runpy>",
-    ):
-        traceback = traceback.tb_next
-    error.__traceback__ = traceback
-    if isinstance(error, Exception):  # into TORCHELASTIC_ERROR_FILE, if that is set
-        with contextlib.suppress(Exception):
-            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+def _status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    with contextlib.suppress(Exception):
+        print(error.code, file=sys.stderr)
+    return FAILED
 
-            get_error_handler().record_exception(error)
-    sys.excepthook(type(error), error, traceback)
+
+def _show(error: BaseException) -> None:
+    """Let the program's hook print an exception, as the interpreter does. Raises: SystemExit, if the hook does."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as second:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        second.__traceback__ = _without_ours(second.__traceback__)
+        second.__suppress_context__ = True
+        traceback.print_exception(second)
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(error)
+
+
+def _without_ours(frames: types.TracebackType | None) -> types.TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames
+
+
+def _die_by_sigint() -> int:
+    """Have this process die by SIGINT once all is cleaned up, as the interpreter does; answers the status for it.
+
+    exit() hands its status to handlers of this kind: raise(SIGINT), when Python is gone and its handler with it."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(ctypes.cast(getattr(libc, "raise"), ctypes.c_void_p), None)
+    return signal.SIGINT
 
 
 def _end(status: int) -> NoReturn:
@@ -113,52 +140,102 @@ def _end(status: int) -> NoReturn:
     os._exit(status)  # not reached
 
 
+# -- the interpreter -------------------------------------------------------------------------------
+
+
 def _reset_signals() -> None:
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - KEPT_IGNORED:
-        with contextlib.suppress(OSError, ValueError):
+    """Let go of Python's handlers, as exec does. What is ignored or blocked stays so, across exec too."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _reset_streams() -> None:
-    """Standard streams as after `python -u`: what is written goes out at once."""
-    encoding = sys.stdout.encoding
-    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    for name, fd, errors in (("stdout", 1, sys.stdout.errors), ("stderr", 2, "backslashreplace")):
-        raw = io.FileIO(fd, "w", closefd=False)
-        raw.name = f"<{name}>"
-        stream: Any = io.TextIOWrapper(raw, encoding, errors, newline="\n", write_through=True)
-        stream.mode = "w"
+    """Standard streams as after `python -u`, for C as well: what is written goes out at once."""
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    for name, mode, fd in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
+        stream: Any = None
+        with contextlib.suppress(OSError):  # nobody has given us this one
+            os.fstat(fd)
+            raw = io.FileIO(fd, mode, closefd=False)
+            raw.name = f"<{name}>"
+            buffer: Any = io.BufferedReader(raw) if mode == "r" else raw
+            stream = io.TextIOWrapper(
+                buffer, encoding, "backslashreplace" if fd == 2 else errors, newline="\n", write_through=mode == "w"
+            )
+            stream.mode = mode
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    libc = ctypes.CDLL(None)
+    for name in ("stdin", "stdout", "stderr"):
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _IONBF, 0)
 
 
-def _reset_threads(environment: dict[str, str]) -> None:
+def _reset_path(first: Callable[[], str]) -> None:
+    """Set the path. Folders that were not there when it was first searched may be there now."""
+    sys.path[:] = _paths
+    if not getattr(sys.flags, "safe_path", False):
+        with contextlib.suppress(OSError):  # the present folder is deleted
+            sys.path.insert(0, first())
+    importlib.invalidate_caches()
+
+
+def _reset_identity(command: list[str]) -> None:
+    """Be the main process of its own, with a module `__main__` of its own."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    sys.orig_argv = command
+    process: Any = multiprocessing.process
+    process.current_process().authkey = os.urandom(32)
+    process.ORIGINAL_DIR = None
+    with contextlib.suppress(OSError):
+        process.ORIGINAL_DIR = os.getcwd()
+    show_as(command)
+
+
+def show_as(command: Sequence[str]) -> None:
+    """Let lists of processes show a command, as far as there is room: where the agent's own command stood."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, size = int(fields[45]), int(fields[46]) - int(fields[45])  # arg_start, arg_end; Source: proc(5)
+    if start > 0 and size > 1:
+        text = b"\0".join(map(os.fsencode, command))[: size - 1]
+        ctypes.memmove(start, text.ljust(size, b"\0"), size)
+
+
+# -- libraries -------------------------------------------------------------------------------------
+
+
+def _reset_threads(environment: Mapping[str, str]) -> None:
     """Let numerical libraries use as many threads as a fresh process would, by its environment."""
-    count = environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    openmp = environment.get("OMP_NUM_THREADS", "").split(",")[0]
     torch = sys.modules.get("torch")
-    if torch is not None and count.isdecimal() and int(count):
-        torch.set_num_threads(int(count))
-    blas = environment.get("OPENBLAS_NUM_THREADS") or count
-    threads = int(blas) if blas.isdecimal() and int(blas) else len(os.sched_getaffinity(0))
-    if threads > 1:  # the zygote has it at 1
+    if torch is not None and environment.get("OMP_NUM_THREADS") != fresh.AT_START.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(_positive(openmp) or len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    wanted = _positive(environment.get("OPENBLAS_NUM_THREADS", "")) or _positive(openmp) or cores
+    if min(wanted, cores) > 1:  # the zygote has it at 1
         for library in _openblas():
-            for name in (
-                "scipy_openblas_set_num_threads64_",
-                "openblas_set_num_threads64_",
-                "openblas_set_num_threads",
-            ):
-                if hasattr(library, name):
-                    getattr(library, name)(threads)
-                    break
+            setters = (getattr(library, name) for name in _OPENBLAS if hasattr(library, name))
+            for setter in setters:
+                setter(min(wanted, cores))
+                break
+
+
+def _positive(text: str) -> int:
+    text = text.strip()
+    return int(text) if text.isdecimal() else 0
 
 
 def _openblas() -> list[ctypes.CDLL]:
     with open("/proc/self/maps") as maps:
-        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line.rsplit("/", 1)[-1]}
-    return [ctypes.CDLL(path) for path in sorted(paths)]
+        columns = [line.split(maxsplit=5) for line in maps]
+    paths = {column[5].strip() for column in columns if len(column) == 6}
+    return [ctypes.CDLL(path) for path in sorted(paths) if "openblas" in os.path.basename(path)]
 
 
 def _reset_chance() -> None:

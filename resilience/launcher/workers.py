@@ -6,19 +6,16 @@ its own. The context says how it started its workers, and why not warm."""
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 from resilience.errors import LaunchError
-from resilience.launcher import worker_main
+from resilience.launcher import fresh
 from resilience.launcher.zygote import Order, Zygote
-
-AT_ONCE = 100  # workers of an order: each has two descriptors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,24 +52,13 @@ class Workers(SubprocessContext):
             spec.duplicate_stderr_filters,
         )
         self._zygote = spec.zygote
-        self.reason = self._why_cold(spec)
-        self.how: Literal["warm", "cold"] = "cold" if self.reason else "warm"
-
-    @staticmethod
-    def _why_cold(spec: WorkersSpec) -> str:
-        if spec.zygote is None:
-            return "--cold"
-        if spec.entrypoint != sys.executable:
-            return "it is no Python program"
-        return spec.zygote.why_not or worker_main.why_not(tuple(map(str, spec.args[0])))
+        self.how: Literal["warm", "cold"] = "cold"
+        self.reason = ""
 
     def _start(self) -> None:
-        if self.how == "cold":
-            super()._start()  # type: ignore[no-untyped-call]
-            return
         handlers = {
-            local_rank: WarmHandler(
-                self.entrypoint,
+            local_rank: Ordered(
+                str(self.entrypoint),
                 self.args[local_rank],
                 self.envs[local_rank],
                 self.stdouts[local_rank],
@@ -82,44 +68,54 @@ class Workers(SubprocessContext):
             )
             for local_rank in range(self.nprocs)
         }
-        self.subprocess_handlers = dict(handlers)
-        ordered = [handler for handler in handlers.values() if handler.order is not None]
-        try:
-            assert self._zygote is not None
-            orders = [handler.order for handler in ordered if handler.order is not None]
-            forked = [
-                worker
-                for first in range(0, len(orders), AT_ONCE)
-                for worker in self._zygote.spawn(orders[first : first + AT_ONCE])
-            ]
-        except LaunchError as error:
-            self.how, self.reason = "cold", str(error)
-            for handler in ordered:
+        self.reason = self._why_cold(list(handlers.values()))
+        if not self.reason and self._zygote is not None:
+            try:
+                self._start_warm(handlers, self._zygote)
+            except LaunchError as error:
+                self.reason = str(error)
+        if self.how == "cold":
+            for local_rank, handler in handlers.items():
                 handler.start_cold()
-            return
-        for handler, process in zip(ordered, forked, strict=True):
-            handler.proc = process  # type: ignore[assignment]  # it has the part of Popen that is used
+                self.subprocess_handlers[local_rank] = handler  # from now on it is ended with the others
+
+    def _start_warm(self, handlers: dict[int, Ordered], zygote: Zygote) -> None:
+        forked = zygote.spawn([handler.order() for handler in handlers.values()])
+        for handler, worker in zip(handlers.values(), forked, strict=True):
+            handler.proc = worker  # type: ignore[assignment]  # it has the part of Popen that is used
+        self.subprocess_handlers = dict(handlers)
+        self.how = "warm"
+
+    def _why_cold(self, handlers: Sequence[Ordered]) -> str:
+        """Say why these workers cannot be forked, empty if they can: all of them, or none."""
+        if self._zygote is None:
+            return "--cold"
+        for handler in handlers:
+            program, *arguments = handler.command
+            if program != sys.executable:
+                return f"the workers' program is {program}, not this interpreter"
+            reason = fresh.why_not(arguments, handler.environment)
+            if reason:
+                return reason
+        return self._zygote.why_not
 
 
-class WarmHandler(SubprocessHandler):
-    """torchelastic's handler of one worker, which is ordered here and forked with the others."""
-
-    def __init__(self, *args: Any) -> None:
-        self.order: Order | None = None
-        super().__init__(*args)
+class Ordered(SubprocessHandler):
+    """torchelastic's handler of one worker, which it describes here, and which is started with the others."""
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        if args[0] != sys.executable:  # wrapped, to bind it to a NUMA node
-            return super()._popen(args, env)
+        """Take what torchelastic would start: the command may be wrapped, to bind it to a NUMA node."""
+        self.command, self.environment = args, env
+
+    def order(self) -> Order:
+        """Return the worker's description for the zygote."""
         out = 1 if self._stdout is None else self._stdout.fileno()
         err = 2 if self._stderr is None else self._stderr.fileno()
-        self.order = Order(tuple(args[1:]), env, os.getcwd(), out, err)
-        return None
+        return Order(self.command[1:], self.environment, out, err)
 
     def start_cold(self) -> None:
-        """Start a fresh interpreter instead."""
-        assert self.order is not None
-        self.proc = super()._popen((sys.executable, *self.order.arguments), self.order.environment)
+        """Start a fresh interpreter, or whatever the command is. Raises: OSError."""
+        self.proc = super()._popen(self.command, self.environment)
 
 
 def start(spec: WorkersSpec) -> Workers:

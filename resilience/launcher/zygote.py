@@ -3,7 +3,8 @@
 Importing torch is nine tenths of what a worker's restart costs. The zygote is forked from the agent right
 after its imports, while both have one thread, and never does anything but fork. It forks twice: the
 worker's parent is gone at once, so that the agent, a subreaper, becomes its parent, and learns its exit
-status whatever happens to the zygote. Where it cannot be used the caller starts a fresh interpreter, and
+status whatever happens to the zygote. Workers wait at a gate until the agent knows them all: none runs
+that the agent has given up. Where the zygote cannot be used the caller starts fresh interpreters, and
 says why. What a forked worker does to be like a fresh one stands in `worker_main`."""
 
 from __future__ import annotations
@@ -15,32 +16,42 @@ import importlib
 import os
 import select
 import signal
+import struct
 import subprocess
-import threading
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
-from resilience.adapters.channel import Channel, ChannelClosed, close_all, pair
+from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
 from resilience.errors import LaunchError
 from resilience.launcher import worker_main
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
-ANSWER_LIMIT = 10.0  # seconds for a fork, on a busy host
+ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
 PR_SET_PDEATHSIG = 1
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
+_born = struct.Struct("=ii")  # a worker's place in the orders, its pid; or FAILED, errno
+FAILED = -1
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a worker is to be. arguments: of the interpreter, behind its name. stdout, stderr: descriptors here."""
+    """What a worker is to be. stdin is the agent's; stdout, stderr: descriptors of this process."""
 
-    arguments: tuple[str, ...]
-    environment: dict[str, str]
-    folder: str
+    arguments: tuple[str, ...]  # of the interpreter, behind its name
+    environment: Mapping[str, str]
     stdout: int
     stderr: int
 
 
-_answered = msgspec.msgpack.Decoder(list[int])
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """An order on its way, in the bytes that the kernel knows. stdout, stderr: places among the descriptors."""
+
+    arguments: list[bytes]
+    environment: dict[bytes, bytes]
+    stdout: int
+    stderr: int
 
 
 class Worker:
@@ -83,35 +94,38 @@ class Worker:
 
 
 class Zygote:
-    """The agent's end of the line. Main thread only."""
+    """The agent's end of the line. Main thread only. pid: 0 if none could be forked."""
 
-    def __init__(self, pid: int, line: Channel) -> None:
+    def __init__(self, pid: int, line: Channel, why_not: str = "") -> None:
         self.pid = pid
         self._line = line
-        self._why_not = ""
+        self._why_not = why_not
 
     @classmethod
     def start(cls) -> Zygote:
         """Import what workers will want, and fork the zygote. Its `why_not` tells if it is of no use."""
         for name in PRELOADED:
             importlib.import_module(name)
-        threads = os.listdir("/proc/self/task")
         ours, theirs = pair()
+        refusal = cannot_fork()
+        if refusal:
+            theirs.close()
+            return cls(0, ours, refusal)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # once, and not by every worker again
         gc.collect()
         gc.freeze()  # a collection in a worker must not copy what is shared
+        agent = os.getpid()
         pid = os.fork()
         if not pid:
             try:
                 ours.close()
-                _serve(theirs)
+                _serve(theirs, agent)
             finally:
                 os._exit(0)
         theirs.close()
         gc.unfreeze()
-        made = cls(pid, ours)
-        if len(threads) > 1 or threading.active_count() > 1:
-            made.give_up(f"{len(threads)} threads were running when it was forked")
-        return made
+        return cls(pid, ours)
 
     @property
     def why_not(self) -> str:
@@ -120,63 +134,108 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
-                    self._why_not = f"the zygote is gone (wait status {status})"
+                    self._why_not = f"the zygote is gone ({_in_words(status)})"
         return self._why_not
 
-    def give_up(self, why: str) -> None:
-        """Fork no more workers."""
-        self.close()
-        self._why_not = why
-
     def spawn(self, orders: Sequence[Order]) -> list[Worker]:
-        """Fork workers that do what fresh interpreters would do with these arguments.
+        """Fork workers that do in this folder what fresh interpreters would do: all of them, or none.
 
         Raises: LaunchError if the zygote cannot; it is given up then."""
-        memory = os.memfd_create("resilience-order", os.MFD_CLOEXEC)
-        streams = sorted({fd for order in orders for fd in (order.stdout, order.stderr)})
-        # As many descriptors as workers have streams: each goes over once, and is named by its place.
-        named = [
-            msgspec.structs.replace(order, stdout=streams.index(order.stdout), stderr=streams.index(order.stderr))
-            for order in orders
-        ]
+        folder = os.open(os.curdir, os.O_RDONLY | os.O_CLOEXEC)  # by descriptor: its name may be gone
+        held, gate = os.pipe2(os.O_CLOEXEC)
+        workers: list[Worker] = []
         try:
-            os.write(memory, msgspec.msgpack.encode(named))
-            if not self._line.send(b"spawn", [memory, *streams]):
-                raise LaunchError(f"the zygote (pid {self.pid}) does not read")
-            answer = self._line.receive(ANSWER_LIMIT)
-            if answer is None:
-                raise LaunchError(f"the zygote (pid {self.pid}) did not fork within {ANSWER_LIMIT:g} s")
-            return [Worker(pid) for pid in _answered.decode(answer)]
-        except ChannelClosed as error:
-            self.give_up("the zygote is gone")
-            raise LaunchError(f"the zygote (pid {self.pid}) is gone") from error
-        except msgspec.DecodeError as error:
-            self.give_up(f"the zygote could not fork: {bytes(answer or b'').decode(errors='replace')}")
-            raise LaunchError(self._why_not) from error
+            at_once = (MOST_FDS - 3) // 2
+            for first in range(0, len(orders), at_once):
+                self._fork(orders[first : first + at_once], [folder, held], workers)
+            os.write(gate, b"." * len(orders))
         except LaunchError as error:
-            self.give_up(str(error))
-            raise
+            self._give_up(self.why_not or str(error))
+            os.close(gate)  # whoever waits there leaves
+            gate = -1
+            for worker in workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.wait(ANSWER_LIMIT)
+            raise LaunchError(self._why_not) from error
+        finally:
+            close_all([folder, held, *([gate] if gate >= 0 else [])])
+        return workers
+
+    def _fork(self, orders: Sequence[Order], fds: list[int], workers: list[Worker]) -> None:
+        streams = sorted({fd for order in orders for fd in (order.stdout, order.stderr)})
+        memory = os.memfd_create("resilience-orders", os.MFD_CLOEXEC)
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(msgspec.msgpack.encode([_sent(order, streams) for order in orders]))
+            if not self._line.send(b"fork", [memory, *fds, *streams]):
+                raise LaunchError("the zygote does not take orders")
+            answer = self._line.receive(ANSWER_LIMIT)
+        except ChannelClosed as error:
+            raise LaunchError("the zygote is gone") from error
         finally:
             os.close(memory)
+        if answer is None:
+            raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
+        born = dict(_born.iter_unpack(answer))
+        errno = born.pop(FAILED, 0)
+        workers += [Worker(born[place]) for place in sorted(born)]
+        if len(born) < len(orders):
+            raise LaunchError(f"the zygote could not fork {len(orders)} workers: {os.strerror(errno)}")
+
+    def _give_up(self, why: str) -> None:
+        self.close()
+        self._why_not = why
 
     def close(self) -> None:
         """End the zygote; workers go on. Again changes nothing."""
         self._line.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if not self.pid:
+            return
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            pid, _ = os.waitpid(self.pid, os.WNOHANG)
+            if not pid:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+
+
+def cannot_fork() -> str:
+    """Return why this process must not be forked, empty if it may be."""
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1:
+        return f"{len(threads)} threads run in the agent ({', '.join(sorted(threads))}), and a fork has only one"
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(fd).startswith("/dev/nvidia"):
+                return "the agent uses CUDA, which does not survive a fork"
+    return ""
+
+
+def _sent(order: Order, streams: Sequence[int]) -> Sent:
+    return Sent(
+        [os.fsencode(argument) for argument in order.arguments],
+        {os.fsencode(name): os.fsencode(value) for name, value in order.environment.items()},
+        streams.index(order.stdout),
+        streams.index(order.stderr),
+    )
+
+
+def _in_words(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 # -- the zygote itself -----------------------------------------------------------------------------
 
 
-def _serve(line: Channel) -> None:
+def _serve(line: Channel, agent: int) -> None:
     """Fork on demand until the agent lets go of the line, or is gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        return  # it went before we could ask to go with it
     os.setsid()  # what is typed at the terminal is for the agent
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
+    for number in _HANDLED:
+        signal.signal(number, lambda *_: None)  # a handler, which a worker has no more, is not inherited as SIG_IGN is
+    worker_main.show_as(["resilience-zygote"])
     while True:
         try:
             received = line.receive_with_fds(60.0)
@@ -185,56 +244,60 @@ def _serve(line: Channel) -> None:
         if received is None:
             continue
         _, fds = received
-        line.send(_fork(fds))
+        line.send(_fork_all(fds))
         close_all(fds)
 
 
-def _fork(fds: Sequence[int]) -> bytes:
-    """Fork workers whose parent is gone at once; answers their pids, or what went wrong."""
-    memory, *streams = fds
-    orders = msgspec.msgpack.decode(os.pread(memory, os.fstat(memory).st_size, 0), type=list[Order])
+def _fork_all(fds: Sequence[int]) -> bytes:
+    """Fork workers whose parent is gone at once; answers their places and pids, and what went wrong."""
+    memory, folder, gate, *streams = fds
+    orders = msgspec.msgpack.decode(os.pread(memory, os.fstat(memory).st_size, 0), type=list[Sent])
     read, write = os.pipe()
+    told = b""
     try:
         between = os.fork()
         if not between:
-            _fork_all(orders, streams, write)
+            _be_between(orders, streams, folder, gate, write)
         os.close(write)
-        answer = os.read(read, 1 << 16)
+        write = -1
+        while more := os.read(read, 1 << 16):  # until every worker has told its pid
+            told += more
         os.waitpid(between, 0)
-        return answer or b"a fork failed"
+        return told or _born.pack(FAILED, 0)
     except OSError as error:
-        os.close(write)
-        return f"fork: {error.strerror}".encode()
+        return _born.pack(FAILED, error.errno or 0)
     finally:
-        os.close(read)
+        close_all([read, *([write] if write >= 0 else [])])
 
 
-def _fork_all(orders: Sequence[Order], streams: Sequence[int], write: int) -> None:
-    """In between: fork every worker, tell their pids, and leave them to the agent. Never returns."""
-    pids: list[int] = []
+def _be_between(orders: Sequence[Sent], streams: Sequence[int], folder: int, gate: int, write: int) -> None:
+    """Fork every worker, and leave them to the agent. Never returns."""
     try:
-        for order in orders:
-            pid = os.fork()
-            if not pid:
-                _be_worker(order, streams)
-            pids.append(pid)
-        os.write(write, msgspec.msgpack.encode(pids))
+        for place, order in enumerate(orders):
+            if not os.fork():
+                _be_worker(place, order, streams, folder, gate, write)
     except OSError as error:
-        for pid in pids:  # all or none
-            os.kill(pid, signal.SIGKILL)
-        os.write(write, f"fork: {error.strerror}".encode())
+        os.write(write, _born.pack(FAILED, error.errno or 0))
     finally:
         os._exit(0)
 
 
-def _be_worker(order: Order, streams: Sequence[int]) -> None:
-    """Become what was ordered. Never returns."""
+def _be_worker(place: int, order: Sent, streams: Sequence[int], folder: int, gate: int, write: int) -> None:
+    """Become what was ordered, once the agent lets all through the gate. Never returns."""
     try:
         os.setsid()
+        os.write(write, _born.pack(place, os.getpid()))
+        os.close(write)
+        if not os.read(gate, 1):
+            os._exit(0)  # the agent is gone, or has given this up
+        os.fchdir(folder)
         os.dup2(streams[order.stdout], 1)
         os.dup2(streams[order.stderr], 2)
-        close_all([int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2])
-        worker_main.become(order.arguments, order.environment, order.folder)
+        os.closerange(3, 1 + max(int(fd) for fd in os.listdir("/proc/self/fd")))
+        worker_main.become(
+            [os.fsdecode(argument) for argument in order.arguments],
+            {os.fsdecode(name): os.fsdecode(value) for name, value in order.environment.items()},
+        )
     except BaseException as error:
         os.write(2, f"a forked worker could not begin: {type(error).__name__}: {error}\n".encode())
     finally:

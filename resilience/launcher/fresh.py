@@ -1,0 +1,74 @@
+"""Does this program need a fresh interpreter?  What a fork cannot give it, each with a reason in words.
+
+A forked worker has the zygote's interpreter, imported modules and whatever was read from the environment
+at the start. Where a program would see the difference it is started cold. What can be set after a fork is
+`worker_main`'s."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+# An interpreter, the loader or a library reads these once, at its start.
+READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GOMP_", "KMP_", "MKL_", "LC_", "LANG")
+AT_START = dict(os.environ)  # as it was when this process imported its libraries
+_ENDINGS = tuple(importlib.machinery.all_suffixes())
+
+
+def why_not(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return why `python ARGUMENTS` needs a fresh interpreter in this environment, empty if it does not."""
+    changed = sorted(
+        name
+        for name in {*environment, *AT_START}
+        if name.startswith(READ_AT_START) and environment.get(name) != AT_START.get(name)
+    )
+    if changed:
+        return f"{changed[0]} is not as it was when the agent started"
+    options = options_of(sys.orig_argv)
+    if options:
+        return f"the agent's own interpreter has the option {options[0]}"
+    if list(arguments[:1]) != ["-u"]:
+        return "it is no call of the interpreter as torchrun makes it"
+    rest = list(arguments[1:])
+    if rest[:1] == ["-m"]:
+        return _shadowing(os.curdir) if len(rest) > 1 else "no module is named"
+    if not rest or not os.path.isfile(rest[0]):
+        return "the script is no file"  # a fresh interpreter says so, or runs the folder
+    if rest[0].endswith((".zip", ".pyz", ".pyc")):
+        return "the script is an archive"
+    return _shadowing(os.path.dirname(os.path.realpath(rest[0])))
+
+
+def options_of(command: Sequence[str]) -> list[str]:
+    """Return the options of an interpreter's command line that a worker's would not have."""
+    options = []
+    for argument in command[1:]:
+        if argument in ("-m", "-c", "-") or not argument.startswith("-"):
+            break
+        options += [argument] if argument != "-u" else []
+    return options
+
+
+def _shadowing(folder: str) -> str:
+    """Say which module of this folder a fresh interpreter would import instead of one that is there already."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return ""
+    home = os.path.realpath(folder)
+    for entry in entries:
+        name = entry.name.partition(".")[0]
+        module = sys.modules.get(name)
+        if module is None or name in sys.builtin_module_names or _is_frozen(module):
+            continue
+        is_module = entry.name.endswith(_ENDINGS) or os.path.exists(os.path.join(entry.path, "__init__.py"))
+        if is_module and not os.path.realpath(getattr(module, "__file__", None) or "").startswith(home + os.sep):
+            return f"{entry.path} takes the place of a module that is imported already"
+    return ""
+
+
+def _is_frozen(module: ModuleType) -> bool:
+    return getattr(getattr(module, "__spec__", None), "origin", None) == "frozen"
