@@ -13,7 +13,8 @@ import msgspec
 from resilience.analysis.load import Missing, Run
 from resilience.core import events
 from resilience.core.advice import named
-from resilience.core.incidents import Incident, fold, to_json
+from resilience.core.incident import Incident, to_json
+from resilience.core.incidents import fold
 from resilience.core.records import Record
 
 SCHEMA = 1

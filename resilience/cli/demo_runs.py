@@ -19,7 +19,7 @@ from resilience.cli.demo_screen import Happened, Screen, View, happened_line, na
 from resilience.cli.demo_train import Task, Trained, Transformer, load_text
 from resilience.cli.render import count, seconds, width_of_terminal
 from resilience.cli.report import incident_lines
-from resilience.core.incidents import Incident
+from resilience.core.incident import Incident
 
 FRAME = 0.1  # seconds from one look at the ranks to the next
 KIND_ON_RECORD: dict[Kind, str] = {"exception": "exception", "kill": "terminated", "hang": "soft_timeout"}

@@ -32,7 +32,7 @@ from resilience.cli.render import (
 )
 from resilience.core.advice import named, ranks_in_words
 from resilience.core.attribution import Frame, InterruptionRecord
-from resilience.core.incidents import Incident
+from resilience.core.incident import Incident
 from resilience.core.symptoms import Class, is_ours, main_stack, user_frame
 from resilience.core.verdict import RULES
 from resilience.errors import ConfigurationError

@@ -94,7 +94,7 @@ def gather(records: Iterable[Record]) -> Gathered:
 
 def _gather(gathered: Gathered, record: Record) -> None:
     origin, event = record.origin, record.event
-    if origin.initial_rank is None:
+    if origin.initial_rank is None or origin.is_launchers:
         return
     call = (origin.attempt, origin.cycle, origin.call)
     rank = origin.initial_rank

@@ -2,114 +2,75 @@
 
 Whatever one interruption left on whichever rank (`core.cases`) becomes one `Incident`: who moved first,
 who only followed, who is exonerated and why (`core.verdict`), how long each phase took and on which rank
-longest, what it cost, what was done, what to do next. The order of arrival is the store's, never a
+longest, what it cost, what was done, what to do next. A cycle of the launcher that failed is one too
+(`core.launch_incidents`). The order of arrival is the store's, never a
 clock's. A pure function of records: a torn or unfinished run gives incidents with less in them."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from functools import partial
 
-import msgspec
-
-from resilience.core import events
+from resilience.core import events, launch_incidents
 from resilience.core.advice import advise, named
-from resilience.core.attribution import Category, Frame, Interruption, InterruptionRecord
+from resilience.core.attribution import Frame, Interruption, InterruptionRecord
 from resilience.core.cases import AT_ENTRY, Case, Gathered, Key, gather
+from resilience.core.incident import Cost, Incident, Phase, Spread, Status, alike, spread
+from resilience.core.launches import Launches, Place
 from resilience.core.records import Record
 from resilience.core.symptoms import main_stack, symptom, user_frame
 from resilience.core.verdict import Evidence, Verdict, judge
 
-Status = Literal["restarted", "ended", "unfinished", "continued"]
-
-
-class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How long something took on several ranks, in seconds. slowest: the initial rank that took longest."""
-
-    median_s: float
-    max_s: float
-    slowest: int
-    ranks: int
-
-
-class Phase(msgspec.Struct, frozen=True):
-    """One leg of the restart."""
-
-    name: str
-    took: Spread
-
-
-class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the incident cost, in steps and in seconds of the whole job; None is "not known".
-
-    hang_s: silence until a limit fired. restart_s: detection to first progress, slowest rank. rework_s:
-    steps done again, at the speed of before. lost_s: their sum, as far as known."""
-
-    lost_steps: int | None = None
-    hang_s: float | None = None
-    restart_s: float | None = None
-    rework_s: float | None = None
-
-    @property
-    def lost_s(self) -> float | None:
-        known = [part for part in (self.hang_s, self.restart_s, self.rework_s) if part is not None]
-        return sum(known) if known else None
-
-
-class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One interruption of the job and what came of it. Ranks are initial ranks.
-
-    number: from 1, in the order of the account. reported_first: whose record the store has first; the
-    first mover in `verdict` may be another one, who could not report. records: first mover's first."""
-
-    number: int
-    attempt: int
-    cycle: int
-    call: int
-    iteration: int
-    status: Status
-    kind: str
-    verdict: Verdict
-    layer: Literal["inprocess"] = "inprocess"
-    records: tuple[InterruptionRecord, ...] = ()
-    reported_first: int | None = None
-    detected_wall_ns: int | None = None
-    since_wall_ns: int | None = None
-    where: Frame | None = None
-    world_size: int | None = None
-    active_world_size: int | None = None
-    next_world_size: int | None = None
-    next_active_world_size: int | None = None
-    excluded: tuple[int, ...] = ()
-    stepped_in: tuple[int, ...] = ()
-    phases: tuple[Phase, ...] = ()
-    restart: Spread | None = None
-    cost: Cost = Cost()
-    actions: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
-    same_as: tuple[int, ...] = ()
-
-    @property
-    def category(self) -> Category:
-        return self.verdict.category
-
-    @property
-    def chief(self) -> InterruptionRecord | None:
-        """The record that tells most of what broke: the first mover's."""
-        return self.records[0] if self.records else None
+_LAST = float("inf")  # a cycle's own incident comes after those of its iterations
 
 
 def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
     """Return the incidents that the records of a job tell, in order.
 
-    records: of all ranks; only the order within each rank's own file matters."""
-    gathered = gather(records)
+    records: of all ranks and agents; only the order within each one's own file matters."""
+    records = tuple(records)
+    gathered, launches = gather(records), Launches()
+    for record in records:
+        launches.take(record)
+    places = [place for place in launches.places if launch_incidents.is_incident(launches, place)]
+    for place in launches.places:
+        _forget_stopped(gathered, launches, place)
+    within = {place: _cut_off(gathered, place) for place in places}
+    taken = {key for keys in within.values() for key in keys}
     incidents: list[Incident] = []
-    for key in sorted(gathered.cases):
-        if gathered.cases[key].is_incident:
-            incidents.append(_incident(gathered, key, incidents))
+    makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
+        (key, partial(_incident, gathered, key, incidents))
+        for key, case in gathered.cases.items()
+        if case.is_incident and key not in taken
+    ]
+    for place in places:
+        seen = [record for key in within[place] for record in gathered.cases[key].records]
+        makers.append(((*place, _LAST), partial(launch_incidents.incident, launches, place, seen, incidents)))
+    for _, make in sorted(makers, key=lambda maker: maker[0]):
+        incidents.append(make())
     return tuple(incidents)
+
+
+def _forget_stopped(gathered: Gathered, launches: Launches, place: Place) -> None:
+    """Whom the launcher ended on purpose did not fail: its Wrapper's monitor could not know."""
+    stopped = {rank for part in launches.parts(place).values() for rank in part.stopped}
+    for key, case in gathered.cases.items():
+        if key[:2] == place and stopped:
+            case.records = [
+                record
+                for record in case.records
+                if record.rank not in stopped or record.interruption is not Interruption.TERMINATED
+            ]
+            case.ended = {rank: end for rank, end in case.ended.items() if rank not in stopped or end != "lost"}
+
+
+def _cut_off(gathered: Gathered, place: Place) -> list[Key]:
+    """Iterations from which no restart came, because the launcher took over: part of its incident."""
+    return [
+        key
+        for key, case in gathered.cases.items()
+        if key[:2] == place and case.is_incident and (*key[:3], key[3] + 1) not in gathered.cases
+    ]
 
 
 def _incident(gathered: Gathered, key: Key, before: list[Incident]) -> Incident:
@@ -120,7 +81,7 @@ def _incident(gathered: Gathered, key: Key, before: list[Incident]) -> Incident:
     chief = records[0] if records else None
     of_chief = [record for record in records if chief is not None and record.rank == chief.rank]
     silence = max((record.silent_for_s for record in of_chief if record.silent_for_s is not None), default=None)
-    alike = _alike(records, before)
+    repeated = alike(records, before)
     restart = _spread({rank: max(0.0, end.duration_s) for rank, end in case.restarts.items()}, "resume", following)
     seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
     excluded = tuple(sorted(case.excluded | {rank for rank, end in case.ended.items() if end == "left"}))
@@ -151,8 +112,8 @@ def _incident(gathered: Gathered, key: Key, before: list[Incident]) -> Incident:
         restart=restart,
         cost=_cost(gathered, key, case, silence, restart),
         actions=_actions(case, following, excluded, status, key[3] == AT_ENTRY),
-        advice=advise(verdict, len(alike), any(record.progress_unknown for record in of_chief), case.swallowed),
-        same_as=alike,
+        advice=advise(verdict, len(repeated), any(record.progress_unknown for record in of_chief), case.swallowed),
+        same_as=repeated,
     )
 
 
@@ -195,10 +156,7 @@ def _spread(seconds: dict[int, float], name: str, following: Case) -> Spread | N
     """Over all ranks; a spare has no progress to show, so it does not count for how long resuming took."""
     if name == "resume":
         seconds = {rank: value for rank, value in seconds.items() if following.started.get(rank) == "active"}
-    if not seconds:
-        return None
-    slowest = max(sorted(seconds), key=lambda rank: seconds[rank])
-    return Spread(statistics.median(seconds.values()), seconds[slowest], slowest, len(seconds))
+    return spread(seconds)
 
 
 def _where(case: Case, verdict: Verdict, chief: InterruptionRecord | None) -> Frame | None:
@@ -272,20 +230,6 @@ def _seconds_a_step(gathered: Gathered, key: Key) -> float | None:
     return None
 
 
-def _alike(records: tuple[InterruptionRecord, ...], before: list[Incident]) -> tuple[int, ...]:
-    """Earlier incidents of which the chief record has the same fingerprint."""
-    if not records or records[0].exception is None:
-        return ()
-    mark = records[0].exception.fingerprint
-    return tuple(
-        incident.number
-        for incident in before
-        if incident.chief is not None
-        and incident.chief.exception is not None
-        and incident.chief.exception.fingerprint == mark
-    )
-
-
 def _actions(case: Case, following: Case, excluded: tuple[int, ...], status: Status, is_entry: bool) -> tuple[str, ...]:
     done: list[str] = []
     for method, ranks in sorted(case.stacks_by.items()):
@@ -309,11 +253,3 @@ def _actions(case: Case, following: Case, excluded: tuple[int, ...], status: Sta
     elif status == "ended":
         done.append("the call ended")
     return tuple(done)
-
-
-def to_json(incident: Incident) -> Any:
-    """Return the incident as plain values, what is computed included."""
-    plain = msgspec.to_builtins(incident)
-    plain["cost"] = {**msgspec.to_builtins(incident.cost), "lost_s": incident.cost.lost_s}
-    plain["category"] = incident.category
-    return plain

@@ -71,6 +71,8 @@ class Worker:
         self.exit: events.WorkerExited | None = None
         self.progress: tuple[int, int, Sign] | None = None  # monotonic, UTC, which
         self.first_step: tuple[int, int] | None = None  # monotonic ns, step
+        self.how = ""
+        self.evidence: str | None = None  # how its stacks were taken
         self.signals: tuple[str, str] | None = None  # that its monitor sent, and which limit made it
         self.called_ns: int | None = None  # a Wrapper's function was called
 
@@ -149,6 +151,7 @@ class Launches:
     def __init__(self) -> None:
         self.nodes: dict[str, dict[Place, Part]] = {}
         self.began: dict[tuple[str, int], int] = {}  # node, attempt -> monotonic ns of its agent's first record
+        self.over: dict[tuple[str, int], events.JobEnded] = {}  # node, attempt
         self._before: dict[str, list[Leg]] = {}
         self._met: dict[str, events.RendezvousCompleted] = {}
 
@@ -212,6 +215,7 @@ class Launches:
                 self._met[node] = event
             case events.WorkerStarted():
                 worker = self._part(record).worker(event.worker_rank)
+                worker.how = event.how
                 worker.pid, worker.started_ns, worker.started_wall_ns = event.worker_pid, record.mono_ns, record.wall_ns
             case events.WorkerExited():
                 worker = self._part(record).worker(event.worker_rank)
@@ -219,6 +223,8 @@ class Launches:
                 self._part(record).exited(record.sequence, event)
             case events.RestartDecided():
                 self._part(record).decide(event)
+            case events.JobEnded():
+                self.over[node, record.origin.attempt] = event
 
     def _take_of_monitor(self, record: Record, rank: int) -> None:
         event = record.event
@@ -229,6 +235,8 @@ class Launches:
                 worker.progressed(record.mono_ns - ago, record.wall_ns - ago, event.sign)
                 if event.step is not None and worker.first_step is None:
                     worker.first_step = (record.mono_ns - ago, event.step)
+            case events.EvidenceCaptured(method):
+                self._part(record).worker(rank).evidence = method
             case events.RankSignalled():
                 self._part(record).worker(rank).signals = (", ".join(event.signals), event.reason)
 

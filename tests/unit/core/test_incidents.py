@@ -21,7 +21,8 @@ from resilience.core.attribution import (
 )
 from resilience.core.cases import AT_ENTRY
 from resilience.core.identity import Origin
-from resilience.core.incidents import Incident, fold, to_json
+from resilience.core.incident import Incident, to_json
+from resilience.core.incidents import fold
 from resilience.core.records import Record
 from resilience.core.symptoms import Class, category_of, is_inside, user_frame
 from resilience.core.verdict import Evidence, Verdict, judge

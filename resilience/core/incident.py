@@ -1,0 +1,125 @@
+"""What is told of one interruption?  The incident as a value, whoever restarted."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from resilience.core.attribution import Category, Frame, InterruptionRecord
+from resilience.core.verdict import Verdict
+
+Status = Literal["restarted", "ended", "unfinished", "continued"]
+
+
+class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How long something took on several ranks, in seconds. slowest: the initial rank that took longest.
+    node: the slowest node, where whole nodes were timed."""
+
+    median_s: float
+    max_s: float
+    slowest: int
+    ranks: int
+    node: str = ""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """One leg of the restart."""
+
+    name: str
+    took: Spread
+
+
+class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the incident cost, in steps and in seconds of the whole job; None is "not known".
+
+    hang_s: silence until a limit fired. restart_s: detection to first progress, slowest rank. rework_s:
+    steps done again, at the speed of before. lost_s: their sum, as far as known."""
+
+    lost_steps: int | None = None
+    hang_s: float | None = None
+    restart_s: float | None = None
+    rework_s: float | None = None
+
+    @property
+    def lost_s(self) -> float | None:
+        known = [part for part in (self.hang_s, self.restart_s, self.rework_s) if part is not None]
+        return sum(known) if known else None
+
+
+class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One interruption of the job and what came of it. Ranks are initial ranks.
+
+    layer: who restarted; of a cycle of the launcher, call is 0 and iteration AT_ENTRY. detail: what its agents
+    agreed on. number: from 1, in the order of the account. reported_first: whose record the store has first; the
+    first mover in `verdict` may be another one, who could not report. records: first mover's first."""
+
+    number: int
+    attempt: int
+    cycle: int
+    call: int
+    iteration: int
+    status: Status
+    kind: str
+    verdict: Verdict
+    layer: Literal["inprocess", "launcher"] = "inprocess"
+    detail: str = ""
+    records: tuple[InterruptionRecord, ...] = ()
+    reported_first: int | None = None
+    detected_wall_ns: int | None = None
+    since_wall_ns: int | None = None
+    where: Frame | None = None
+    world_size: int | None = None
+    active_world_size: int | None = None
+    next_world_size: int | None = None
+    next_active_world_size: int | None = None
+    excluded: tuple[int, ...] = ()
+    stepped_in: tuple[int, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    restart: Spread | None = None
+    cost: Cost = Cost()
+    actions: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    same_as: tuple[int, ...] = ()
+
+    @property
+    def category(self) -> Category:
+        return self.verdict.category
+
+    @property
+    def chief(self) -> InterruptionRecord | None:
+        """The record that tells most of what broke: the first mover's."""
+        return self.records[0] if self.records else None
+
+
+def spread(seconds: dict[int, float], nodes: dict[int, str] | None = None) -> Spread | None:
+    """Return how long something took, None if nobody is known. nodes: names of the nodes that were timed."""
+    if not seconds:
+        return None
+    slowest = max(sorted(seconds), key=lambda rank: seconds[rank])
+    node = "" if nodes is None else nodes.get(slowest, "")
+    return Spread(statistics.median(seconds.values()), seconds[slowest], slowest, len(seconds), node)
+
+
+def alike(records: Sequence[InterruptionRecord], before: Sequence[Incident]) -> tuple[int, ...]:
+    """Earlier incidents of which the chief record has the same fingerprint."""
+    if not records or records[0].exception is None:
+        return ()
+    mark = records[0].exception.fingerprint
+    return tuple(
+        incident.number
+        for incident in before
+        if incident.chief is not None
+        and incident.chief.exception is not None
+        and incident.chief.exception.fingerprint == mark
+    )
+
+
+def to_json(incident: Incident) -> Any:
+    """Return the incident as plain values, what is computed included."""
+    plain = msgspec.to_builtins(incident)
+    plain["cost"] = {**msgspec.to_builtins(incident.cost), "lost_s": incident.cost.lost_s}
+    plain["category"] = incident.category
+    return plain

@@ -1,0 +1,245 @@
+"""What happened when the launcher had to start anew?  One incident for each cycle that failed.
+
+Made of the facts of `core.launches`: who was first as the agents agreed, what its monitor saw, how long stop,
+rendezvous, spawn and import took, what was lost. The verdict is `core.verdict`'s, as for an iteration. What a
+Wrapper inside had on record when it was cut off belongs to it too."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from resilience.core.advice import advise, named
+from resilience.core.attribution import Exit, Interruption, InterruptionRecord
+from resilience.core.incident import Cost, Incident, Phase, Spread, Status, alike, spread
+from resilience.core.launches import LEGS, NODE_LOST, Launches, Part, Place, legs_of, restarts_of
+from resilience.core.symptoms import main_stack, user_frame
+from resilience.core.verdict import Evidence, judge
+
+WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are no failure, whatever was seen then
+
+
+def is_incident(launches: Launches, place: Place) -> bool:
+    """Whether something broke in a cycle that no Wrapper has coped with."""
+    parts = launches.parts(place).values()
+    if any(part.is_failed for part in parts):
+        return True
+    is_wished = any(part.ended is not None and part.ended.outcome in WISHED for part in parts)
+    return not is_wished and any(part.is_own(seen.record) for part in parts for seen in part.seen)
+
+
+def incident(
+    launches: Launches, place: Place, within: Sequence[InterruptionRecord], before: Sequence[Incident]
+) -> Incident:
+    """Return the incident of a cycle. within: what a Wrapper inside had on record. before: earlier ones."""
+    parts = launches.parts(place)
+    following = _following(launches, place)
+    mover = next((part.mover for part in parts.values() if part.mover is not None), None)
+    lost = _lost_nodes(parts)
+    records = _records(parts, within, mover, lost)
+    size = _size(parts)
+    evidence = _evidence(parts, records, mover, size)
+    verdict = judge(evidence)
+    first = verdict.first if mover is None else mover
+    records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
+    chief = records[0] if records else None
+    of_chief = [record for record in records if chief is not None and record.rank == chief.rank]
+    silence = max((record.silent_for_s for record in of_chief if record.silent_for_s is not None), default=None)
+    repeated = alike(records, before)
+    restart, phases = _durations(parts, following)
+    ended_wall = [part.ended_wall_ns for part in parts.values() if part.ended is not None]
+    seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
+    status = _status(launches, place, parts, following)
+    frame = None
+    if chief is not None and chief.rank == first:
+        frame = user_frame(chief.exception.stack if chief.exception is not None else main_stack(chief))
+    excluded = tuple(sorted(rank for node in lost for rank in parts[node].workers if node in parts))
+    return Incident(
+        number=len(before) + 1,
+        attempt=place[0],
+        cycle=place[1],
+        call=0,
+        iteration=-1,
+        status=status,
+        kind=chief.interruption.value if chief is not None else verdict.what,
+        verdict=verdict,
+        layer="launcher",
+        detail=next((part.ended.detail for part in parts.values() if part.ended is not None and part.ended.detail), ""),
+        records=records,
+        reported_first=first,
+        detected_wall_ns=min((at for at, _ in seen), default=min(ended_wall, default=None)),
+        since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=min(ended_wall, default=None)),
+        where=frame,
+        world_size=size,
+        active_world_size=size,
+        next_world_size=_size(following),
+        next_active_world_size=_size(following),
+        excluded=excluded,
+        phases=phases,
+        restart=restart,
+        cost=_cost(parts, following, records, silence, restart),
+        actions=_actions(parts, following, lost, status, first),
+        advice=advise(verdict, len(repeated), any(record.progress_unknown for record in of_chief), ()),
+        same_as=repeated,
+    )
+
+
+def _following(launches: Launches, place: Place) -> dict[str, Part]:
+    """The next cycle that began, by node."""
+    later = [other for other in launches.places if other[0] == place[0] and other > place]
+    return launches.parts(later[0]) if later else {}
+
+
+def _size(parts: dict[str, Part]) -> int | None:
+    told = [part.met.world_size for part in parts.values() if part.met is not None]
+    ranks = [rank + 1 for part in parts.values() for rank in part.workers]
+    return max([*told, *ranks], default=None)
+
+
+def _lost_nodes(parts: dict[str, Part]) -> list[str]:
+    return [
+        part.decided.fingerprint.removeprefix(NODE_LOST)
+        for part in parts.values()
+        if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST)
+    ]
+
+
+def _is_end(record: InterruptionRecord) -> bool:
+    return record.interruption is Interruption.TERMINATED
+
+
+def _records(
+    parts: dict[str, Part], within: Sequence[InterruptionRecord], mover: int | None, lost: list[str]
+) -> tuple[InterruptionRecord, ...]:
+    """What is on record of this cycle, each end once."""
+    found: dict[tuple[int, Interruption, int | None], InterruptionRecord] = {}
+    for part in parts.values():
+        for seen in part.seen:
+            record = seen.record
+            key = (record.rank, record.interruption, record.pid)
+            if part.is_own(record) and (key not in found or found[key].step is None):
+                found[key] = record  # its monitor knows more than the agent
+    known = {record.rank for record in found.values() if _is_end(record)}
+    records = [*found.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
+    for node in lost:
+        rank = min(parts[node].workers, default=None) if node in parts else None
+        if rank is not None and not any(record.rank == rank for record in records):
+            message = f"node {node} is lost"
+            records.append(InterruptionRecord(rank, Interruption.UNRESPONSIVE, message, node=node))
+    return tuple(
+        msgspec.structs.replace(record, arrival_order=1 if record.rank == mover else None, iteration=record.iteration)
+        for record in records
+    )
+
+
+def _evidence(
+    parts: dict[str, Part], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
+) -> Evidence:
+    workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
+    return Evidence(
+        records=records,
+        first=mover,
+        active=frozenset(range(size or 0)),
+        steps={record.rank: record.step for record in records if record.step is not None},
+        returned=frozenset(
+            rank
+            for rank, worker in workers.items()
+            if worker.exit is not None and Exit(code=worker.exit.code) == Exit(code=0)
+        ),
+        signalled={rank: worker.signals[1] for rank, worker in workers.items() if worker.signals is not None},
+    )
+
+
+def _durations(parts: dict[str, Part], following: dict[str, Part]) -> tuple[Spread | None, tuple[Phase, ...]]:
+    """How long the restart took on each rank, and its legs on each node."""
+    away: dict[int, float] = {}
+    legs: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    nodes: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    for node in sorted(parts.keys() & following.keys()):
+        away |= {restart.rank: restart.duration_s for restart in restarts_of(parts[node], following[node])}
+        lowest = min(following[node].workers, default=0)
+        for name, rank, seconds in legs_of(parts[node], following[node]):
+            if rank is None:
+                nodes[name][lowest] = node
+            place = lowest if rank is None else rank
+            legs[name][place] = legs[name].get(place, 0.0) + seconds
+    made = ((name, spread(legs[name], nodes.get(name))) for name in LEGS if name in legs)
+    return spread(away), tuple(Phase(name, took) for name, took in made if took is not None)
+
+
+def _cost(
+    parts: dict[str, Part],
+    following: dict[str, Part],
+    records: tuple[InterruptionRecord, ...],
+    silence: float | None,
+    restart: Spread | None,
+) -> Cost:
+    reached = max((record.step for record in records if record.step is not None), default=None)
+    told = [worker.first_step for part in following.values() for worker in part.workers.values()]
+    resumed = min((step[1] for step in told if step is not None), default=None)
+    lost = None if reached is None or resumed is None else max(0, reached - resumed)
+    a_step = None if reached is None or not lost else _seconds_a_step(parts, reached, silence or 0.0)
+    return Cost(
+        lost_steps=lost,
+        hang_s=silence,
+        restart_s=None if restart is None else restart.max_s,
+        rework_s=0.0 if lost == 0 else None if lost is None or a_step is None else lost * a_step,
+    )
+
+
+def _seconds_a_step(parts: dict[str, Part], reached: int, silence: float) -> float | None:
+    """Return how long a step took in this cycle."""
+    for part in parts.values():
+        failed = part.failed_at
+        for worker in part.workers.values():
+            if failed is not None and worker.first_step is not None and worker.first_step[1] < reached:
+                ran = (failed[0] - worker.first_step[0]) / 1e9 - silence
+                return max(0.0, ran) / (reached - worker.first_step[1])
+    return None
+
+
+def _status(launches: Launches, place: Place, parts: dict[str, Part], following: dict[str, Part]) -> Status:
+    if following:
+        return "restarted"
+    if any(part.ended is None for part in parts.values()):
+        return "continued" if not any(part.ended is not None for part in parts.values()) else "unfinished"
+    if any(part.ended is not None and part.ended.outcome == "completed" for part in parts.values()):
+        return "continued"
+    return "ended" if any((node, place[0]) in launches.over for node in parts) else "unfinished"
+
+
+def _actions(
+    parts: dict[str, Part], following: dict[str, Part], lost: list[str], status: Status, first: int | None
+) -> tuple[str, ...]:
+    done: list[str] = []
+    workers = {rank: worker for part in parts.values() for rank, worker in sorted(part.workers.items())}
+    by_method: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, worker in workers.items():
+        if worker.evidence is not None:
+            by_method[worker.evidence].append(rank)
+    for method, ranks in sorted(by_method.items()):
+        done.append(
+            f"{'no stack could be taken' if method == 'none' else f'stacks taken by {method}'} of {named(ranks)}"
+        )
+    done += [
+        f"{worker.signals[0]} sent to rank {rank} ({worker.signals[1]})"
+        for rank, worker in sorted(workers.items())
+        if worker.signals is not None
+    ]
+    stopped = [rank for rank, worker in workers.items() if worker.exit is not None and worker.exit.expected]
+    if stopped and status != "continued":
+        done.append(f"{named(stopped)} stopped")
+    done += [f"node {node} left behind" for node in lost]
+    if status == "restarted":
+        hows = {worker.how for part in following.values() for worker in part.workers.values() if worker.how}
+        how = f" ({' and '.join(sorted(hows))})" if hows else ""
+        ranks = [rank for part in following.values() for rank in part.workers]
+        done.append(f"started again{how}: {named(ranks)} on {len(following)} node{'s' if len(following) > 1 else ''}")
+    elif status == "ended":
+        why = next((part.decided.why for part in parts.values() if part.decided is not None), "")
+        done.append(f"the job ended{f': {why}' if why else ''}")
+    elif status == "continued" and first is not None:
+        done.append("the others went on")
+    return tuple(done)

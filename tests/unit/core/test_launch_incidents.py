@@ -1,0 +1,164 @@
+"""A cycle that failed is one incident: who was first, what it cost, how long each leg took, in any order of files."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.core import events
+from resilience.core.attribution import Exit, Interruption, InterruptionRecord
+from resilience.core.incident import Incident, to_json
+from resilience.core.incidents import fold
+from resilience.core.records import Record
+from tests.support import record_streams
+from tests.support.launch_streams import LEG_S, STEP_S, Fault, Kind, Launched, launched
+
+# kind of fault -> interruption, class, category
+EXPECTED: dict[Kind, tuple[str, str, str]] = {
+    "kill": ("terminated", "killed", "unknown"),
+    "raise": ("terminated", "exception", "user_code"),
+    "hang": ("hard_timeout", "input_stall", "storage"),
+    "node": ("unresponsive", "node_lost", "host"),
+    "exhausted": ("terminated", "killed", "unknown"),
+}
+WISHED = set(get_args(Kind)) - set(EXPECTED)
+
+
+def only(told: Launched) -> Incident:
+    (incident,) = fold(told.records)
+    return incident
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_each_failure_is_one_incident_with_the_right_culprit(kind: Kind) -> None:
+    incident = only(launched([Fault(kind, 2)], nodes=2))
+    assert (incident.kind, incident.verdict.what, incident.category) == EXPECTED[kind]
+    assert incident.verdict.first == 2
+    assert {culprit.rank for culprit in incident.verdict.culprits} == {2}
+    assert (incident.layer, incident.cycle, incident.world_size) == ("launcher", 0, 4)
+    assert incident.status == ("ended" if kind == "exhausted" else "restarted")
+    cleared = {rank for group in incident.verdict.exonerated for rank in group.ranks}
+    assert cleared == {0, 1, 3}
+
+
+@pytest.mark.parametrize("kind", sorted(WISHED))
+def test_what_somebody_asked_for_is_no_incident(kind: Kind) -> None:
+    assert fold(launched([Fault(kind, 1)], nodes=2).records) == ()
+
+
+@given(kinds=st.lists(st.sampled_from(("kill", "raise", "hang")), min_size=1, max_size=4), seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_order_of_files_does_not_matter(kinds: list[Kind], seed: int) -> None:
+    told = launched([Fault(kind, number % 4) for number, kind in enumerate(kinds)], nodes=2)
+    incidents = fold(told.records)
+    assert incidents == fold(told.interleaved(seed))
+    assert [(incident.cycle, incident.verdict.first) for incident in incidents] == [
+        (number, number % 4) for number in range(len(kinds))
+    ]
+
+
+def test_neighbour_that_saw_its_connection_close_only_followed() -> None:
+    incident = only(launched([Fault("raise", 2)], nodes=2))
+    assert incident.chief is not None and incident.chief.exception is not None
+    assert (incident.chief.exception.type, incident.chief.exception.message) == ("ValueError", "bad batch")
+    assert incident.where is not None and incident.where.function == "next_batch"
+    assert incident.verdict.cascade == (3,)
+    reasons = {rank: group.reason for group in incident.verdict.exonerated for rank in group.ranks}
+    assert reasons[3] == "its error only says that a connection had gone"
+
+
+def test_legs_of_the_restart_are_timed_by_node_and_worker() -> None:
+    incident = only(launched([Fault("kill", 2)], nodes=2))
+    legs = {phase.name: phase.took for phase in incident.phases}
+    assert list(legs) == ["detect", "stop", "gate", "rendezvous", "spawn", "import"]
+    for name, seconds in LEG_S.items():
+        assert (legs[name].max_s, legs[name].ranks) == (seconds, 2)
+        assert legs[name].node in ("node0", "node1")
+    assert legs["import"].ranks == 4 and legs["import"].node == ""
+    assert incident.restart is not None
+    assert incident.restart.max_s == pytest.approx(sum(LEG_S.values()) + 0.4, abs=0.001)
+    assert incident.restart.max_s == pytest.approx(sum(took.max_s for took in legs.values()), abs=0.001)
+
+
+def test_cost_counts_silence_restart_and_steps_done_again() -> None:
+    cost = only(launched([Fault("hang", 1)])).cost
+    assert (cost.hang_s, cost.lost_steps) == (2.01, 10)
+    assert cost.restart_s == pytest.approx(sum(LEG_S.values()) + 0.41, abs=0.001)
+    assert cost.rework_s == pytest.approx(10 * STEP_S, rel=0.01)
+    silent = only(launched([Fault("kill", 1)], signs=False)).cost
+    assert (silent.lost_steps, silent.hang_s, silent.rework_s) == (None, None, None)
+
+
+def test_actions_tell_what_was_done() -> None:
+    incident = only(launched([Fault("hang", 1)], nodes=2))
+    assert incident.actions == (
+        "stacks taken by faulthandler of rank 1",
+        "SIGCONT, SIGKILL sent to rank 1 (heartbeat)",
+        "ranks 0, 2-3 stopped",
+        "started again (warm): ranks 0-3 on 2 nodes",
+    )
+    lost = only(launched([Fault("node", 2)], nodes=2))
+    assert lost.actions[1:] == ("node node1 left behind", "started again (warm): ranks 0-1 on 1 node")
+    assert (lost.excluded, lost.next_world_size) == ((2, 3), 2)
+
+
+def test_same_failure_again_is_named() -> None:
+    incidents = fold(launched([Fault("raise", 1)] * 3).records)
+    assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]
+    assert "3 times now" in incidents[2].advice[1]
+
+
+def test_cycle_that_is_being_ended_is_unfinished() -> None:
+    told = launched([Fault("kill", 1)]).interleaved(0)
+    until = next(n for n, record in enumerate(told) if isinstance(record.event, events.CycleEnded))
+    (incident,) = fold(told[: until + 1])
+    assert incident.status == "unfinished"
+
+
+def test_torn_records_raise_nothing() -> None:
+    for kind in EXPECTED:
+        records = launched([Fault(kind, 1), Fault("hang", 1)], nodes=2).records
+        for number in range(0, len(records), 7):
+            for incident in fold([*records[:number], *records[number + 5 :]]):
+                msgspec.json.encode(to_json(incident))
+
+
+# -- with a Wrapper inside -----------------------------------------------------------------------
+
+
+def test_death_that_a_wrapper_coped_with_is_its_incident_alone() -> None:
+    told = launched(ranks=4)
+    wrapped = record_streams.job([record_streams.Fault("kill", 1, 0)], world=3, spares=1)
+    died = next(record.event for record in wrapped.files[1] if isinstance(record.event, events.Interrupted))
+    monitor, agent = told.files["node0", 1], told.files["node0", None]
+    seen = msgspec.structs.replace(died.record, iteration=None)
+    monitor.insert(2, msgspec.structs.replace(monitor[1], event=events.Interrupted(seen)))
+    at = next(n for n, record in enumerate(agent) if isinstance(record.event, events.WorkerExited))
+    killed = events.WorkerExited(1, 1, 101, None, "SIGKILL", False)
+    agent.insert(at, msgspec.structs.replace(agent[at], event=killed))
+    (incident,) = fold([*of_node(wrapped.records), *told.records])
+    assert (incident.layer, incident.verdict.first, incident.status) == ("inprocess", 1, "restarted")
+
+
+def test_wrapper_that_was_cut_off_by_the_launcher_belongs_to_its_incident() -> None:
+    told = launched([Fault("hang", 1)], ranks=3)
+    wrapped = record_streams.job([record_streams.Fault("exception", 2, 0)], world=3)
+    cut: list[Record] = []
+    for rank, records in wrapped.files.items():
+        started = (n for n, r in enumerate(records) if isinstance(r.event, events.IterationStarted))
+        at = max(started)
+        stopped = InterruptionRecord(rank, Interruption.TERMINATED, exit=Exit(signal="SIGTERM"), pid=1000 + rank)
+        lost = (events.Interrupted(stopped), events.IterationEnded("lost", 1.0, "monitor"))
+        cut += [*records[: at + 1], *(msgspec.structs.replace(records[at], event=event) for event in lost)]
+    incidents = fold([*of_node(cut), *told.records])
+    assert [(incident.layer, incident.verdict.first) for incident in incidents] == [("inprocess", 2), ("launcher", 1)]
+    assert [record.interruption.value for record in incidents[1].records] == ["hard_timeout", "terminated"]
+
+
+def of_node(records: list[Record]) -> list[Record]:
+    """Records of a Wrapper whose ranks are workers of a launched job."""
+    return [msgspec.structs.replace(r, origin=msgspec.structs.replace(r.origin, node="node0")) for r in records]
