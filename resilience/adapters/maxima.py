@@ -1,4 +1,4 @@
-"""What is the largest value of each name, over all ranks?
+"""What is the largest value of each name over all ranks, what the sum of its histograms?
 
 By torch.distributed where the process has a group, else what this rank has is the answer. Names may differ
 between ranks: they are agreed first, a broadcast from one rank that has names which are not agreed yet, until
@@ -24,6 +24,28 @@ def over_ranks(values: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(names, reduced, strict=True))
 
 
+def sums_over_ranks(histograms: Mapping[str, Mapping[int, int]], size: int) -> dict[str, dict[int, int]]:
+    """Return the histograms of each name that any rank has, added up over ranks. Buckets are from 0 to size - 1.
+
+    A collective of the default group, of `size` numbers a name. Raises: what collectives raise."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return {name: dict(buckets) for name, buckets in histograms.items()}
+    import torch
+
+    summed: dict[str, dict[int, int]] = {}
+    for name in _agreed(dist, sorted(histograms)):
+        tensor = torch.zeros(size, dtype=torch.int64)
+        for number, count in histograms.get(name, {}).items():
+            tensor[number] = count
+        tensor = tensor.to(_device(dist))
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+        tensor = tensor.cpu()
+        filled = tensor.nonzero().flatten().tolist()
+        summed[name] = {int(number): int(tensor[number]) for number in filled}
+    return summed
+
+
 def _agreed(dist: ModuleType, own: list[str]) -> list[str]:
     """Return the names that any rank has, in the same order on all."""
     agreed: list[str] = []
@@ -40,9 +62,14 @@ def _agreed(dist: ModuleType, own: list[str]) -> list[str]:
 def _reduced(dist: ModuleType, values: list[float]) -> list[float]:
     import torch
 
-    is_for_cpu = "cpu:" in dist.get_backend_config()  # such as cpu:gloo,cuda:nccl
-    device = torch.device("cpu") if is_for_cpu else torch.device("cuda", torch.cuda.current_device())
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    tensor = torch.tensor(values, dtype=torch.float64, device=_device(dist))
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     reduced: list[float] = tensor.tolist()
     return reduced
+
+
+def _device(dist: ModuleType) -> Any:
+    import torch
+
+    is_for_cpu = "cpu:" in dist.get_backend_config()  # such as cpu:gloo,cuda:nccl
+    return torch.device("cpu") if is_for_cpu else torch.device("cuda", torch.cuda.current_device())

@@ -15,6 +15,7 @@ import msgspec
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, RankMonitorClientError
 
+OUT_OF_SECTION = "out_of_section"
 SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take a good part of it
 
 
@@ -83,8 +84,11 @@ def section_timeouts(
     safety_factor: float,
     selected: Collection[str] | None = None,
     with_outside: bool = True,
+    fitted: Mapping[str, float] | None = None,
 ) -> SectionTimeouts:
     """Return limits that cover what was seen; what is not calculated stays as it is.
+
+    fitted: limits with a stated rate (`core.calibration`), which hold instead where there are some.
 
     selected: names of sections, by default those that were seen. with_outside: the time between two as well.
     Raises: RankMonitorClientError if something that is wanted was not seen yet."""
@@ -102,11 +106,13 @@ def section_timeouts(
     limits = dict(current.section)
     for name in names:
         known = limits.get(name) if name in current.calculated_sections else None
-        limits[name] = _covering(seen.sections[name], safety_factor, known)
+        rated = (fitted or {}).get(name)
+        limits[name] = _covering(seen.sections[name], safety_factor, known) if rated is None else max(rated, SHORTEST)
     outside = current.out_of_section
     if with_outside and seen.outside is not None:
         known = outside if current.is_out_of_section_calculated else None
-        outside = _covering(seen.outside, safety_factor, known)
+        rated = (fitted or {}).get(OUT_OF_SECTION)
+        outside = _covering(seen.outside, safety_factor, known) if rated is None else max(rated, SHORTEST)
     return SectionTimeouts(
         section=dict(sorted(limits.items())),
         out_of_section=outside,

@@ -12,13 +12,13 @@ import time
 import warnings
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from resilience.adapters import maxima
 from resilience.core import limits as calculation
 from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
 from resilience.errors import ConfigurationError, MonitorError, RankMonitorClientError
-from resilience.monitor import connect
+from resilience.monitor import connect, refit
 from resilience.monitor.page import RankSide
 
 _FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine
@@ -153,17 +153,21 @@ class RankMonitorClient:
         selected_sections: Collection[str] | None = None,
         calc_out_of_section: bool = True,
         skip_if_not_ready: bool = False,
+        method: Literal["fit", "nvrx"] = "fit",
     ) -> bool:
-        """Set limits of sections to the longest times of all ranks, times the safety factor.
+        """Set limits of sections from what all ranks have seen.
 
-        All ranks call it with the same arguments. selected_sections: by default all that any rank has finished.
-        calc_out_of_section: the time between two sections as well. skip_if_not_ready: answer False, on
+        All ranks call it with the same arguments. method: `fit` sets limits with a stated rate of false alarms
+        where this run and earlier ones beside it support that (`resilience calibrate` calls them `ok`), and the
+        longest times times the safety factor otherwise; `nvrx` sets the latter always. selected_sections: by
+        default all that any rank has finished. calc_out_of_section: the time between two sections as well. skip_if_not_ready: answer False, on
         all ranks, where too little was seen; else that raises. Raises: RankMonitorClientError."""
         link = self._ready()
         seen = self._observed(link)
         try:
+            fitted = refit.limits(selected_sections, link.world_size, link.rank) if method == "fit" else None
             section_timeouts = calculation.section_timeouts(
-                seen, self.section_timeouts, link.limits.safety_factor, selected_sections, calc_out_of_section
+                seen, self.section_timeouts, link.limits.safety_factor, selected_sections, calc_out_of_section, fitted
             )
         except RankMonitorClientError:
             if skip_if_not_ready:

@@ -1,0 +1,99 @@
+"""Which limits do all runs so far support?  The same fit as `resilience calibrate`, from within a running job.
+
+Each rank reads what its monitor has kept of it, in this run and in earlier ones of the same configuration
+beside it; the histograms are added up over ranks, so that all ranks come to the same limits. They are of
+rank-durations that are not lined up, so the probability asked for is of one of those. What the last seconds
+brought is not there yet: a monitor writes every 15 s."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import maxima
+from resilience.adapters.environment import Settings
+from resilience.core.calibration import MONTH, Pool, fit_pool, quantile, trial_probability
+from resilience.core.timeouts import OUT_OF_SECTION
+from resilience.telemetry.durations import Durations, read_histograms
+from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
+
+MOST_RUNS = 5  # the newest
+_BETWEEN = "\0"  # of run and section in a name; in neither
+_SECONDS = "\0seconds"
+
+
+def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str, float]:
+    """Return the limits of sections for which a rate can be stated, in seconds; "out_of_section" among them.
+
+    selected: by default all. A collective of the default group: all ranks call it."""
+    own = _own(rank)
+    told = {
+        f"{state.header.run}{_BETWEEN}{name}": _buckets(state, name) for state in own for name in state.sections if name
+    }
+    told |= {f"{state.header.run}{_SECONDS}": {0: int(state.seconds)} for state in own}
+    summed = maxima.sums_over_ranks(told, LARGEST_BUCKET + 1)
+    seconds = sum(found.get(0, 0) for name, found in summed.items() if name.endswith(_SECONDS)) / max(1, ranks)
+    by_section: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
+    for key, buckets in summed.items():
+        run, _, name = key.partition(_BETWEEN)
+        if name and not key.endswith(_SECONDS) and (selected is None or name in selected or name == OUT_OF_SECTION):
+            by_section[name][run] = buckets
+    found: dict[str, float] = {}
+    for name, runs in sorted(by_section.items()):
+        pool = _pool([runs[run] for run in sorted(runs)])
+        every = seconds / max(1.0, pool.n / max(1, ranks))
+        p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
+        answer = fit_pool(pool, p)
+        if answer.status == "ok" and answer.timeout_s is not None:
+            found[name] = answer.timeout_s
+    return found
+
+
+def _own(rank: int) -> list[Durations]:
+    """This rank's histograms, of this run and of earlier ones of its configuration, oldest first."""
+    settings = Settings.from_environment()
+    if settings.job_id is None:
+        return []
+    states = []
+    for path in Path(settings.run_dir).glob(f"*/timings/*-{rank}.hist"):
+        try:
+            state = read_histograms(path)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if state.header.rank == rank:
+            states.append(state)
+    mine = next((state for state in states if state.header.run == settings.job_id), None)
+    if mine is None:
+        return []
+    same = [state for state in states if state.header.fingerprint == mine.header.fingerprint]
+    return sorted(same, key=lambda state: state.began_at)[-MOST_RUNS:]
+
+
+def _buckets(state: Durations, name: str) -> dict[int, int]:
+    buckets: dict[int, int] = {}
+    for period in state.sections[name].values():
+        for number, count in period.histogram.buckets.items():
+            buckets[number] = buckets.get(number, 0) + count
+    return buckets
+
+
+def _pool(runs: list[dict[int, int]]) -> Pool:
+    """Put runs together. Buckets have no order in time: the first half of the data are the first runs."""
+    merged: dict[int, int] = {}
+    for buckets in runs:
+        for number, count in buckets.items():
+            merged[number] = merged.get(number, 0) + count
+    first = runs[: (len(runs) + 1) // 2]
+    return Pool(
+        descending=_descending(merged),
+        run_medians=tuple(quantile(_descending(buckets), 0.5) for buckets in runs if buckets),
+        drift=0.0,
+        first_half_max=max((upper_bound(max(buckets)) for buckets in first if buckets), default=0.0),
+    )
+
+
+def _descending(buckets: dict[int, int]) -> tuple[tuple[float, int], ...]:
+    return tuple((upper_bound(number), buckets[number]) for number in sorted(buckets, reverse=True))

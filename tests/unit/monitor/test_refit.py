@@ -1,0 +1,56 @@
+"""Limits from within a job: the fit of all runs so far of its configuration."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from resilience.monitor import refit
+from resilience.telemetry.durations import Header, Recorder
+
+
+def record(folder: Path, run: str, began: float, n: int = 15_000, fingerprint: str = "same") -> None:
+    chance = random.Random(run)
+    header = Header(run=run, node="host", rank=0, world_size=1, fingerprint=fingerprint)
+    recorder = Recorder(folder / run, header, began)
+    for i in range(n):
+        recorder.add("train", 2.0 * math.exp(chance.gauss(0.0, 0.02)), began + 2.0 * i)
+    recorder.add("save", 30.0, began)
+    recorder.close(began + 2.0 * n)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("RESILIENCE_JOB_ID", "today")
+    return tmp_path
+
+
+def test_two_runs_of_a_configuration_give_a_limit_where_a_rate_can_be_stated(runs: Path) -> None:
+    record(runs, "yesterday", 0.0)
+    record(runs, "today", 1e6)
+    found = refit.limits(None, 1, 0)
+    assert set(found) == {"train"}  # one checkpoint a run supports none
+    assert 3.0 < found["train"] < 6.0
+    assert refit.limits(["save"], 1, 0) == {}
+
+
+def test_one_run_alone_gives_none_for_it_may_be_special(runs: Path) -> None:
+    record(runs, "today", 0.0, n=30_000)
+    assert refit.limits(None, 1, 0) == {}
+
+
+def test_runs_of_another_configuration_do_not_count(runs: Path) -> None:
+    record(runs, "yesterday", 0.0, fingerprint="other")
+    record(runs, "today", 1e6)
+    assert refit.limits(None, 1, 0) == {}
+
+
+def test_without_a_run_folder_there_is_nothing_to_fit(runs: Path) -> None:
+    assert refit.limits(None, 1, 0) == {}
+    (runs / "today" / "timings").mkdir(parents=True)
+    (runs / "today" / "timings" / "host-0.hist").write_text("torn {")
+    assert refit.limits(None, 1, 0) == {}
