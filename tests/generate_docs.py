@@ -119,8 +119,8 @@ def config_page() -> str:
             f"| `{field.name}` | `{flag(field.name)}` | {form} | {shown_default(field)} | {field.metadata['help']} |\n"
         )
     lines.append(
-        "\n## Further options of `resilience run`\n\nBeside these and all of torchrun's. They count before the script's "
-        "name; what follows it is the script's.\n\n| flag | default | meaning |\n|---|---|---|\n"
+        "\n## Further options of `resilience run`\n\nBeside these and all of torchrun's. They count before the "
+        "script's name; what follows it is the script's.\n\n| flag | default | meaning |\n|---|---|---|\n"
     )
     for option in dataclasses.fields(Options):
         default = "-" if option.default in (None, False) else f"{option.default:g}"

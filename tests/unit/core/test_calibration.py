@@ -199,8 +199,8 @@ def test_quantiles_agree_with_tables(found: float, exact: float) -> None:
 
 
 def test_tail_that_reaches_below_its_mode_says_nothing_of_the_top() -> None:
-    # 150 values of a wide upper mode with a steep upper end over a tight body: the 200 largest reach into the body, and from there
-    # the way up looks like a tail that never ends.
+    # 150 values of a wide upper mode with a steep upper end over a tight body: the 200 largest reach into the
+    # body, and from there the way up looks like a tail that never ends.
     chance = random.Random(4)
     runs = [
         [
