@@ -13,12 +13,12 @@ import msgspec
 from resilience.core import events
 
 MAX_SECTIONS = 16  # names of sections that get series of their own; the others are added up as "other"
-OPEN_SHOWN = 3  # open sections of a rank that are shown: those open longest
+OPEN_SHOWN = 2  # open sections of a rank that are shown: those open longest
 OTHER = "other"
 
-RESTART_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
+RESTART_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 PHASE_BUCKETS = (0.002, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
-DURATION_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0)
+DURATION_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
@@ -198,6 +198,34 @@ METRICS: tuple[Metric, ...] = (
         "How long a section of a rank has been open, for the few open longest.",
         ("rank", "section"),
         source="signs of life",
+    ),
+    Metric(
+        "resilience_section_timeout_seconds",
+        "gauge",
+        "The limit of a section, of the strictest rank; source: config or calibrated.",
+        ("section", "source"),
+        source="signs of life",
+    ),
+    Metric(
+        "resilience_heartbeat_timeout_seconds",
+        "gauge",
+        "The limit between two heartbeats, of the strictest rank; source: config or calibrated.",
+        ("source",),
+        source="signs of life",
+    ),
+    Metric(
+        "resilience_timeout_headroom_ratio",
+        "gauge",
+        "The largest recent duration of a section, or of one that is open, by its limit.",
+        ("section",),
+        source="signs of life, timing histograms",
+    ),
+    Metric(
+        "resilience_calibration_stale",
+        "gauge",
+        "Learned limits that do not agree with what is seen; 1.",
+        ("section",),
+        (_E.TimeoutsStale,),
     ),
 )
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}

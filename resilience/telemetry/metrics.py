@@ -23,6 +23,7 @@ from resilience.core.records import Record
 from resilience.core.symptoms import category_of, symptom
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.launcher_metrics import LauncherMetrics
+from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.signs import Signs
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings, upper_bound
 
@@ -78,6 +79,7 @@ class MetricView:
         self._clock = clock
         self._shown = ranks
         self._launcher = LauncherMetrics()
+        self._limits = LimitMetrics()
         self._signs: Mapping[int, Signs] = {}
         self.look: Callable[[], Mapping[int, Signs]] | None = None  # answers what the ranks show at a scrape
         self._lock = threading.Lock()
@@ -106,6 +108,7 @@ class MetricView:
         """Replace what is known of heartbeats and sections: the sum of all ranks' histograms."""
         with self._lock:
             self._timings = timings
+            self._limits.take_timings(timings, 0.0 if self._clock is None else self._clock() / 1e9)
 
     def take_signs(self, signs: Mapping[int, Signs]) -> None:
         """Replace what the ranks of the node show, by initial rank."""
@@ -115,6 +118,7 @@ class MetricView:
     def _take(self, record: Record) -> None:
         origin, event = record.origin, record.event
         self._launcher.take(record)
+        self._limits.take(record)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
         match event:
             case events.TelemetryDropped():
@@ -306,6 +310,8 @@ class MetricView:
                 ready[name] = {labels: value / 1e9 for labels, value in ready[name].items()}
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
             self._show_ranks(ready, now_ns)
+            now = None if now_ns is None else now_ns / 1e9
+            ready.update(self._limits.values(self._signs, now, self._section))
             histograms["resilience_heartbeat_interval_seconds"] = self._beats()
             histograms["resilience_section_duration_seconds"] = self._sections()
             for metric in METRICS:
@@ -336,7 +342,7 @@ class MetricView:
 
     def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Values of single ranks, of as many as are to be shown."""
-        present = {number: _state(rank) for number, rank in sorted(self._ranks.items()) if rank.is_shown}
+        present = self._states()
         states: dict[Labels, float] = {}
         for state in present.values():
             states[(state,)] = states.get((state,), 0) + 1
@@ -359,6 +365,14 @@ class MetricView:
                     labels = (label, self._section(section.name))
                     longest = ready["resilience_rank_section_open_seconds"].get(labels, 0.0)
                     ready["resilience_rank_section_open_seconds"][labels] = max(longest, now_ns / 1e9 - section.at)
+
+    def _states(self) -> dict[int, str]:
+        return {number: _state(rank) for number, rank in sorted(self._ranks.items()) if rank.is_shown}
+
+    def states(self) -> dict[int, str]:
+        """Return the state of each rank that is there, by initial rank."""
+        with self._lock:
+            return self._states()
 
     def _beats(self) -> dict[Labels, _Buckets]:
         beats = self._timings.sections.get(HEARTBEAT)

@@ -28,6 +28,14 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: float | None = None
 
 
+class Allowed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A limit in force, of a section, or of heartbeats under the name "". seconds: the shorter one of its two."""
+
+    name: str
+    seconds: float
+    is_learned: bool = False
+
+
 class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a rank shows. Times are seconds of its host's monotonic clock; plus `offset` they are UTC.
 
@@ -42,6 +50,7 @@ class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
     heartbeat_at: float | None = None
     sections: tuple[Open, ...] = ()
     sections_more: int = 0  # open ones beyond the first MOST_SECTIONS
+    limits: tuple[Allowed, ...] = ()  # of MOST_SECTIONS sections at most
     schema: int = 1
 
     def is_like(self, other: Signs | None) -> bool:

@@ -43,6 +43,7 @@ def test_present_signs_are_left_where_others_can_see_them(one: Node) -> None:
     shown = signs.read(path)
     assert (shown.step, shown.doing, shown.origin.cycle) == (7, "run", 0)
     assert [(section.name, section.limit_s) for section in shown.sections] == [("data", 60.0)]
+    assert shown.limits == (signs.Allowed("data", 60.0),)
     assert shown.heartbeat_at is not None and shown.heartbeat_at <= shown.sections[0].at <= shown.written_at
     let_on(worker)
     one.hear(messages.Gone)

@@ -20,7 +20,7 @@ from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.signs import Open, Signs
+from resilience.telemetry.signs import Allowed, Open, Signs
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
@@ -133,7 +133,7 @@ def test_spare_is_not_productive() -> None:
 def test_durations_fall_into_the_buckets_of_their_definition() -> None:
     record = job().records[0]
     view = MetricView()
-    for duration in (0.02, 0.0201, 3.0, 1e9, -1.0):
+    for duration in (0.05, 0.0501, 3.0, 1e9, -1.0):
         view.take(msgspec.structs.replace(record, event=events.RestartEnded("peer", duration, "step")))
     found = view.samples()
     buckets = {
@@ -141,7 +141,7 @@ def test_durations_fall_into_the_buckets_of_their_definition() -> None:
         for (name, labels), n in found.items()
         if name == "resilience_restart_duration_seconds_bucket" and n
     }
-    assert buckets == {"0.02": 2, "0.05": 1, "5": 1, "inf": 1}  # a negative duration counts as none
+    assert buckets == {"0.05": 2, "0.1": 1, "5": 1, "inf": 1}  # a negative duration counts as none
 
 
 def test_sections_and_heartbeats_come_from_the_timing_histograms() -> None:
@@ -168,6 +168,7 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.TelemetryDropped("span", "queue full", 3),
         events.ExportFailed("otlp", "cannot start: no"),
         events.MonitorEnded(dropped_records=2),
+        events.TimeoutsStale("step", "it grew", 9.0),
     ]
     told.append([Record(n, n, n, origin, event) for n, event in enumerate(extra)])  # type: ignore[arg-type]
     for kind in get_args(launch_streams.Kind):
@@ -239,7 +240,8 @@ def shown(rank: int, sections: int = 1) -> Signs:
 
 
 def busy_node() -> MetricView:
-    """8 ranks, 10 sections, every kind of interruption, loss and detector."""
+    """8 ranks, 10 sections with limits, every kind of interruption, loss and detector."""
+    sections = [HEARTBEAT, *(f"section {number}" for number in range(10))]
     view = MetricView(lambda: 10**15)
     timings = Timings()
     for number in range(10):
@@ -256,7 +258,10 @@ def busy_node() -> MetricView:
             view.take(record)
     for record in launched(ranks=8, is_running=True).records:
         view.take(record)
-    view.take_signs({rank: shown(rank, sections=10) for rank in range(8)})
+    learned = sections[1::2]
+    limits = [Allowed(name, 9.0, name in learned) for name in sections]
+    signs = {rank: shown(rank, sections=10) for rank in range(8)}
+    view.take_signs({rank: msgspec.structs.replace(each, limits=tuple(limits)) for rank, each in signs.items()})
     record = job().records[0]
 
     def tell(event: object) -> None:
@@ -266,6 +271,8 @@ def busy_node() -> MetricView:
         ["ping", "step", "leave", "heartbeat", *(f"section:section {n}" for n in range(10))]
     ):
         tell(events.RankFellSilent(limit, "soft", 1.0, 1.0 + number))
+    for name in learned:
+        tell(events.TimeoutsStale(name, "it grew", 9.0))
     for signal in ("record", "span", "metric", "log", "timing"):
         for reason in ("sink", "queue full", "export failed", "malformed message: x", "ring was overrun", "closing"):
             tell(events.TelemetryDropped(signal, reason, 1))

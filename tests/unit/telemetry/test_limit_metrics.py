@@ -1,0 +1,90 @@
+"""How near sections come to their limits, of a whole node, and only as far back as matters."""
+
+from __future__ import annotations
+
+from resilience.core import events
+from resilience.core.identity import Origin
+from resilience.core.records import Record
+from resilience.telemetry.limit_metrics import RECENT, LimitMetrics
+from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.signs import Allowed, Open, Signs
+from resilience.telemetry.timings import HEARTBEAT, Timings
+
+ORIGIN = Origin(job_id="j", node="n", role="monitor", pid=1, initial_rank=0)
+STEP, SAVE = Allowed("step", 10.0, is_learned=True), Allowed("save", 100.0)
+USED = "resilience_timeout_headroom_ratio"
+
+
+def shows(*limits: Allowed, open_since: float | None = None) -> Signs:
+    sections = () if open_since is None else (Open("step", open_since, 10.0),)
+    return Signs(origin=ORIGIN, doing="run", sections=sections, limits=limits)
+
+
+def timings(**durations: list[float]) -> Timings:
+    made = Timings()
+    made.fold((name, seconds) for name, all_of_it in durations.items() for seconds in all_of_it)
+    return made
+
+
+def stale(deadline: str, attempt: int = 0) -> Record:
+    origin = Origin(job_id="j", node="n", role="monitor", pid=1, initial_rank=0, attempt=attempt)
+    return Record(1, 0, 0, origin, events.TimeoutsStale(deadline, "it grew", 50.0))
+
+
+def test_limits_are_those_of_the_strictest_rank_and_say_where_they_come_from() -> None:
+    shown = {0: shows(STEP, SAVE, Allowed(HEARTBEAT, 60.0)), 1: shows(Allowed("step", 8.0), Allowed(HEARTBEAT, 30.0))}
+    made = LimitMetrics().values(shown, None, str)
+    assert made["resilience_section_timeout_seconds"] == {
+        ("step", "config"): 8.0,
+        ("save", "config"): 100.0,
+    }
+    assert made["resilience_heartbeat_timeout_seconds"] == {("config",): 30.0}
+    assert made[USED] == {}  # nothing has been seen of them
+
+
+def test_used_of_the_limit_looks_at_what_ended_and_at_what_is_open() -> None:
+    view = LimitMetrics()
+    view.take_timings(timings(step=[1.0, 4.0, 2.0]), 0.0)
+    assert view.values({0: shows(STEP)}, 5.0, str)[USED] == {("step",): 0.4}
+    assert view.values({0: shows(STEP), 1: shows(STEP, open_since=1.0)}, 10.0, str)[USED] == {("step",): 0.9}
+
+
+def test_slow_section_of_long_ago_does_not_show_for_ever() -> None:
+    view = LimitMetrics()
+    slow = [9.0]
+    used = []
+    for minute in range(60):
+        view.take_timings(timings(step=slow + [1.0] * minute), 60.0 * minute)
+        used.append(view.values({0: shows(STEP)}, None, str)[USED]["step",])
+    assert used[0] == used[int(RECENT / 60)] == 0.9
+    assert 0.1 <= used[-1] < 0.11
+
+
+def test_sections_beyond_the_first_share_one_label() -> None:
+    view = LimitMetrics()
+    view.take_timings(timings(save=[1.0], load=[9.0]), 0.0)
+    made = view.values(
+        {0: shows(STEP, SAVE, Allowed("load", 20.0))}, None, lambda name: name if name == "step" else "-"
+    )
+    assert made["resilience_section_timeout_seconds"] == {("step", "calibrated"): 10.0, ("-", "config"): 20.0}
+    assert made[USED] == {("-",): 0.45}
+
+
+def test_stale_limit_shows_until_the_next_attempt() -> None:
+    view = LimitMetrics()
+    view.take(stale("step"))
+    assert view.values({}, None, str)["resilience_calibration_stale"] == {("step",): 1}
+    view.take(stale("save", attempt=1))
+    view.take(stale("step"))  # a file of the attempt before, read later
+    assert view.values({}, None, str)["resilience_calibration_stale"] == {("save",): 1}
+
+
+def test_node_exports_them() -> None:
+    view = MetricView()
+    view.take_timings(timings(step=[5.0]))
+    view.take_signs({0: shows(STEP)})
+    view.take(stale("step"))
+    found = view.samples()
+    assert found[USED, ("step",)] == 0.5
+    assert found["resilience_section_timeout_seconds", ("step", "calibrated")] == 10.0
+    assert found["resilience_calibration_stale", ("step",)] == 1
