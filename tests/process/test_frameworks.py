@@ -1,0 +1,90 @@
+"""Real frameworks under `resilience run`, two gloo ranks: a fault, and the training goes on at the last checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.integrations.watching import FILE
+from tests.process.leftovers import left_after
+from tests.support.account import Account
+from tests.support.server import ROOT
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = ROOT / "tests" / "process" / "scripts"
+NEEDS = {
+    "lightning_digits.py": ("lightning", "sklearn"),
+    "transformers_gpt2.py": ("transformers", "accelerate"),
+}
+STEPS = 40
+LAST_CHECKPOINT = 20  # before the fault
+
+
+class Trained:
+    """A job that ran to its end."""
+
+    def __init__(self, folder: Path, script: str, fault: str = "") -> None:
+        for module in NEEDS[script]:
+            pytest.importorskip(module, reason=f"{module} is not installed: `poe install-frameworks`")
+        self.folder = folder
+        env = {
+            **os.environ,
+            "RESILIENCE_RUN_DIR": str(folder / "runs"),
+            "RESILIENCE_JOB_ID": "job",
+            "FAULT_TOL_FINISHED_FLAG_FILE": str(folder / "finished"),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        # A hundred times the longest: steps of some milliseconds are no measure of how long a loaded host pauses.
+        command = [sys.executable, "-m", "resilience.launcher", "--nproc-per-node", "2", "--ft-safety-factor", "100"]
+        command += [str(SCRIPTS / script), str(folder / "out"), fault]
+        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        self.output = done.stdout + done.stderr
+        assert not left_after(folder / "runs")
+        assert done.returncode == 0, self.output
+        self.records = Account(folder / "runs" / "job").records()
+
+    def printed(self, words: str) -> list[str]:
+        """What rank 0 printed after these words, in order."""
+        return re.findall(rf"^{words} (\S+)$", self.output, flags=re.MULTILINE)
+
+    @property
+    def limits(self) -> set[str]:
+        """What ranks were found to exceed."""
+        found = [record.event for record in self.records if isinstance(record.event, events.RankFellSilent)]
+        return {event.limit for event in found}
+
+
+@functools.cache
+def undisturbed(script: str, folder: Path) -> Trained:
+    folder.mkdir()
+    return Trained(folder, script)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", ["crash", "kill", "hang"])
+@pytest.mark.parametrize("script", NEEDS)
+def test_training_resumes_at_the_last_checkpoint_as_if_nothing_had_been(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, script: str, fault: str
+) -> None:
+    expected = undisturbed(script, tmp_path_factory.getbasetemp() / script)
+    assert expected.printed("starts at step") == ["0"]
+    trained = Trained(tmp_path, script, fault)
+    assert trained.printed("fault:") == [fault]
+    assert trained.printed("starts at step") == ["0", str(LAST_CHECKPOINT)]
+    assert trained.printed("ends at step") == [str(STEPS)]
+    assert trained.printed("weights") == expected.printed("weights")
+    assert trained.limits == ({"section:step"} if fault == "hang" else set())
+    assert (tmp_path / "finished").exists()
+    kept = json.loads((tmp_path / "out" / FILE).read_text())
+    assert set(kept["section_timeouts"]["section"]) == {"checkpoint", "setup", "step", "validation"}
+    assert kept["hb_timeouts"]["were_calculated"]
