@@ -11,6 +11,7 @@ import csv
 import gzip
 import hashlib
 import math
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,12 +19,14 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.adapters import files
 from resilience.core.calibration import Cut, End, Pool, pooled, quantile
 from resilience.core.timeouts import HEARTBEAT, TABLE, Source
 from resilience.errors import ConfigurationError
 from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
 
+FRESH = 30.0  # seconds since a file was written last; a monitor that lives writes every 15
 COLUMNS = ("run", "section", "rank", "i", "seconds")
 ENDS = ("ok", "cut", "killed", "hang")
 
@@ -56,10 +59,11 @@ class Run(msgspec.Struct):
 
 
 class Input(msgspec.Struct):
-    """Everything that was read."""
+    """Everything that was read. notes: what a person should know of it."""
 
     runs: list[Run]
     sources: list[Source]
+    notes: list[str] = []
 
 
 Progress = Callable[[str, int, int], None]  # path, done, of how many
@@ -70,7 +74,7 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
 
     sections: only these, all if empty. Raises: ConfigurationError, naming file and line."""
     runs: list[Run] = []
-    files: list[Path] = []
+    sources: list[Path] = []
     for number, path in enumerate(paths):
         if progress is not None:
             progress(str(path), number, len(paths))
@@ -78,14 +82,14 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
             folder = path / "timings" if (path / "timings").is_dir() else path
             made, used = _folder(folder)
             runs += made
-            files += used
+            sources += used
         elif path.name.endswith((".csv", ".csv.gz")):
             runs += _table(path)
-            files.append(path)
+            sources.append(path)
         elif path.suffix == ".hist":
             made, used = _ranks([path])
             runs += made
-            files += used
+            sources += used
         else:
             raise ConfigurationError(
                 f"{path} is neither a run folder nor a table (.csv, .csv.gz) nor a timings file (.hist); the run "
@@ -98,7 +102,23 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
     for run in runs:
         if sections:
             run.deadlines = {name: seen for name, seen in run.deadlines.items() if name in sections}
-    return Input(runs, [Source(str(file), _sha256(file)) for file in files])
+    return Input(runs, [Source(str(file), _sha256(file)) for file in sources], _unfinished(sources))
+
+
+def _unfinished(sources: Sequence[Path]) -> list[str]:
+    """Name the runs that are still being written: what they will bring yet is missing."""
+    fresh = {
+        file.parent.parent for file in sources if file.suffix == ".hist" and time.time() - file.stat().st_mtime < FRESH
+    }
+    growing = sorted(folder for folder in fresh if not _is_over(folder))
+    return [f"{folder} is still being written; it is taken as it is now" for folder in growing]
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether everybody who writes records there has said that it was the last one."""
+    ends = ('"monitor.ended"', '"job.ended"')
+    last = [files.tail(path, 1) for path in (folder / "records").glob("*.jsonl")]
+    return bool(last) and all(lines and any(end in lines[0] for end in ends) for lines in last)
 
 
 # -- tables ----------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     target = _target(arguments)
     old = _previous(arguments.out)
     given = timings.read(arguments.runs, frozenset(arguments.section), _progress("reading"))
+    for note in given.notes:
+        print(f"resilience calibrate: {note}", file=sys.stderr)
     if arguments.backtest:
         return calibrate_backtest.run(given.runs, target, arguments.n, arguments.json)
     found = calibrate(given, target, old, _progress("fitting"))
