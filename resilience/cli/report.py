@@ -191,8 +191,10 @@ def _header(found: Report, width: int) -> Iterator[Line]:
     spans = [count(found.iterations, "iteration")]
     if found.calls > 1:
         spans.insert(0, count(found.calls, "call"))
+    if found.launched is not None:
+        spans = [count(found.launched.cycles, "cycle"), *(spans if found.calls else [])]
     if found.attempts > 1:
-        spans.insert(0, f"{found.attempts} attempts or cycles")
+        spans.insert(0, count(found.attempts, "attempt"))
     yield from field(
         "started", f"{date(found.started_wall_ns)}, on record for {seconds(took)}, {', '.join(spans)}", width, indent=2
     )
@@ -201,12 +203,14 @@ def _header(found: Report, width: int) -> Iterator[Line]:
     yield from field("world", f"{size} on {count(len(found.nodes), 'node')}: {nodes}", width, indent=2)
     if found.versions:
         yield from field("versions", ", ".join(f"{k} {v}" for k, v in found.versions.items()), width, indent=2)
-    style = "green" if found.completed and not found.left and not found.open else "yellow"
+    is_well = found.completed and not (found.left or found.open or found.stopped)
+    style = "green" if is_well else "yellow"
     yield from field("ended", found.end, width, style, indent=2)
     errors = dict.fromkeys(left.error for left in found.left)
     for error in list(errors)[:3]:
         ranks = [left.rank for left in found.left if left.error == error]
         yield from field("", f"{named(ranks)}: {error}", width, indent=2)
+    yield from _times(found, width)
     if found.incidents:
         known = [seconds(found.lost_s)] if found.lost_s is not None else []
         known += [count(found.lost_steps, "step")] if found.lost_steps else []
@@ -214,6 +218,17 @@ def _header(found: Report, width: int) -> Iterator[Line]:
         yield from field("incidents", f"{len(found.incidents)}{lost}", width, "bold", indent=2)
     else:
         yield from field("incidents", "none", width, indent=2)
+
+
+def _times(found: Report, width: int) -> Iterator[Line]:
+    """Where the time went."""
+    spent = found.times
+    if spent.ettr is None:
+        return
+    lost = {"start-up": spent.startup_s, "restarts": spent.restart_s, "silence": spent.hang_s, "rework": spent.rework_s}
+    parts = ", ".join(f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005)
+    text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
+    yield from field("time", text, width, indent=2)
 
 
 def incident_table(incidents: Iterable[Incident], width: int) -> list[Line]:
@@ -259,6 +274,8 @@ def incident_lines(incident: Incident, width: int) -> Iterator[Line]:
     kind = _KINDS.get(incident.kind, incident.kind)
     first = f" on rank {verdict.first}" if verdict.first is not None else ""
     iteration = f"iteration {incident.iteration}" if incident.iteration >= 0 else "while ranks met at the call"
+    if incident.layer == "launcher":
+        iteration = f"cycle {incident.cycle}"
     step = f", step {chief.step}" if chief is not None and chief.step is not None else ""
     yield (
         (f"{incident.number}  ", "bold"),
@@ -274,6 +291,8 @@ def incident_lines(incident: Incident, width: int) -> Iterator[Line]:
         yield from _log(chief, width)
     elif incident.where is not None:
         yield from field("where", f"rank {verdict.first} was at {_frame(incident.where)}", width)
+    if chief is None and incident.detail:
+        yield from field("what", incident.detail, width, "bold")
     yield from field("since", _since(incident), width)
     yield from _verdict(incident, width)
     yield from _phases(incident, width)
@@ -417,13 +436,13 @@ def _phases(incident: Incident, width: int) -> Iterator[Line]:
     """One line a phase, with a bar as long as its share of the slowest ranks' times."""
     if not incident.phases:
         return
-    yield ((" " * 3, ""), (f"{'phases':11}{'':9}{'median':>9}{'slowest':>10}", "dim"))
+    yield ((" " * 3, ""), (f"{'phases':11}{'':11}{'median':>9}{'slowest':>10}", "dim"))
     total = sum(phase.took.max_s for phase in incident.phases)
     for phase in incident.phases:
         took = phase.took
         bar = "█" * round(BAR * took.max_s / total) if total > 0 else ""
-        slowest = f"rank {took.slowest}" if took.max_s >= 0.0005 else ""
-        text = f"{'':14}{phase.name:9}{seconds(took.median_s):>9}{seconds(took.max_s):>10}  {slowest:11}"
+        slowest = (took.node or f"rank {took.slowest}") if took.max_s >= 0.0005 else ""
+        text = f"{'':14}{phase.name:11}{seconds(took.median_s):>9}{seconds(took.max_s):>10}  {cut(slowest, 11):11}"
         yield ((text, ""), (cut(bar, max(0, width - len(text))), "cyan"))
 
 

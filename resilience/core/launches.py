@@ -107,6 +107,13 @@ class Part:
         return self.ended is not None and self.ended.outcome in _FAILED
 
     @property
+    def restarts_left(self) -> int | None:
+        """What the job's budget has left, as far as this node knows."""
+        if self.decided is not None:
+            return self.decided.restarts_left
+        return None if self.started is None else max(0, self.started.max_restarts - self.started.restarts_used)
+
+    @property
     def stopped(self) -> set[int]:
         """Ranks that the agent ended on purpose."""
         return {rank for rank, worker in self.workers.items() if worker.exit is not None and worker.exit.expected}

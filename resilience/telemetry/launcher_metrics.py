@@ -70,9 +70,7 @@ class LauncherMetrics:
             )  # the last one
         if part.started is not None:
             counts["resilience_restart_iteration"][(LAYER,)] = place[1]
-            left = part.started.max_restarts - part.started.restarts_used
-            left = left if part.decided is None else part.decided.restarts_left
-            counts["resilience_restart_budget_remaining"][(LAYER,)] = max(0, left)
+            counts["resilience_restart_budget_remaining"][(LAYER,)] = part.restarts_left or 0
         if part.ended is not None:
             outcome = _OUTCOMES.get(part.ended.outcome, "aborted")
             counts["resilience_restart_iterations_total"][LAYER, outcome] += 1

@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 
 from resilience.analysis.load import Run
-from resilience.analysis.report import Note, Report, as_json, report
+from resilience.analysis.report import Launched, Note, Report, as_json, report
 from resilience.core import events
 from resilience.core.records import Record
+from tests.support import launch_streams
+from tests.support.launch_streams import launched
 from tests.support.record_streams import STARTED_NS, Fault, Job, job
 
 
@@ -79,3 +81,35 @@ def test_json_holds_everything_and_what_is_computed() -> None:
     assert incident["verdict"]["first"] == 1
     assert incident["cost"]["lost_s"] == found.lost_s
     assert incident["records"][0]["exit"] == {"signal": "SIGKILL", "oom": False}
+
+
+def test_launched_job_tells_its_cycles_its_budget_and_its_end() -> None:
+    told = launched([launch_streams.Fault("kill", 1), launch_streams.Fault("exhausted", 2)], nodes=2)
+    found = report(Run(Path("run"), None, tuple(told.records), ()))
+    assert found.launched == Launched(2, 1, 10, "exhausted", 1, "process 2002 ended (SIGKILL)")
+    assert (found.lost, found.stopped, found.completed, found.open) == ((2,), (0, 1, 3), (), ())
+    assert (found.world_size, found.attempts, [incident.layer for incident in found.incidents]) == (
+        4,
+        1,
+        ["launcher", "launcher"],
+    )
+    plain = as_json(found)
+    assert plain["times"]["ettr"] == found.times.ettr
+    assert plain["launched"]["restarts_used"] == 1
+
+
+def test_workers_that_were_replaced_count_by_their_last_cycle() -> None:
+    told = launched([launch_streams.Fault("hang", 1)])
+    found = report(Run(Path("run"), None, tuple(told.records), ()))
+    assert (found.completed, found.lost, found.stopped) == ((0, 1), (), ())
+    running = launched([launch_streams.Fault("hang", 1)], is_running=True)
+    assert report(Run(Path("run"), None, tuple(running.records), ())).open == (0, 1)
+
+
+def test_what_somebody_asked_for_is_noted() -> None:
+    told = launched([launch_streams.Fault("membership"), launch_streams.Fault("preempt")])
+    found = report(Run(Path("run"), None, tuple(told.records), ()))
+    assert [note.what for note in found.notes] == [
+        "a new cycle began because nodes joined or left",
+        "the job was asked to stop: SIGTERM to the agent of node0",
+    ]
