@@ -108,6 +108,20 @@ def seconds(value: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def brief(value: float) -> str:
+    """Return a duration in six characters at most: 21ms, 3.0s, 2m05s, 3h20m, 12d."""
+    if value < 0.95:
+        return f"{value * 1000:.0f}ms"
+    if value < 59.95:
+        return f"{value:.1f}s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d"
+
+
 def count(number: int, noun: str) -> str:
     """Return "1 step", "2 steps"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

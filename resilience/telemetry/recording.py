@@ -11,9 +11,10 @@ import msgspec
 
 from resilience.adapters import files
 from resilience.adapters.files import LineFile
-from resilience.core.records import Record, to_line
+from resilience.core.records import Record, from_line, to_line
 
 JOB_FILE = "job.json"
+READ_AT_ONCE = 4 << 20  # bytes of one file a look
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,3 +54,35 @@ class RecordFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+class RecordTail:
+    """Reads a record file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._taken = 0  # bytes
+
+    def added(self) -> list[Record]:
+        """Return the complete records that were added since the last look; a line that is none was torn.
+
+        Costs a `stat` where nothing was. A file that cannot be read has nothing new."""
+        try:
+            if self._path.stat().st_size <= self._taken:
+                return []
+            with self._path.open("rb") as file:
+                file.seek(self._taken)
+                whole, newline, rest = file.read(READ_AT_ONCE).rpartition(b"\n")
+        except OSError:
+            return []
+        if not newline and len(rest) == READ_AT_ONCE:
+            self._taken += len(rest)  # no line of ours is that long
+            return []
+        self._taken += len(whole) + len(newline)
+        found = []
+        for line in whole.split(b"\n"):
+            try:
+                found.append(from_line(line))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+        return found

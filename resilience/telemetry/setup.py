@@ -26,10 +26,11 @@ import msgspec
 from resilience.adapters import files
 from resilience.adapters.environment import Exporting, Settings, monitor_socket
 from resilience.core import events
-from resilience.core.records import Record, from_line
+from resilience.core.records import Record
 from resilience.errors import ConfigurationError
 from resilience.telemetry import signs, timings
 from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.recording import RecordTail
 from resilience.telemetry.sending import Emit, SpanSender
 from resilience.telemetry.span import Trace, parse_traceparent
 from resilience.telemetry.spans import SpanView
@@ -39,7 +40,6 @@ LOOPBACK = "127.0.0.1"
 PORTS_TRIED = 32  # from RESILIENCE_METRICS_PORT upwards
 SNAPSHOT_EVERY = 15.0  # seconds between two looks at the timing histograms, and two metric snapshots
 LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, seldom later
-READ_AT_ONCE = 4 << 20  # bytes of one file a poll
 POLL_EVERY = 0.5  # seconds between two looks of the agent's at the record files
 LINGER = 0.02  # seconds between two looks at the files of ranks that are about to end
 
@@ -55,7 +55,7 @@ class NodeExports:
         self._node = node
         self._exports = exports
         self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
-        self._read: dict[Path, int] = {}  # bytes of each file that are taken
+        self._read: dict[Path, RecordTail] = {}
         self._calls: dict[Path, Call] = {}  # of ranks whose process has not ended: the call they are in
         self._completed: set[Call] = set()
         self._list_at = 0.0
@@ -92,8 +92,8 @@ class NodeExports:
         if now >= self._list_at:
             self._list(now)
         batch: list[Record] = []
-        for path in self._read:
-            added = self._added(path)
+        for path, tail in self._read.items():
+            added = tail.added()
             batch += added
             for record in added:
                 self._note(path, record)
@@ -155,30 +155,7 @@ class NodeExports:
         except OSError:
             return
         for path in sorted(names):
-            self._read.setdefault(path, 0)
-
-    def _added(self, path: Path) -> list[Record]:
-        """The complete records that were appended to a file. A line that is none was torn: left out."""
-        taken = self._read[path]
-        try:
-            if path.stat().st_size <= taken:
-                return []
-            with path.open("rb") as file:
-                file.seek(taken)
-                whole, newline, rest = file.read(READ_AT_ONCE).rpartition(b"\n")
-        except OSError:
-            return []
-        if not newline and len(rest) == READ_AT_ONCE:
-            self._read[path] = taken + len(rest)  # no line of ours is that long
-            return []
-        self._read[path] = taken + len(whole) + len(newline)
-        found = []
-        for line in whole.split(b"\n"):
-            try:
-                found.append(from_line(line))
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-        return found
+            self._read.setdefault(path, RecordTail(path))
 
     def _take_timings(self) -> None:
         total = timings.Timings()

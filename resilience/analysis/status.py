@@ -1,0 +1,264 @@
+"""How is a job doing right now?  Its run folder, looked at again and again.
+
+`Watcher` follows the record files as they grow and reads what monitors leave of their ranks' present signs; a look
+costs what was added since the last one. It needs no server, and works from any host that sees the folder: ages
+are by the clock of whoever looks. States are those of `telemetry.metrics`."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from resilience.core import events
+from resilience.core.launches import Launches
+from resilience.core.records import Record
+from resilience.core.symptoms import symptom
+from resilience.telemetry import signs
+from resilience.telemetry.metrics import HEALTHY, MetricView
+from resilience.telemetry.recording import RecordTail
+
+LIST_EVERY = 5.0  # seconds between two looks for new files
+_WRONG = ("suspect", "terminated", "excluded", "unmonitored")
+
+Phase = Literal["starting", "running", "restarting", "ended"]
+
+
+class Section(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An open section: for how long, and what it may take; None without a limit."""
+
+    name: str
+    open_s: float
+    limit_s: float | None = None
+
+    @property
+    def share(self) -> float:
+        """Of its limit, how much is used up; 0 without one."""
+        return self.open_s / self.limit_s if self.limit_s else 0.0
+
+
+class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A rank at this moment. silent_s: since its last heartbeat, ping or higher step. section: the open one that
+    is nearest to its limit, else the innermost. shown_s: age of what is shown."""
+
+    rank: int
+    node: str
+    state: str
+    doing: str = ""
+    step: int | None = None
+    silent_s: float | None = None
+    section: Section | None = None
+    sections: int = 0
+    shown_s: float | None = None
+
+    @property
+    def is_well(self) -> bool:
+        return self.state in HEALTHY
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The last thing that broke."""
+
+    what: str
+    rank: int
+    ago_s: float
+
+
+class Now(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job at this moment. restarts: by the launcher; iterations: restarts in place, since the present cycle
+    began. states: how many ranks are in each state. outcome: how it ended, in the launcher's words."""
+
+    run: str
+    job_id: str
+    phase: Phase
+    since_s: float
+    last_record_s: float
+    nodes: int
+    world_size: int | None
+    states: dict[str, int]
+    ranks: tuple[RankNow, ...]
+    cycle: int | None = None
+    restarts: int | None = None
+    restarts_left: int | None = None
+    iterations: int = 0
+    outcome: str | None = None
+    detail: str = ""
+    failure: Failure | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs, or has completed."""
+        return self.phase != "ended" or self.outcome == "completed"
+
+
+class Watcher:
+    """Follows one run folder."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """clock: UTC seconds."""
+        self._folder = folder
+        self._clock = clock
+        self._tails: dict[Path, RecordTail] = {}
+        self._list_at = float("-inf")
+        self._views: defaultdict[str, MetricView] = defaultdict(MetricView)
+        self._launches = Launches()
+        self._job_id = folder.name
+        self._first_ns: int | None = None
+        self._last_ns = 0
+        self._calls: dict[int, str] = {}  # initial rank -> how its last call ended, empty while it goes on
+        self._left: set[int] = set()  # ranks whose process has ended
+        self._node: dict[int, str] = {}
+        self._size: int | None = None
+        self._iteration = (0, 0, 0)  # attempt, cycle, iteration
+        self._failure: tuple[int, int, str] | None = None  # UTC, rank, what
+
+    def look(self) -> Now | None:
+        """Return the job at this moment; None while there is nothing on record."""
+        now = self._clock()
+        if now >= self._list_at:
+            self._list_at = now + LIST_EVERY
+            self._list()
+        for tail in self._tails.values():
+            for record in tail.added():
+                self._take(record)
+        return None if self._first_ns is None else self._now(now, self._first_ns)
+
+    def _list(self) -> None:
+        try:
+            paths = sorted(path for path in (self._folder / "records").iterdir() if path.suffix == ".jsonl")
+        except OSError:
+            return
+        for path in paths:
+            self._tails.setdefault(path, RecordTail(path))
+
+    # -- records --------------------------------------------------------------------------------
+
+    def _take(self, record: Record) -> None:
+        origin, event = record.origin, record.event
+        self._job_id = origin.job_id
+        self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
+        self._last_ns = max(self._last_ns, record.wall_ns)
+        self._launches.take(record)
+        self._views[origin.node].take(record)
+        rank = origin.initial_rank
+        if isinstance(event, events.Interrupted) and symptom(event.record).is_own:
+            seen = event.record
+            at = seen.detected_wall_ns or record.wall_ns
+            if self._failure is None or at >= self._failure[0]:
+                what = seen.message if seen.exception is None else f"{seen.exception.type}: {seen.exception.message}"
+                self._failure = (at, seen.rank, what)
+        if rank is None:
+            return
+        self._node[rank] = origin.node
+        match event:
+            case events.MonitorStarted() | events.CallStarted():
+                self._left.discard(rank)
+                self._calls[rank] = ""
+                self._size = event.world_size if isinstance(event, events.CallStarted) else self._size
+            case events.CallEnded(outcome=outcome):
+                self._calls[rank] = outcome
+            case events.RankExited():
+                self._left.add(rank)
+            case events.IterationStarted() if origin.iteration is not None:
+                self._iteration = max(self._iteration, (origin.attempt, origin.cycle, origin.iteration))
+
+    # -- the present ----------------------------------------------------------------------------
+
+    def _now(self, now: float, first_ns: int) -> Now:
+        shown = signs.read_all(self._folder)
+        ranks = self._ranks(now, shown)
+        states: dict[str, int] = defaultdict(int)
+        for rank in ranks:
+            states[rank.state] += 1
+        place = self._launches.places[-1] if self._launches.places else None
+        parts = {} if place is None else self._launches.parts(place)
+        began = [part.started for part in parts.values() if part.started is not None]
+        left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
+        phase, outcome, detail = self._phase()
+        met = next((part.met for part in parts.values() if part.met is not None), None)
+        iteration = self._iteration if place is None or self._iteration[:2] == place else (0, 0, 0)
+        failure = self._failure
+        return Now(
+            run=str(self._folder),
+            job_id=self._job_id,
+            phase=phase,
+            since_s=max(0.0, now - first_ns / 1e9),
+            last_record_s=max(0.0, now - self._last_ns / 1e9),
+            nodes=len(parts) or len(set(self._node.values())),
+            world_size=self._size if met is None else met.world_size,
+            states=dict(sorted(states.items())),
+            ranks=ranks,
+            cycle=None if place is None else place[1],
+            restarts=max((event.restarts_used for event in began), default=None),
+            restarts_left=min(left, default=None),
+            iterations=iteration[2],
+            outcome=outcome,
+            detail=detail,
+            failure=None if failure is None else Failure(failure[2], failure[1], max(0.0, now - failure[0] / 1e9)),
+        )
+
+    def _phase(self) -> tuple[Phase, str | None, str]:
+        """What the job is doing; once it has ended, how."""
+        if not self._launches.began:
+            if self._left and self._left >= set(self._calls):
+                outcomes = {self._calls.get(rank) for rank in self._left}
+                # A rank that died was replaced by others, or not: what the last call says counts.
+                return "ended", "completed" if "completed" in outcomes else "failed", ""
+            return ("running" if self._iteration != (0, 0, 0) or self._calls else "starting"), None, ""
+        attempt = max(attempt for _, attempt in self._launches.began)
+        over = [event for (_, of), event in self._launches.over.items() if of == attempt]
+        present = [node for node, of in self._launches.began if of == attempt]
+        if over and len(over) >= len(present):
+            worst = max(over, key=lambda event: event.exit_code)
+            return "ended", worst.outcome, worst.detail
+        if not self._launches.places or self._launches.places[-1][0] != attempt:
+            return "starting", None, ""
+        parts = self._launches.parts(self._launches.places[-1]).values()
+        if any(part.ended is not None for part in parts):
+            return "restarting", None, ""
+        return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""
+
+    def _ranks(self, now: float, shown: dict[int, signs.Signs]) -> tuple[RankNow, ...]:
+        found: dict[int, RankNow] = {}
+        for node, view in self._views.items():
+            for rank, state in view.states().items():
+                known = found.get(rank)
+                # A rank that moved to another node is what it is there.
+                if known is None or self._node.get(rank) == node:
+                    found[rank] = _rank_now(rank, node, state, now, shown.get(rank))
+        return tuple(found[rank] for rank in sorted(found))
+
+
+def _rank_now(rank: int, node: str, state: str, now: float, shown: signs.Signs | None) -> RankNow:
+    if shown is None or shown.origin.node != node:
+        return RankNow(rank, node, state)
+    opened = [
+        Section(section.name, max(0.0, now - shown.wall(section.at)), section.limit_s) for section in shown.sections
+    ]
+    nearest = max(reversed(opened), key=lambda section: section.share, default=None)
+    is_gone = state in ("terminated", "excluded")
+    return RankNow(
+        rank=rank,
+        node=node,
+        state=state,
+        doing="" if is_gone else shown.doing,
+        step=shown.step,
+        silent_s=None if shown.heartbeat_at is None else max(0.0, now - shown.wall(shown.heartbeat_at)),
+        section=None if is_gone else nearest,
+        sections=0 if is_gone else len(opened) + shown.sections_more,
+        shown_s=max(0.0, now - shown.wall(shown.written_at)),
+    )
+
+
+def order(ranks: tuple[RankNow, ...]) -> list[RankNow]:
+    """Return ranks, those first that deserve a look."""
+
+    def urgency(rank: RankNow) -> tuple[int, float, float, int]:
+        wrong = _WRONG.index(rank.state) if rank.state in _WRONG else len(_WRONG)
+        return wrong, -(rank.section.share if rank.section is not None else 0.0), -(rank.silent_s or 0.0), rank.rank
+
+    return sorted(ranks, key=urgency)

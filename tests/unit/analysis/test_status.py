@@ -1,0 +1,140 @@
+"""A run folder is enough to say how a job is doing: states, steps, sections against their limits, restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from resilience.analysis.status import Failure, Now, RankNow, Section, Watcher, order
+from resilience.core import events
+from resilience.core.identity import Origin
+from resilience.core.records import to_line
+from resilience.telemetry import signs
+from tests.support import record_streams
+from tests.support.launch_streams import Fault, Kind, Launched, launched
+from tests.support.record_streams import STARTED_NS
+
+START = STARTED_NS / 1e9
+
+
+def now_of(folder: Path, after: float = 60.0) -> Now:
+    now = Watcher(folder, lambda: START + after).look()
+    assert now is not None
+    return now
+
+
+def show(folder: Path, rank: int, node: str = "node0", **more: float) -> None:
+    """Leave signs as a monitor does. Its monotonic clock is at 100 when the job begins."""
+    origin = Origin("job", node, "monitor", 500 + rank, initial_rank=rank, world_size=4)
+    opened = tuple(signs.Open(name, 100.0 + at, 60.0 if name == "data" else None) for name, at in more.items())
+    made = signs.Signs(
+        origin, "run", 158.0, START - 100, step=7 + rank, step_at=157.0, heartbeat_at=157.5, sections=opened
+    )
+    assert signs.write(folder, made)
+
+
+def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> None:
+    folder = launched([Fault("kill", 1)], nodes=2, is_running=True).write(tmp_path / "run")
+    for rank in range(4):
+        show(folder, rank, f"node{rank // 2}", epoch=10.0, data=50.0)
+    now = now_of(folder)
+    assert (now.phase, now.cycle, now.restarts, now.restarts_left) == ("running", 1, 1, 9)
+    assert (now.world_size, now.nodes, now.states) == (4, 2, {"active": 4})
+    assert [rank.step for rank in now.ranks] == [7, 8, 9, 10]
+    first = now.ranks[0]
+    assert first.section is not None
+    assert (first.section.name, first.sections) == ("data", 2)
+    assert first.section.open_s == pytest.approx(10.0) and first.section.share == pytest.approx(10 / 60)
+    assert first.silent_s == pytest.approx(2.5) and first.shown_s == pytest.approx(2.0)
+    assert now.failure is not None
+    assert (now.failure.rank, now.failure.what) == (1, "process 1001 ended (SIGKILL)")
+
+
+def test_without_signs_states_are_known_all_the_same(tmp_path: Path) -> None:
+    now = now_of(launched(is_running=True).write(tmp_path / "run"))
+    assert now.states == {"active": 2}
+    assert [(rank.step, rank.section, rank.silent_s) for rank in now.ranks] == [(None, None, None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [("exhausted", "exhausted"), ("preempt", "preempted"), ("kill", "completed")]
+)
+def test_end_is_the_launchers(kind: Kind, outcome: str, tmp_path: Path) -> None:
+    now = now_of(launched([Fault(kind, 0)], nodes=2).write(tmp_path / "run"))
+    assert (now.phase, now.outcome, now.is_well) == ("ended", outcome, outcome == "completed")
+
+
+def test_each_phase_shows_as_it_comes(tmp_path: Path) -> None:
+    """Records arrive one by one; a watcher sees the job start, run, restart, run and end."""
+    told = launched([Fault("hang", 1)])
+    watcher = Watcher(tmp_path, lambda: START)
+    (tmp_path / "records").mkdir()
+    names = {"agent": "node0-agent.jsonl", **{str(rank): f"node0-{rank}.jsonl" for rank in range(2)}}
+    for name in names.values():
+        (tmp_path / "records" / name).touch()
+    assert watcher.look() is None
+    seen: list[tuple[str, str]] = []
+    for record in told.interleaved(0):
+        rank = record.origin.initial_rank
+        with (tmp_path / "records" / names["agent" if rank is None else str(rank)]).open("ab") as file:
+            file.write(to_line(record))
+        now = watcher.look()
+        assert now is not None
+        states = ", ".join(sorted(now.states))
+        if not seen or seen[-1] != (now.phase, states):
+            seen.append((now.phase, states))
+    assert [phase for number, (phase, _) in enumerate(seen) if not number or seen[number - 1][0] != phase] == [
+        "starting",
+        "running",
+        "restarting",
+        "starting",
+        "running",
+        "restarting",
+        "ended",
+    ]
+    assert ("running", "active, suspect") in seen
+
+
+@pytest.mark.parametrize("kind", get_args(record_streams.Kind))
+def test_job_without_the_launcher(kind: record_streams.Kind, tmp_path: Path) -> None:
+    told = record_streams.job([record_streams.Fault(kind, 1, 0)], spares=1)
+    now = now_of(told.write(tmp_path / "run"))
+    assert (now.phase, now.outcome) == ("ended", "completed") or kind == "monitor"
+    assert (now.cycle, now.restarts, now.iterations) == (None, None, told.iterations - 1)
+    for rank, records in told.files.items():
+        ended = next(
+            n for n, r in enumerate(records) if isinstance(r.event, events.StageEnded) and r.event.stage == "run"
+        )
+        told.files[rank] = records[:ended]
+    assert now_of(told.write(tmp_path / "live")).phase == "running"
+
+
+def test_whoever_deserves_a_look_comes_first() -> None:
+    ranks = now_ranks()
+    assert [rank.rank for rank in order(ranks)] == [3, 2, 1, 0]
+
+
+def now_ranks() -> tuple[RankNow, ...]:
+    return (
+        RankNow(0, "n", "active", silent_s=1.0),
+        RankNow(1, "n", "active", silent_s=5.0),
+        RankNow(2, "n", "active", section=Section("data", 50.0, 60.0)),
+        RankNow(3, "n", "suspect"),
+    )
+
+
+def test_newest_fault_is_told(tmp_path: Path) -> None:
+    now = now_of(launched([Fault("raise", 1), Fault("hang", 0)], nodes=2).write(tmp_path / "run"), after=20.0)
+    assert isinstance(now.failure, Failure)
+    assert (now.failure.rank, now.failure.what) == (0, "process 2000 ended (SIGKILL)")
+
+
+def test_torn_and_foreign_files_are_no_hindrance(tmp_path: Path) -> None:
+    told: Launched = launched(is_running=True)
+    folder = told.write(tmp_path / "run")
+    (folder / "records" / "node0-7.jsonl").write_bytes(b"\xff\xfe garbage\n{")
+    (folder / "timings").mkdir()
+    (folder / "timings" / "node0-0.signs").write_bytes(b"{")
+    assert now_of(folder).states == {"active": 2}

@@ -1,0 +1,99 @@
+"""`resilience status`: fits the terminal at any size of the world, and tells the end by its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resilience.analysis.status import Failure, Now, RankNow, Section
+from resilience.cli import main
+from resilience.cli.render import plain
+from resilience.cli.status import status_lines
+from tests.support.launch_streams import Fault, launched
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path / "runs"))
+
+
+def now(world: int, node: str = "node") -> Now:
+    ranks = tuple(
+        RankNow(
+            rank,
+            f"{node}{rank // 8}",
+            "suspect" if rank == 5 else "active",
+            "run",
+            100_000 + rank % 3,
+            1.5,
+            Section("checkpoint of the whole model", 3000.0, 3600.0) if rank % 2 else None,
+            2,
+            1.0,
+        )
+        for rank in range(world)
+    )
+    return Now(
+        run="/runs/job",
+        job_id="job",
+        phase="running",
+        since_s=4000.0,
+        last_record_s=2.0,
+        nodes=-(-world // 8),
+        world_size=world,
+        states={"active": world - 1, "suspect": 1},
+        ranks=ranks,
+        cycle=3,
+        restarts=3,
+        restarts_left=7,
+        failure=Failure("ValueError: a message that is\nlonger than a line " * 20, 5, 100.0),
+    )
+
+
+@pytest.mark.parametrize("world", [8, 256, 10_000])
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("node", ["n", "a-node-with-a-very-long-name.of.some.cluster"])
+def test_fits_the_terminal_at_any_size(world: int, width: int, node: str) -> None:
+    lines = [plain(line) for line in status_lines(now(world, node), width, 12)]
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24
+    assert any(line.split()[:1] == ["5"] and "suspect" in line for line in lines)
+
+
+def test_says_what_it_shows() -> None:
+    text = "\n".join(plain(line) for line in status_lines(now(8), 120, 12))
+    for part in (
+        "Run job  running  for 1 h 06 min",
+        "8 ranks on 1 node: 7 active, 1 suspect",
+        "3 by the launcher (cycle 3), 7 left",
+        "step       100000 to 100002",
+        "1 min 40 s ago, rank 5: ValueError",
+        "50m00s / 1h00m",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(("faults", "status"), [([], 0), ([Fault("exhausted", 1)], 1), ([Fault("kill", 1)], 0)])
+def test_exit_status_tells_the_end(
+    faults: list[Fault], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched(faults).write(tmp_path / "runs" / "mine")
+    assert main(["status", "mine", "--watch"]) == status
+    assert "ended" in capsys.readouterr().out
+
+
+def test_json_is_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launched([Fault("hang", 1)], is_running=True).write(tmp_path / "runs" / "mine")
+    assert main(["status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["phase"], told["cycle"], told["states"]) == ("running", 1, {"active": 2})
+    assert msgspec.convert(told, Now).ranks[1].state == "active"
+
+
+def test_folder_without_records_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs" / "mine" / "records").mkdir(parents=True)
+    assert main(["status", "mine"]) == 2
+    assert "has nothing on record yet" in capsys.readouterr().err
