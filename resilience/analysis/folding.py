@@ -98,8 +98,13 @@ def fold(lines: Iterable[Line]) -> Iterator[Said]:
 
 def _free(slots: list[_Slot], text: str, speaker: int | str) -> _Slot | None:
     """The slot to join: where the very same was said, else the first where this speaker has not spoken."""
-    free = [slot for slot in slots if speaker not in slot.speakers]
-    return next((slot for slot in free if text in slot.variants), free[0] if free else None)
+    first = None
+    for slot in slots:
+        if speaker not in slot.speakers:
+            if text in slot.variants:
+                return slot
+            first = first or slot
+    return first
 
 
 def _head(line: Line, masked: str) -> str:

@@ -28,14 +28,15 @@ LONGEST = 1 << 20  # bytes: what is longer (a progress bar without newlines) com
 LISTED = 8  # items of a list that are told in a line of text
 AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change is a broken clock's, not a time
 
-_LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
-_SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^([IWEF])\d{4} ")
+LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
+_SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^\[?([IWEF])\d{4} ")
 _LEVEL_WORDS = {"WARN": "warning", "FATAL": "critical", "I": "info", "W": "warning", "E": "error", "F": "critical"}
 _BREAKS = re.compile(r"\s*\n\s*")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
 _STAMP = re.compile(
     r"^\W?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))? ?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII
 )
+_GLOG = re.compile(r"^\[?[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})", re.ASCII)  # glog's and torch's: no year
 
 
 class Line(msgspec.Struct, gc=False):
@@ -193,7 +194,7 @@ class Source:
                     known.name,
                     self._number,
                     raw,
-                    _LEVEL_OF.get(tag, "info"),
+                    LEVEL_OF.get(tag, "info"),
                     tag,
                     origin.initial_rank,
                     origin.node,
@@ -241,6 +242,10 @@ class Source:
         return start + (end - start) * begin // self._size
 
     def _stamp_of(self, text: str) -> int | None:
+        glog = _GLOG.match(text)
+        if glog is not None:
+            year = datetime.fromtimestamp(self._changed_ns / 1e9).year
+            text = f"{year}-{glog[1]}-{glog[2]} {glog[3]}.{glog[4]}"
         found = _STAMP.match(text)
         if found is None:
             return None

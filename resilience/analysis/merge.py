@@ -31,7 +31,7 @@ _RANK_OF_NODE = re.compile(r"(?P<node>.+)-(?P<rank>\d+|agent)$")
 
 class Choice(msgspec.Struct, frozen=True):
     """Which lines are wanted; None: any. event: a shell pattern for tags of records and messages of
-    log lines. since_ns, until_ns: UTC."""
+    log lines. since_ns, until_ns: UTC. kinds: of files."""
 
     ranks: frozenset[int] | None = None
     level: str | None = None
@@ -40,6 +40,7 @@ class Choice(msgspec.Struct, frozen=True):
     cycle: int | None = None
     since_ns: int | None = None
     until_ns: int | None = None
+    kinds: frozenset[Kind] | None = None
 
 
 class Timeline:
@@ -122,6 +123,8 @@ class Timeline:
         """Whether a file may hold wanted lines, by its name alone."""
         rank = _rank_of(path, kind)
         choice = self._choice
+        if choice.kinds is not None and kind not in choice.kinds:
+            return False
         if kind == "text" and choice.cycle is not None and path.parent.name != str(choice.cycle):
             return False
         return choice.ranks is None or (rank is not None and rank in choice.ranks)
@@ -182,6 +185,11 @@ def _records(path: Path, mark: bytes = b"") -> Iterator[Record]:
 
 
 # -- files -------------------------------------------------------------------------------------
+
+
+def files_of(folder: Path, name: str, suffix: str = ".jsonl") -> list[Path]:
+    """Return the files of one kind in a run folder, sorted by name; [] if there are none."""
+    return [path for path in _listed(folder / name) if path.suffix == suffix and path.is_file()]
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Kind]]:

@@ -6,6 +6,7 @@ each). The lines go to stdout; how sure their order is, and what was not underst
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 import time
@@ -19,6 +20,7 @@ from resilience.analysis.entries import entry_of, said_entry, utc
 from resilience.analysis.folding import Said, fold, template, templates
 from resilience.analysis.lines import LEVELS, Line, fields_of, said
 from resilience.analysis.merge import Choice, Timeline, incidents_of, window
+from resilience.analysis.query import Answer, asked
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, seconds, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
 from resilience.cli.report import find_run
@@ -47,6 +49,7 @@ _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug":
 _SHORT = {"warning": "warn", "critical": "crit"}
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+SIZED = 200  # rows of a table that decide on its columns' widths
 _NAMED = 5  # files named in a note
 
 
@@ -76,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--columns", metavar="NAMES", help=f"of {','.join(COLUMNS)}, or fields by name; tells each line")
     form.add_argument("--json", action="store_true", help="one JSON object a line; tells each line unless --fold")
     form.add_argument("--follow", "-f", action="store_true", help="go on as the run goes on; Ctrl-C ends it")
-    parser.epilog = "--sql is documented in docs/logs.md."
+    form.add_argument("--sql", metavar="QUERY", help="ask DuckDB instead: views logs, records, timings (docs/logs.md)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises: ConfigurationError for an argument that cannot be understood, or names no run or incident."""
     folder = find_run(arguments.run)
+    if arguments.sql is not None:
+        return _ask(folder, arguments.sql, arguments.json)
     columns = _columns(arguments.columns)
     is_folded = arguments.fold if arguments.fold is not None else not (arguments.json or arguments.columns)
     matches = _pattern(arguments.grep)
@@ -107,6 +112,28 @@ def run(arguments: argparse.Namespace) -> int:
         pass  # whoever followed has seen enough
     _tell(_after(timeline))
     return 0
+
+
+def _ask(folder: Path, sql: str, as_json: bool) -> int:
+    """Print the answer to a question in SQL."""
+    with asked(folder, sql) as answer:
+        if as_json:
+            encode = msgspec.json.Encoder(enc_hook=str).encode
+            _write((encode(dict(zip(answer.columns, row, strict=True))).decode() for row in answer.rows), False)
+        else:
+            _write(_table(answer), False)
+        if answer.bad:
+            _tell([f"{count(answer.bad, 'line')} not understood and left out; without --sql they are shown"])
+    return 0
+
+
+def _table(answer: Answer) -> Iterator[str]:
+    """A table as wide as its values; the first rows decide on the width of its columns."""
+    rows = (tuple("" if value is None else str(value) for value in row) for row in answer.rows)
+    first = list(itertools.islice(rows, SIZED))
+    sizes = [max(len(row[column]) for row in (answer.columns, *first)) for column in range(len(answer.columns))]
+    for row in itertools.chain([answer.columns], first, rows):
+        yield "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
 
 
 def folded_rows(lines: Iterable[Said]) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,21 @@ def test_plain_line_with_a_time_has_that_time_and_gives_it_to_the_lines_after_it
         (SECOND + half, True),
         (2 * SECOND, False),
     ]
+
+
+@pytest.mark.parametrize("stamp", ["[W1114 22:13:21.5 gloo.cc:5] slow", "2023-11-14 22:13:21,500 - INFO - slow"])
+def test_time_without_a_zone_is_this_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str) -> None:
+    monkeypatch.setenv("TZ", "UTC+5")
+    time.tzset()
+    lines._seconds_of.clear()
+    try:
+        write(tmp_path, "output/0/0.err", stamp.encode(), changed_ns=AT + 20 * 3600 * SECOND)
+        (line,) = Timeline(tmp_path)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+        lines._seconds_of.clear()
+    assert (line.at_ns - AT, line.is_placed) == (5 * 3600 * SECOND + 3 * SECOND // 2, False)
 
 
 def test_what_looks_like_a_time_and_is_none_is_text(tmp_path: Path) -> None:

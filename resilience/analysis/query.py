@@ -1,0 +1,205 @@
+"""What else can be asked of a run?  Its lines, records and timings as views for SQL.
+
+DuckDB (the extra `analysis`) reads record and log files where they are; what is no JSON (the workers'
+output, histograms) is first written to a temporary folder in that form. Times are as recorded: no clock
+is corrected here. Lines that cannot be read are left out and counted; the timeline shows them.
+
+    records   every event: when, where, by whom, which, and its own fields as JSON
+    logs      log lines (kind log) and lines of the workers' output (kind text), other fields as JSON
+    timings   one row for each rank's section, heartbeat gaps under the name (heartbeat)"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resilience.analysis.entries import utc
+from resilience.analysis.lines import LEVEL_OF, fields_of
+from resilience.analysis.load import RECORDS
+from resilience.analysis.merge import LOGS, Choice, Timeline, files_of
+from resilience.errors import ConfigurationError
+from resilience.telemetry import timings
+from resilience.telemetry.timings import Histogram, upper_bound
+
+MEMORY = "1GB"  # what DuckDB keeps in memory; the rest goes to the temporary folder
+BATCH = 1000  # rows fetched at once
+_PLACE = {
+    "job_id": "VARCHAR",
+    "node": "VARCHAR",
+    "role": "VARCHAR",
+    "pid": "BIGINT",
+    "attempt": "BIGINT",
+    "cycle": "BIGINT",
+    "call": "BIGINT",
+    "iteration": "BIGINT",
+    "initial_rank": "BIGINT",
+    "rank": "BIGINT",
+    "world_size": "BIGINT",
+    "step": "BIGINT",
+}
+_RECORD = {"sequence": "BIGINT", "wall_ns": "BIGINT", "mono_ns": "BIGINT", "origin": _PLACE}
+_LINE = {
+    "ts": "VARCHAR",
+    "level": "VARCHAR",
+    "event": "VARCHAR",
+    "mono_ns": "BIGINT",
+    "seq": "BIGINT",
+    **{name: kind for name, kind in _PLACE.items() if name != "call"},
+    "section": "VARCHAR",
+    "trace_id": "VARCHAR",
+    "span_id": "VARCHAR",
+    "kind": "VARCHAR",
+    "file": "VARCHAR",
+}
+_COUNTS = ("attempt", "cycle", "call")  # left out of a record where they are 0
+VIEWS: dict[str, tuple[str, ...]] = {
+    "records": ("ts", "sequence", "wall_ns", "mono_ns", *_PLACE, "event", "level", "fields", "file"),
+    "logs": (*_LINE, "fields"),
+    "timings": ("node", "rank", "section", "outcome", "count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s"),
+}
+
+
+class Answer(msgspec.Struct):
+    """What a query gives. rows: can be read once, before the run is closed. bad: lines that were left out."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+    bad: int
+
+
+@contextlib.contextmanager
+def asked(folder: Path, sql: str) -> Iterator[Answer]:
+    """Give the answer to a question in SQL about a run.
+
+    Raises: ConfigurationError if DuckDB is not installed, or the question cannot be answered."""
+    try:
+        duckdb = importlib.import_module("duckdb")
+    except ImportError:
+        raise ConfigurationError(
+            "--sql needs DuckDB, which is not installed: pip install 'torch-resilience[analysis]'"
+        ) from None
+    with tempfile.TemporaryDirectory(prefix="resilience-sql-") as temporary:
+        with contextlib.closing(duckdb.connect()) as connection:
+            connection.execute(f"SET memory_limit = '{MEMORY}'")
+            connection.execute(f"SET temp_directory = {_quoted(temporary)}")
+            bad = _define(connection, folder, Path(temporary))
+            try:
+                found = connection.execute(sql)
+                columns = tuple(column[0] for column in found.description or ())
+                yield Answer(columns, _rows(found), bad)
+            except duckdb.Error as error:
+                views = "; ".join(f"{name}({', '.join(columns)})" for name, columns in VIEWS.items())
+                raise ConfigurationError(f"--sql: {str(error).strip()}\nThe views are: {views}") from None
+
+
+def _rows(found: Any) -> Iterator[tuple[Any, ...]]:
+    while batch := found.fetchmany(BATCH):
+        yield from batch
+
+
+def _define(connection: Any, folder: Path, temporary: Path) -> int:
+    """Create the views; answers how many lines of records and logs cannot be read."""
+    connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
+    connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
+    text, table = temporary / "text.ndjson", temporary / "timings.ndjson"
+    _write(text, _text_of(folder))
+    _write(table, _timings_of(folder))
+    records = _objects(files_of(folder, RECORDS))
+    logs = _objects(files_of(folder, LOGS))
+    prefix = len(str(folder)) + 2  # SQL counts from 1
+    origin = ", ".join(f"coalesce(r.origin.{n}, 0) AS {n}" if n in _COUNTS else f"r.origin.{n}" for n in _PLACE)
+    connection.execute(
+        f"""CREATE VIEW records AS
+        SELECT make_timestamp(r.wall_ns // 1000) AS ts, r.sequence, r.wall_ns, r.mono_ns, {origin},
+               tag AS event, coalesce(level, 'info') AS level, fields, substr(filename, {prefix}) AS file
+        FROM (SELECT from_json(json, {_quoted(_shape(_RECORD))}) AS r, json->>'$.event.event' AS tag,
+                     json->'$.event' AS fields, filename FROM {records} WHERE json IS NOT NULL)
+        LEFT JOIN levels USING (tag)"""
+    )
+    own = ", ".join("r.ts::TIMESTAMP AS ts" if n == "ts" else f"r.{n}" for n in _LINE if n not in ("kind", "file"))
+    shape = _quoted(_shape(_LINE))
+    connection.execute(
+        f"""CREATE VIEW logs AS
+        SELECT {own}, coalesce(r.kind, 'log') AS kind, coalesce(r.file, substr(filename, {prefix})) AS file, fields
+        FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
+              UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text])})"""
+    )
+    own = ", ".join(f"r.{name}" for name in VIEWS["timings"])
+    kinds = {
+        name: "VARCHAR" if name in ("node", "section", "outcome") else "DOUBLE" if name.endswith("_s") else "BIGINT"
+        for name in VIEWS["timings"]
+    }
+    connection.execute(
+        f"CREATE VIEW timings AS SELECT {own} FROM "
+        f"(SELECT from_json(json, {_quoted(_shape(kinds))}) AS r FROM {_objects([table])})"
+    )
+    count = (
+        f"SELECT (SELECT count(*) FROM {records} WHERE json IS NULL) + (SELECT count(*) FROM {logs} WHERE json IS NULL)"
+    )
+    return int(connection.execute(count).fetchone()[0])
+
+
+def _objects(files: Iterable[Path]) -> str:
+    """Return a table of JSON objects, one a line, NULL where a line is none."""
+    names = [_quoted(str(path)) for path in files if path.stat().st_size]
+    if not names:
+        return "(SELECT NULL::JSON AS json, NULL::VARCHAR AS filename WHERE false)"
+    return f"read_ndjson_objects([{', '.join(names)}], ignore_errors = true, filename = true)"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _shape(kinds: dict[str, Any]) -> str:
+    return msgspec.json.encode(kinds).decode()
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    encode = msgspec.json.Encoder().encode
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(encode(row) + b"\n")
+
+
+def _text_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for line in Timeline(folder, Choice(kinds=frozenset({"text"}))):
+        place = {"node": line.node, "initial_rank": line.rank, "cycle": line.cycle}
+        what = {"ts": utc(line.at_ns), "level": line.level, "event": line.event, "kind": "text"}
+        yield {**what, **place, "file": line.file, **fields_of(line)}
+
+
+def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in files_of(folder, "timings", ".json"):
+        try:
+            found = timings.read(path)
+        except (OSError, msgspec.MsgspecError):
+            continue  # `resilience calibrate` says what is wrong with it
+        node, _, rank = path.stem.rpartition("-")
+        for outcome, sections in (("completed", found.sections), ("failed", found.failed)):
+            for name, histogram in sections.items():
+                of = {"node": node, "rank": int(rank) if rank.isdecimal() else None}
+                of |= {"section": name if name != timings.HEARTBEAT else "(heartbeat)", "outcome": outcome}
+                yield of | _summary(histogram)
+
+
+def _summary(histogram: Histogram) -> dict[str, Any]:
+    mean = histogram.sum / histogram.count if histogram.count else None
+    shares = {f"p{share}_s": _quantile(histogram, share / 100) for share in (50, 95, 99)}
+    return {"count": histogram.count, "sum_s": histogram.sum, "mean_s": mean, **shares, "max_s": histogram.max}
+
+
+def _quantile(histogram: Histogram, share: float) -> float | None:
+    """The upper bound of the bucket that this share of durations does not exceed, no more than the maximum."""
+    seen = 0
+    for number in sorted(histogram.buckets):
+        seen += histogram.buckets[number]
+        if seen >= share * histogram.count:
+            return min(upper_bound(number), histogram.max)
+    return None

@@ -1,0 +1,133 @@
+"""SQL over a run: documented views, nothing silently left out, errors that help."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.analysis.query import VIEWS, asked
+from resilience.cli import main
+from resilience.core import events
+from resilience.errors import ConfigurationError
+from resilience.telemetry.timings import HEARTBEAT, Timings
+from tests.support.lines import AT, SECOND, log_line, record_line, write
+from tests.support.record_streams import Fault, job
+from tests.support.server import ROOT
+
+pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
+
+
+def answers(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with asked(folder, sql) as answer:
+        return list(answer.rows)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """One node's run with all that the views show, and two lines that are nothing."""
+    folder = job([Fault("kill", 1, 0)]).write(tmp_path / "it's a run")
+    write(folder, "logs/node-1.jsonl", log_line("saved", AT, 1, path="/x", step=4), b"{torn")
+    with (folder / "records" / "node-0.jsonl").open("ab") as file:
+        file.write(b"\xff\n")
+    write(folder, "output/2/3.err", b"2023-11-14T22:13:21Z ERROR gave \xff up\n")
+    timings = Timings()
+    timings.fold([("io", 1.0), ("io", 3.0), (HEARTBEAT, 0.5)])
+    timings.fold_failed([("io", 9.0)])
+    timings.write(folder / "timings" / "node-7.json")
+    return folder
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_view_has_the_columns_it_promises_and_the_docs_explain_them(run: Path, view: str) -> None:
+    with asked(run, f"SELECT * FROM {view}") as answer:
+        assert answer.columns == VIEWS[view]
+        assert list(answer.rows)
+    page = (ROOT / "docs" / "logs.md").read_text()
+    assert f"| `{view}` |" in page
+    assert [column for column in VIEWS[view] if f"`{column}`" not in page] == []
+
+
+def test_records_have_their_place_their_level_and_their_fields(run: Path) -> None:
+    told = [record for record in job([Fault("kill", 1, 0)]).records if record.event.level == "error"]
+    found = answers(
+        run,
+        "SELECT wall_ns, cycle, iteration, initial_rank, event, fields->>'$.record.interruption' FROM records "
+        "WHERE level = 'error' ORDER BY file, sequence",
+    )
+    assert sorted(found) == sorted(
+        (r.wall_ns, 0, r.origin.iteration, r.origin.initial_rank, "rank.interrupted", r.event.record.interruption.value)
+        for r in told
+        if isinstance(r.event, events.Interrupted)
+    )
+    assert answers(run, "SELECT count(*) FROM records") == [(len(job([Fault("kill", 1, 0)]).records),)]
+
+
+def test_logs_hold_log_lines_and_plain_lines(run: Path) -> None:
+    found = answers(run, "SELECT kind, level, event, initial_rank, cycle, step, file FROM logs ORDER BY ts")
+    assert found == [
+        ("log", "info", "saved", 1, None, 4, "logs/node-1.jsonl"),
+        ("text", "error", "2023-11-14T22:13:21Z ERROR gave \\xff up", 3, 2, None, "output/2/3.err"),
+    ]
+    assert answers(run, "SELECT fields->>'$.path' FROM logs WHERE event = 'saved'") == [("/x",)]
+    assert answers(run, "SELECT epoch_ns(ts) FROM logs WHERE kind = 'text'") == [(AT + SECOND,)]
+
+
+def test_timings_have_a_row_for_each_rank_and_section(run: Path) -> None:
+    columns = "node, rank, section, outcome, count, sum_s, mean_s, max_s"
+    assert answers(run, f"SELECT {columns} FROM timings ORDER BY section, outcome") == [
+        ("node", 7, "(heartbeat)", "completed", 1, 0.5, 0.5, 0.5),
+        ("node", 7, "io", "completed", 2, 4.0, 2.0, 3.0),
+        ("node", 7, "io", "failed", 1, 9.0, 9.0, 9.0),
+    ]
+    ((median, most),) = answers(run, "SELECT p50_s, p99_s FROM timings WHERE max_s = 3.0")
+    assert 1.0 <= median <= 1.01
+    assert most == 3.0
+
+
+def test_lines_that_cannot_be_read_are_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(run), "--sql", "SELECT count(*) AS n FROM logs"]) == 0
+    said = capsys.readouterr()
+    assert said.out.split() == ["n", "2"]
+    assert "2 lines not understood and left out" in said.err
+
+
+def test_json_gives_an_object_a_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(run), "--json", "--sql", "SELECT ts, event FROM logs WHERE kind = 'log'"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ts": "2023-11-14T22:13:20", "event": "saved"}
+
+
+def test_run_with_nothing_in_it_has_empty_views(tmp_path: Path) -> None:
+    write(tmp_path, "records/n-agent.jsonl")
+    for view in VIEWS:
+        assert answers(tmp_path, f"SELECT * FROM {view}") == []
+
+
+@pytest.mark.parametrize("sql", ["SELEC", "SELECT nothing FROM logs", "SELECT 'x'::INTEGER FROM logs"])
+def test_wrong_question_names_the_views(run: Path, sql: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"records\(ts, .*logs\(ts, .*timings\(node"):
+        answers(run, sql)
+
+
+def test_without_duckdb_the_extra_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.import_module
+
+    def without(name: str) -> object:
+        if name == "duckdb":
+            raise ModuleNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    assert main(["logs", str(run), "--sql", "SELECT 1"]) == 2
+    assert "pip install 'torch-resilience[analysis]'" in capsys.readouterr().err
+
+
+def test_record_of_another_shape_is_not_dropped(tmp_path: Path) -> None:
+    line = record_line(events.MonitorStarted(5), AT, rank=3).replace(b'"pid":7', b'"pid":"seven"')
+    write(tmp_path, "records/n-3.jsonl", line)
+    assert answers(tmp_path, "SELECT event, pid, initial_rank FROM records") == [("monitor.started", None, 3)]
