@@ -465,7 +465,7 @@ class RankMonitor:
                 for sign in sections[: signs.MOST_SECTIONS]
             ),
             sections_more=max(0, len(sections) - signs.MOST_SECTIONS),
-            limits=_allowed(self._watch.limits),
+            limits=signs.allowed(self._watch.limits),
         )
         if not shown.is_like(self._shown) and signs.write(self._folder, shown):
             self._shown = shown
@@ -491,17 +491,6 @@ def _cause(finding: Finding) -> str:
     if finding.limit == watch.AGENT_LOST:
         return "its agent was lost"
     return f"{finding.limit} had exceeded {finding.allowed:g} s"
-
-
-def _allowed(limits: watch.Limits) -> tuple[signs.Allowed, ...]:
-    """The limits of heartbeats and sections, for whoever looks at what the rank shows."""
-    rows = [(HEARTBEAT, watch.HEARTBEAT, limits.heartbeat)]
-    rows += [(name, name, limit) for name, limit in list(limits.sections.items())[: signs.MOST_SECTIONS]]
-    return tuple(
-        signs.Allowed(name, seconds, deadline in limits.learned)
-        for name, deadline, limit in rows
-        if (seconds := shortest(limit)) is not None
-    )
 
 
 def _words(status: Exit) -> str:

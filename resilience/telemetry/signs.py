@@ -13,6 +13,7 @@ import msgspec
 
 from resilience.adapters import files
 from resilience.core.identity import Origin
+from resilience.core.watch import HEARTBEAT, Limits
 
 EVERY = 2.0  # seconds between two writes of a rank's file, at least
 A_SECOND = 128  # files that all ranks of a job write in a second, at most: they may share one file server
@@ -63,6 +64,18 @@ class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
     def wall(self, at: float) -> float:
         """Return a time of this host as UTC seconds."""
         return at + self.offset
+
+
+def allowed(limits: Limits) -> tuple[Allowed, ...]:
+    """Return the limits of heartbeats and sections, for whoever looks at what the rank shows."""
+    rows = [("", HEARTBEAT, limits.heartbeat)]
+    rows += [(name, name, limit) for name, limit in list(limits.sections.items())[:MOST_SECTIONS]]
+    found = []
+    for name, deadline, limit in rows:
+        seconds = limit.hard if limit.soft is None else limit.soft
+        if seconds is not None:
+            found.append(Allowed(name, seconds, deadline in limits.learned))
+    return tuple(found)
 
 
 def pause(world_size: int | None) -> float:
