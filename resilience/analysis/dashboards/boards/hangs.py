@@ -1,0 +1,113 @@
+"""Who is silent, in which section, and how near to its limit?"""
+
+from __future__ import annotations
+
+from resilience.analysis.dashboards.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEP, age, top
+from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
+
+_INTERVAL = "resilience_heartbeat_interval_seconds"
+
+_limits = f"min by (section) ({select(LIMIT)})"
+_open_of_limit = f"max by (node, rank, section) ({select(OPEN)}) / on (section) group_left () {_limits}"
+
+HANGS = Board(
+    "hangs",
+    "Resilience / Hangs",
+    "Who is silent, in which section, and how near to its limit.",
+    (
+        Row(
+            "Silence",
+            (
+                Panel(
+                    title="Stalest ranks",
+                    description="Time since the last heartbeat, ping or higher step of a rank, the longest first.",
+                    unit="s",
+                    queries=(Query(top(age("node, rank"))),),
+                    view="table",
+                    empty=NO_BEATS,
+                    runbook="RankHeartbeatStale",
+                ),
+                Panel(
+                    title="Sections that are open",
+                    description="How long a section of a rank has been open, the longest first.",
+                    unit="s",
+                    queries=(Query(top(f"max by (node, rank, section) ({select(OPEN)})")),),
+                    view="table",
+                    empty=NONE_OPEN,
+                    runbook="SectionNearLimit",
+                ),
+                Panel(
+                    title="Open sections against their limits",
+                    description=(
+                        "How much of its limit a section has used, the most first; at 100 % the rank restarts or is "
+                        "ended."
+                    ),
+                    unit="percentunit",
+                    queries=(Query(top(_open_of_limit)),),
+                    view="table",
+                    empty="No section with a limit is open, or metrics of ranks are switched off",
+                    steps=((None, "green"), (0.67, "orange"), (1, "red")),
+                    runbook="SectionNearLimit",
+                ),
+                Panel(
+                    title="Oldest sign of life",
+                    description="Of the stalest rank of each node: time since its last heartbeat, ping or higher step.",
+                    unit="s",
+                    queries=(Query(top(f"max by (node) ({age('node, rank')})"), "{{node}}"),),
+                    empty=NO_BEATS,
+                    runbook="JobStalled",
+                ),
+            ),
+        ),
+        Row(
+            "Progress",
+            (
+                Panel(
+                    title="Step skew",
+                    description="Steps between the first and the last rank. What grows is a straggler or a hang.",
+                    unit="none",
+                    queries=(Query(f"max({select(STEP)}) - min({select(STEP)})", "skew"),),
+                    empty=NO_STEPS,
+                    runbook="JobStalled",
+                ),
+                Panel(
+                    title="Ranks that are furthest behind",
+                    description="Steps behind the first rank, the most first.",
+                    unit="none",
+                    queries=(Query(top(f"scalar(max({select(STEP)})) - max by (node, rank) ({select(STEP)})")),),
+                    view="table",
+                    empty=NO_STEPS,
+                    runbook="JobStalled",
+                ),
+                Panel(
+                    title="Limits that were exceeded",
+                    description="In each interval, by detector and section.",
+                    unit="none",
+                    queries=(
+                        Query(
+                            stepped("resilience_hangs_detected_total", by=("detector", "section")),
+                            "{{detector}} {{section}}",
+                        ),
+                    ),
+                    view="bars",
+                    empty="No hang in this range",
+                    runbook="JobStalled",
+                ),
+                Panel(
+                    title="Heartbeat interval",
+                    description=(
+                        "Median and 99th percentile of the time from one heartbeat to the next, over all ranks."
+                    ),
+                    unit="s",
+                    queries=tuple(
+                        Query(quantile(q, rate(_INTERVAL + "_bucket", by=("le",))), name)
+                        for q, name in ((0.5, "p50"), (0.99, "p99"))
+                    ),
+                    empty="No rank sends heartbeats",
+                    runbook="RankHeartbeatStale",
+                ),
+            ),
+        ),
+    ),
+)

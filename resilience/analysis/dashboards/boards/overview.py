@@ -1,0 +1,184 @@
+"""Is the job worth its machines?  Goodput, restarts, ranks, lost time."""
+
+from __future__ import annotations
+
+from resilience.analysis.dashboards.boards.common import DURATION, FAULTS, FIRST, NO_STEPS, QUIET, STEP
+from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.queries import RANGE, RATE, goodput, grown, or_zero, restarts, select, stepped
+
+_ACTIVE = select("resilience_ranks", 'state="active"')
+_INACTIVE = select("resilience_ranks", 'state="inactive"')
+_ALERTS = select("ALERTS", scope=('job_id="$job"',))
+
+_recovering = grown(DURATION + "_sum", by=("layer",))
+_recovered = grown(DURATION + "_count", by=("layer",))
+_productive = grown("resilience_productive_seconds_total")
+_active = f"sum(avg_over_time({_ACTIVE}[{RANGE}]))"
+
+OVERVIEW = Board(
+    "overview",
+    "Resilience / Overview",
+    "Is the job worth its machines: goodput, restarts, ranks, lost time.",
+    (
+        Row(
+            "The job",
+            (
+                Panel(
+                    title="Goodput",
+                    description=(
+                        "Share of rank-seconds within the range that went into the function and were not lost to a "
+                        "start, a restart or a hang. Steps that were done again are not taken off, and of a hang only "
+                        "the silent ranks' time is."
+                    ),
+                    unit="percentunit",
+                    queries=(Query(goodput()),),
+                    view="stat",
+                    width=5,
+                    height=5,
+                    steps=((None, "red"), (0.8, "orange"), (0.9, "yellow"), (0.95, "green")),
+                    maximum=1,
+                    runbook="GoodputLow",
+                ),
+                Panel(
+                    title="Restarts",
+                    description=(
+                        "Iterations and cycles that ended by an interruption, within the range; each once, whatever "
+                        "the number of ranks."
+                    ),
+                    unit="none",
+                    queries=(Query(restarts()),),
+                    view="stat",
+                    width=4,
+                    height=5,
+                    steps=((None, "green"), (1, "yellow"), (5, "red")),
+                    runbook="RestartLoop",
+                ),
+                Panel(
+                    title="Time between interruptions",
+                    description=(
+                        "Mean time that an active rank spent in the function for each restart within the range (MTBF)."
+                    ),
+                    unit="s",
+                    queries=(Query(f"{_productive} / {_active} / ({restarts()} > 0)"),),
+                    view="stat",
+                    width=4,
+                    height=5,
+                    empty=QUIET,
+                    runbook="RestartLoop",
+                ),
+                Panel(
+                    title="Time to recover",
+                    description=(
+                        "Mean time from the detection to the first progress afterwards, within the range (MTTR)."
+                    ),
+                    unit="s",
+                    queries=(
+                        Query(
+                            f"{_recovering} / ({_recovered} > 0)",
+                            "{{layer}}",
+                        ),
+                    ),
+                    view="stat",
+                    width=4,
+                    height=5,
+                    empty=QUIET,
+                    runbook="RestartSlow",
+                ),
+                Panel(
+                    title="Active ranks",
+                    description="Ranks that take part in the training.",
+                    unit="none",
+                    queries=(Query(f"sum({_ACTIVE})"),),
+                    view="stat",
+                    width=3,
+                    height=5,
+                    empty="No rank is active: the job has not begun, restarts, or has ended",
+                    runbook="JobStalled",
+                ),
+                Panel(
+                    title="Spares",
+                    description=(
+                        "Ranks that wait to take the place of one that is lost; 0 also where none were asked for."
+                    ),
+                    unit="none",
+                    queries=(
+                        Query(
+                            or_zero(
+                                f"sum({_INACTIVE})",
+                                f"sum({select('resilience_ranks')})",
+                            )
+                        ),
+                    ),
+                    view="stat",
+                    width=4,
+                    height=5,
+                    empty="No rank is here: the job has not begun, or has ended",
+                    runbook="SparesExhausted",
+                ),
+            ),
+        ),
+        Row(
+            "Over time",
+            (
+                Panel(
+                    title="Goodput over time",
+                    description="As above, for each interval of the graph by itself.",
+                    unit="percentunit",
+                    queries=(Query(goodput(window=RATE), "goodput"),),
+                    maximum=1,
+                    runbook="GoodputLow",
+                ),
+                Panel(
+                    title="Ranks by state",
+                    description=(
+                        "Ranks of the chosen nodes: active, inactive (spares), suspect (a limit was exceeded), "
+                        "terminated, excluded, unmonitored (their monitor is gone)."
+                    ),
+                    unit="none",
+                    queries=(Query(f"sum by (state) ({select('resilience_ranks')})", "{{state}}"),),
+                    view="stacked",
+                    runbook="SparesExhausted",
+                ),
+                Panel(
+                    title="Lost time by cause",
+                    description=(
+                        "Rank-seconds lost in each interval: startup until the function is entered, restart from the "
+                        "detection to the first progress, hang from the last sign of life until a limit fired."
+                    ),
+                    unit="s",
+                    queries=(Query(stepped("resilience_lost_seconds_total", by=("cause",)), "{{cause}}"),),
+                    view="bars",
+                    runbook="GoodputLow",
+                ),
+                Panel(
+                    title="Interruptions by kind",
+                    description="Faults in each interval, without what only followed from them.",
+                    unit="none",
+                    queries=(Query(stepped(FAULTS, FIRST, by=("interruption",)), "{{interruption}}"),),
+                    view="bars",
+                    empty=QUIET,
+                    runbook="RestartLoop",
+                ),
+                Panel(
+                    title="Progress",
+                    description="The highest step that any rank has told, and the lowest.",
+                    unit="none",
+                    queries=(
+                        Query(f"max({select(STEP)})", "first"),
+                        Query(f"min({select(STEP)})", "last"),
+                    ),
+                    empty=NO_STEPS,
+                    runbook="JobStalled",
+                ),
+                Panel(
+                    title="Alerts",
+                    description="Alerts about this job that fire or are pending.",
+                    unit="none",
+                    queries=(Query(f"max by (alertname, alertstate, severity, node) ({_ALERTS})"),),
+                    view="table",
+                    empty="No alert",
+                ),
+            ),
+        ),
+    ),
+)

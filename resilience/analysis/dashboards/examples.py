@@ -1,0 +1,211 @@
+"""When must an alert fire, and when not?  Made-up series for each, in the form that `promtool test rules` reads.
+
+Series are given minute by minute in Prometheus's notation (`0+6x10`: 0, 6, 12 …; `_` no value; `x10`: ten
+more times). A case that fires names the labels and the value that the alert must come with; nothing else may fire
+of that name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from resilience.analysis.dashboards.rules import ALERTS, Alert, said
+
+WHERE = 'cluster="c", job_id="j"'
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One example. series: selector and values. at: when to look. fires: labels, and the value as the text has it."""
+
+    series: dict[str, str]
+    at: str
+    fires: tuple[tuple[dict[str, str], str], ...] = ()
+
+
+def _series(metric: str, labels: str = "", node: str = "n0") -> str:
+    inside = f'{WHERE}, node="{node}"' + (f", {labels}" if labels else "")
+    return f"{metric}{{{inside}}}"
+
+
+def _job(**labels: str) -> dict[str, str]:
+    return {"cluster": "c", "job_id": "j", **labels}
+
+
+_ACTIVE = _series("resilience_ranks", 'state="active"')
+_SPARE = _series("resilience_ranks", 'state="inactive"')
+_BEATS = _series("resilience_heartbeat_interval_seconds_count")
+_STEP = _series("resilience_rank_step", 'rank="0"')
+_BEAT_AT = _series("resilience_rank_last_heartbeat_timestamp_seconds", 'rank="3"')
+_RANK_ACTIVE = _series("resilience_rank_state", 'rank="3", state="active"')
+_OPEN = _series("resilience_rank_section_open_seconds", 'rank="3", section="checkpoint"')
+_USED = _series("resilience_timeout_headroom_ratio", 'section="step"')
+_ITERATION = _series("resilience_restart_iteration", 'layer="inprocess"')
+_ENDED = _series("resilience_restart_iterations_total", 'layer="inprocess", outcome="interrupted"')
+_BUDGET = _series("resilience_restart_budget_remaining", 'layer="launcher"')
+_PRODUCTIVE = _series("resilience_productive_seconds_total")
+_LOST = _series("resilience_lost_seconds_total", 'cause="restart"')
+_DROPPED = _series("resilience_telemetry_dropped_total", 'signal="span", reason="queue"')
+_UP = 'up{cluster="c", job_id="j", job="resilience", node="n1", instance="n1:9"}'
+_UP_PEER = 'up{cluster="c", job_id="j", job="resilience", node="n0", instance="n0:9"}'
+_SAMPLES = _series("resilience_section_duration_seconds_count", 'section="step", outcome="completed"')
+_CALIBRATED = _series("resilience_section_timeout_seconds", 'section="step", source="calibrated"')
+_STALE = _series("resilience_calibration_stale", 'section="step"')
+
+
+def _faults(node: str) -> str:
+    return _series("resilience_interruptions_total", 'interruption="terminated", category="host", origin="first"', node)
+
+
+def _restart(layer: str, le: str) -> str:
+    labels = f'layer="{layer}", interruption="exception", le="{le}"'
+    return _series("resilience_restart_duration_seconds_bucket", labels)
+
+
+CASES: dict[str, tuple[Case, ...]] = {
+    "JobStalled": (
+        Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30"}, "35m", ((_job(), ""),)),
+        Case({_ACTIVE: "8x40", _STEP: "0+5x10 50x30"}, "35m", ((_job(), ""),)),
+        Case({_ACTIVE: "8x40", _BEATS: "0+60x40"}, "35m"),
+        # Steps go on, heartbeats are not sent any more: no stall. And a job that has ended stalls no more.
+        Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30", _STEP: "0+5x40"}, "35m"),
+        Case({_ACTIVE: "8x10 stale", _BEATS: "0+60x10 600x30"}, "35m"),
+    ),
+    "RankHeartbeatStale": (
+        Case(
+            {_BEAT_AT: "0+60x10 600x20", _RANK_ACTIVE: "1x30"},
+            "20m",
+            ((_job(node="n0", rank="3"), "10m 0s"),),
+        ),
+        Case({_BEAT_AT: "0+60x30", _RANK_ACTIVE: "1x30"}, "20m"),
+        # A rank inside a section is that section's affair, and one that is gone nobody's.
+        Case({_BEAT_AT: "0+60x10 600x20", _RANK_ACTIVE: "1x30", _OPEN: "0+60x30"}, "20m"),
+        Case({_BEAT_AT: "0+60x10 600x20", _RANK_ACTIVE: "1x10 stale"}, "20m"),
+    ),
+    "SectionNearLimit": (
+        Case({_USED: "0.2x5 0.8x10"}, "10m", ((_job(section="step"), "80%"),)),
+        Case({_USED: "0.5x20"}, "10m"),
+    ),
+    "RestartLoop": (
+        # The first restart is what brings its counter into being.
+        Case({_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20"}, "15m", ((_job(), "5"),)),
+        Case({_ITERATION: "0x5 1+1x2 3x20", _ENDED: "_x6 1+1x2 3x20"}, "15m"),
+        Case({_ITERATION: "0x5 1+1x4 5x60", _ENDED: "_x6 1+1x4 5x60"}, "50m"),
+    ),
+    "RestartBudgetLow": (
+        Case({_BUDGET: "3x5 1x10"}, "10m", ((_job(layer="launcher"), "1"),)),
+        Case({_BUDGET: "3x5 2x10"}, "10m"),
+        Case({_BUDGET: "1x20"}, "10m"),  # nothing was used up: the job was given no more
+    ),
+    "NodeRepeatOffender": (
+        Case(
+            {
+                _faults("n1"): "_x10 1x30 3x60",
+                _ACTIVE: "8x100",
+                _series("resilience_ranks", 'state="active"', "n1"): "8x100",
+            },
+            "80m",
+            ((_job(node="n1"), "3"),),
+        ),
+        Case(
+            {
+                _faults("n1"): "_x10 1x90",
+                _faults("n0"): "_x20 2x80",
+                _ACTIVE: "8x100",
+                _series("resilience_ranks", 'state="active"', "n1"): "8x100",
+            },
+            "80m",
+        ),
+        Case({_faults("n0"): "_x10 1x30 3x60", _ACTIVE: "8x100"}, "80m"),  # of one node alone, who else should fail?
+    ),
+    "RestartSlow": (
+        Case(
+            {
+                _restart("inprocess", "15"): "_x5 0x30",
+                _restart("inprocess", "60"): "_x5 8x30",
+                _restart("inprocess", "+Inf"): "_x5 8x30",
+            },
+            "20m",
+            ((_job(layer="inprocess"), "57.75s"),),
+        ),
+        Case(
+            {
+                _restart("inprocess", "0.5"): "_x5 8x30",
+                _restart("inprocess", "15"): "_x5 8x30",
+                _restart("inprocess", "+Inf"): "_x5 8x30",
+            },
+            "20m",
+        ),
+        Case(
+            {
+                _restart("launcher", "15"): "_x5 0x30",
+                _restart("launcher", "60"): "_x5 8x30",
+                _restart("launcher", "+Inf"): "_x5 8x30",
+            },
+            "20m",
+        ),
+    ),
+    "GoodputLow": (
+        Case({_PRODUCTIVE: "0+480x240", _LOST: "_x100 0+120x140"}, "200m", ((_job(), "80%"),)),
+        Case({_PRODUCTIVE: "0+480x240", _LOST: "_x100 0+10x140"}, "200m"),
+        Case({_PRODUCTIVE: "_x20 0+480x40", _LOST: "960x60"}, "45m"),  # too young: it has only just started
+    ),
+    "SparesExhausted": (
+        Case({_ACTIVE: "8x30", _SPARE: "1x10 stale"}, "20m", ((_job(), ""),)),
+        Case({_ACTIVE: "8x30", _SPARE: "2x10 1x20"}, "20m"),
+        Case({_ACTIVE: "8x30"}, "20m"),
+    ),
+    "MonitorDown": (
+        Case(
+            {_ACTIVE: "7x30", _series("resilience_ranks", 'state="unmonitored"'): "_x5 1x25"},
+            "20m",
+            ((_job(node="n0"), ""),),
+        ),
+        Case({_UP_PEER: "1x30", _UP: "1x5 0x25"}, "20m", ((_job(node="n1"), ""),)),
+        Case({_UP_PEER: "1x30", _UP: "1x30", _ACTIVE: "8x30"}, "20m"),
+        Case({_UP_PEER: "1x5 0x25", _UP: "1x5 0x25"}, "20m"),  # the job has ended
+    ),
+    "TelemetryDropping": (
+        Case({_DROPPED: "_x5 12x20"}, "10m", ((_job(signal="span", reason="queue"), ""),)),
+        Case({_DROPPED: "12x60"}, "40m"),
+    ),
+    "TimeoutsUncalibrated": (
+        Case({_SAMPLES: "600x90"}, "70m", ((_job(section="step"), ""),)),
+        Case({_SAMPLES: "600x90", _CALIBRATED: "12x90", _STALE: "1x90"}, "70m", ((_job(section="step"), ""),)),
+        Case({_SAMPLES: "600x90", _CALIBRATED: "12x90"}, "70m"),
+        Case({_SAMPLES: "20x90"}, "70m"),
+    ),
+}
+assert set(CASES) == {alert.name for alert in ALERTS}
+
+
+def unit_tests(alert: Alert, grafana: str) -> dict[str, Any]:
+    """Return an alert's unit tests, as a file for promtool that lies in a folder beside the rules."""
+    return {
+        "rule_files": ["../recording.yaml", "../alerts.yaml"],
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": series, "values": values} for series, values in case.series.items()],
+                "alert_rule_test": [
+                    {
+                        "eval_time": case.at,
+                        "alertname": alert.name,
+                        "exp_alerts": [_expected(alert, labels, value, grafana) for labels, value in case.fires],
+                    }
+                ],
+            }
+            for case in CASES[alert.name]
+        ],
+    }
+
+
+def _expected(alert: Alert, labels: dict[str, str], value: str, grafana: str) -> dict[str, Any]:
+    texts = {}
+    for name, template in said(alert, grafana).items():
+        text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], template)
+        texts[name] = re.sub(r"\{\{ \$value[^}]*\}\}", value, text)
+    own = {"severity": alert.severity, "level": alert.level}
+    return {"exp_labels": {**labels, **own}, "exp_annotations": texts}

@@ -1,0 +1,256 @@
+"""How does a board look to Grafana?  Its JSON, built with Grafana's own types.
+
+Needs grafana-foundation-sdk, the extra `dashboards`. Every panel asks the data source that the dashboard's
+variable names, so that one file fits every installation; links lead to the runbook of an alert, and to
+traces and logs of the job where data sources for them are chosen."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+import warnings
+from typing import Any
+
+from resilience.analysis.dashboards.panels import Board, Panel, Place, places
+from resilience.analysis.dashboards.queries import JOB, select
+from resilience.analysis.dashboards.rules import ALERTS, RUNBOOKS_UID, runbook_place
+from resilience.errors import ConfigurationError
+
+try:
+    with warnings.catch_warnings():
+        # It announces a newer form of dashboards, which Grafana before 12 cannot read.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from grafana_foundation_sdk.builders import (
+            bargauge,
+            dashboard,
+            heatmap,
+            prometheus,
+            stat,
+            table,
+            text,
+            timeseries,
+        )
+        from grafana_foundation_sdk.builders import common as common_builders
+        from grafana_foundation_sdk.cog.encoder import JSONEncoder
+        from grafana_foundation_sdk.models import common
+        from grafana_foundation_sdk.models import dashboard as model
+        from grafana_foundation_sdk.models import prometheus as prometheus_model
+        from grafana_foundation_sdk.models import text as text_model
+except ImportError as error:
+    raise ConfigurationError(
+        f"dashboards are built with grafana-foundation-sdk, which needs Python 3.11 and is not here ({error}): "
+        "pip install 'torch-resilience[dashboards]'"
+    ) from error
+
+TAG = "resilience"
+SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
+ROOM = 4  # of a runbook's height for its heading
+
+
+def board_json(board: Board, others: tuple[Board, ...], datasource: str) -> str:
+    """Return a dashboard as Grafana reads it. datasource: name of the Prometheus that is chosen at first."""
+    built = _dashboard(board.title, board.uid, board.description)
+    for variable in _variables(datasource):
+        built.with_variable(variable)
+    for annotation in _annotations():
+        built.annotation(annotation)
+    for link in _links(others):
+        built.link(link)
+    number = 0
+    for row, (heading, within) in zip(board.rows, places(board), strict=True):
+        number += 1
+        built.with_row(dashboard.Row(row.title).id(number).grid_pos(_grid(heading)))
+        for panel, place in zip(row.panels, within, strict=True):
+            number += 1
+            built.with_panel(_panel(panel).id(number).grid_pos(_grid(place)))
+    return _text(built)
+
+
+def runbooks_json() -> str:
+    """Return the dashboard that holds the runbooks, so that links to them work wherever Grafana runs."""
+    built = _dashboard("Resilience / Runbooks", RUNBOOKS_UID, "What each alert means, what to look at, what to do.")
+    y = 0
+    for alert in ALERTS:
+        content = alert.runbook.markdown()
+        height = ROOM + content.count("\n") // 2 + len(content) // 160
+        panel = text.Panel().title(alert.name).description(alert.summary).mode(text_model.TextMode.MARKDOWN)
+        panel.content(content).id(runbook_place(alert.name)).grid_pos(_grid(Place(0, y, 24, height)))
+        built.with_panel(panel)
+        y += height
+    return _text(built)
+
+
+def _dashboard(title: str, uid: str, description: str) -> dashboard.Dashboard:
+    built = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG]).timezone("browser")
+    built.editable().tooltip(model.DashboardCursorSync.CROSSHAIR).refresh("30s").time("now-6h", "now")
+    return built
+
+
+def _text(built: dashboard.Dashboard) -> str:
+    return json.dumps(built.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _grid(place: Place) -> model.GridPos:
+    return model.GridPos(h=place.h, w=place.w, x=place.x, y=place.y)
+
+
+# -- around the panels --------------------------------------------------------------------------------
+
+
+def _variables(datasource: str) -> list[Any]:
+    jobs = f"label_values(resilience_job_info, {JOB.partition('=')[0]})"
+    nodes = f"label_values({select('resilience_monitor_up', scope=(JOB,))}, node)"
+    chosen = model.VariableOption(selected=True, text=datasource, value=datasource)
+    return [
+        dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(chosen),
+        _query_variable("job", "Job", jobs).sort(model.VariableSort.NATURAL_DESC),
+        _query_variable("node", "Node", nodes)
+        .sort(model.VariableSort.NATURAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(model.VariableOption(selected=True, text=["All"], value=["$__all"])),
+        dashboard.DatasourceVariable("traces").label("Traces").type("tempo"),
+        dashboard.DatasourceVariable("logs").label("Logs").type("loki"),
+    ]
+
+
+def _query_variable(name: str, label: str, query: str) -> Any:
+    variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE)
+    # A job that has ended is still found in the range that is looked at.
+    variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).definition(query)
+    return variable.query({"qryType": 1, "query": query, "refId": f"variable-{name}"})
+
+
+def _annotations() -> list[Any]:
+    iteration = select("resilience_restart_iteration")
+    restarts = f"sum by (layer) (max by (layer) ({iteration}) > max by (layer) ({iteration} offset $__interval))"
+    firing = select("ALERTS", 'alertstate="firing"', scope=(JOB,))
+    alerts = f"max by (alertname, severity) ({firing})"
+    return [
+        _annotation("Restarts", restarts, "blue", "{{layer}} restarts", "iteration"),
+        _annotation("Alerts", alerts, "red", "{{alertname}} ({{severity}})", "alertname"),
+    ]
+
+
+def _annotation(name: str, expr: str, color: str, title: str, keys: str) -> Any:
+    annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(color)
+    return annotation.expr(expr).title_format(title).tag_keys(keys).step("60s")
+
+
+def _links(others: tuple[Board, ...]) -> list[Any]:
+    links = [_link("Resilience", "").type(model.DashboardLinkType.DASHBOARDS).tags([TAG]).as_dropdown(True)]
+    links += [_link(board.title.rpartition("/ ")[2], f"/d/{board.uid}") for board in others]
+    traceql = '{ span.resilience.job.id = "$job" && name = "restart" }'
+    logql = '{service_name="resilience", job_id="$job"} | json'
+    links.append(_link("Traces", _explore("traces", {"query": traceql, "queryType": "traceql"})))
+    links.append(_link("Logs", _explore("logs", {"expr": logql})))
+    return links
+
+
+def _link(title: str, url: str) -> Any:
+    link = dashboard.DashboardLink(title).type(model.DashboardLinkType.LINK).url(url).icon("external link")
+    return link.keep_time(True).include_vars(not url.startswith("/explore"))
+
+
+def _explore(source: str, query: dict[str, str]) -> str:
+    """A link into Grafana's Explore. Its variables must stay readable for Grafana."""
+    pane = {
+        "datasource": f"${{{source}}}",
+        "queries": [{"refId": "A", "datasource": {"uid": f"${{{source}}}"}, **query}],
+        "range": {"from": "${__from}", "to": "${__to}"},
+    }
+    return "/explore?schemaVersion=1&panes=" + urllib.parse.quote(json.dumps({"a": pane}), safe="${}:,")
+
+
+# -- panels -------------------------------------------------------------------------------------------
+
+
+def _panel(panel: Panel) -> Any:
+    built = _VIEWS[panel.view](panel)
+    built.title(panel.title).description(panel.description).datasource(SOURCE).unit(panel.unit).min(0)
+    for number, query in enumerate(panel.queries):
+        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + number)).datasource(SOURCE)
+        if query.legend:
+            target.legend_format(query.legend)
+        if panel.view in ("stat", "table", "gauge"):
+            target.instant()
+        else:
+            target.range()
+        if panel.view == "table":
+            target.format(prometheus_model.PromQueryFormat.TABLE)
+        elif panel.view == "heatmap":
+            target.format(prometheus_model.PromQueryFormat.HEATMAP)
+        built.with_target(target.exemplar(panel.has_exemplars))
+    if panel.maximum is not None:
+        built.max(panel.maximum)
+    if panel.empty:
+        built.no_value(panel.empty)
+    if panel.steps:
+        steps = [model.Threshold(value=value, color=color) for value, color in panel.steps]
+        built.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
+    links = [
+        _panel_link("Logs of the job", _explore("logs", {"expr": '{service_name="resilience", job_id="$job"} | json'}))
+    ]
+    if panel.runbook:
+        links.insert(0, _panel_link(f"Runbook: {panel.runbook}", runbook_path(panel.runbook)))
+    return built.links(links)
+
+
+def _panel_link(title: str, url: str) -> Any:
+    return dashboard.DashboardLink(title).type(model.DashboardLinkType.LINK).url(url).target_blank(True)
+
+
+def runbook_path(alert: str) -> str:
+    """Return where in Grafana an alert's runbook is."""
+    return f"/d/{RUNBOOKS_UID}/runbooks?viewPanel={runbook_place(alert)}"
+
+
+def _stat(panel: Panel) -> Any:
+    reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
+    mode = common.BigValueColorMode.BACKGROUND_SOLID if panel.steps else common.BigValueColorMode.NONE
+    return stat.Panel().reduce_options(reduce).color_mode(mode).graph_mode(common.BigValueGraphMode.NONE)
+
+
+def _lines(panel: Panel) -> Any:
+    legend = common_builders.VizLegendOptions().show_legend(True).display_mode(common.LegendDisplayMode.LIST)
+    tooltip = common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI)
+    legend.placement(common.LegendPlacement.BOTTOM)
+    return timeseries.Panel().legend(legend).tooltip(tooltip.sort(common.SortOrder.DESCENDING)).line_width(1)
+
+
+def _stacked(panel: Panel) -> Any:
+    stacking = common_builders.StackingConfig().mode(common.StackingMode.NORMAL)
+    return _lines(panel).stacking(stacking).fill_opacity(30)
+
+
+def _bars(panel: Panel) -> Any:
+    return _stacked(panel).draw_style(common.GraphDrawStyle.BARS).fill_opacity(80)
+
+
+def _table(panel: Panel) -> Any:
+    hidden = {"id": "organize", "options": {"excludeByName": {"Time": True}}}
+    steps = [hidden] if len(panel.queries) == 1 else [{"id": "merge", "options": {}}, hidden]
+    return table.Panel().transformations(
+        [model.DataTransformerConfig(id_val=str(step["id"]), options=step["options"]) for step in steps]
+    )
+
+
+def _heatmap(panel: Panel) -> Any:
+    return heatmap.Panel().calculate(False).show_legend().exemplars_color("rgba(255,0,255,0.7)")
+
+
+def _gauge(panel: Panel) -> Any:
+    reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
+    return bargauge.Panel().reduce_options(reduce).orientation(common.VizOrientation.HORIZONTAL)
+
+
+_VIEWS = {
+    "stat": _stat,
+    "lines": _lines,
+    "stacked": _stacked,
+    "bars": _bars,
+    "table": _table,
+    "heatmap": _heatmap,
+    "gauge": _gauge,
+}

@@ -1,0 +1,87 @@
+"""How is a question put to Prometheus?  PromQL over the metric catalogue, for dashboards and for rules.
+
+Counters here often appear with their first event, and then with a value at once: the first restart of a job is
+a series that did not exist before. `increase` and `rate` need two samples of a series and would not see it, so
+what happens seldom is counted by `grown`: the value now, less the value at the beginning, or less nothing.
+`rate` is used for what happens all the time (heartbeats, sections)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+TARGET_LABELS = ("job", "instance", "job_id", "node", "cluster")  # what discovery adds to every series
+JOB = 'job_id="$job"'
+NODE = 'node=~"$node"'
+SCOPE = (JOB, NODE)  # matchers of every selector in a dashboard
+OF_JOB = ("cluster", "job_id")  # labels that every aggregation in a rule keeps
+RATE = "$__rate_interval"
+RANGE = "$__range"
+STEP = "$__interval"
+
+Scope = Sequence[str]
+
+
+def select(metric: str, *matchers: str, scope: Scope = SCOPE) -> str:
+    """Return a selector: a metric of the job and the nodes that are looked at."""
+    inside = ", ".join((*scope, *matchers))
+    return f"{metric}{{{inside}}}" if inside else metric
+
+
+def fold(operator: str, by: Sequence[str], expression: str) -> str:
+    """Return an aggregation, such as `sum by (state) (…)`."""
+    return f"{operator} by ({', '.join(by)}) ({expression})" if by else f"{operator}({expression})"
+
+
+def grown(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
+    """Return by how much a counter grew within a window, its first appearance included."""
+    selector = select(metric, *matchers, scope=scope)
+    latest = fold("sum", by, f"max_over_time({selector}[{window}])")
+    before = fold("sum", by, f"{selector} offset {window}")
+    return f"clamp_min({latest} - ({before} or {latest} * 0), 0)"
+
+
+def stepped(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = SCOPE) -> str:
+    """Return by how much a counter grew between two points of a graph, its first appearance included."""
+    selector = select(metric, *matchers, scope=scope)
+    latest = fold("sum", by, selector)
+    before = fold("sum", by, f"{selector} offset {STEP}")
+    return f"clamp_min({latest} - ({before} or {latest} * 0), 0)"
+
+
+def rate(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RATE, scope: Scope = SCOPE) -> str:
+    """Return how fast a counter grows, per second."""
+    return fold("sum", by, f"rate({select(metric, *matchers, scope=scope)}[{window}])")
+
+
+def quantile(q: float, buckets: str) -> str:
+    """Return a quantile of what the buckets of a histogram hold."""
+    return f"histogram_quantile({q:g}, {buckets})"
+
+
+def or_zero(expression: str, of: str) -> str:
+    """Return an expression that is 0 where it has no value but `of` has one."""
+    return f"({expression} or {of} * 0)"
+
+
+def goodput(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
+    """Return the share of rank-seconds that were neither lost to restarts and hangs nor waiting for the start.
+
+    Hangs are lost within the function and so are part of the productive seconds; the other causes are not."""
+    inside = grown("resilience_productive_seconds_total", by=by, window=window, scope=scope)
+    lost = grown("resilience_lost_seconds_total", by=by, window=window, scope=scope)
+    outside = grown("resilience_lost_seconds_total", 'cause!="hang"', by=by, window=window, scope=scope)
+    return f"clamp_min(1 - {or_zero(lost, inside)} / (({inside} > 0) + {or_zero(outside, inside)}), 0)"
+
+
+def restarts(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
+    """Return how often a job restarted, in processes and by the launcher; each node counts all, so the most."""
+    of_node = grown(
+        "resilience_restart_iterations_total",
+        'outcome="interrupted"',
+        by=(*by, "layer", "node"),
+        window=window,
+        scope=scope,
+    )
+    each = fold("max", (*by, "layer"), select("resilience_restart_iteration", scope=scope))
+    counted = or_zero(fold("max", (*by, "layer"), of_node), each)
+    return fold("sum", by, counted)

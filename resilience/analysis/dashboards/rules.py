@@ -1,0 +1,486 @@
+"""What is recorded, and what wakes somebody?  Recording rules and the twelve alerts, each with its runbook.
+
+Rules look at all jobs of all clusters at once, so every aggregation keeps `cluster` and `job_id` (a label that
+no series has costs nothing). A critical alert about a job silences those about its ranks and sections
+(`alertmanager.yaml`). Thresholds are starting points: they are numbers here, and in the exported files."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from resilience.analysis.dashboards.queries import (
+    OF_JOB,
+    fold,
+    goodput,
+    grown,
+    or_zero,
+    quantile,
+    rate,
+    restarts,
+    select,
+)
+
+RUNBOOKS_UID = "resilience-runbooks"
+EVERY = "30s"  # between two evaluations
+NO_SCOPE = ()
+NEAR = 0.67  # of a limit; `core.timeouts.NEAR_MISS` calls the limit too short from there on
+ENOUGH = 500  # samples of a section from which a limit can be learned
+
+Severity = Literal["critical", "warning", "info"]
+Level = Literal["job", "node", "rank", "section"]
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A recording rule."""
+
+    record: str
+    expr: str
+
+
+class Runbook(msgspec.Struct, frozen=True):
+    """What an alert means, what to look at, what to do."""
+
+    means: str
+    look: tuple[str, ...]
+    do: tuple[str, ...]
+
+    def markdown(self) -> str:
+        """Return the page, without its heading."""
+        parts = [
+            f"**What it means.** {self.means}\n",
+            "**What to look at**\n",
+            *(f"{number}. {step}" for number, step in enumerate(self.look, 1)),
+            "",
+            "**What to do**\n",
+            *(f"- {step}" for step in self.do),
+        ]
+        return "\n".join(parts) + "\n"
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert. wait: how long it must hold. summary and board: what it says, and the dashboard it leads to."""
+
+    name: str
+    expr: str
+    wait: str
+    severity: Severity
+    level: Level
+    summary: str
+    board: str
+    runbook: Runbook
+
+
+_JOB = ", ".join(OF_JOB)
+_FIRST = 'origin="first"'
+_BEATS = rate("resilience_heartbeat_interval_seconds_count", by=OF_JOB, window="15m", scope=NO_SCOPE)
+_ENDS = rate("resilience_section_duration_seconds_count", by=OF_JOB, window="15m", scope=NO_SCOPE)
+_RANKS = fold("sum", OF_JOB, "resilience_ranks")
+
+RECORDINGS = (
+    Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), "resilience_ranks")),
+    Recording(
+        "job:resilience_spares:count",
+        or_zero(fold("sum", OF_JOB, select("resilience_ranks", 'state="inactive"', scope=NO_SCOPE)), _RANKS),
+    ),
+    Recording("job:resilience_step:max", fold("max", OF_JOB, "resilience_rank_step")),
+    Recording("job:resilience_signs:rate15m", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
+    Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE)),
+    Recording("job:resilience_restarts:count30m", restarts(OF_JOB, "30m", NO_SCOPE)),
+    Recording(
+        "job:resilience_restart_duration_seconds:p95_1h",
+        quantile(
+            0.95,
+            grown(
+                "resilience_restart_duration_seconds_bucket", by=(*OF_JOB, "layer", "le"), window="1h", scope=NO_SCOPE
+            ),
+        ),
+    ),
+    Recording(
+        "node:resilience_faults:count6h",
+        grown("resilience_interruptions_total", _FIRST, by=(*OF_JOB, "node"), window="6h", scope=NO_SCOPE),
+    ),
+    Recording(
+        "job:resilience_telemetry_dropped:count15m",
+        grown("resilience_telemetry_dropped_total", by=(*OF_JOB, "signal", "reason"), window="15m", scope=NO_SCOPE),
+    ),
+)
+
+_SAMPLES = 'resilience_section_duration_seconds_count{outcome="completed"}'
+_MOVED = "changes(job:resilience_step:max[15m])"
+_RANK = f"{_JOB}, node, rank"
+_BUDGET = "min by (cluster, job_id, layer) (resilience_restart_budget_remaining)"
+
+ALERTS = (
+    Alert(
+        name="JobStalled",
+        expr=(
+            f"((job:resilience_signs:rate15m == 0 or {_MOVED} == 0) "
+            f"unless on ({_JOB}) job:resilience_signs:rate15m > 0 unless on ({_JOB}) {_MOVED} > 0) "
+            f'and on ({_JOB}) sum by ({_JOB}) (job:resilience_ranks:sum{{state=~"active|suspect|unmonitored"}}) > 0'
+        ),
+        wait="5m",
+        severity="critical",
+        level="job",
+        summary="Job {{ $labels.job_id }} makes no progress: no heartbeat, no section ended, no step in 15 minutes",
+        board="hangs",
+        runbook=Runbook(
+            "Ranks of the job are there, but for 15 minutes none of them has sent a heartbeat, left a section or told "
+            "a higher step. Either all wait for one (a hang that no limit ends), or all do something long that says "
+            "nothing of itself. The toolkit restarts what exceeds a limit; this alert is for what has none.",
+            (
+                "Dashboard *Hangs*: is one rank silent for longer than the others? Is a section open?",
+                "`resilience report RUN`: its last incident, and which ranks wait at which line.",
+                "`resilience status RUN`: steps of all ranks; one that is behind is who the others wait for.",
+                "If nothing stands out: `py-spy dump --pid PID` of two ranks, `dmesg` of their nodes, the storage.",
+            ),
+            (
+                "One rank stands out: end its process (`kill PID`); the others restart without it or with a spare.",
+                "All wait at the same collective: suspect the network or different shapes; end one rank to restart.",
+                "The program works, but silently: mark what it does as a section, or send heartbeats.",
+                "Set a limit, so that the next time nobody is woken: `resilience calibrate RUN`.",
+            ),
+        ),
+    ),
+    Alert(
+        name="RankHeartbeatStale",
+        expr=(
+            f"((time() - max by ({_RANK}) (resilience_rank_last_heartbeat_timestamp_seconds)) > 120) "
+            f'and on ({_RANK}) resilience_rank_state{{state=~"active|suspect|unmonitored"}} == 1 '
+            f"unless on ({_RANK}) resilience_rank_section_open_seconds"
+        ),
+        wait="1m",
+        severity="warning",
+        level="rank",
+        summary="Rank {{ $labels.rank }} of job {{ $labels.job_id }} on {{ $labels.node }} has given no sign of life "
+        "for {{ $value | humanizeDuration }}",
+        board="hangs",
+        runbook=Runbook(
+            "A rank that takes part sent its last heartbeat, ping or step more than two minutes ago, and no section of "
+            "it is open that would explain it. Its limit for heartbeats, if it has one, is longer than that.",
+            (
+                "Dashboard *Node* with the rank's node: do its neighbours go on?",
+                "Dashboard *Hangs*: step skew. If the others stand still too, they wait for this one.",
+                "On the node: is the process there, in which state (`ps -o stat,wchan`), is the host out of memory?",
+            ),
+            (
+                "State D or T: storage or somebody's signal; see to the node.",
+                "The process is gone or its monitor is: see MonitorDown.",
+                "It works, but silently for long stretches: mark them as sections, or lengthen the alert's 120 s.",
+                "It hangs: end it (`kill PID`), and set a limit for heartbeats so that this is done for you.",
+            ),
+        ),
+    ),
+    Alert(
+        name="SectionNearLimit",
+        expr=f"max by ({_JOB}, section) (resilience_timeout_headroom_ratio) > {NEAR}",
+        wait="1m",
+        severity="warning",
+        level="section",
+        summary="Section {{ $labels.section }} of job {{ $labels.job_id }} has used {{ $value | humanizePercentage }} "
+        "of its limit",
+        board="sections",
+        runbook=Runbook(
+            "A section of the program took, or is taking, more than two thirds of its limit. At the limit its rank is "
+            "restarted or ended. Either it hangs, and that is right, or the limit is too short and is about to end a "
+            "healthy job.",
+            (
+                "Dashboard *Sections & calibration*: have durations grown slowly, or did one stand out?",
+                "Dashboard *Hangs*, open sections: is it one rank, or all?",
+                "What the section waits for: storage, network, a larger batch, a new data set.",
+            ),
+            (
+                "Durations have grown for a reason: calibrate anew (`resilience calibrate RUN`) or set a longer limit.",
+                "One rank only: see to its node before it is restarted again and again.",
+                "It hangs: do nothing; the limit will fire, and `resilience report RUN` will tell.",
+            ),
+        ),
+    ),
+    Alert(
+        name="RestartLoop",
+        expr="job:resilience_restarts:count30m >= 5",
+        wait="0s",
+        severity="critical",
+        level="job",
+        summary="Job {{ $labels.job_id }} restarted {{ $value | humanize }} times within 30 minutes",
+        board="restarts",
+        runbook=Runbook(
+            "The job fails again and again: five restarts, in processes or by the launcher, within half an hour. It "
+            "costs machines and hardly moves.",
+            (
+                "Dashboard *Restarts*: one kind of interruption, or several? One node, or all?",
+                "`resilience report RUN`: is it the same exception, the same rank, the same step?",
+                "Dashboard *Overview*, progress: does the step grow between restarts?",
+            ),
+            (
+                "The same node each time: see NodeRepeatOffender.",
+                "The same step and exception: data or code; stop the job, and begin after the bad batch.",
+                "Out of memory: smaller batch, or find the leak; a restart does not cure it.",
+                "The store or the network: see to them; restarts will go on until they work.",
+            ),
+        ),
+    ),
+    Alert(
+        name="RestartBudgetLow",
+        expr=(
+            f"({_BUDGET} <= 1) and on ({_JOB}, layer) "
+            f"max by ({_JOB}, layer) (max_over_time(resilience_restart_budget_remaining[6h])) > 1"
+        ),
+        wait="0s",
+        severity="warning",
+        level="job",
+        summary="Job {{ $labels.job_id }} has {{ $value | humanize }} restarts left",
+        board="restarts",
+        runbook=Runbook(
+            "The launcher counts restarts against `--max-restarts`, and one at most is left of it. When none is left, "
+            "the next failure ends the job.",
+            (
+                "Dashboard *Restarts*: restarts left, and what used them up.",
+                "The launcher's last lines: its table of failures tells cycle, rank, node and what for each.",
+            ),
+            (
+                "Make sure that the last checkpoint is recent.",
+                "Remove the cause (see RestartLoop, NodeRepeatOffender).",
+                "If the failures are the machines' and the job is long, start it anew with a larger `--max-restarts`.",
+            ),
+        ),
+    ),
+    Alert(
+        name="NodeRepeatOffender",
+        expr=(
+            "node:resilience_faults:count6h >= 3 "
+            f"and on ({_JOB}) count by ({_JOB}) (count by ({_JOB}, node) (resilience_ranks)) > 1"
+        ),
+        wait="0s",
+        severity="warning",
+        level="node",
+        summary="Node {{ $labels.node }} failed first {{ $value | humanize }} times within 6 hours in job "
+        "{{ $labels.job_id }}",
+        board="restarts",
+        runbook=Runbook(
+            "Three faults or more within six hours began on this node, of a job that has others. What only followed "
+            "from another node's fault is not counted. That names where the symptom is; it proves no broken hardware.",
+            (
+                "Dashboard *Restarts*, nodes that failed first: does it stand out from the others?",
+                "`resilience report RUN`: the verdicts that name its ranks, and how sure they are.",
+                "On the node: `dmesg` (Xid, MCE, link down), temperature, ECC counters, disk, free memory.",
+            ),
+            (
+                "Drain the node, and let the job go on with a spare; run the vendor's diagnosis before it comes back.",
+                "All its faults are one exception of user code at one rank: the data of that rank, not the node.",
+            ),
+        ),
+    ),
+    Alert(
+        name="RestartSlow",
+        expr=(
+            'job:resilience_restart_duration_seconds:p95_1h{layer="inprocess"} > 30 '
+            'or job:resilience_restart_duration_seconds:p95_1h{layer="launcher"} > 240'
+        ),
+        wait="0s",
+        severity="warning",
+        level="job",
+        summary="Restarts of job {{ $labels.job_id }} ({{ $labels.layer }}) take {{ $value | humanizeDuration }} (p95)",
+        board="restarts",
+        runbook=Runbook(
+            "From the detection to the first progress it took 5 % of the ranks more than 30 s within the processes, or "
+            "more than 4 min by the launcher, within the last hour. A restart waits for the slowest rank.",
+            (
+                "Dashboard *Restarts*, phases: which one is slow, at the median or only at the 95th percentile?",
+                "`resilience report RUN`: which rank was last in that phase.",
+                "A point in the heat map leads to the trace of that restart.",
+            ),
+            (
+                "`abort`, `finalize`, `check`: hooks of yours; give them limits, or do less in them.",
+                "`agree`, `regroup`, `rendezvous`: the store or the network; a node that is slow to answer.",
+                "`resume`, `import`, `spawn`: loading of code, data or a checkpoint; nearer storage, or fewer imports.",
+            ),
+        ),
+    ),
+    Alert(
+        name="GoodputLow",
+        expr=(
+            "job:resilience_goodput:ratio1h < 0.9 "
+            f"and on ({_JOB}) sum by ({_JOB}) (resilience_productive_seconds_total offset 1h) > 0"
+        ),
+        wait="15m",
+        severity="warning",
+        level="job",
+        summary="Goodput of job {{ $labels.job_id }} was {{ $value | humanizePercentage }} within the last hour",
+        board="overview",
+        runbook=Runbook(
+            "Less than 90 % of the rank-seconds of the last hour went into the function and were not lost. Steps that "
+            "are done again are not even taken off, so the truth is lower.",
+            (
+                "Dashboard *Overview*, lost time by cause.",
+                "`resilience report RUN`: cost of each incident, and the steps that were lost.",
+            ),
+            (
+                "startup: loading takes long; it is paid again at each start by the launcher.",
+                "restart: see RestartSlow if they are long, RestartLoop if they are many.",
+                "hang: limits are longer than they need to be; `resilience calibrate RUN`.",
+            ),
+        ),
+    ),
+    Alert(
+        name="SparesExhausted",
+        expr="job:resilience_spares:count == 0 and max_over_time(job:resilience_spares:count[1d]) > 0",
+        wait="1m",
+        severity="warning",
+        level="job",
+        summary="Job {{ $labels.job_id }} has no spare rank left",
+        board="overview",
+        runbook=Runbook(
+            "The job had inactive ranks, ready to take the place of a lost one, and has none now. The next loss makes "
+            "it go on with fewer ranks, or wait, or end, as its rank assignment says.",
+            (
+                "Dashboard *Overview*, ranks by state: which were terminated or excluded, and when?",
+                "`resilience report RUN`: why they were lost; are their nodes healthy?",
+            ),
+            (
+                "Bring nodes back, or add new ones; by the launcher they join at the next cycle.",
+                "Make sure that the last checkpoint is recent.",
+            ),
+        ),
+    ),
+    Alert(
+        name="MonitorDown",
+        expr=(
+            f'sum by ({_JOB}, node) (resilience_ranks{{state="unmonitored"}}) > 0 '
+            f'or (max by ({_JOB}, node) (up{{job_id!=""}}) == 0) '
+            f'and on ({_JOB}) max by ({_JOB}) (up{{job_id!=""}}) == 1'
+        ),
+        wait="2m",
+        severity="warning",
+        level="node",
+        summary="Ranks of job {{ $labels.job_id }} on {{ $labels.node }} are not watched, or their endpoint does not "
+        "answer",
+        board="self",
+        runbook=Runbook(
+            "Either a rank's monitor is gone, so that nobody would end the rank when it hangs, or the node's endpoint "
+            "does not answer while those of other nodes do, so that nothing is known of it.",
+            (
+                "Dashboard *Self*, endpoints; dashboard *Node*, monitors and states of ranks.",
+                "On the node: are processes named `resilience` there? Out of memory? Was the node itself lost?",
+                "`resilience report RUN` names a node that fell silent.",
+            ),
+            (
+                "Monitors under the launcher are replaced; of a Wrapper's they are with the next restart.",
+                "The endpoint alone is gone: another monitor of the node takes over; if not, end any rank of it.",
+                "The node is gone: drain it. After the end of a job, delete its `metrics/*.sd.json`.",
+            ),
+        ),
+    ),
+    Alert(
+        name="TelemetryDropping",
+        expr="job:resilience_telemetry_dropped:count15m > 0",
+        wait="0s",
+        severity="warning",
+        level="job",
+        summary="Job {{ $labels.job_id }} loses telemetry ({{ $labels.signal }}: {{ $labels.reason }})",
+        board="self",
+        runbook=Runbook(
+            "Records, spans or measurements were lost within 15 minutes. The job itself does not notice, but its "
+            "account has gaps.",
+            (
+                "Dashboard *Self*: which signal, for which reason, and whether an exporter fails.",
+                "`sink`: the disk of the run folder is full or cannot be written. `queue`, `export`: the collector.",
+            ),
+            (
+                "Make room, or mend the collector; nothing has to be restarted.",
+                "`overrun`: sections that end faster than the monitor reads them; mark longer ones.",
+            ),
+        ),
+    ),
+    Alert(
+        name="TimeoutsUncalibrated",
+        expr=(
+            f"max by ({_JOB}, section) (resilience_calibration_stale) > 0 "
+            f"or (sum by ({_JOB}, section) ({_SAMPLES}) >= {ENOUGH} "
+            f'unless on ({_JOB}, section) resilience_section_timeout_seconds{{source="calibrated"}})'
+        ),
+        wait="1h",
+        severity="info",
+        level="section",
+        summary="Section {{ $labels.section }} of job {{ $labels.job_id }} has no learned limit, or a stale one",
+        board="sections",
+        runbook=Runbook(
+            f"A section has run {ENOUGH} times or more without a learned limit, or its learned limit no longer agrees "
+            "with what is seen, so that a longer one holds in its place. Hangs in it are found late, or not at all.",
+            (
+                "Dashboard *Sections & calibration*: durations, limits and where they come from.",
+                "`resilience calibrate RUN`: what it would set, and with how many false alarms.",
+            ),
+            (
+                "`resilience calibrate RUN`, then start the next run with the file that it writes.",
+                "On trial first: with RESILIENCE_TIMEOUTS_SHADOW=1 it is only told what the limits would have done.",
+            ),
+        ),
+    ),
+)
+
+
+def runbook_place(alert: str) -> int:
+    """Return the number of an alert's runbook, from 1."""
+    return 1 + [each.name for each in ALERTS].index(alert)
+
+
+def said(alert: Alert, grafana: str) -> dict[str, str]:
+    """Return what an alert says. grafana: URL under which Grafana is reached."""
+    return {
+        "summary": alert.summary,
+        "dashboard_url": f"{grafana}/d/resilience-{alert.board}?var-job={{{{ $labels.job_id }}}}",
+        "runbook_url": f"{grafana}/d/{RUNBOOKS_UID}/runbooks?viewPanel={runbook_place(alert.name)}",
+    }
+
+
+def recording_rules() -> dict[str, Any]:
+    """Return the file of recording rules."""
+    rules = [{"record": rule.record, "expr": rule.expr} for rule in RECORDINGS]
+    return {"groups": [{"name": "resilience.recording", "interval": EVERY, "rules": rules}]}
+
+
+def alert_rules(grafana: str) -> dict[str, Any]:
+    """Return the file of alerts."""
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": alert.expr,
+            "for": alert.wait,
+            "labels": {"severity": alert.severity, "level": alert.level},
+            "annotations": said(alert, grafana),
+        }
+        for alert in ALERTS
+    ]
+    return {"groups": [{"name": "resilience.alerts", "interval": EVERY, "rules": rules}]}
+
+
+def alertmanager() -> dict[str, Any]:
+    """Return an example for Alertmanager: one message a job, and what a job's alert makes needless."""
+    return {
+        "route": {
+            "receiver": "training",
+            "group_by": ["cluster", "job_id"],
+            "group_wait": "30s",
+            "group_interval": "5m",
+            "repeat_interval": "4h",
+            "routes": [{"receiver": "nobody", "matchers": ['severity="info"']}],
+        },
+        "inhibit_rules": [
+            {
+                "source_matchers": ['level="job"', 'severity="critical"'],
+                "target_matchers": ['level=~"rank|section"'],
+                "equal": ["cluster", "job_id"],
+            },
+            {
+                "source_matchers": ['alertname="MonitorDown"'],
+                "target_matchers": ['level="rank"'],
+                "equal": ["cluster", "job_id", "node"],
+            },
+        ],
+        "receivers": [
+            {"name": "nobody"},
+            {"name": "training", "webhook_configs": [{"url": "http://127.0.0.1:9099/alerts"}]},
+        ],
+    }

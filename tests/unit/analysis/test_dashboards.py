@@ -1,0 +1,270 @@
+"""Dashboards, rules and alerts ask only for what exists, and say what they show."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with it; it needs Python 3.11")
+
+from resilience.analysis.dashboards import export
+from resilience.analysis.dashboards.boards import BOARDS
+from resilience.analysis.dashboards.examples import CASES
+from resilience.analysis.dashboards.panels import COLUMNS, Board, Panel
+from resilience.analysis.dashboards.rules import ALERTS, NEAR, RECORDINGS, Alert
+from resilience.cli import main
+from resilience.core.timeouts import NEAR_MISS
+from resilience.telemetry.catalogue import METRICS
+from tests.generate_dashboards import ROOT, files
+from tests.support.promql import Finding, Known, catalogue, check
+
+KNOWN = catalogue()
+MADE = files()
+UNITS = {"none", "s", "percentunit"}  # of Grafana's, those that are used
+PANELS = [pytest.param(board, panel, id=f"{board.name}: {panel.title}") for board in BOARDS for panel in board.panels()]
+PROMTOOL = shutil.which("promtool")
+AMTOOL = shutil.which("amtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here: apt-get install prometheus")
+
+
+def rules_known() -> dict[str, Known]:
+    """The catalogue, and what the recording rules make of it."""
+    known = dict(KNOWN)
+    for rule in RECORDINGS:
+        known[rule.record] = Known(False, check(rule.expr, known, is_rule=True))
+    return known
+
+
+def dashboard(board: Board) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(MADE[f"dashboards/grafana/{board.name}.json"])
+    return found
+
+
+def selectors_in(query: str) -> str:
+    """The series that a template variable asks for."""
+    found = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
+    assert found is not None, query
+    return found[1]
+
+
+# -- PromQL -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("board", "panel"), PANELS)
+def test_panel_asks_for_what_exists(board: Board, panel: Panel) -> None:
+    for query in panel.queries:
+        labels = check(query.expr, KNOWN)
+        assert set(re.findall(r"{{(\w+)}}", query.legend)) <= labels
+        if panel.view in ("lines", "stacked", "bars", "gauge") and labels:
+            assert labels - {"le"} <= set(re.findall(r"{{(\w+)}}", query.legend)), "lines that look alike"
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_variables_and_annotations_ask_for_what_exists(board: Board) -> None:
+    made = dashboard(board)
+    queries = {each["name"]: each["query"]["query"] for each in made["templating"]["list"] if each["type"] == "query"}
+    assert list(queries) == ["job", "node"]
+    assert selectors_in(queries["job"]) == "resilience_job_info"
+    assert "job_id" in KNOWN["resilience_job_info"].labels
+    assert "node" in check(selectors_in(queries["node"]), KNOWN)
+    for annotation in made["annotations"]["list"]:
+        labels = check(annotation["expr"], KNOWN)
+        assert set(re.findall(r"{{(\w+)}}", annotation["titleFormat"])) <= labels
+
+
+def test_every_metric_is_shown_somewhere() -> None:
+    """Otherwise it is a cost without a use: show it, or say here why not."""
+    text = "\n".join(query.expr for board in BOARDS for panel in board.panels() for query in panel.queries)
+    text += MADE["dashboards/grafana/overview.json"]
+    assert [metric.name for metric in METRICS if metric.name not in text] == []
+
+
+def test_rules_and_alerts_ask_for_what_exists() -> None:
+    known = rules_known()
+    for alert in ALERTS:
+        labels = check(alert.expr, known, is_rule=True)
+        named = set(re.findall(r"\$labels\.(\w+)", alert.summary))
+        assert named <= labels, alert.name
+
+
+BAD = {
+    'sum(resilience_nothing{job_id="$job"})': "no such metric",
+    'sum(resilience_ranks{job_id="$job", rank="1"})': "has no label rank",
+    'sum by (rank) (resilience_ranks{job_id="$job"})': "are not there",
+    'sum(rate(resilience_ranks{job_id="$job"}[$__rate_interval]))': "which is a gauge",
+    'delta(resilience_events_total{job_id="$job"}[$__range])': "which is a counter",
+    "sum(resilience_ranks)": "for every job",
+    'sum(resilience_ranks{job_id="other"})': "for every job",
+    'sum(rate(resilience_events_total{job_id="$job"}[5m]))': "does not fit every graph",
+    'resilience_ranks{job_id="$job"} offset 1h': "does not fit every graph",
+    'histogram_quantile(0.5, sum(resilience_heartbeat_interval_seconds_bucket{job_id="$job"}))': "le was",
+    'sum by (state) (resilience_ranks{job_id="$job"}) / sum(resilience_ranks{job_id="$job"})': "unlike labels",
+    'sum without (node) (resilience_ranks{job_id="$job"})': "without",
+    'resilience_section_duration_seconds{job_id="$job"}': "no such metric",
+    'sum(resilience_ranks{job_id="$job"}': "no PromQL",
+}
+
+
+@pytest.mark.parametrize("expression", BAD)
+def test_wrong_expression_is_found(expression: str) -> None:
+    with pytest.raises(Finding, match=BAD[expression]):
+        check(expression, KNOWN)
+
+
+@pytest.mark.parametrize("expression", ["sum(resilience_ranks)", "sum by (job_id) (resilience_ranks)", "vector(1)"])
+def test_rule_that_mixes_jobs_is_found(expression: str) -> None:
+    with pytest.raises(Finding):
+        check(expression, KNOWN, is_rule=True)
+
+
+# -- dashboards ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({*MADE} | {str(p.relative_to(ROOT)) for p in ROOT.glob("docs/runbooks/*")}))
+def test_file_is_what_the_code_makes(name: str) -> None:
+    assert name in MADE, "made by nobody any more: delete it"
+    assert (ROOT / name).read_text() == MADE[name], "stale: run `poe docs`"
+
+
+@pytest.mark.parametrize("name", [*(board.name for board in BOARDS), "runbooks"])
+def test_grid_has_no_overlaps_and_no_holes(name: str) -> None:
+    panels = json.loads(MADE[f"dashboards/grafana/{name}.json"])["panels"]
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= COLUMNS
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len(taken) == COLUMNS * (1 + max(y for _, y in taken)), "a line that is not full"
+    numbers = [panel["id"] for panel in panels]
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_panels_say_what_they_show(board: Board) -> None:
+    made = dashboard(board)
+    assert made["uid"] == board.uid
+    titles = [panel["title"] for panel in made["panels"]]
+    assert len(set(titles)) == len(titles)
+    for panel in made["panels"]:
+        if panel["type"] == "row":
+            continue
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_links_lead_somewhere(board: Board) -> None:
+    made = dashboard(board)
+    uids = {each.uid for each in BOARDS}
+    runbooks = json.loads(MADE["dashboards/grafana/runbooks.json"])
+    pages = {panel["id"]: panel["title"] for panel in runbooks["panels"]}
+    to = [link["url"] for link in made["links"] if link["type"] == "link"]
+    assert {url.removeprefix("/d/") for url in to if url.startswith("/d/")} == uids
+    assert sum(url.startswith("/explore") for url in to) == 2  # traces and logs
+    for panel in made["panels"]:
+        for link in panel.get("links", ()):
+            if link["title"].startswith("Runbook: "):
+                found = re.fullmatch(rf"/d/{runbooks['uid']}/runbooks\?viewPanel=(\d+)", link["url"])
+                assert found is not None
+                assert pages[int(found[1])] == link["title"].removeprefix("Runbook: ")
+    without = [panel.title for panel in board.panels() if not panel.runbook]
+    assert set(without) <= {"Alerts", "Versions"}
+
+
+def test_exemplars_lead_to_traces() -> None:
+    (panel,) = (panel for board in BOARDS for panel in board.panels() if panel.has_exemplars)
+    assert panel.view == "heatmap"
+    source = yaml.safe_load(MADE["dashboards/provisioning/datasources/prometheus.yaml"])["datasources"][0]
+    assert source["jsonData"]["exemplarTraceIdDestinations"][0]["name"] == "trace_id"
+
+
+# -- alerts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alert_has_runbook_dashboard_and_both_kinds_of_example(alert: Alert) -> None:
+    assert f"docs/runbooks/{alert.name}.md" in MADE
+    assert alert.board in {board.name for board in BOARDS}
+    assert alert.runbook.means and alert.runbook.look and alert.runbook.do
+    assert {bool(case.fires) for case in CASES[alert.name]} == {True, False}
+    (rule,) = (
+        rule
+        for rule in yaml.safe_load(MADE["dashboards/prometheus/alerts.yaml"])["groups"][0]["rules"]
+        if rule["alert"] == alert.name
+    )
+    assert set(rule["annotations"]) == {"summary", "dashboard_url", "runbook_url"}
+
+
+def test_nearness_of_a_limit_is_one_number() -> None:
+    assert NEAR == NEAR_MISS
+
+
+@needs_promtool
+def test_promtool_takes_rules_and_config(tmp_path: Path) -> None:
+    folder = ROOT / "dashboards" / "prometheus"
+    for what in (("rules", "recording.yaml", "alerts.yaml"), ("config", "prometheus.yaml")):
+        done = subprocess.run([str(PROMTOOL), "check", *what], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_alerts_fire_when_they_must_and_only_then() -> None:
+    folder = ROOT / "dashboards" / "prometheus"
+    tests = sorted(str(path.relative_to(folder)) for path in (folder / "tests").glob("*.yaml"))
+    assert len(tests) == len(ALERTS) == 12
+    done = subprocess.run([str(PROMTOOL), "test", "rules", *tests], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(AMTOOL is None, reason="amtool is not here: apt-get install prometheus-alertmanager")
+def test_amtool_takes_the_example() -> None:
+    path = ROOT / "dashboards" / "alertmanager.yaml"
+    done = subprocess.run([str(AMTOOL), "check-config", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- export -------------------------------------------------------------------------------------------
+
+
+def test_export_writes_everything_with_the_chosen_data_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    options = ["--datasource", "Mimir", "--grafana", "https://grafana.example"]
+    assert main(["dashboards", "export", str(folder), *options]) == 0
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert written == set(export.texts())
+    overview = json.loads((folder / "grafana/overview.json").read_text())
+    chosen = {each["name"]: each.get("current") for each in overview["templating"]["list"]}["datasource"]
+    assert chosen["value"] == "Mimir"
+    assert "https://grafana.example/d/resilience-runbooks" in (folder / "prometheus/alerts.yaml").read_text()
+    assert str(folder) in capsys.readouterr().out
+
+
+def test_export_without_the_sdk_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "resilience.analysis.dashboards.grafana", raising=False)
+    monkeypatch.setitem(sys.modules, "grafana_foundation_sdk.builders", None)
+    assert main(["dashboards", "export", str(tmp_path / "out")]) == 2
+    assert "torch-resilience[dashboards]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_into_what_is_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["dashboards", "export", str(tmp_path / "file")]) == 2
+    assert "cannot write" in capsys.readouterr().err
