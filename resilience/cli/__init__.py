@@ -75,6 +75,6 @@ def _help() -> str:
         "Keeps distributed training alive, and explains every interruption.",
         "",
     ]
-    lines += [f"  {verb:10}{what}" for verb, what in VERBS.items()]
+    lines += [f"  {verb:12}{what}" for verb, what in VERBS.items()]
     lines += ["", "resilience COMMAND --help tells the options of a command."]
     return "\n".join(lines)
