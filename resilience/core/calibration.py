@@ -133,7 +133,9 @@ def fit_pool(
         raise ValueError(f"p is {p!r} and confidence {confidence!r}, expected both between 0 and 1")
     n, runs = pool.n, len(pool.run_medians)
     if n < FEWEST:
-        return Timeout(None, "insufficient", f"{n} durations, at least {FEWEST} are needed", p, n, runs)
+        top = pool.descending[0][0] if n else 0.0
+        middle = quantile(pool.descending, 0.5) if n else 0.0
+        return Timeout(None, "insufficient", f"{n} durations, at least {FEWEST} are needed", p, n, runs, top, middle)
     values, extra, hangs, warnings = _weigh_cuts(pool, tuple(censored))
     n = sum(count for _, count in values) + extra
     top, median = values[0][0], quantile(values, 0.5)
