@@ -21,6 +21,7 @@ import random
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
@@ -63,7 +64,8 @@ def _run_module(name: str) -> None:
 
 
 def _run_script(path: str) -> None:
-    path = os.path.abspath(path) if path.startswith(os.pardir) else os.path.join(os.getcwd(), path.removeprefix("./"))
+    with contextlib.suppress(OSError):  # the present folder is deleted
+        path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)  # and no tidier than that
     space = sys.modules["__main__"].__dict__  # and no name for the module, which must die when modules do
     space["__file__"] = path
     space["__cached__"] = None
@@ -164,7 +166,7 @@ def _reset_streams() -> None:
             raw.name = f"<{name}>"
             buffer: Any = io.BufferedReader(raw) if mode == "r" else raw
             stream = io.TextIOWrapper(
-                buffer, encoding, "backslashreplace" if fd == 2 else errors, newline="\n", write_through=mode == "w"
+                buffer, encoding, "backslashreplace" if fd == 2 else errors, newline="\n", write_through=True
             )
             stream.mode = mode
         setattr(sys, name, stream)
@@ -189,6 +191,8 @@ def _reset_identity(command: list[str]) -> None:
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     sys.orig_argv = command
+    with contextlib.suppress(AttributeError):  # before Python 3.13 it keeps the zygote's
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     process: Any = multiprocessing.process
     process.current_process().authkey = os.urandom(32)
     process.ORIGINAL_DIR = None
@@ -212,30 +216,32 @@ def show_as(command: Sequence[str]) -> None:
 
 def _reset_threads(environment: Mapping[str, str]) -> None:
     """Let numerical libraries use as many threads as a fresh process would, by its environment."""
-    openmp = environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    cores = len(os.sched_getaffinity(0))
+    openmp = _positive(environment.get("OMP_NUM_THREADS", "").split(",")[0])
     torch = sys.modules.get("torch")
     if torch is not None and environment.get("OMP_NUM_THREADS") != fresh.AT_START.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(_positive(openmp) or len(os.sched_getaffinity(0)))
-    cores = len(os.sched_getaffinity(0))
-    wanted = _positive(environment.get("OPENBLAS_NUM_THREADS", "")) or _positive(openmp) or cores
-    if min(wanted, cores) > 1:  # the zygote has it at 1
-        for library in _openblas():
-            setters = (getattr(library, name) for name in _OPENBLAS if hasattr(library, name))
-            for setter in setters:
-                setter(min(wanted, cores))
-                break
+        _call_each("gomp", ("omp_set_num_threads",), openmp or cores)
+        torch.set_num_threads(torch.get_num_threads())  # as MKL has it, which knows cores; and in every thread
+    wanted = min(cores, _positive(environment.get("OPENBLAS_NUM_THREADS", "")) or openmp or cores)
+    if wanted > 1:  # the zygote has it at 1
+        _call_each("openblas", _OPENBLAS, wanted)
+
+
+def _call_each(part: str, names: Sequence[str], argument: int) -> None:
+    """Call the first of these functions that a library has, in each one loaded whose file name has this part."""
+    with open("/proc/self/maps") as maps:
+        columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    for path in sorted({column[5] for column in columns if len(column) == 6}):
+        if part in os.path.basename(path):
+            library = ctypes.CDLL(path)
+            function = next((getattr(library, name) for name in names if hasattr(library, name)), None)
+            if function is not None:
+                function(argument)
 
 
 def _positive(text: str) -> int:
     text = text.strip()
     return int(text) if text.isdecimal() else 0
-
-
-def _openblas() -> list[ctypes.CDLL]:
-    with open("/proc/self/maps") as maps:
-        columns = [line.split(maxsplit=5) for line in maps]
-    paths = {column[5].strip() for column in columns if len(column) == 6}
-    return [ctypes.CDLL(path) for path in sorted(paths) if "openblas" in os.path.basename(path)]
 
 
 def _reset_chance() -> None:
@@ -244,3 +250,6 @@ def _reset_chance() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
