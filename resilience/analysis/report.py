@@ -171,9 +171,7 @@ def _program(run: Run) -> tuple[str, ...]:
 
 
 def _launched_size(launches: Launches) -> int | None:
-    told = [part.met.world_size for parts in launches.nodes.values() for part in parts.values() if part.met is not None]
-    ranks = [rank + 1 for parts in launches.nodes.values() for part in parts.values() for rank in part.workers]
-    return max([*told, *ranks], default=None)
+    return max((size for place in launches.places if (size := launches.world_size(place)) is not None), default=None)
 
 
 def _launched(launches: Launches) -> Launched | None:

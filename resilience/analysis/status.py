@@ -113,6 +113,7 @@ class Watcher:
         self._left: set[int] = set()  # ranks whose process has ended
         self._node: dict[int, str] = {}
         self._size: int | None = None
+        self._newest = (0, 0)  # attempt and cycle of any rank
         self._iteration = (0, 0, 0)  # attempt, cycle, iteration
         self._failure: tuple[int, int, str] | None = None  # UTC, rank, what
 
@@ -154,6 +155,7 @@ class Watcher:
         if rank is None:
             return
         self._node[rank] = origin.node
+        self._newest = max(self._newest, (origin.attempt, origin.cycle))
         match event:
             case events.MonitorStarted() | events.CallStarted():
                 self._left.discard(rank)
@@ -169,7 +171,11 @@ class Watcher:
     # -- the present ----------------------------------------------------------------------------
 
     def _now(self, now: float, first_ns: int) -> Now:
-        shown = signs.read_all(self._folder)
+        shown = {
+            rank: seen
+            for rank, seen in signs.read_all(self._folder).items()
+            if (seen.origin.attempt, seen.origin.cycle) >= self._newest  # else of the worker before
+        }
         ranks = self._ranks(now, shown)
         states: dict[str, int] = defaultdict(int)
         for rank in ranks:
@@ -179,7 +185,6 @@ class Watcher:
         began = [part.started for part in parts.values() if part.started is not None]
         left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
         phase, outcome, detail = self._phase()
-        met = next((part.met for part in parts.values() if part.met is not None), None)
         iteration = self._iteration if place is None or self._iteration[:2] == place else (0, 0, 0)
         failure = self._failure
         return Now(
@@ -189,7 +194,7 @@ class Watcher:
             since_s=max(0.0, now - first_ns / 1e9),
             last_record_s=max(0.0, now - self._last_ns / 1e9),
             nodes=len(parts) or len(set(self._node.values())),
-            world_size=self._size if met is None else met.world_size,
+            world_size=self._size if place is None else self._launches.world_size(place),
             states=dict(sorted(states.items())),
             ranks=ranks,
             cycle=None if place is None else place[1],

@@ -35,11 +35,12 @@ def incident(
 ) -> Incident:
     """Return the incident of a cycle. within: what a Wrapper inside had on record. before: earlier ones."""
     parts = launches.parts(place)
-    following = _following(launches, place)
+    later = _following(launches, place)
+    following = {} if later is None else launches.parts(later)
     mover = next((part.mover for part in parts.values() if part.mover is not None), None)
     lost = _lost_nodes(parts)
     records = _records(parts, within, mover, lost)
-    size = _size(parts)
+    size = launches.world_size(place)
     evidence = _evidence(parts, records, mover, size)
     verdict = judge(evidence)
     first = verdict.first if mover is None else mover
@@ -74,8 +75,8 @@ def incident(
         where=frame,
         world_size=size,
         active_world_size=size,
-        next_world_size=_size(following),
-        next_active_world_size=_size(following),
+        next_world_size=None if later is None else launches.world_size(later),
+        next_active_world_size=None if later is None else launches.world_size(later),
         excluded=excluded,
         phases=phases,
         restart=restart,
@@ -86,16 +87,9 @@ def incident(
     )
 
 
-def _following(launches: Launches, place: Place) -> dict[str, Part]:
-    """The next cycle that began, by node."""
-    later = [other for other in launches.places if other[0] == place[0] and other > place]
-    return launches.parts(later[0]) if later else {}
-
-
-def _size(parts: dict[str, Part]) -> int | None:
-    told = [part.met.world_size for part in parts.values() if part.met is not None]
-    ranks = [rank + 1 for part in parts.values() for rank in part.workers]
-    return max([*told, *ranks], default=None)
+def _following(launches: Launches, place: Place) -> Place | None:
+    """The next cycle that began."""
+    return next((other for other in launches.places if other[0] == place[0] and other > place), None)
 
 
 def _lost_nodes(parts: dict[str, Part]) -> list[str]:

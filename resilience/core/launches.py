@@ -180,6 +180,12 @@ class Launches:
         """Return all nodes' parts of a cycle."""
         return {node: parts[place] for node, parts in self.nodes.items() if place in parts}
 
+    def world_size(self, place: Place) -> int | None:
+        """Return how many ranks a cycle has, as its nodes met, or as workers were started."""
+        parts = self.parts(place).values()
+        told = [part.met.world_size for part in parts if part.met is not None]
+        return max([*told, *(rank + 1 for part in parts for rank in part.workers)], default=None)
+
     @property
     def places(self) -> list[Place]:
         """All cycles that an agent has told of, in order."""

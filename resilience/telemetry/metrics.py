@@ -90,6 +90,7 @@ class MetricView:
             metric.name: {} for metric in METRICS if metric.kind == "histogram"
         }
         self._timings = Timings()
+        self._newest = (0, 0)  # attempt and cycle
         self._names: set[str] = set()  # of sections, that are labels
         self._ranks: dict[int, _Rank] = {}
         self._pending: dict[IterationKey, _Pending] = defaultdict(_Pending)
@@ -118,6 +119,7 @@ class MetricView:
     def _take(self, record: Record) -> None:
         origin, event = record.origin, record.event
         self._launcher.take(record)
+        self._newest = max(self._newest, (origin.attempt, origin.cycle))
         self._limits.take(record)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
         match event:
@@ -355,6 +357,8 @@ class MetricView:
         ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown.items()}
         for number in shown.keys() & self._signs.keys():
             signs, label = self._signs[number], str(number)
+            if (signs.origin.attempt, signs.origin.cycle) < self._newest:
+                continue  # of the worker before
             if signs.step is not None:
                 ready["resilience_rank_step"][(label,)] = signs.step
             if signs.heartbeat_at is not None:

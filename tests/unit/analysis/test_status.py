@@ -25,9 +25,9 @@ def now_of(folder: Path, after: float = 60.0) -> Now:
     return now
 
 
-def show(folder: Path, rank: int, node: str = "node0", **more: float) -> None:
+def show(folder: Path, rank: int, node: str = "node0", cycle: int = 1, **more: float) -> None:
     """Leave signs as a monitor does. Its monotonic clock is at 100 when the job begins."""
-    origin = Origin("job", node, "monitor", 500 + rank, initial_rank=rank, world_size=4)
+    origin = Origin("job", node, "monitor", 500 + rank, cycle=cycle, initial_rank=rank, world_size=4)
     opened = tuple(signs.Open(name, 100.0 + at, 60.0 if name == "data" else None) for name, at in more.items())
     made = signs.Signs(
         origin, "run", 158.0, START - 100, step=7 + rank, step_at=157.0, heartbeat_at=157.5, sections=opened
@@ -50,6 +50,15 @@ def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> No
     assert first.silent_s == pytest.approx(2.5) and first.shown_s == pytest.approx(2.0)
     assert now.failure is not None
     assert (now.failure.rank, now.failure.what) == (1, "process 1001 ended (SIGKILL)")
+
+
+def test_signs_of_the_worker_before_do_not_count(tmp_path: Path) -> None:
+    folder = launched([Fault("kill", 1)], is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0, data=50.0)
+    show(folder, 1, data=50.0)
+    now = now_of(folder)
+    assert [rank.step for rank in now.ranks] == [None, 8]
+    assert [rank.sections for rank in now.ranks] == [0, 1]
 
 
 def test_without_signs_states_are_known_all_the_same(tmp_path: Path) -> None:

@@ -142,6 +142,12 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
     }
 
 
+def test_signs_of_the_worker_before_do_not_count() -> None:
+    view = view_of(launched([Fault("kill", 1)], is_running=True).records)
+    view.take_signs({0: shown(0)})
+    assert not [name for name, _ in view.samples() if name == "resilience_rank_step"]
+
+
 def test_present_signs_are_gauges() -> None:
     view = view_of(launched(is_running=True).records)
     view._clock = lambda: 30 * 10**9

@@ -1,0 +1,114 @@
+"""The launcher's agent exports for its node: metrics of all layers on one port, spans, and nobody else does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.core.identity import Origin
+from resilience.core.records import to_line
+from resilience.telemetry import signs
+from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.setup import AgentExports, NodeExports
+from tests.process.test_export import STRAIGHT, free_port, receiving, scrape
+from tests.support.launch_streams import Fault, launched
+
+LIMIT = 30.0  # seconds that anything may take
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "RESILIENCE_METRICS_PORT", "RESILIENCE_MONITOR_SOCKET", "TRACEPARENT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def write(folder: Path, name: str, records: list) -> None:  # type: ignore[type-arg]
+    (folder / "records").mkdir(parents=True, exist_ok=True)
+    with (folder / "records" / name).open("ab") as file:
+        file.write(b"".join(map(to_line, records)))
+
+
+def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
+    told = launched([Fault("hang", 1)], nodes=2, is_running=True)
+    for (node, rank), records in told.files.items():
+        write(tmp_path, f"{node}-{'agent' if rank is None else rank}.jsonl", records)
+    origin = Origin("job", "node0", "monitor", 500, cycle=1, initial_rank=0, world_size=4, layer="launcher")
+    now = time.monotonic()
+    opened = (signs.Open("data", now - 100.0),)
+    assert signs.write(tmp_path, signs.Signs(origin, "run", now, time.time() - now, 33, now, now, opened))
+    emitted: list[events.Event] = []
+    exports = AgentExports.start(tmp_path, "node0", emitted.append, free_port())
+    assert exports is not None
+    sd_file = tmp_path / "metrics" / "node0.sd.json"
+    until(sd_file.exists)
+    (entry,) = json.loads(sd_file.read_text())
+    port = int(entry["targets"][0].split(":")[1])
+    assert entry["labels"] == {"job_id": tmp_path.name, "node": "node0"}
+    until(lambda: 'resilience_restart_iteration{layer="launcher"} 1.0' in scrape(port))
+    text = scrape(port)
+    for line in (
+        'resilience_rank_state{rank="0",state="active"} 1.0',
+        'resilience_rank_step{rank="0"} 33.0',
+        'resilience_restart_budget_remaining{layer="launcher"} 9.0',
+        'resilience_restart_iterations_total{layer="launcher",outcome="interrupted"} 1.0',
+    ):
+        assert line in text
+    (open_s,) = [float(row.split()[-1]) for row in text.splitlines() if row.startswith("resilience_rank_section_open")]
+    assert 100.0 <= open_s < 100.0 + LIMIT
+    exports.close()
+    assert not sd_file.exists()  # nothing is there any more to be scraped
+    with pytest.raises(OSError):
+        STRAIGHT.open(f"http://127.0.0.1:{port}/metrics", timeout=5)
+    view = MetricView()
+    for record in told.of_node("node0"):
+        view.take(record)
+    snapshot = (tmp_path / "metrics" / "node0.prom").read_text()
+    for (name, labels), value in view.samples().items():
+        if name == "resilience_events_total":
+            assert f'{name}{{event="{labels[0]}"}} {value:.1f}' in snapshot
+
+
+def test_last_records_are_sent_before_the_agent_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        exports = AgentExports.start(tmp_path, "node0", lambda event: None)
+        assert exports is not None
+        late = time.time_ns()
+        first, *_ = records = launched().files["node0", None]
+        moved = [type(r)(r.sequence, r.wall_ns - first.wall_ns + late, r.mono_ns, r.origin, r.event) for r in records]
+        write(tmp_path, "node0-agent.jsonl", moved)
+        exports.close(LIMIT)
+        names = {span.name for span in receiver.spans.values()}
+    assert {"resilience.job", "launcher.cycle", "gate", "rendezvous", "spawn", "run", "stop"} <= names
+
+
+def test_nothing_is_started_where_nothing_is_asked_for(tmp_path: Path) -> None:
+    assert AgentExports.start(tmp_path, "node0", lambda event: None) is None
+
+
+def test_monitor_under_the_launcher_leaves_it_to_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIENCE_METRICS_PORT", str(free_port()))
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/run/somewhere")
+    assert NodeExports.start(tmp_path, "node0", lambda event: None) is None
+
+
+def test_wrong_port_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIENCE_METRICS_PORT", "many")
+    emitted: list[events.Event] = []
+    exports = AgentExports.start(tmp_path, "node0", emitted.append)
+    assert exports is not None
+    exports.close()
+    assert [type(event) for event in emitted] == [events.ExportFailed]
