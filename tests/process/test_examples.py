@@ -17,6 +17,7 @@ from tests.process.leftovers import left_after
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WRAPPED = ("01_wrap_main.py", "02_build_outside.py", "03_reserve_ranks.py")
 LAUNCH = [sys.executable, str(EXAMPLES / "launch.py"), "--nproc"]
+RUN = [sys.executable, "-m", "resilience.launcher"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -84,3 +85,27 @@ def test_spare_takes_the_place_of_a_lost_rank_and_the_losses_stay_the_same(tmp_p
     assert done.steps[-4:] == undisturbed.steps[-4:]
     (incident,) = done.report.incidents
     assert incident.stepped_in == (2,)
+
+
+HEARTBEATS = [*RUN, "--ft-rank-heartbeat-timeout", "5"]
+SECTIONS = [*RUN, "--ft-rank-section-timeouts", "setup:60,step:5,checkpoint:60", "--ft-safety-factor", "20"]
+
+
+@pytest.mark.parametrize(("launcher", "script"), [(HEARTBEATS, "heartbeats.py"), (SECTIONS, "sections.py")])
+def test_hung_rank_is_replaced_by_the_launcher(tmp_path: Path, launcher: list[str], script: str) -> None:
+    done = _run(tmp_path, [*launcher, "--nproc-per-node"], 2, script, "hang@12:1")
+    assert done.status == 0, done.output
+    assert [(step, ranks) for step, ranks, _ in done.steps[-4:]] == [(10, 2), (11, 2), (12, 2), (13, 2)]
+    (incident,) = done.report.incidents
+    assert (incident.kind, incident.layer) == ("hard_timeout", "launcher")
+
+
+@pytest.mark.parametrize(("fault", "cycles"), [("exception@12:1", 1), ("kill@12:1", 2)])
+def test_launcher_takes_over_where_the_wrapper_cannot(tmp_path: Path, fault: str, cycles: int) -> None:
+    launcher = [*RUN, "--ft-restart-policy", "min-healthy", "--nproc-per-node"]
+    done = _run(tmp_path, launcher, 2, "launcher_with_wrapper.py", fault)
+    assert done.status == 0, done.output
+    assert [(step, ranks) for step, ranks, _ in done.steps[-4:]] == [(10, 2), (11, 2), (12, 2), (13, 2)]
+    launched = done.report.launched
+    assert launched is not None and launched.cycles == cycles
+    assert done.report.iterations == 2

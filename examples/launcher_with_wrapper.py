@@ -1,0 +1,63 @@
+"""Both ways of restarting at once: in place as long as the node is whole, by the launcher when it is not.
+
+    resilience run --nproc-per-node 2 --ft-restart-policy min-healthy \\
+        examples/launcher_with_wrapper.py --fault exception@25:1
+
+An exception starts the function again in the same processes. A worker that dies (--fault kill@25:1) cannot be
+replaced from within: its node's other ranks leave, the node is not healthy any more, and the launcher, whose
+minimum is one healthy node, starts them all again. So the smallest unit is the same for both: a node. Signs of
+life are weighed by the Wrapper's own monitors; the launcher's notice that a worker's process ends."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import workload
+from torch.nn.parallel import DistributedDataParallel
+
+import resilience
+from resilience.inprocess import Compose, Wrapper
+from resilience.inprocess.initialize import RetryController
+from resilience.inprocess.rank_assignment import FilterGroupedByKey, ShiftRanks
+
+NODE, NODE_SIZE = os.environ["GROUP_RANK"], int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+@Wrapper(
+    initialize=RetryController(max_iterations=10),  # give up when it keeps failing
+    # The last one first: what is left of a node that lost a rank leaves, then the others close ranks.
+    rank_assignment=Compose(ShiftRanks(), FilterGroupedByKey(NODE, lambda count: count == NODE_SIZE)),
+    soft_timeout=timedelta(seconds=20),  # a rank silent for so long is hung: all start again
+    hard_timeout=timedelta(seconds=40),  # still silent: its process is killed
+)
+def train(options, words, model, optimizer):
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    parallel = DistributedDataParallel(model)
+    for step in range(workload.load(options.checkpoints, model, optimizer), options.steps):
+        resilience.step(step)
+        if step % 10 == 0 and rank == 0:
+            workload.save(options.checkpoints, step, model, optimizer)
+        workload.maybe_fail(options, step, rank)
+        inputs, target = words.batch(step, rank)
+        loss = torch.nn.functional.cross_entropy(parallel(inputs), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0:
+            workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
+    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    dist.destroy_process_group()
+
+
+def main(options):
+    words = workload.Words()
+    model = workload.build_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(options, words, model, optimizer)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
+    main(workload.options())

@@ -1,0 +1,73 @@
+"""Sections under the launcher, by the client with the names of the compatible API: each has its own limit.
+
+    resilience run --nproc-per-node 2 --ft-rank-section-timeouts setup:60,step:10,checkpoint:60 \\
+        examples/sections.py --fault hang@25:1
+
+A limit can be short where the program is never long, and long where it may be. Half-way the limits are
+calculated from what all ranks have seen, times `--ft-safety-factor`; they are kept beside the checkpoint, and
+hold from the next start on. Which section hung is in the account: `resilience report RUN`."""
+
+import json
+import os
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import workload
+from torch.nn.parallel import DistributedDataParallel
+
+import resilience
+from resilience.fault_tolerance import RankMonitorClient
+
+client = RankMonitorClient()
+
+
+@contextmanager
+def section(name):
+    client.start_section(name)
+    yield
+    client.end_section(name)  # not where an exception leaves it: it was not as long as it gets
+
+
+def main(options):
+    limits = options.checkpoints / "limits.json"
+    if limits.exists():
+        client.load_state_dict(json.loads(limits.read_text()))
+    client.init_workload_monitoring()
+
+    with section("setup"):
+        words = workload.Words()
+        model = workload.build_model()
+        optimizer = torch.optim.Adam(model.parameters())
+        dist.init_process_group("gloo")
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        parallel = DistributedDataParallel(model)
+        first = workload.load(options.checkpoints, model, optimizer)
+
+    for step in range(first, options.steps):
+        resilience.step(step)
+        if step % 10 == 0 and rank == 0:
+            with section("checkpoint"):
+                workload.save(options.checkpoints, step, model, optimizer)
+        with section("step"):
+            workload.maybe_fail(options, step, rank)
+            inputs, target = words.batch(step, rank)
+            loss = torch.nn.functional.cross_entropy(parallel(inputs), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if step == options.steps // 2:
+            client.calculate_and_set_section_timeouts(["step", "checkpoint"], calc_out_of_section=False)
+            if rank == 0:
+                limits.write_text(json.dumps(client.state_dict()))
+        if rank == 0:
+            workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
+
+    client.shutdown_workload_monitoring()
+    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
+    main(workload.options())
