@@ -180,7 +180,7 @@ class Zygote:
         errno = born.pop(FAILED, 0)
         workers += [Worker(born[place]) for place in sorted(born)]
         if len(born) < len(orders):
-            raise LaunchError(f"the zygote could not fork {len(orders)} workers: {os.strerror(errno)}")
+            raise LaunchError(f"the zygote could not fork: {os.strerror(errno)}")
 
     def _give_up(self, why: str) -> None:
         self.close()

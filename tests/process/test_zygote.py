@@ -1,0 +1,113 @@
+"""The zygote: what it forks, and what becomes of workers when it, or its agent, is lost."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.ranks import Job
+
+Agent = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def agent(start: Callable[..., Job]) -> Agent:
+    """Run an agent of `zygotes`; answers what it found."""
+
+    def run(what: str, **options: Any) -> dict[str, Any]:
+        job = start(1, f"tests.process.zygotes:{what}", **options)
+        (ended,) = job.wait_ranks()
+        job.ran_to_its_end = True
+        assert ended.code == 0, job.output()
+        found: dict[str, Any] = ended.value
+        found["shown"] = (job.folder / f"{job.key}-0.1").read_text()
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_zygote_disturbs_no_worker_and_the_next_start_cold(agent: Agent, number: int) -> None:
+    found = agent("lose_zygote", number=number)
+    first, second = found["answers"]
+    assert (first["how"], first["codes"], first["out"]) == ("warm", [10, 11], ["rank 0\n", "rank 1\n"])
+    assert (second["how"], second["codes"], second["out"]) == ("cold", [10, 11], ["rank 0\n", "rank 1\n"])
+    why = "the zygote is gone (SIGKILL)" if number == signal.SIGKILL else "the zygote did not fork within 0.3 s"
+    assert second["reason"] == why
+    assert found["ran"] == ["0", "0", "1", "1"]
+
+
+@pytest.mark.parametrize("descriptors", [250, 5])  # of a message: three workers in one order, and in three
+def test_failed_fork_lets_none_run_and_all_start_cold(agent: Agent, descriptors: int) -> None:
+    found = agent("fail_to_fork", descriptors=descriptors)
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"]) == ("cold", [10, 11, 12])
+    assert answer["reason"] == "the zygote could not fork: Resource temporarily unavailable"
+    assert found["ran"] == ["0", "1", "2"]
+
+
+def test_more_workers_than_a_message_can_carry_are_forked_all_the_same(agent: Agent) -> None:
+    found = agent("in_several_orders")
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"]) == ("warm", [10, 11, 12, 13, 14])
+    assert answer["out"] == [f"rank {rank}\n" for rank in range(5)]
+
+
+def test_zygote_ends_with_its_agent_and_workers_do_not(start: Callable[..., Job]) -> None:
+    job = start(1, "tests.process.zygotes:be_killed")
+    job.await_sign("ready", 0)
+    zygote = os.pidfd_open(int((job.folder / "zygote").read_text()))
+    workers = [os.pidfd_open(int(pid)) for pid in (job.folder / "pids").read_text().split()]
+    job.signal(0, signal.SIGKILL)
+    assert has_ended(zygote, 10.0)
+    assert not any(has_ended(worker, 0.0) for worker in workers)
+    (job.folder / "go").touch()
+    assert all(has_ended(worker, 10.0) for worker in workers)
+    job.wait_ranks()
+    job.ran_to_its_end = True
+    for fd in (zygote, *workers):
+        os.close(fd)
+
+
+def test_process_with_threads_is_not_forked(agent: Agent) -> None:
+    found = agent("with_a_thread")
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"], found["zygote"]) == ("cold", [10], 0)
+    assert answer["reason"].startswith("2 threads run in the agent")
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("program", "the workers' program is /bin/echo, not this interpreter"),
+        ("variable", "PYTHONOPTIMIZE is not as it was when the agent started"),
+        ("shadow", "numpy.py takes the place of a module that is imported already"),
+        ("option", "the agent's own interpreter has the option -O"),
+        ("folder", "the script is no file"),
+    ],
+)
+def test_program_that_needs_a_fresh_interpreter_gets_one(agent: Agent, why: str, reason: str) -> None:
+    (answer,) = agent("start_cold", why=why)["answers"]
+    assert answer["how"] == "cold"
+    assert answer["reason"].endswith(reason)
+    assert answer["codes"] == ([0] if why == "program" else [10])
+
+
+@pytest.mark.parametrize(("redirects", "is_kept"), [("NONE", False), ("OUT", True), ("ALL", True)])
+def test_output_goes_where_torchelastic_sends_it(agent: Agent, redirects: str, is_kept: bool) -> None:
+    found = agent("write_to", redirects=redirects)
+    (answer,) = found["answers"]
+    assert answer["how"] == "warm"
+    assert answer["out"] == (["rank 0\n", "rank 1\n"] if is_kept else [])
+    assert sorted(found["shown"].splitlines()) == ([] if is_kept else ["rank 0", "rank 1"])
+
+
+def has_ended(pidfd: int, limit: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(limit * 1000))

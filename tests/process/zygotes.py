@@ -1,0 +1,146 @@
+"""What agents do with their zygote in test_zygote. Each is a rank of the fork server."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import Std
+
+from resilience.adapters.processes import become_subreaper
+from resilience.launcher import zygote as zygotes
+from resilience.launcher.workers import start
+from resilience.launcher.zygote import Zygote
+from tests.process.warming import specification, told
+from tests.support.signs import hold, show
+
+# Each worker that runs leaves a file of its own; then it does what it is told.
+WORKER = """
+import os, pathlib, sys, time
+here = pathlib.Path(__file__).parent
+(here / f"ran.{os.environ['RANK']}.{os.getpid()}").touch()
+while len(sys.argv) > 1 and not (here / sys.argv[1]).exists():
+    time.sleep(0.005)
+print("rank", os.environ["RANK"])
+sys.exit(10 + int(os.environ["RANK"]))
+"""
+
+
+def script() -> str:
+    path = Path("worker.py").absolute()
+    path.write_text(WORKER)
+    return str(path)
+
+
+def ran() -> list[str]:
+    """The ranks that have run, one entry a process."""
+    return sorted(path.name.split(".")[1] for path in Path().glob("ran.*"))
+
+
+def lose_zygote(number: int) -> dict[str, Any]:
+    """Workers run, the zygote gets a signal, the workers go on; then the next are started."""
+    zygotes.ANSWER_LIMIT = 0.3
+    become_subreaper()
+    zygote = Zygote.start()
+    workers = start(specification([script(), "go"], zygote, Path("first"), 2))
+    os.kill(zygote.pid, number)
+    if number == signal.SIGKILL:
+        os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)
+    Path("go").touch()
+    answers = [told(workers), told(start(specification([script()], zygote, Path("second"), 2)))]
+    if number == signal.SIGSTOP:
+        assert not Path(f"/proc/{zygote.pid}").exists()
+    zygote.close()
+    return {"answers": answers, "ran": ran(), "zygote": zygote.pid}
+
+
+def fail_to_fork(descriptors: int) -> dict[str, Any]:
+    """The host has no room for the last worker's process."""
+    fork, agent, zygotes.MOST_FDS = os.fork, os.getpid(), descriptors
+    become_subreaper()
+    made = [0]
+
+    def failing() -> int:
+        made[0] += 1
+        if made[0] == 5 and os.getpid() != agent:  # zygote, in between, worker 0, worker 1, worker 2
+            raise BlockingIOError(errno.EAGAIN, "no room")
+        return fork()
+
+    os.fork = failing
+    zygote = Zygote.start()
+    os.fork = fork
+    answer = told(start(specification([script()], zygote, Path("workers"), 3)))
+    return {"answers": [answer], "ran": ran()}
+
+
+def in_several_orders() -> dict[str, Any]:
+    """More workers than a message has room for descriptors."""
+    zygotes.MOST_FDS = 7
+    become_subreaper()
+    zygote = Zygote.start()
+    answer = told(start(specification([script()], zygote, Path("workers"), 5)))
+    zygote.close()
+    return {"answers": [answer], "ran": ran()}
+
+
+def be_killed() -> None:
+    """An agent with workers, which holds until it is killed."""
+    become_subreaper()
+    zygote = Zygote.start()
+    workers = start(specification([script(), "go"], zygote, Path("workers"), 2))
+    Path("zygote").write_text(str(zygote.pid))
+    Path("pids").write_text(" ".join(map(str, workers.pids().values())))
+    show("ready", 0)
+    hold("never", 0)
+
+
+def with_a_thread() -> dict[str, Any]:
+    """A thread runs in the agent, so there is no fork."""
+    become_subreaper()
+    let_go = threading.Event()
+    thread = threading.Thread(target=let_go.wait, name="mine")
+    thread.start()
+    zygote = Zygote.start()
+    answer = told(start(specification([script()], zygote, Path("workers"))))
+    let_go.set()
+    thread.join()
+    zygote.close()
+    return {"answers": [answer], "ran": ran(), "zygote": zygote.pid}
+
+
+def start_cold(why: str) -> dict[str, Any]:
+    """A program that cannot be forked."""
+    become_subreaper()
+    path, fields = script(), dict[str, Any]()
+    arguments, environment = [path], {}
+    if why == "program":
+        fields["entrypoint"] = "/bin/echo"
+    if why == "variable":
+        environment["PYTHONOPTIMIZE"] = "1"
+    if why == "shadow":
+        Path("numpy.py").write_text("")
+    if why == "option":
+        sys.orig_argv = [sys.orig_argv[0], "-O", *sys.orig_argv[1:]]
+    if why == "folder":
+        Path("program").mkdir()
+        Path(path).rename("program/__main__.py")
+        arguments = ["program"]
+    zygote = Zygote.start()
+    answer = told(start(specification(arguments, zygote, Path("workers"), environment=environment, **fields)))
+    zygote.close()
+    return {"answers": [answer], "ran": ran()}
+
+
+def write_to(redirects: str) -> dict[str, Any]:
+    """Workers whose output goes to the agent's own, to files, or to both."""
+    become_subreaper()
+    zygote = Zygote.start()
+    spec = specification([script()], zygote, Path("workers"), 2, redirects=Std[redirects], log_line_prefixes=None)
+    answer = told(start(spec))
+    zygote.close()
+    return {"answers": [answer], "ran": ran()}
