@@ -2,6 +2,7 @@
 
     python               as a script, on one rank; `ranks=2`: on as many
     python continues     after the page's earlier python blocks, in the same script
+    python needs=NAME    skipped where this module is not installed
     console              its `$ ` lines, by bash, in a folder with a finished run `resilience-runs/demo`;
                          exit status 0 expected, or the one in `status=1`; `slow`: only in `poe test-slow`
     text json yaml toml diff prometheus     are shown, not run
@@ -78,6 +79,9 @@ def test_no_block_escapes() -> None:
 
 @of_kind("python")
 def test_python_block_runs(start: Callable[..., Job], tmp_path: Path, block: Block) -> None:
+    for word in block.words:
+        if word.startswith("needs="):
+            pytest.importorskip(word.removeprefix("needs="), reason=f"{word.removeprefix('needs=')} is not installed")
     script = tmp_path / "script.py"
     script.write_text((block.before if "continues" in block.words else "") + block.code)
     job = start(block.word("ranks", 1), "tests.support.scripts:run", path=str(script))
