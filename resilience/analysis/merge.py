@@ -52,14 +52,11 @@ class Timeline:
         self._is_wanted = _test(self._choice)
         self._sources: dict[str, Source] = {}
         self._files = list(_files(folder))
-        by_node: defaultdict[str, list[Path]] = defaultdict(list)
         self._started: dict[tuple[int, int], tuple[int, str]] = {}
         for path, kind in self._files:
-            if kind == "record":
-                by_node[_node_of(path)].append(path)
-                if path.stem.endswith("-agent"):
-                    self._note_workers(path)
-        self.clocks: tuple[Clock, ...] = clocks(by_node)
+            if kind == "record" and path.stem.endswith("-agent"):
+                self._note_workers(path)
+        self.clocks: tuple[Clock, ...] = clocks_of(folder)
         self._offsets = {clock.node: clock.offset_ns for clock in self.clocks}
         self._add(self._files)
 
@@ -144,17 +141,25 @@ class Timeline:
 
     def _note_workers(self, path: Path) -> None:
         """Note when which worker was started: its output has no time of its own."""
-        for record in _records(path, b'"worker.started"'):
+        for record in records_in(path, b'"worker.started"'):
             rank = getattr(record.event, "worker_rank", None)
             if rank is not None:
                 self._started[record.origin.cycle, rank] = (record.wall_ns, _node_of(path))
+
+
+def clocks_of(folder: Path) -> tuple[Clock, ...]:
+    """Return the clocks of a run's nodes; () if one node has all."""
+    by_node: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in files_of(folder, RECORDS):
+        by_node[_node_of(path)].append(path)
+    return clocks(by_node)
 
 
 def records_of(folder: Path) -> Iterator[Record]:
     """Yield all records of a run that can be read, file by file, one in memory at a time."""
     for path, kind in _files(folder):
         if kind == "record":
-            yield from _records(path)
+            yield from records_in(path)
 
 
 def incidents_of(folder: Path) -> tuple[Incident, ...]:
@@ -171,7 +176,8 @@ def window(incident: Incident) -> tuple[int, int] | None:
     return begin - AROUND_NS, seen + took + AROUND_NS
 
 
-def _records(path: Path, mark: bytes = b"") -> Iterator[Record]:
+def records_in(path: Path, mark: bytes = b"") -> Iterator[Record]:
+    """Yield the records of one file that can be read. mark: only of lines that hold it."""
     try:
         with path.open("rb") as file:
             for line in file:

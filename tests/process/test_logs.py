@@ -169,3 +169,22 @@ def test_lnav_shows_a_real_job_by_our_format(real: Path, tmp_path: Path) -> None
     rows = ran.stdout.splitlines()
     assert "resilience_log,warning,about to fail" in rows
     assert "resilience_record,error,rank.interrupted" in rows
+
+
+def test_trace_of_a_real_job_tells_whom_it_waited_for_and_loads(real: Path, tmp_path: Path) -> None:
+    def trace(*arguments: str) -> str:
+        command = [sys.executable, "-m", "resilience.cli", "trace", str(real), *arguments]
+        env = {**os.environ, "COLUMNS": "80"}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    lines = trace().splitlines()
+    assert max(map(len, lines)) <= 80
+    restart = json.loads(trace("--json"))
+    assert sum(step["seconds"] for step in restart["path"]) == pytest.approx(restart["seconds"])
+    assert {"abort", "regroup", "resume"} <= {row["name"] for row in restart["rows"]}
+    shown = json.loads(trace("--format", "perfetto"))["traceEvents"]
+    assert [event["args"]["name"] for event in shown if event["name"] == "process_name"] != []
+    assert {"launcher.cycle", "inprocess.iteration", "restart", "interruption"} <= {event["name"] for event in shown}
+    assert not [event["name"] for event in shown if "no end on record" in event["name"]]
+    arrows = [event for event in shown if event["ph"] == "s"]
+    assert len(arrows) == 1  # of the other rank's restart to the one that failed

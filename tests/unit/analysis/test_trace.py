@@ -1,0 +1,269 @@
+"""A run's spans as files for other tools, by their documented formats; one restart and whom it waited for."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.analysis import waterfall as falls
+from resilience.analysis.merge import incidents_of
+from resilience.analysis.trace import SLACK_NS, otlp, perfetto, spans_of
+from resilience.analysis.waterfall import NOTICE, Leg, critical_path, waterfall
+from resilience.core import events
+from resilience.telemetry.span import Span
+from resilience.telemetry.spans import SpanView
+from tests.support import launch_streams
+from tests.support.lines import AT, SECOND, record_line, write
+from tests.support.record_streams import Fault, Job, Kind, job
+
+MS = 10**6
+
+
+@pytest.fixture(scope="module")
+def told() -> Job:
+    return job([Fault("exception", 1, 0), Fault("kill", 2, 1, 20), Fault("hang", 0, 2, 31)], world=3, spares=1)
+
+
+@pytest.fixture
+def run(told: Job, tmp_path: Path) -> Path:
+    return told.write(tmp_path / "run")
+
+
+def live(told: Job) -> list[Span]:
+    view = SpanView()
+    return [span for record in told.records for span in view.take(record)]
+
+
+# -- OTLP --------------------------------------------------------------------------------------
+
+
+def from_otlp_json(message: dict[str, Any]) -> Any:
+    """Read OTLP/JSON with the official protobuf classes, which want base64 where OTLP has hexadecimal."""
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, list):
+            return [converted(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        ids = ("traceId", "spanId", "parentSpanId")
+        return {
+            name: base64.b64encode(bytes.fromhex(inner)).decode() if name in ids else converted(inner)
+            for name, inner in value.items()
+        }
+
+    return json_format.ParseDict(converted(message), TracesData())
+
+
+def test_otlp_is_what_the_protocol_says_and_holds_every_span(run: Path, told: Job) -> None:
+    found = {}
+    for message in otlp(run):
+        for resource in from_otlp_json(json.loads(json.dumps(message))).resource_spans:
+            for span in resource.scope_spans[0].spans:
+                found[int.from_bytes(span.span_id, "big")] = span
+    expected = {span.span_id: span for span in live(told)}
+    assert set(found) == set(expected)
+    for number, span in expected.items():
+        other = found[number]
+        assert (other.name, other.start_time_unix_nano, other.end_time_unix_nano) == (
+            span.name,
+            span.start_ns,
+            span.end_ns,
+        )
+        assert int.from_bytes(other.parent_span_id, "big") == (span.parent_id or 0)
+        assert len(other.attributes) == len(span.attributes)
+        assert [int.from_bytes(link.span_id, "big") for link in other.links] == [link.span_id for link in span.links]
+        assert (other.status.code == 2) == span.is_error
+
+
+def test_given_parent_is_everybodys(run: Path) -> None:
+    spans = [span for _, found in spans_of(run, (7, 9)) for span in found]
+    assert {span.trace_id for span in spans} == {7}
+    assert {span.parent_id for span in spans if span.name == "inprocess.iteration"} == {9}
+
+
+def test_iterations_of_a_launched_job_are_within_its_cycle(tmp_path: Path) -> None:
+    folder = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "run")
+    names = {span.name for _, spans in spans_of(folder) for span in spans}
+    assert {"launcher.cycle", "rendezvous", "spawn", "import"} <= names
+
+
+# -- Perfetto ----------------------------------------------------------------------------------
+
+
+def slices(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            found[event["pid"], event["tid"]].append(event)
+    return found
+
+
+def assert_nested(events: list[dict[str, Any]]) -> None:
+    """Slices of one thread lie within each other or after each other: the format's condition."""
+    for of_thread in slices(events).values():
+        open_until: list[float] = []
+        for event in sorted(of_thread, key=lambda event: (event["ts"], -event["dur"])):
+            end = event["ts"] + event["dur"]
+            while open_until and open_until[-1] <= event["ts"] + 1e-3:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 2e-3
+            open_until.append(end)
+
+
+@given(seed=st.integers(0, 1000), kind=st.sampled_from(get_args(Kind)))
+@settings(max_examples=30, deadline=None)
+def test_slices_of_a_thread_nest_and_none_is_missing(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, kind: Kind
+) -> None:
+    told = job([Fault(kind, 1, 0), Fault("kill", 2, 1, 20)], spares=1, seed=seed)
+    found = list(perfetto(told.write(tmp_path_factory.mktemp("run") / "run")))
+    assert_nested(found)
+    ended = [span.name for span in live(told) if not span.name.endswith(".start")]
+    names = [event["name"] for event in found if event["ph"] == "X"]
+    assert sorted(name for name in names if "no end" not in name) == sorted(ended)
+
+
+def test_a_process_is_a_node_and_a_thread_a_rank(run: Path) -> None:
+    found = list(perfetto(run))
+    names = {
+        (event["name"], event["pid"], event["tid"]): event["args"]["name"]
+        for event in found
+        if event["ph"] == "M" and "name" in event["args"]
+    }
+    assert [name for (kind, _, _), name in names.items() if kind == "process_name"] == ["node node"]
+    threads = {name: tid for (kind, _, tid), name in names.items() if kind == "thread_name"}
+    assert {f"rank {rank}" for rank in range(4)} <= set(threads)
+    for (_, tid), of_thread in slices(found).items():
+        ranks = {event["args"]["resilience.rank.initial"] for event in of_thread if event["name"] != "interruption"}
+        assert len(ranks) <= 1, tid
+    assert min(event["ts"] for event in found if "ts" in event) >= 0
+
+
+def test_causes_are_arrows_from_the_first_interruption_to_each_restart(run: Path) -> None:
+    found = list(perfetto(run))
+    begun = {event["id"]: event for event in found if event["ph"] == "s"}
+    ended = {event["id"]: event for event in found if event["ph"] == "f"}
+    assert set(begun) == set(ended) != set()
+    for number, start in begun.items():
+        cause = [e for e in slices(found)[start["pid"], start["tid"]] if e["ts"] == start["ts"]]
+        assert "interruption" in [event["name"] for event in cause]
+        restart = [
+            e
+            for e in slices(found)[ended[number]["pid"], ended[number]["tid"]]
+            if abs(e["ts"] - ended[number]["ts"]) < 1
+        ]
+        assert "restart" in [event["name"] for event in restart]
+
+
+def test_what_has_no_end_on_record_lasts_to_the_end_of_its_file(tmp_path: Path) -> None:
+    started = record_line(events.IterationStarted(2, "active"), AT, rank=0, iteration=0)
+    later = record_line(events.StageStarted("run"), AT + SECOND, rank=0, iteration=0)
+    write(tmp_path, "records/n-0.jsonl", started, later)
+    shown = [event for event in perfetto(tmp_path) if event["ph"] == "X"]
+    assert [(event["name"], event["ts"], event["dur"]) for event in shown] == [
+        ("inprocess.iteration (no end on record)", 0.0, 1e6),
+        ("run (no end on record)", 1e6, 0.0),
+    ]
+
+
+def test_launched_job_is_shown_nested(tmp_path: Path) -> None:
+    folder = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "run")
+    found = list(perfetto(folder))
+    assert_nested(found)
+    assert "launcher.cycle" in {event["name"] for event in found}
+    assert SLACK_NS < 10 * MS
+
+
+# -- one restart -------------------------------------------------------------------------------
+
+
+def leg(name: str, who: int | str, start: int, end: int, node: str = "n") -> Leg:
+    return Leg(name, who, node, start * MS, end * MS)
+
+
+def steps(legs: list[Leg], start: int = 0) -> list[tuple[str, int | str, int]]:
+    return [(step.name, step.who, round(step.seconds * 1e3)) for step in critical_path(legs, start * MS)]
+
+
+def test_path_leads_over_the_one_who_came_last() -> None:
+    legs = [leg("abort", rank, 0, 5) for rank in range(8)]
+    legs += [leg("finalize", rank, 5, 305 if rank == 5 else 6) for rank in range(8)]
+    legs += [leg("regroup", rank, 305 if rank == 5 else 6, 310) for rank in range(8)]
+    legs += [leg("resume", rank, 310, 410 if rank == 2 else 320) for rank in range(8)]
+    assert steps(legs) == [
+        ("abort", 5, 5),
+        ("finalize", 5, 300),
+        ("regroup", 2, 5),
+        ("resume", 2, 100),
+    ]
+
+
+def test_time_before_the_last_one_knew_is_told() -> None:
+    assert steps([leg("abort", 0, 0, 5), leg("abort", 1, 50, 55)]) == [(NOTICE, 1, 50), ("abort", 1, 5)]
+
+
+def test_worker_follows_on_what_its_node_did() -> None:
+    legs = [leg("stop", "a", 0, 10, "a"), leg("spawn", "a", 10, 20, "a"), leg("import", 3, 15, 90, "a")]
+    assert steps(legs) == [("stop", "a", 10), ("spawn", "a", 5), ("import", 3, 75)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["abort", "finalize", "regroup", "resume", "rendezvous"]),
+            st.integers(0, 3),
+            st.integers(0, 50),
+            st.integers(0, 50),
+        ),
+        min_size=1,
+        max_size=16,
+    )
+)
+def test_path_adds_up_to_the_whole_whatever_is_on_record(told: list[tuple[str, int, int, int]]) -> None:
+    legs = [leg(name, rank, start, start + took) for name, rank, start, took in told]
+    start, end = min(one.start_ns for one in legs), max(one.end_ns for one in legs)
+    path = critical_path(legs, start)
+    assert sum(round(step.seconds * 1e9) for step in path) == end - start
+    at = start
+    for step in path:
+        assert step.start_ns == at
+        at += round(step.seconds * 1e9)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_restart_of_every_kind_of_fault_has_a_waterfall(tmp_path: Path, kind: Kind) -> None:
+    folder = job([Fault(kind, 1, 0, 13), Fault("exception", 2, 1, 20)], spares=1).write(tmp_path / "run")
+    incidents = incidents_of(folder)
+    found = [waterfall(folder, incident) for incident in incidents]
+    assert found[-1] is not None
+    for one, incident in zip(found, incidents, strict=True):
+        if one is not None:
+            assert {row.name for row in one.rows} <= set(events.PHASES)
+            assert sum(step.seconds for step in one.path) == pytest.approx(one.seconds)
+            assert incident.restart is None or one.seconds >= incident.restart.max_s * 0.5
+
+
+def test_restart_by_the_launcher_has_legs_of_nodes_and_ranks(tmp_path: Path) -> None:
+    folder = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "run")
+    (incident,) = incidents_of(folder)
+    found = waterfall(folder, incident)
+    assert found is not None
+    assert {"stop", "rendezvous", "spawn", "import"} <= {row.name for row in found.rows}
+    assert {row.name: type(row.slowest) for row in found.rows if row.name in ("spawn", "import")} == {
+        "spawn": str,
+        "import": int,
+    }
+    assert sum(step.seconds for step in found.path) == pytest.approx(found.seconds)
+
+
+def test_meetings_are_phases() -> None:
+    assert {*events.PHASES, *falls.LEGS} >= falls.MEETINGS

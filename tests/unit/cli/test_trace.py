@@ -1,0 +1,130 @@
+"""`resilience trace`: one restart in 80 columns with whom it waited for; files for trace viewers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from resilience.analysis.waterfall import Row, Step, Waterfall
+from resilience.cli import main
+from resilience.cli.render import plain
+from resilience.cli.trace import summary, waterfall_lines
+from tests.support import launch_streams
+from tests.support.record_streams import Fault, Kind, job
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return job([Fault("exception", 1, 0), Fault("kill", 2, 1, 20)], spares=1).write(tmp_path / "runs" / "job")
+
+
+WAITED = Waterfall(
+    1,
+    "inprocess",
+    "exception",
+    1_700_000_000_000_000_000,
+    0.41,
+    (
+        Row("abort", 0.0, 0.005, 0.006, 0.005, 0.006, 2, 8),
+        Row("finalize", 0.005, 0.006, 0.306, 0.001, 0.3, 5, 8),
+        Row("resume", 0.306, 0.32, 0.41, 0.01, 0.1, 2, 8),
+    ),
+    (
+        Step("abort", 5, 1_700_000_000_000_000_000, 0.006),
+        Step("finalize", 5, 1_700_000_000_006_000_000, 0.3),
+        Step("resume", 2, 1_700_000_000_306_000_000, 0.104),
+    ),
+)
+
+
+def test_summary_says_whom_all_the_others_waited_for() -> None:
+    assert summary(WAITED) == "of 410 ms, 300 ms waiting for rank 5 in finalize"
+
+
+def test_waterfall_looks_like_this() -> None:
+    assert [plain(line) for line in waterfall_lines(WAITED, 80)] == [
+        "Restart after incident 1  exception, 2023-11-14 22:13:20 UTC",
+        "  of 410 ms, 300 ms waiting for rank 5 in finalize",
+        "",
+        "              0                           410 ms    median  slowest",
+        "  abort       █                                       5 ms     6 ms  rank 2",
+        "  finalize    █░░░░░░░░░░░░░░░░░░░░░░░░               1 ms   300 ms  rank 5",
+        "  resume                               ██░░░░░░░     10 ms   100 ms  rank 2",
+        "              █ until half of them had ended it, ░ until the last one had",
+        "",
+        "  Critical path",
+        "       0 ms       6 ms   1 %  waiting for rank 5 in abort",
+        "       6 ms     300 ms  73 %  waiting for rank 5 in finalize",
+        "     306 ms     104 ms  25 %  waiting for rank 2 in resume",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "world"), [*((kind, 3) for kind in get_args(Kind)), ("kill", 300)])
+def test_every_line_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: Kind, world: int) -> None:
+    folder = job([Fault(kind, 1, 0, 13), Fault("exception", 2, 1)], world=world, spares=1).write(tmp_path / "run")
+    assert main(["trace", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 32
+
+
+def test_restart_by_the_launcher_fits_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "run")
+    assert main(["trace", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("rendezvous" in line for line in lines)
+
+
+def test_incident_is_the_one_asked_for_else_the_longest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for number in ("1", "2"):
+        assert main(["trace", str(run), "--incident", number, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert [one["incident"] for one in told] == [1, 2]
+    assert main(["trace", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) in told
+
+
+def test_perfetto_file_is_one_json_object(run: Path, tmp_path: Path) -> None:
+    assert main(["trace", str(run), "--format", "perfetto", "--output", str(tmp_path / "trace.json")]) == 0
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert {event["ph"] for event in found["traceEvents"]} == {"M", "X", "i", "s", "f"}
+
+
+def test_otlp_follows_traceparent(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEPARENT", f"00-{'a' * 32}-{'b' * 16}-01")
+    assert main(["trace", str(run), "--format", "otlp-json"]) == 0
+    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    spans = [span for m in messages for r in m["resourceSpans"] for s in r["scopeSpans"] for span in s["spans"]]
+    assert {span["traceId"] for span in spans} == {"a" * 32}
+    assert {span["parentSpanId"] for span in spans if span["name"] == "inprocess.iteration"} == {"b" * 16}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--incident", "9"], "has incidents 1 to 2"),
+        (["--format", "perfetto", "--output", "/nowhere/trace.json"], "cannot be written"),
+    ],
+)
+def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(["trace", str(run), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_run_without_a_restart_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = job().write(tmp_path / "run")
+    assert main(["trace", str(folder)]) == 2
+    assert "has no incidents; --format perfetto" in capsys.readouterr().err
