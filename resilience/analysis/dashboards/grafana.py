@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from resilience.analysis.dashboards.panels import Board, Panel, Place, places
-from resilience.analysis.dashboards.queries import JOB, select
+from resilience.analysis.dashboards.queries import JOB, STEP, or_zero, select
 from resilience.analysis.dashboards.rules import ALERTS, RUNBOOKS_UID, runbook_place
 from resilience.errors import ConfigurationError
 
@@ -45,6 +45,19 @@ except ImportError as error:
 TAG = "resilience"
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 ROOM = 4  # of a runbook's height for its heading
+
+# Series that a variable finds its values in, and the label that holds them.
+VARIABLES = {
+    "job": ("resilience_job_info", "job_id"),
+    "node": (select("resilience_monitor_up", scope=(JOB,)), "node"),
+}
+_iteration = f"max by (layer) ({select('resilience_restart_iteration')})"
+_before = f"max by (layer) ({select('resilience_restart_iteration')} offset {STEP})"
+_firing = select("ALERTS", 'alertstate="firing"', scope=(JOB,))
+ANNOTATIONS = {
+    "Restarts": f"{_iteration} > {or_zero(_before, _iteration)}",
+    "Alerts": f"max by (alertname, severity) ({_firing})",
+}
 
 
 def board_json(board: Board, others: tuple[Board, ...], datasource: str) -> str:
@@ -98,8 +111,7 @@ def _grid(place: Place) -> model.GridPos:
 
 
 def _variables(datasource: str) -> list[Any]:
-    jobs = f"label_values(resilience_job_info, {JOB.partition('=')[0]})"
-    nodes = f"label_values({select('resilience_monitor_up', scope=(JOB,))}, node)"
+    jobs, nodes = (f"label_values({selector}, {label})" for selector, label in VARIABLES.values())
     chosen = model.VariableOption(selected=True, text=datasource, value=datasource)
     return [
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(chosen),
@@ -123,19 +135,15 @@ def _query_variable(name: str, label: str, query: str) -> Any:
 
 
 def _annotations() -> list[Any]:
-    iteration = select("resilience_restart_iteration")
-    restarts = f"sum by (layer) (max by (layer) ({iteration}) > max by (layer) ({iteration} offset $__interval))"
-    firing = select("ALERTS", 'alertstate="firing"', scope=(JOB,))
-    alerts = f"max by (alertname, severity) ({firing})"
     return [
-        _annotation("Restarts", restarts, "blue", "{{layer}} restarts", "iteration"),
-        _annotation("Alerts", alerts, "red", "{{alertname}} ({{severity}})", "alertname"),
+        _annotation("Restarts", "blue", "{{layer}} restarts", "layer"),
+        _annotation("Alerts", "red", "{{alertname}} ({{severity}})", "alertname"),
     ]
 
 
-def _annotation(name: str, expr: str, color: str, title: str, keys: str) -> Any:
+def _annotation(name: str, color: str, title: str, keys: str) -> Any:
     annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(color)
-    return annotation.expr(expr).title_format(title).tag_keys(keys).step("60s")
+    return annotation.expr(ANNOTATIONS[name]).title_format(title).tag_keys(keys).step("60s")
 
 
 def _links(others: tuple[Board, ...]) -> list[Any]:

@@ -95,6 +95,7 @@ OWN = Board(
                     unit="none",
                     queries=(Query(f"count by (version, torch) ({_versions})"),),
                     view="table",
+                    empty="Only ranks with a Wrapper tell their versions",
                 ),
             ),
         ),
