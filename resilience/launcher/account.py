@@ -44,6 +44,12 @@ class Account:
     def emit(self, *events: Event) -> None:
         self._emitter.emit(*events)
 
+    def emit_of(self, initial_rank: int | None, event: Event) -> None:
+        """State what concerns one rank of this node."""
+        self._emitter.move(initial_rank=initial_rank)
+        self._emitter.emit(event)
+        self._emitter.move(initial_rank=None)
+
     def cycle(self, number: int) -> None:
         """Speak of this cycle from now on; its time begins now unless it has begun."""
         if number != self.origin.cycle:

@@ -64,8 +64,8 @@ class Agent(LocalElasticAgent):
                 self._rendezvous(group)
         except RendezvousClosedError as error:
             return node.closed(str(error))
-        node.began()
         account.cycle(node.handler.cycle)
+        node.began(group)
         account.emit(events.CycleStarted(why, node.restarts_used, self._worker_group.spec.max_restarts))
         verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="the agent failed")
         try:

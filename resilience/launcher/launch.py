@@ -25,9 +25,9 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
 from resilience.adapters import timeouts_file
-from resilience.adapters.environment import Settings, agent_node_name
+from resilience.adapters.environment import Settings, agent_node_name, infrastructure_rank
 from resilience.adapters.processes import become_subreaper
-from resilience.core import events
+from resilience.core import events, group_ranks
 from resilience.core.identity import fingerprint
 from resilience.core.watch import Limits
 from resilience.launcher.account import Account
@@ -43,6 +43,7 @@ from resilience.launcher.summary import summary
 from resilience.launcher.zygote import Zygote
 from resilience.monitor.config import to_limits
 from resilience.telemetry.recording import JOB_FILE, Job
+from resilience.telemetry.setup import AgentExports
 
 
 def launch(command: Command) -> int:
@@ -59,10 +60,18 @@ def launch(command: Command) -> int:
         signals = Signals(config.signals_to_handle)
         folder, job_id = run_folder(command, settings, config)
         name = agent_node_name(job_id)
-        handler = Handler(parameters(config, command), stores, name, is_interrupted=signals.has_any)
+        ranks = group_ranks.choose(
+            command.config.use_infra_group_rank, infrastructure_rank(), config.min_nodes, config.max_nodes
+        )
+        if ranks.warning:
+            print(f"resilience run: {ranks.warning}", file=sys.stderr)
+        handler = Handler(parameters(config, command), stores, name, ranks.rank, is_interrupted=signals.has_any)
         ending.callback(handler.shutdown)
         account = Account(folder, job_id, name, settings.attempt)
         ending.callback(account.close)
+        exports = AgentExports.start(folder, name, account.emit, command.options.metrics_port)
+        if exports is not None:
+            ending.callback(exports.close, 2.0)
         monitors = Monitors(folder, name, config.nproc_per_node)
         ending.callback(monitors.close, 2.0)
         monitors.start()
@@ -78,6 +87,7 @@ def launch(command: Command) -> int:
             command.config.restart_policy,
             spec,
             config.min_nodes,
+            ranks.mode,
         )
         agent = Agent(
             spec,

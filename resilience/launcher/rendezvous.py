@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +28,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from resilience.adapters.environment import node_name
-from resilience.core import gathering
-from resilience.core.gathering import Arrived, Assignment, Excluded, Formation, Left, Nothing, Seat
+from resilience.core import gathering, group_ranks
+from resilience.core.gathering import Arrived, Excluded, Formation, Left, Nothing, Seat
 from resilience.core.restart import CompareSet, Read, Set
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher.beats import Beating, Silences, Timer
@@ -347,7 +347,7 @@ class Handler(RendezvousHandler):
         if not gathering.is_due(known, self._least, self._most, is_last):
             return None
         try:
-            formation = gathering.form(known, self._most, _assign)
+            formation = gathering.form(known, self._most, group_ranks.assign)
             self._wrong.has_run_out(is_running=False)
         except ConfigurationError as error:
             if not self._wrong.has_run_out(is_running=True):
@@ -418,22 +418,6 @@ def _as_torch() -> Iterator[None]:
         yield
     except StoreError as error:
         raise RendezvousConnectionError(str(error)) from error
-
-
-def _assign(wanted: Sequence[Assignment]) -> Mapping[str, int]:
-    """The infrastructure's ranks where nodes have them; otherwise each keeps its own, and new nodes fill gaps."""
-    given = {each.seat.id: each.seat.infra for each in wanted if each.seat.infra is not None}
-    if given:
-        if sorted(given.values()) != list(range(len(wanted))):
-            raise ConfigurationError(
-                f"the infrastructure gave the nodes ranks {sorted(given.values())}, expected each of 0 to "
-                f"{len(wanted) - 1} once for {len(wanted)} nodes"
-            )
-        return given
-    kept = {each.seat.id: each.previous for each in wanted if each.previous is not None and each.previous < len(wanted)}
-    free = sorted(set(range(len(wanted))) - set(kept.values()))
-    rest = sorted((each.previous is None, each.previous, each.seat.id) for each in wanted if each.seat.id not in kept)
-    return kept | {id: rank for (_, _, id), rank in zip(rest, free, strict=True)}
 
 
 def _raise_if_closed(formation: Formation) -> None:

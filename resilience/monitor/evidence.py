@@ -14,6 +14,7 @@ from resilience.adapters import files, processes, stacks
 from resilience.core import watch
 from resilience.core.attribution import Collective, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.core.identity import Origin
+from resilience.core.watch import Doing
 from resilience.monitor.page import MonitorSide, PageView
 
 COLLECTIVES_TOLD = 8  # the last ones
@@ -51,11 +52,11 @@ class Witness:
         record = msgspec.structs.replace(
             record,
             iteration=view.iteration if record.iteration is None and self.has_iterations else record.iteration,
-            active_rank=view.rank if record.active_rank is None else record.active_rank,
+            active_rank=view.rank if record.active_rank is None and self.has_iterations else record.active_rank,
             node=origin.node if origin is not None else record.node,
             pid=self.rank.pid,
             detected_wall_ns=record.detected_wall_ns or time.time_ns(),
-            stage=record.stage or view.hook or view.doing.value,
+            stage=record.stage or view.hook or (None if view.doing is Doing.OUTSIDE else view.doing.value),
             log_tail=self._log_tail(),
         )
         if with_process:

@@ -78,6 +78,7 @@ class RankMonitor:
         self._folder: Path | None = None
         self._origin: Origin | None = None
         self._timings = Timings()
+        self._has_new_timings = False
         self._keeper: Keeper | None = None
         self._shadowed = shadow.NOTHING
         self._closed: Counter[str] = Counter()  # sections by name; heartbeat gaps under ""
@@ -411,6 +412,7 @@ class RankMonitor:
         closed, overrun = self._page.drain()
         if self._keeper is not None and closed:
             self._keeper.take(closed, self._page.read().open_sections)
+        self._has_new_timings |= bool(closed)
         self._timings.fold((entry.name, entry.duration) for entry in closed if not entry.failed)
         self._timings.fold_failed((entry.name, entry.duration) for entry in closed if entry.failed)
         self._closed.update(entry.name for entry in closed)
@@ -434,7 +436,8 @@ class RankMonitor:
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
 
     def _write_timings(self) -> None:
-        if self._folder is not None:
+        if self._folder is not None and self._has_new_timings:  # else they may be another monitor's of this rank
+            self._has_new_timings = False
             self._timings.write(self._folder / "timings" / f"{self._name}.json")
         if self._keeper is not None:
             self._keeper.flush()

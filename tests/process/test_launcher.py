@@ -139,6 +139,7 @@ def test_failures_before_the_first_step_have_a_short_budget_of_their_own(launch:
 
 CHECKPOINT = """
 import resilience
+resilience.stop_requested()
 say("up")
 while not resilience.stop_requested():
     time.sleep(0.005)
