@@ -19,6 +19,7 @@ from resilience.analysis.lines import LEVELS, Line, said
 
 MOMENT_NS = 2 * 10**9
 HELD = 24 << 20  # bytes of text that wait
+QUIET = 10
 VARIANTS = 3  # told one by one beside a majority; more are told as a range
 _TOKEN = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w)|\w*\d\w*", re.ASCII)
 _SERIOUS = frozenset(LEVELS[LEVELS.index("warning") :])
@@ -68,13 +69,22 @@ class _Slot:
         self.variants.setdefault(text, []).append(speaker)
 
 
-def fold(lines: Iterable[Line]) -> Iterator[Said]:
-    """Fold lines that come in order of time; yields in the order of each first line."""
+def fold(lines: Iterable[Line | None]) -> Iterator[Said]:
+    """Fold lines that come in order of time; yields in the order of each first line.
+
+    None: nothing new came for a while; after `QUIET` in a row, what waits is told."""
     waiting: deque[_Slot] = deque()
     by_key: dict[str, list[_Slot]] = {}
     ranks: set[int] = set()
-    held = 0
+    held = quiet = 0
     for line in lines:
+        if line is None:
+            quiet += 1
+            while waiting and quiet >= QUIET:
+                held -= waiting[0].size
+                yield from _told(waiting, by_key, len(ranks))
+            continue
+        quiet = 0
         text = said(line)
         speaker = line.rank if line.rank is not None else line.node or line.file
         if isinstance(speaker, int):

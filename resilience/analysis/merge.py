@@ -51,14 +51,14 @@ class Timeline:
         self._choice = Choice() if choice is None else choice
         self._is_wanted = _test(self._choice)
         self._sources: dict[str, Source] = {}
-        self._files = list(_files(folder))
+        files = list(_files(folder))
         self._started: dict[tuple[int, int], tuple[int, str]] = {}
-        for path, kind in self._files:
+        for path, kind in files:
             if kind == "record" and path.stem.endswith("-agent"):
                 self._note_workers(path)
         self.clocks: tuple[Clock, ...] = clocks_of(folder)
         self._offsets = {clock.node: clock.offset_ns for clock in self.clocks}
-        self._add(self._files)
+        self._add(files)
 
     @property
     def bad(self) -> dict[str, int]:
@@ -69,20 +69,16 @@ class Timeline:
     def unreadable(self) -> dict[str, str]:
         return {name: source.error for name, source in self._sources.items() if source.error}
 
-    @property
-    def last_ns(self) -> int:
-        """When the newest file was changed last, UTC; 0 if there is none."""
-        return max((_changed(path) for path, _ in self._files), default=0)
-
     def __iter__(self) -> Iterator[Line]:
         return self._merged(is_final=True)
 
-    def follow(self, wait: Callable[[], bool]) -> Iterator[Line]:
-        """Yield what is there, then what comes. wait: called whenever all is told; False ends it.
+    def follow(self, wait: Callable[[], bool]) -> Iterator[Line | None]:
+        """Yield what is there, then what comes; None when all is told for now. wait: called then; False ends it.
 
         Order is that of each batch; a line is told when its newline is there, and at the end without."""
         while True:
             yield from self._merged(is_final=False)
+            yield None
             if not wait():
                 break
             self._add([entry for entry in _files(self.folder) if _name(self.folder, entry[0]) not in self._sources])
@@ -145,6 +141,11 @@ class Timeline:
             rank = getattr(record.event, "worker_rank", None)
             if rank is not None:
                 self._started[record.origin.cycle, rank] = (record.wall_ns, _node_of(path))
+
+
+def last_ns(folder: Path) -> int:
+    """Return when the newest file of a run was changed last, UTC; 0 if there is none."""
+    return max((_changed(path) for path, _ in _files(folder)), default=0)
 
 
 def clocks_of(folder: Path) -> tuple[Clock, ...]:

@@ -19,7 +19,7 @@ import msgspec
 from resilience.analysis.entries import entry_of, said_entry, utc
 from resilience.analysis.folding import Said, fold, template, templates
 from resilience.analysis.lines import LEVELS, Line, fields_of, said
-from resilience.analysis.merge import Choice, Timeline, incidents_of, window
+from resilience.analysis.merge import Choice, Timeline, incidents_of, last_ns, window
 from resilience.analysis.query import Answer, asked
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, seconds, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
@@ -47,6 +47,8 @@ DEFAULT = ("time", "level", "who", "text")
 _WHO = 12
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
 _SHORT = {"warning": "warn", "critical": "crit"}
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SIZED = 200  # rows of a table that decide on its columns' widths
@@ -95,18 +97,19 @@ def run(arguments: argparse.Namespace) -> int:
     timeline = Timeline(folder, _choice(arguments, folder))
     known = None if arguments.diff is None else templates(Timeline(find_run(arguments.diff)))
     _tell(_before(timeline))
-    lines: Iterable[Line] = timeline.follow(_wait) if arguments.follow else timeline
+    lines: Iterable[Line | None] = timeline.follow(_wait) if arguments.follow else timeline
     if known is not None:
-        lines = (line for line in lines if hash(template(line)) not in known)
+        lines = (line for line in lines if line is None or hash(template(line)) not in known)
     if matches is not None:
-        lines = (line for line in lines if matches(said(line)))
+        lines = (line for line in lines if line is None or matches(said(line)))
+    each = (line for line in lines if line is not None)
     try:
         if arguments.json:
             encode = msgspec.json.Encoder(enc_hook=str).encode
-            plain = map(said_entry, fold(lines)) if is_folded else (entry_of(line, timeline.clocks) for line in lines)
+            plain = map(said_entry, fold(lines)) if is_folded else (entry_of(line, timeline.clocks) for line in each)
             _write((encode(entry).decode() for entry in plain), arguments.follow)
         else:
-            rows = folded_rows(fold(lines)) if is_folded else rows_of(lines, columns)
+            rows = folded_rows(fold(lines)) if is_folded else rows_of(each, columns)
             _write(_texts(rows), arguments.follow)
     except KeyboardInterrupt:
         pass  # whoever followed has seen enough
@@ -217,12 +220,19 @@ def _texts(rows: Iterable[Row]) -> Iterator[str]:
             yield painted(row, paint)
             continue
         *head, (text, style) = row
+        text = _clean(text)
         indent = min(sum(len(piece) for piece, _ in head), NARROWEST // 2)
         room = max(20, width - sum(len(piece) for piece, _ in head))
         first, *_ = wrap(text, room) or [""]
         yield painted((*head, (first, style)), paint)
         for more in wrap(text[len(first) :].lstrip(), width - indent):
             yield painted(((" " * indent, ""), (more, style)), paint)
+
+
+def _clean(text: str) -> str:
+    """A text that cannot move the cursor: of a progress bar the last state, without colours."""
+    text = _COLOURS.sub("", text.rsplit("\r", 1)[-1]).expandtabs(4)
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _write(texts: Iterable[str], is_flushed: bool) -> None:
@@ -245,7 +255,7 @@ def _choice(arguments: argparse.Namespace, folder: Path) -> Choice:
             raise ConfigurationError(f"--around {arguments.around}: {folder} {have}")
         since, until = window(found) or (None, None)
     if arguments.since is not None:
-        asked = since_ns(arguments.since, Timeline(folder).last_ns)
+        asked = since_ns(arguments.since, last_ns(folder))
         since = asked if since is None else max(since, asked)
     return Choice(
         ranks=None if arguments.rank is None else ranks_of(arguments.rank),
@@ -269,14 +279,14 @@ def ranks_of(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def since_ns(text: str, last_ns: int) -> int:
-    """Return a point in time, UTC nanoseconds. last_ns: the run's last line, which "10m" counts from.
+def since_ns(text: str, last: int) -> int:
+    """Return a point in time, UTC nanoseconds. last: of the run's last line, which "10m" counts from.
 
     Raises: ConfigurationError."""
     ago = _AGO.fullmatch(text)
     if ago is not None:
-        return last_ns - round(float(ago[1]) * _UNITS[ago[2]] * 1e9)
-    day = datetime.fromtimestamp(last_ns / 1e9, timezone.utc).strftime("%Y-%m-%dT")
+        return last - round(float(ago[1]) * _UNITS[ago[2]] * 1e9)
+    day = datetime.fromtimestamp(last / 1e9, timezone.utc).strftime("%Y-%m-%dT")
     try:
         at = datetime.fromisoformat((text if "-" in text else day + text).replace("Z", "+00:00"))
     except ValueError:

@@ -110,6 +110,11 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken <= 4
 
 
+def test_what_waits_is_told_when_nothing_comes_for_a_while() -> None:
+    found = fold([text("a", 0), None, text("a", 1), *[None] * folding.QUIET, text("a", 2)])
+    assert [one.ranks for one in found] == [(0, 1), (2,)]
+
+
 def test_template_is_the_same_for_lines_that_differ_in_what_holds_digits() -> None:
     assert template(text("saved run-3f2a at step 10", 0)) == template(text("saved run-77c1 at step 11", 1))
     assert template(text("saved", 0)) != template(text("lost", 0))

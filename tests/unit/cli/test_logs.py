@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
+from markdown_it import MarkdownIt
 
 from resilience.cli import main
 from resilience.cli.logs import ranks_of, since_ns
@@ -14,6 +16,7 @@ from resilience.core import events
 from resilience.errors import ConfigurationError
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job
+from tests.support.server import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -153,12 +156,15 @@ def test_lines_wrap_on_a_terminal_of_80_columns(
 
     folder = job([Fault("kill", 1, 0)], world=40).write(tmp_path / "run")
     write(folder, "logs/node-0.jsonl", log_line("a" * 300 + " " + "b" * 30, AT))
+    write(folder, "output/0/0.out", b"\x1b[31m10 %\r20 %\t\x1b[2Jdone\x1b[0m\n")
     out = Terminal()
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr("sys.stdout", out)
     assert main(["logs", str(folder)]) == 0
     assert max(map(len, out.getvalue().splitlines())) <= 80
     assert "".join(out.getvalue().split()).count("a" * 300) == 1
+    assert "20 %    \\x1b[2Jdone" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -183,3 +189,33 @@ def test_ranks_and_times_are_read_as_people_write_them() -> None:
     assert since_ns("2023-11-14T23:13:20+01:00", AT) == AT
     with pytest.raises(ConfigurationError):
         since_ns("5 fortnights", AT)
+
+
+def test_following_tells_what_comes_and_ends_by_ctrl_c(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = 0
+
+    def sleep(_: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            with (run / "logs" / "n0-0.jsonl").open("ab") as file:
+                file.write(log_line("came later", AT + 9 * SECOND))
+        elif waits > 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("resilience.cli.logs.time.sleep", sleep)
+    lines = call(capsys, str(run), "--follow")
+    assert lines[-1].endswith("rank 0        came later")
+    assert lines[3].endswith("ranks 0-7     ready  shard=0…7")
+
+
+def test_snippets_for_collectors_are_well_formed_and_name_files_that_exist(run: Path) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="comes with Python 3.11")
+    page = (ROOT / "docs" / "logs.md").read_text()
+    blocks = {token.info: token.content for token in MarkdownIt().parse(page) if token.type == "fence"}
+    (scrape,) = yaml.safe_load(blocks["yaml"])["scrape_configs"]
+    source = tomllib.loads(blocks["toml"])["sources"]["resilience"]
+    for path in (scrape["static_configs"][0]["labels"]["__path__"], *source["include"]):
+        assert list(run.parent.glob(path.removeprefix("/shared/resilience-runs/")))
