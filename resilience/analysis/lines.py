@@ -25,12 +25,13 @@ from resilience.telemetry.log import OWN
 Kind = Literal["record", "log", "text", "bad"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LONGEST = 1 << 20  # bytes: what is longer (a progress bar without newlines) comes in pieces, each a line
-LISTED = 8  # items of a list that are told in a line of text
+LISTED = 60  # characters of a list that is told in a line of text; of longer ones only how many there are
 AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change is a broken clock's, not a time
 
 LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
 _SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^\[?([IWEF])\d{4} ")
 _LEVEL_WORDS = {"WARN": "warning", "FATAL": "critical", "I": "info", "W": "warning", "E": "error", "F": "critical"}
+_OF_INTERRUPTION = ("interruption", "message", "stage", "step", "silent_for_s")  # `resilience report` tells the rest
 _BREAKS = re.compile(r"\s*\n\s*")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
 _STAMP = re.compile(
@@ -129,13 +130,13 @@ class Source:
     def next(self, is_final: bool = True) -> Line | None:
         """Return the next line, None at the end. is_final: a last line without its newline counts."""
         while True:
-            begin = self._read - len(self._rest) + self._at
             raw = self._next_raw(is_final)
             if raw is None:
                 return None
             self._number += 1
             if raw:
-                line = self._text(raw, begin) if self.known.kind == "text" else self._json(raw)
+                end = self._read - len(self._rest) + self._at
+                line = self._text(raw, end) if self.known.kind == "text" else self._json(raw)
                 self.key = max(self.key, line.at_ns)
                 return line
 
@@ -225,21 +226,20 @@ class Source:
     def _sane(self, at: int) -> int:
         return at if at <= self._changed_ns + AHEAD_NS else self.key or self._changed_ns
 
-    def _text(self, raw: bytes, begin: int) -> Line:
+    def _text(self, raw: bytes, end: int) -> Line:
         text = raw[:200].decode(errors="replace")
         stamp = self._stamp_of(text)
         if stamp is not None:
             self._stamp = stamp
-        at = self._stamp if self._stamp is not None else self._placed(begin)
+        at = self._stamp if self._stamp is not None else self._placed(end)
         return self._line("text", raw, at, self._level_of(text), is_placed=stamp is None)
 
-    def _placed(self, begin: int) -> int:
-        """Where on the way from the process's start to the file's last change these bytes stand."""
-        end = self._changed_ns
-        start = self.known.began_ns
-        if start is None or start >= end or self._size <= 0:
-            return end
-        return start + (end - start) * begin // self._size
+    def _placed(self, end: int) -> int:
+        """Where on the way from the process's start to the file's last change the line's end stands."""
+        last, start = self._changed_ns, self.known.began_ns
+        if start is None or start >= last or end >= self._size:
+            return last
+        return start + (last - start) * end // self._size
 
     def _stamp_of(self, text: str) -> int | None:
         glog = _GLOG.match(text)
@@ -292,7 +292,9 @@ def said(line: Line) -> str:
 
     Of what is nested the plain values are told, and how long lists are; `--json` has all of it."""
     fields = fields_of(line)
-    if line.kind == "log":
+    if isinstance(record := fields.get("record"), dict) and line.kind == "record":
+        fields = {name: record[name] for name in _OF_INTERRUPTION if name in record}
+    elif line.kind == "log":
         fields = {name: value for name, value in fields.items() if name not in OWN}
     words = " ".join(_words(name, value) for name, value in fields.items())
     text = f"{line.event}  {words}" if words else line.event
@@ -303,7 +305,7 @@ def _words(name: str, value: Any) -> str:
     match value:
         case dict():
             return " ".join(_words(f"{name}.{key}", inner) for key, inner in value.items())
-        case list() if len(value) > LISTED or any(isinstance(item, (dict, list)) for item in value):
+        case list() if any(isinstance(item, (dict, list)) for item in value) or len(str(value)) > LISTED:
             return f"{name}=[{len(value)}]"
         case list():
             return f"{name}={','.join(map(str, value))}"

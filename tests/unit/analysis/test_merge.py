@@ -102,7 +102,7 @@ def test_plain_lines_without_a_time_stand_between_the_start_of_their_process_and
     write(tmp_path, "records/n-agent.jsonl", record_line(worker(4), AT, cycle=1))
     write(tmp_path, "output/1/4.out", b"a" * 9 + b"\n", b"b" * 9 + b"\n", changed_ns=AT + 2 * SECOND)
     first, second = (line for line in Timeline(tmp_path) if line.kind == "text")
-    assert (first.at_ns, second.at_ns) == (AT, AT + SECOND)
+    assert (first.at_ns, second.at_ns) == (AT + SECOND, AT + 2 * SECOND)
     assert first.is_placed and second.is_placed
     assert (first.rank, first.cycle, first.node) == (4, 1, "n")
 
