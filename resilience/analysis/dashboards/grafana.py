@@ -100,7 +100,12 @@ def _dashboard(title: str, uid: str, description: str) -> dashboard.Dashboard:
 
 
 def _text(built: dashboard.Dashboard) -> str:
-    return json.dumps(built.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    made = json.loads(json.dumps(built.build(), cls=JSONEncoder))
+    # What the builders add beyond Grafana's own schema.
+    for variable in made.get("templating", {}).get("list", ()):
+        for key in ("auto", "auto_count", "auto_min"):  # only a variable of intervals has them
+            variable.pop(key, None)
+    return json.dumps(made, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _grid(place: Place) -> model.GridPos:
@@ -130,7 +135,7 @@ def _variables(datasource: str) -> list[Any]:
 def _query_variable(name: str, label: str, query: str) -> Any:
     variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE)
     # A job that has ended is still found in the range that is looked at.
-    variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).definition(query)
+    variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     return variable.query({"qryType": 1, "query": query, "refId": f"variable-{name}"})
 
 
@@ -143,7 +148,8 @@ def _annotations() -> list[Any]:
 
 def _annotation(name: str, color: str, title: str, keys: str) -> Any:
     annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(color)
-    return annotation.expr(ANNOTATIONS[name]).title_format(title).tag_keys(keys).step("60s")
+    query = prometheus.Dataquery().expr(ANNOTATIONS[name]).ref_id("Anno").range().datasource(SOURCE)
+    return annotation.target(query).title_format(title).tag_keys(keys)
 
 
 def _links(others: tuple[Board, ...]) -> list[Any]:

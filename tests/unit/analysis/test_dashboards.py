@@ -76,7 +76,7 @@ def test_variables_and_annotations_ask_for_what_exists(board: Board) -> None:
     assert "job_id" in KNOWN["resilience_job_info"].labels
     assert "node" in check(selectors_in(queries["node"]), KNOWN)
     for annotation in made["annotations"]["list"]:
-        labels = check(annotation["expr"], KNOWN)
+        labels = check(annotation["target"]["expr"], KNOWN)
         assert set(re.findall(r"{{(\w+)}}", annotation["titleFormat"])) <= labels
 
 
