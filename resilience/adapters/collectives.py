@@ -8,6 +8,11 @@ the process is touched. Accelerator groups are aborted by torch. Groups are then
 registry is emptied at once, so that the next group can be built, and the last references, which cost
 about 10 ms a gloo device, go in the background.
 
+Only the reading direction is shut, and the sockets are held open until `let_go`: gloo forgets a send that
+meets a closed connection (`Pair::signalException` in gloo/transport/tcp/pair.cc passes over its queue of
+sends), and who waits for that one is stuck until the group's timeout. So a rank hears the end from its own
+cut, and never from that of a peer that was faster.
+
 When to cut, how often, and what happens to a rank that stays stuck is decided by the caller. Covers
 gloo over TCP; its ibverbs, TLS and uv transports are not found by the cut. Imports no torch by itself:
 where torch.distributed was never imported there is nothing to free."""
@@ -45,6 +50,8 @@ class Cut(msgspec.Struct, frozen=True):
 
 NO_CUT = Cut(sockets=0, method="none", duration=0.0)
 _latest = NO_CUT
+_held: dict[int, socket.socket] = {}  # sockets that were cut, by inode
+os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
 _dropping: list[threading.Thread] = []
 
 
@@ -59,12 +66,21 @@ def cut_gloo_sockets() -> Cut:
     began = time.monotonic()
     method: Literal["epoll", "shape", "none"] = "epoll"
     sets = list(_sets_of_loop_threads())
-    if not sets:
-        # Threads that cannot be looked at, or a torch whose gloo does not name them.
-        method, sets = "shape", list(_sets_by_shape())
-    sockets = sum(_cut(fd, inode) for members in sets for fd, inode in members)
-    _latest = Cut(sockets, method if sets else "none", time.monotonic() - began)
+    if not sets or None in sets:
+        # Threads that are busy or cannot be looked at, or a torch whose gloo does not name them.
+        method, sets = "shape", [*sets, *_sets_by_shape()]
+    members = {member for found in sets for member in found or ()}
+    sockets = sum(_cut(fd, inode) for fd, inode in members)
+    _latest = Cut(sockets, method if any(sets) else "none", time.monotonic() - began)
     return _latest
+
+
+def let_go() -> None:
+    """Close the sockets that were cut. When all ranks have left their collectives; or when one is so late
+    that the end of a connection is better than waiting for its own cut. Any thread."""
+    while _held:
+        with contextlib.suppress(KeyError):  # another thread was faster
+            _held.popitem()[1].close()
 
 
 def last_cut() -> Cut:
@@ -152,12 +168,15 @@ def blocked_in_distributed(thread_id: int) -> str | None:
 Members = list[tuple[int, int]]  # (descriptor, inode) as the epoll set knows them
 
 
-def _sets_of_loop_threads() -> Iterator[Members]:
+def _sets_of_loop_threads() -> Iterator[Members | None]:
+    """Yield the set of each gloo device, None for one whose thread does not wait for it just now."""
     for task in _listed("/proc/self/task"):
         if _read(f"/proc/self/task/{task}/comm").startswith(LOOP_THREAD):
             epoll = _waited_for(task)
             if epoll is not None and _link(epoll) == "anon_inode:[eventpoll]":
                 yield [(fd, inode) for fd, inode, _ in _epoll_members(epoll)]
+            else:
+                yield None
 
 
 def _waited_for(task: str) -> int | None:
@@ -203,8 +222,13 @@ def _epoll_members(epoll: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _cut(fd: int, inode: int) -> int:
+    """Let the loop thread read the end of the stream, after what has arrived; returns 1 if it was connected."""
     with _duplicate(fd, inode) as copy:
-        return 0 if copy is None or _listens(copy) else _shut_down(copy)
+        if copy is None or inode in _held or _listens(copy) or not _shut_down(copy, socket.SHUT_RD):
+            return 0
+        with contextlib.suppress(OSError):  # too many open files
+            _held[inode] = copy.dup()
+        return 1
 
 
 @contextlib.contextmanager
@@ -250,11 +274,11 @@ def _peer_port(copy: socket.socket) -> int | None:
         return None
 
 
-def _shut_down(copy: socket.socket) -> int:
+def _shut_down(copy: socket.socket, how: int = socket.SHUT_RDWR) -> int:
     """Shut the connection down; returns 1 if there was one."""
     try:
         copy.getpeername()
-        copy.shutdown(socket.SHUT_RDWR)
+        copy.shutdown(how)
     except OSError:
         return 0
     return 1

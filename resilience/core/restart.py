@@ -292,8 +292,9 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
         return Ending(LEFT)
     yield Run(Stage.ABORT)
     yield from arrive(at.last_call, seat.rank, seat.world_size)
+    # One that leaves waits too: the end of its connections must not overtake the others' own cuts.
+    yield Await(f"{at.last_call}/done", limits.last_call)
     if result.end is not End.FATAL:
-        yield Await(f"{at.last_call}/done", limits.last_call)
         result = yield from _recover()
         if result.end is not End.RETURNED:
             yield from report(at, result.report)

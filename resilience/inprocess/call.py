@@ -175,7 +175,10 @@ class CallWrapper:
             self._session.watch_store, at, self._state, self._wrapper.abort, self._interrupter, self._session.emit
         )
         self._watcher.start()
-        ending: Ending = self._drive(restart.iterate(seat, self._limits))
+        try:
+            ending: Ending = self._drive(restart.iterate(seat, self._limits))
+        finally:
+            collectives.let_go()
         if ending.outcome == COMPLETED:
             self._watcher.left()
             self._account.iteration_ended("completed")
@@ -369,6 +372,7 @@ class CallWrapper:
         return self._watcher.decided_at
 
     def _finalize(self) -> Result:
+        collectives.let_go()  # the last call has closed
         self._account.phase("finalize")
         return self._hook("finalize", self._wrapper.finalize, before=False)
 

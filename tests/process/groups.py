@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import random
 import socket
 import sys
 import threading
@@ -133,6 +134,7 @@ def cut_rounds(rounds: int, shape: bool) -> list[tuple[str, int]]:
         assert not dist.is_initialized()
         assert own.answer()
         meet(store, f"over{number}", world)
+        collectives.let_go()
     total = build(store, "last", rank, world)
     assert len(total) == 3
     deadline = time.monotonic() + LIMIT
@@ -176,6 +178,48 @@ def wait_and_be_cut(groups: list[Any], number: int, beside: dist.Store, world: i
         pass
     watcher.join(LIMIT)
     return cuts[0]
+
+
+def cut_under_way(rounds: int, size: int, seed: int) -> list[int]:
+    """Be freed, round after round, while collectives are under way on all ranks, each by its own cut.
+
+    Returns the number of sockets of each cut. A rank that is stuck is missed by the others in `meet`."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, beside = new_client(), new_client()
+    torch.set_num_threads(1)
+    chance, counts = random.Random(seed), []
+    for number in range(rounds):
+        pause = chance.uniform(0.0, 0.005)
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(f"round{number}", store), rank=rank, world_size=world, timeout=GROUP_TIMEOUT
+        )
+        total = torch.ones(size)
+        dist.all_reduce(total)
+        watcher = threading.Thread(target=lambda: counts.append(cut_when_told(beside, number, pause)))  # noqa: B023
+        watcher.start()
+        try:
+            while True:
+                dist.all_reduce(total)
+        except RuntimeError:
+            pass
+        watcher.join()
+        meet(store, f"left{number}", world)
+        collectives.let_go()
+        collectives.drop_groups()
+    if rank:
+        store.add("left", 1)
+    else:  # the host of the store goes last
+        meet(store, "left", world)
+    return counts
+
+
+def cut_when_told(store: dist.Store, number: int, pause: float) -> int:
+    """Cut as soon as rank 0 says so, `pause` seconds after it has begun; answers how many sockets."""
+    if os.environ["RANK"] == "0":
+        time.sleep(pause)
+        store.set(f"cut{number}", "")
+    store.wait([f"cut{number}"], timedelta(seconds=LIMIT))
+    return collectives.cut_gloo_sockets().sockets
 
 
 # -- one process --------------------------------------------------------------------------------------

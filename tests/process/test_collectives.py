@@ -33,7 +33,9 @@ def target(body: Callable[..., Any]) -> str:
 def test_cut_frees_every_rank_and_spares_the_users_connections(start: Start, lazy: str) -> None:
     job = start(4, target(groups.cut_rounds), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=10, shape=False)
     cuts = values(job)
-    assert {method for rank in cuts for method, _ in rank} == {"epoll"}
+    methods = {method for rank in cuts for method, _ in rank}
+    assert "epoll" in methods
+    assert methods <= {"epoll", "shape"}  # a loop thread that happens to run shows nothing
     # Whoever cuts first leaves less to the others, so only the whole world's sum is certain.
     assert all(sum(rank[number][1] for rank in cuts) > 0 for number in range(10))
 
@@ -41,6 +43,12 @@ def test_cut_frees_every_rank_and_spares_the_users_connections(start: Start, laz
 def test_cut_finds_the_same_sockets_by_their_sets_shape(start: Start) -> None:
     cuts = values(start(4, target(groups.cut_rounds), rounds=4, shape=True))
     assert {method for rank in cuts for method, _ in rank} == {"shape"}
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(1, 60), (200_000, 30)])
+def test_cut_frees_every_rank_from_collectives_that_are_under_way(start: Start, size: int, rounds: int) -> None:
+    counts = values(start(3, target(groups.cut_under_way), rounds=rounds, size=size, seed=7))
+    assert [sum(cuts) for cuts in zip(*counts, strict=True)] == [6] * rounds  # each its own: no end came before
 
 
 def test_cut_of_the_stores_connections_frees_a_rank_from_building_a_group(start: Start) -> None:
