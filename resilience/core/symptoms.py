@@ -194,7 +194,8 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Sympt
         return Symptom(rank, "blocked_in_kernel", record, 4, 0.8, True)
     if record.interruption is Interruption.HARD_TIMEOUT and detector in ("watchdog", "leave"):
         return Symptom(rank, "blocked_in_native_code", record, 5, 0.8, True)
-    if detector != "watchdog" and _cpu_share(record) >= 0.8:
+    # A loop on a host with more to do than processors gets a part of one, and is runnable all the time.
+    if detector != "watchdog" and (_cpu_share(record) >= 0.8 or (state == "R" and _cpu_share(record) >= 0.1)):
         return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
     names = {part for section in record.open_sections for part in re.split(r"[^a-z]+", section.name.lower())}
     what: Class = "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else "hung"

@@ -49,6 +49,8 @@ def _link_changed(link: connect.Link | None) -> None:
 
 
 connect.on_change = _link_changed
+if connect.current() is not None:  # a client attached before this module was asked for anything
+    _link_changed(connect.current())
 
 
 def _find() -> RankSide | None:

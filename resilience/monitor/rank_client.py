@@ -161,7 +161,8 @@ class RankMonitorClient:
         where this run and earlier ones beside it support that (`resilience calibrate` calls them `ok`), and the
         longest times times the safety factor otherwise; `nvrx` sets the latter always. selected_sections: by
         default all that any rank has finished. calc_out_of_section: the time between two sections as well.
-        skip_if_not_ready: answer False, on all ranks, where too little was seen; else that raises. Raises: RankMonitorClientError."""
+        skip_if_not_ready: answer False, on all ranks, where too little was seen; else that raises.
+        Raises: RankMonitorClientError."""
         link = self._ready()
         seen = self._observed(link)
         try:

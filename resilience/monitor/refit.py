@@ -33,9 +33,11 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
     told = {
         f"{state.header.run}{_BETWEEN}{name}": _buckets(state, name) for state in own for name in state.sections if name
     }
-    told |= {f"{state.header.run}{_SECONDS}": {0: int(state.seconds)} for state in own}
+    told |= {f"{state.header.run}{_SECONDS}": {0: int(1000 * state.seconds)} for state in own}  # whole numbers
     summed = maxima.sums_over_ranks(told, LARGEST_BUCKET + 1)
-    seconds = sum(found.get(0, 0) for name, found in summed.items() if name.endswith(_SECONDS)) / max(1, ranks)
+    seconds = sum(found.get(0, 0) for name, found in summed.items() if name.endswith(_SECONDS)) / 1000 / max(1, ranks)
+    if seconds <= 0.0:
+        return {}
     by_section: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
     for key, buckets in summed.items():
         run, _, name = key.partition(_BETWEEN)

@@ -54,3 +54,10 @@ def test_without_a_run_folder_there_is_nothing_to_fit(runs: Path) -> None:
     (runs / "today" / "timings").mkdir(parents=True)
     (runs / "today" / "timings" / "host-0.hist").write_text("torn {")
     assert refit.limits(None, 1, 0) == {}
+
+
+def test_run_that_has_just_begun_gives_none(runs: Path) -> None:
+    recorder = Recorder(runs / "today", Header(run="today", node="host", rank=0, world_size=1, fingerprint="same"), 5.0)
+    recorder.add("train", 0.001, 5.0)
+    recorder.close(5.0)
+    assert refit.limits(None, 1, 0) == {}
