@@ -126,7 +126,21 @@ def parser() -> argparse.ArgumentParser:
         "--ft-cfg-path", "--ft_cfg_path", metavar="FILE", help="YAML file with a `fault_tolerance` mapping"
     )
     add_arguments(limits)
+    _abbreviate_only(made, [*ours._group_actions, *limits._group_actions])
     return made
+
+
+def _abbreviate_only(made: argparse.ArgumentParser, ours: list[argparse.Action]) -> None:
+    """Let abbreviations stand for torchrun's options alone.
+
+    argparse looks at the script's own arguments too: with ours among the candidates, a script's `--timeout`
+    would be refused as ambiguous, and an abbreviation of torchrun's mean nothing any more."""
+    found = made._get_option_tuples
+
+    def theirs(option_string: str) -> list[tuple[argparse.Action, str, str | None]]:
+        return [each for each in found(option_string) if each[0] not in ours]
+
+    made._get_option_tuples = theirs  # type: ignore[method-assign]
 
 
 def parse(arguments: Sequence[str] | None = None) -> Command:

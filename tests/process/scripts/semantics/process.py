@@ -13,5 +13,3 @@ print(
 )
 print(threading.main_thread().native_id == os.getpid())
 print(os.sched_getaffinity(0), os.nice(0), os.umask(0o022), resource.getrlimit(resource.RLIMIT_NOFILE))
-with open(f"/proc/{os.getppid()}/comm") as file:
-    print("parent", file.read())

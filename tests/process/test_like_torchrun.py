@@ -1,0 +1,152 @@
+"""Whole jobs under torchrun and under `resilience run`: output of every worker and exit status are the same.
+
+Each takes two cold starts of torch, which is why all are slow. What a worker sees is compared one thing a
+time, and fast, in test_worker_semantics."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from resilience.core import events
+from tests.process.warming import SCRIPTS
+from tests.support.account import Account
+
+pytestmark = pytest.mark.slow
+
+TORCHRUN = ("torch.distributed.run",)
+OURS = ("resilience.launcher", "--max-restarts", "0")
+LIMIT = 110.0  # seconds
+
+
+class Outcome(NamedTuple):
+    """What is left of a job. codes: of workers that failed, by rank, as torchrun's last words have them."""
+
+    status: int
+    written: dict[str, str]
+    codes: dict[int, int]
+    shown: list[str]
+
+
+def run(launcher: Sequence[str], arguments: Sequence[str], folder: Path, cwd: Path, text: str, **env: str) -> Outcome:
+    """Run a job to its end."""
+    folder.mkdir()
+    (folder / "temporary").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"RESILIENCE_RUN_DIR": str(folder / "runs"), "RESILIENCE_JOB_ID": "job", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, *(each.replace("FOLDER", str(folder)) for each in arguments)],
+        env={**environment, **env},
+        cwd=cwd,
+        input=text.encode(),
+        capture_output=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    logs = sorted((folder / "logs").glob("**/std*.log"))
+    error = done.stderr.decode()
+    codes = {
+        int(rank): int(code) for rank, code in re.findall(r"rank +: (\d+) \(local.*\n +exitcode +: (-?\d+)", error)
+    }
+    if launcher[0] == OURS[0]:
+        codes = exit_codes(folder)
+    written = {f"{log.parent.name}/{log.name}": log.read_text(errors="surrogateescape") for log in logs}
+    return Outcome(done.returncode, written, codes, sorted(done.stdout.decode(errors="replace").splitlines()))
+
+
+def exit_codes(folder: Path) -> dict[int, int]:
+    """Return what our account says of workers that failed by themselves; all were forked."""
+    codes = {}
+    for record in Account(folder / "runs" / "job").records():
+        if isinstance(record.event, events.WorkerExited) and not record.event.expected:
+            code, name = record.event.code, record.event.signal
+            codes[record.event.worker_rank] = -signal.Signals[name].value if code is None and name else code or 0
+    return codes
+
+
+def how_started(folder: Path) -> set[str]:
+    records = Account(folder / "runs" / "job").records()
+    return {record.event.how for record in records if isinstance(record.event, events.WorkerStarted)}
+
+
+def both(tmp_path: Path, *arguments: str, cwd: Path | None = None, text: str = "", **env: str) -> list[Outcome]:
+    """Run a job under both launchers."""
+    return [
+        run(launcher, arguments, tmp_path / name, cwd or tmp_path, text, **env)
+        for name, launcher in (("torchrun", TORCHRUN), ("ours", OURS))
+    ]
+
+
+IN_FILES = ("--standalone", "--redirects", "3", "--log-dir", "FOLDER/logs")
+CASES = {
+    "arguments": ("2", "arguments.py", "a b", "", "--timeout", "ünï"),
+    "main_module": ("1", "main_module.py"),
+    "imports": ("1", "imports.py", "FOLDER/temporary"),
+    "pickled": ("1", "pickled.py"),
+    "children": ("1", "children.py"),
+    "loader": ("2", "loader.py"),
+    "streams": ("1", "streams.py"),
+    "environment": ("2", "environment.py"),
+    "signals": ("2", "signals.py"),  # of one worker, ours has the threads of numpy, which is imported already
+    "process": ("2", "process.py"),
+    "command": ("1", "command.py"),
+    "threads": ("1", "threads.py"),
+    "threads of two": ("2", "threads.py"),
+    "torch": ("1", "torch_state.py"),
+    "group": ("2", "group.py"),
+    "warnings": ("1", "warns.py"),
+    "package": ("1", "-m", "package", "x y"),
+    "module": ("1", "-m", "package.module"),
+    "module that fails": ("1", "-m", "package.module", "x"),
+    "no such module": ("1", "-m", "no_such_module"),
+    "no such script": ("1", "no_such_script.py"),
+    "thread": ("1", "ends.py", "thread"),
+    "exit": ("1", "ends.py", "exit"),
+    "exit-text": ("1", "ends.py", "exit-text"),
+    "exit-now": ("1", "ends.py", "exit-now"),
+    "exception": ("1", "ends.py", "exception"),
+    "interrupt": ("1", "ends.py", "interrupt"),
+    "kill": ("1", "ends.py", "kill"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_job_does_the_same(tmp_path: Path, name: str) -> None:
+    workers, *arguments = CASES[name]
+    theirs, ours = both(tmp_path, *IN_FILES, "--nproc-per-node", workers, *arguments, cwd=SCRIPTS, text="from stdin\n")
+    assert ours.written == theirs.written
+    assert ours.codes == theirs.codes
+    assert ours.status == theirs.status
+    assert how_started(tmp_path / "ours") == {"cold" if name == "no such script" else "warm"}
+
+
+@pytest.mark.parametrize("options", [[], ["--tee", "3", "--log-dir", "FOLDER/logs"]])
+def test_output_is_shown_the_same(tmp_path: Path, options: list[str]) -> None:
+    arguments = (*options, "--standalone", "--nproc-per-node", "2", str(SCRIPTS / "pickled.py"))
+    theirs = run(TORCHRUN, arguments, tmp_path / "theirs", tmp_path, "")
+    ours = run((*OURS, "--no-output-files"), arguments, tmp_path / "ours", tmp_path, "")
+    assert ours.shown == theirs.shown != []
+
+
+def test_any_program_is_run_the_same(tmp_path: Path) -> None:
+    program = ("--no-python", "/bin/sh", "-c", 'echo "$RANK: $0 $1"; exit $RANK', "a b", "c  d")
+    theirs, ours = both(tmp_path, *IN_FILES, "--nproc-per-node", "2", *program)
+    assert ours == theirs
+    assert how_started(tmp_path / "ours") == {"cold"}
+
+
+def test_environment_of_the_agent_reaches_the_libraries(tmp_path: Path) -> None:
+    env = {"OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "5", "TZ": "Asia/Kolkata"}
+    script = tmp_path / "script.py"
+    script.write_text("import time, torch\nprint(hash('x'), time.strftime('%z'), torch.get_num_threads())\n")
+    theirs, ours = both(tmp_path, *IN_FILES, "--nproc-per-node", "2", str(script), **env)
+    assert ours == theirs
+    assert how_started(tmp_path / "ours") == {"warm"}
