@@ -48,7 +48,6 @@ from resilience.telemetry.setup import AgentExports
 
 def launch(command: Command) -> int:
     """Run this node's part of the job; return the exit status."""
-    config, entrypoint, arguments = settle(command)
     settings = Settings.from_environment()
     with contextlib.ExitStack() as ending:
         become_subreaper()
@@ -57,6 +56,7 @@ def launch(command: Command) -> int:
             ending.callback(zygote.close)
         stores = StoreProcess.start()
         ending.callback(stores.close)
+        config, entrypoint, arguments = settle(command)  # counting GPUs initialises CUDA, which no fork survives
         signals = Signals(config.signals_to_handle)
         folder, job_id = run_folder(command, settings, config)
         name = agent_node_name(job_id)
