@@ -17,7 +17,6 @@ import importlib.machinery
 import io
 import multiprocessing.process
 import os
-import random
 import runpy
 import signal
 import sys
@@ -245,8 +244,7 @@ def _positive(text: str) -> int:
 
 
 def _reset_chance() -> None:
-    """Seeds as different as fresh processes have them."""
-    random.seed()
+    """Seeds as different as fresh processes have them. Python's own generator sees to it at a fork."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()

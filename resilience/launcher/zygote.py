@@ -28,7 +28,7 @@ from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_
 from resilience.errors import LaunchError
 from resilience.launcher import worker_main
 
-PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy")
+PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
 PR_SET_PDEATHSIG = 1
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
