@@ -93,6 +93,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--incident", type=int, metavar="N", help="show this incident only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -100,13 +101,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises: ConfigurationError for an argument that names no run or no incident."""
     folder = find_run(arguments.run)
-    found = report(load(folder))
+    loaded = load(folder)
+    found = report(loaded)
     if arguments.incident is not None:
         chosen = tuple(incident for incident in found.incidents if incident.number == arguments.incident)
         if not chosen:
             have = f"has incidents 1 to {len(found.incidents)}" if found.incidents else "has no incidents"
             raise ConfigurationError(f"--incident {arguments.incident}: {folder} {have}")
         found = msgspec.structs.replace(found, incidents=chosen)
+    if arguments.html is not None:
+        from resilience.cli import report_html  # which uses what is here
+
+        report_html.write(arguments.html, loaded, found)
+        print(f"written: {arguments.html}")
+        return 0
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(found))).decode() + "\n")
         return 0

@@ -8,7 +8,7 @@ clock's. A pure function of records: a torn or unfinished run gives incidents wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from resilience.core import events, launch_incidents
@@ -28,10 +28,14 @@ def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
     """Return the incidents that the records of a job tell, in order.
 
     records: of all ranks and agents; only the order within each one's own file matters."""
-    records = tuple(records)
-    gathered, launches = gather(records), Launches()
-    for record in records:
-        launches.take(record)
+    launches = Launches()
+
+    def told() -> Iterator[Record]:
+        for record in records:  # once: a run of any length passes by
+            launches.take(record)
+            yield record
+
+    gathered = gather(told())
     places = [place for place in launches.places if launch_incidents.is_incident(launches, place)]
     for place in launches.places:
         _forget_stopped(gathered, launches, place)

@@ -1,0 +1,84 @@
+"""The report as a page: it needs nothing else, tells the same, and stays small for many ranks."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from resilience.analysis.lanes import MOST_LANES, lanes
+from resilience.analysis.load import load
+from resilience.cli import main
+from tests.support.record_streams import Fault, job
+
+VOID = {"meta", "line", "rect", "path", "br"}
+
+
+class Page(HTMLParser):
+    """Collects text, and checks that every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return job([Fault("exception", 1, 0), Fault("kill", 2, 1)], seed=3).write(tmp_path / "run")
+
+
+def test_page_is_whole_and_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert main(["report", str(folder), "--html", str(out)]) == 0
+    page = Page(out.read_text())
+    assert page.open == []
+    assert page.links == []
+    text = "".join(page.text)
+    assert "2 incidents" in text
+    assert "http" not in out.read_text().replace("http://www.w3.org", "")
+
+
+def test_page_tells_what_the_terminal_tells(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "report.html"
+    main(["report", str(folder), "--html", str(out)])
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "100")
+    main(["report", str(folder)])
+    text = "".join(Page(out.read_text()).text)
+    for line in capsys.readouterr().out.splitlines():
+        assert line.strip() in text
+
+
+def test_ranks_with_the_same_story_share_a_lane(tmp_path: Path) -> None:
+    records = load(job([Fault("exception", 5, 0)], world=64, seed=1).write(tmp_path / "run")).records
+    drawn = lanes(records)
+    assert sorted(rank for lane in drawn for rank in lane.ranks) == sorted(
+        {rank for lane in drawn for rank in lane.ranks}
+    )
+    assert len(drawn) <= MOST_LANES
+    (own,) = [lane for lane in drawn if 5 in lane.ranks]
+    assert own.marks and own.stretches[0].kind in ("interrupted", "failed")
+
+
+def test_page_that_cannot_be_written_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["report", str(folder), "--html", str(tmp_path / "file" / "x.html")]) == 2
+    assert "could not be written" in capsys.readouterr().err
