@@ -57,7 +57,7 @@ class LimitMetrics:
                     strictest[limit.name] = limit
             for section in signs.sections:
                 if now is not None:
-                    used[section.name] = max(used.get(section.name, 0.0), now - section.at)
+                    used[section.name] = max(used.get(section.name, 0.0), signs.open_for(section, now))
         timeouts: dict[tuple[str, ...], float] = {}
         beats: dict[tuple[str, ...], float] = {}
         ratios: dict[tuple[str, ...], float] = {}

@@ -367,8 +367,9 @@ class MetricView:
             if now_ns is not None and present[number] != "terminated":
                 for section in signs.sections[:OPEN_SHOWN]:  # outermost first
                     labels = (label, self._section(section.name))
-                    longest = ready["resilience_rank_section_open_seconds"].get(labels, 0.0)
-                    ready["resilience_rank_section_open_seconds"][labels] = max(longest, now_ns / 1e9 - section.at)
+                    opened = ready["resilience_rank_section_open_seconds"]
+                    seconds = signs.open_for(section, now_ns / 1e9)
+                    opened[labels] = max(opened.get(labels, 0.0), seconds)
 
     def _states(self) -> dict[int, str]:
         return {number: _state(rank) for number, rank in sorted(self._ranks.items()) if rank.is_shown}

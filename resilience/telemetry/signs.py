@@ -61,6 +61,14 @@ class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
         plain: Signs = msgspec.structs.replace(other, written_at=self.written_at, offset=self.offset)
         return self == plain
 
+    def open_for(self, section: Open, now: float) -> float:
+        """Return for how many seconds a section has been open for sure. now: on its host's monotonic clock.
+
+        While the file may be about to be replaced, the section may have ended since it was written; a file that is
+        older than that says that nothing has changed."""
+        is_settled = now - self.written_at > 2 * pause(self.origin.world_size)
+        return (now if is_settled else max(self.written_at, section.at)) - section.at
+
     def wall(self, at: float) -> float:
         """Return a time of this host as UTC seconds."""
         return at + self.offset

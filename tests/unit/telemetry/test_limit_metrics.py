@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record
@@ -47,6 +49,14 @@ def test_used_of_the_limit_looks_at_what_ended_and_at_what_is_open() -> None:
     view.take_timings(timings(step=[1.0, 4.0, 2.0]), 0.0)
     assert view.values({0: shows(STEP)}, 5.0, str)[USED] == {("step",): 0.4}
     assert view.values({0: shows(STEP), 1: shows(STEP, open_since=1.0)}, 10.0, str)[USED] == {("step",): 0.9}
+
+
+def test_section_that_may_have_ended_since_its_rank_was_seen_counts_as_far_as_it_was_seen() -> None:
+    """Ranks show their sections every few seconds: how old that is must not look like a section that takes long."""
+    seen = msgspec.structs.replace(shows(STEP, open_since=1.0), written_at=1.5)
+    view = LimitMetrics()
+    assert view.values({0: seen}, 4.0, str)[USED] == {("step",): 0.05}
+    assert view.values({0: seen}, 9.0, str)[USED] == {("step",): 0.8}  # it would have shown an end by now
 
 
 def test_slow_section_of_long_ago_does_not_show_for_ever() -> None:
