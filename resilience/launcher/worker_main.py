@@ -4,8 +4,9 @@ What a program can see of its interpreter is set as `python -u script …` or `p
 set it: arguments, path, environment, the module `__main__`, unbuffered output, signals, threads of
 numerical libraries, seeds, its name in lists of processes. It ends by the interpreter's own way out, so
 that exit handlers run and the status is the same. Known differences: modules that torch imports are
-imported already, hash seeds are equal in all workers of a node, and a stack that is printed while the
-program runs begins with frames of ours. What else would differ keeps a worker from being forked: `fresh`."""
+imported already, with the environment as it was then; hash seeds are equal in all workers of a node;
+sys.flags are the agent's; a stack that is printed while the program runs begins with frames of ours. What
+else would differ keeps a worker from being forked: `fresh`."""
 
 from __future__ import annotations
 

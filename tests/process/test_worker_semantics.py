@@ -1,12 +1,11 @@
 """A forked worker is like a fresh interpreter: what it sees, writes, and how it ends.
 
 Each script of `scripts/semantics` is run both ways. Here one agent starts its workers warm and cold;
-whole jobs under torchrun and under `resilience run` are compared in the slow tests below."""
+whole jobs under torchrun and under `resilience run` are compared in test_like_torchrun, DataLoaders there alone."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -151,9 +150,18 @@ def test_chance_differs_between_workers_and_seeds_hold(both: Both) -> None:
         assert len(set(column)) == 6
 
 
-@pytest.mark.parametrize("name", ["loader", "torch_state"])
-def test_torch_behaves_the_same(both: Both, name: str) -> None:
-    assert_same(both(str(SCRIPTS / f"{name}.py")))
+def test_torch_is_as_it_was_imported(both: Both) -> None:
+    assert_same(both(str(SCRIPTS / "torch_state.py")))
+
+
+def test_error_file_is_written_by_who_wants_it_and_nobody_else(both: Both) -> None:
+    warm, cold = both(str(SCRIPTS / "recorded.py"))
+    assert (warm["how"], warm["codes"], cold["codes"]) == ("warm", [1], [1])
+    assert warm["err"] == cold["err"]
+    messages = [each["errors"][0]["message"] for each in (warm, cold)]
+    assert [message["message"] for message in messages] == ["ValueError: on purpose"] * 2
+    assert messages[0]["extraInfo"]["py_callstack"] == messages[1]["extraInfo"]["py_callstack"]
+    assert [each["errors"] for each in both(str(SCRIPTS / "ends.py"), "exception")] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +175,3 @@ def test_torch_behaves_the_same(both: Both, name: str) -> None:
 )
 def test_threads_are_as_many_as_the_environment_says(both: Both, environment: dict[str, str | None]) -> None:
     assert_same(both(str(SCRIPTS / "threads.py"), environment=environment))
-
-
-assert os  # used by the slow part

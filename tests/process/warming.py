@@ -5,6 +5,7 @@ second. Its workers' scripts are in `scripts/semantics`."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -48,6 +49,7 @@ def told(workers: Workers) -> dict[str, Any]:
         "reason": workers.reason,
         "codes": codes,
         "out": [Path(path).read_text(errors="surrogateescape") for _, path in sorted(workers.stdouts.items()) if path],
+        "errors": [json.loads(Path(path).read_text()) for path in workers.error_files.values() if os.path.exists(path)],
         "err": [Path(path).read_text(errors="surrogateescape") for _, path in sorted(workers.stderrs.items()) if path],
     }
     workers.close()
