@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LAYER = "inprocess"
 HEALTHY = ("active", "inactive")
+LOST = ("terminated", "excluded")
 Ranks = Literal["all", "unhealthy", "none"]
 _KEPT_IN_NS = ("resilience_productive_seconds_total", "resilience_lost_seconds_total")
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
@@ -313,7 +314,7 @@ class MetricView:
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
             self._show_ranks(ready, now_ns)
             now = None if now_ns is None else now_ns / 1e9
-            ready.update(self._limits.values(self._signs, now, self._section))
+            ready.update(self._limits.values(self._shown_by_the_living(), now, self._section))
             histograms["resilience_heartbeat_interval_seconds"] = self._beats()
             histograms["resilience_section_duration_seconds"] = self._sections()
             for metric in METRICS:
@@ -355,8 +356,9 @@ class MetricView:
             if self._shown == "all" or (self._shown == "unhealthy" and state not in HEALTHY)
         }
         ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown.items()}
-        for number in shown.keys() & self._signs.keys():
-            signs, label = self._signs[number], str(number)
+        living = self._shown_by_the_living()
+        for number in shown.keys() & living.keys():
+            signs, label = living[number], str(number)
             if (signs.origin.attempt, signs.origin.cycle) < self._newest:
                 continue  # of the worker before
             if signs.step is not None:
@@ -364,12 +366,20 @@ class MetricView:
             if signs.heartbeat_at is not None:
                 at = round(signs.wall(signs.heartbeat_at), 3)
                 ready["resilience_rank_last_heartbeat_timestamp_seconds"][(label,)] = at
-            if now_ns is not None and present[number] != "terminated":
+            if now_ns is not None:
                 for section in signs.sections[:OPEN_SHOWN]:  # outermost first
                     labels = (label, self._section(section.name))
                     opened = ready["resilience_rank_section_open_seconds"]
                     seconds = signs.open_for(section, now_ns / 1e9)
                     opened[labels] = max(opened.get(labels, 0.0), seconds)
+
+    def _shown_by_the_living(self) -> dict[int, Signs]:
+        """Signs of ranks that are there: what a lost one has left behind does not change any more."""
+        return {
+            number: self._signs[number]
+            for number, state in self._states().items()
+            if number in self._signs and state not in LOST
+        }
 
     def _states(self) -> dict[int, str]:
         return {number: _state(rank) for number, rank in sorted(self._ranks.items()) if rank.is_shown}

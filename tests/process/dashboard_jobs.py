@@ -15,6 +15,7 @@ LIMITS = "train:4,save:1"  # seconds; `train` comes near its limit once, `save` 
 NEAR = 3.0  # seconds
 SPARES = 2
 RESTARTS = 6
+AT = 60  # step of each fault
 END = "end"  # the file that lets a job end
 
 
@@ -31,13 +32,13 @@ def train_in_process() -> int:
             resilience.heartbeat()
             with resilience.section("train"):
                 time.sleep(0.05)
-                if iteration < 4 and rank == 0 and step == 2:
+                if iteration < 4 and rank == 0 and step == AT:
                     raise ValueError("broken, by schedule")
-                if iteration == 4 and rank == 0 and step == 2:
+                if iteration == 4 and rank == 0 and step == AT:
                     os.kill(os.getpid(), signal.SIGKILL)
-                if iteration == RESTARTS and step == 2:
+                if iteration == RESTARTS and step == AT:
                     time.sleep(NEAR)
-            if iteration == 5 and rank == 1 and step == 2:
+            if iteration == 5 and rank == 1 and step == AT:
                 with resilience.section("save"):
                     time.sleep(60.0)
             step += 1
@@ -55,11 +56,11 @@ while not os.path.exists(os.environ["END"]):
     resilience.heartbeat()
     with resilience.section("train"):
         time.sleep(0.05)
-        if cycle == 0 and rank == 1 and step == 2:
+        if cycle == 0 and rank == 1 and step == 60:
             raise ValueError("broken, by schedule")
-        if cycle == 2 and step == 2:
+        if cycle == 2 and step == 60:
             time.sleep(3.0)
-    if cycle == 1 and rank == 0 and step == 2:
+    if cycle == 1 and rank == 0 and step == 60:
         with resilience.section("save"):
             time.sleep(60.0)
     step += 1

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -158,7 +158,7 @@ class Watching:
 
 
 @contextmanager
-def watching(folder: Path, rules: Path, discovered: Callable[[], list[str]]) -> Iterator[Watching]:
+def watching(folder: Path, rules: Path, discovered: list[str]) -> Iterator[Watching]:
     """Start both on the exported rules, evaluated and scraped every second, alerts without waiting.
 
     rules: the exported folder. discovered: paths of file_sd, which may come into being later."""
@@ -187,7 +187,7 @@ def watching(folder: Path, rules: Path, discovered: Callable[[], list[str]]) -> 
     config = yaml.safe_load((rules / "prometheus" / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{alertmanager.port}"]
-    config["scrape_configs"][0]["file_sd_configs"] = [{"files": discovered(), "refresh_interval": "1s"}]
+    config["scrape_configs"][0]["file_sd_configs"] = [{"files": discovered, "refresh_interval": "1s"}]
     (made / "prometheus.yaml").write_text(yaml.safe_dump(config))
     prometheus = Prometheus(
         "prometheus",

@@ -43,6 +43,7 @@ _OPEN = _series("resilience_rank_section_open_seconds", 'rank="3", section="chec
 _USED = _series("resilience_timeout_headroom_ratio", 'section="step"')
 _ITERATION = _series("resilience_restart_iteration", 'layer="inprocess"')
 _ENDED = _series("resilience_restart_iterations_total", 'layer="inprocess", outcome="interrupted"')
+_ENDED_ELSEWHERE = _ENDED.replace("}", ', instance="n0:10"}')
 _BUDGET = _series("resilience_restart_budget_remaining", 'layer="launcher"')
 _PRODUCTIVE = _series("resilience_productive_seconds_total")
 _LOST = _series("resilience_lost_seconds_total", 'cause="restart"')
@@ -91,6 +92,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         # The first restart is what brings its counter into being.
         Case({_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20"}, "15m", ((_job(), "5"),)),
         Case({_ITERATION: "0x5 1+1x2 3x20", _ENDED: "_x6 1+1x2 3x20"}, "15m"),
+        # Who exports has changed: the same counters under another instance.
+        Case({_ITERATION: "0x5 1+1x2 3x20", _ENDED: "_x6 1+1x2 stale", _ENDED_ELSEWHERE: "_x9 3x20"}, "15m"),
         Case({_ITERATION: "0x5 1+1x4 5x60", _ENDED: "_x6 1+1x4 5x60"}, "50m"),
     ),
     "RestartBudgetLow": (

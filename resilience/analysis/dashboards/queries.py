@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from resilience.telemetry.catalogue import BY_NAME
+
 TARGET_LABELS = ("job", "instance", "job_id", "node", "cluster")  # what discovery adds to every series
 JOB = 'job_id="$job"'
 NODE = 'node=~"$node"'
@@ -35,16 +37,26 @@ def fold(operator: str, by: Sequence[str], expression: str) -> str:
 def grown(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
     """Return by how much a counter grew within a window, its first appearance included."""
     selector = select(metric, *matchers, scope=scope)
-    latest = fold("sum", by, f"max_over_time({selector}[{window}])")
-    before = fold("sum", by, f"{selector} offset {window}")
-    return f"clamp_min({latest} - ({before} or {latest} * 0), 0)"
+    latest = fold("sum", by, of_nodes(metric, f"max_over_time({selector}[{window}])"))
+    return _since(latest, fold("sum", by, of_nodes(metric, f"{selector} offset {window}")))
 
 
 def stepped(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = SCOPE) -> str:
     """Return by how much a counter grew between two points of a graph, its first appearance included."""
     selector = select(metric, *matchers, scope=scope)
-    latest = fold("sum", by, selector)
-    before = fold("sum", by, f"{selector} offset {STEP}")
+    latest = fold("sum", by, of_nodes(metric, selector))
+    return _since(latest, fold("sum", by, of_nodes(metric, f"{selector} offset {STEP}")))
+
+
+def of_nodes(metric: str, expression: str) -> str:
+    """Return one value a node. Who exports may change, and with it the port: the same counters under another
+    `instance`, which must not be counted twice."""
+    name = metric.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+    labels = BY_NAME[name if name in BY_NAME else metric].labels
+    return fold("max", (*OF_JOB, "node", *labels, *(("le",) if metric.endswith("_bucket") else ())), expression)
+
+
+def _since(latest: str, before: str) -> str:
     return f"clamp_min({latest} - ({before} or {latest} * 0), 0)"
 
 

@@ -92,7 +92,8 @@ def test_stale_limit_shows_until_the_next_attempt() -> None:
 def test_node_exports_them() -> None:
     view = MetricView()
     view.take_timings(timings(step=[5.0]))
-    view.take_signs({0: shows(STEP)})
+    view.take_signs({0: shows(STEP), 1: shows(Allowed("step", 1.0))})  # rank 1 is not here
+    view.take(Record(0, 0, 0, msgspec.structs.replace(ORIGIN, layer="launcher"), events.MonitorStarted(7)))
     view.take(stale("step"))
     found = view.samples()
     assert found[USED, ("step",)] == 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEP, age, top
+from resilience.analysis.dashboards.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, age, top
 from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
 from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
 
@@ -65,9 +65,9 @@ HANGS = Board(
             (
                 Panel(
                     title="Step skew",
-                    description="Steps between the first and the last rank. What grows is a straggler or a hang.",
+                    description="Steps between the first and the last rank. What grows is a straggler or a hang; ranks are seen every 2 s.",
                     unit="none",
-                    queries=(Query(f"max({select(STEP)}) - min({select(STEP)})", "skew"),),
+                    queries=(Query(f"max({STEPS}) - min({STEPS})", "skew"),),
                     empty=NO_STEPS,
                     runbook="JobStalled",
                 ),
@@ -75,7 +75,7 @@ HANGS = Board(
                     title="Ranks that are furthest behind",
                     description="Steps behind the first rank, the most first.",
                     unit="none",
-                    queries=(Query(top(f"scalar(max({select(STEP)})) - max by (node, rank) ({select(STEP)})")),),
+                    queries=(Query(top(f"scalar(max({STEPS})) - max by (node, rank) ({STEPS})")),),
                     view="table",
                     empty=NO_STEPS,
                     runbook="JobStalled",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import DURATION, FAULTS, FIRST, NO_STEPS, QUIET, STEP
+from resilience.analysis.dashboards.boards.common import DURATION, FAULTS, FIRST, NO_STEPS, QUIET, STEPS
 from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
 from resilience.analysis.dashboards.queries import RANGE, RATE, goodput, grown, or_zero, restarts, select, stepped
 
@@ -54,7 +54,7 @@ OVERVIEW = Board(
                     runbook="RestartLoop",
                 ),
                 Panel(
-                    title="Time between interruptions",
+                    title="Time between restarts",
                     description=(
                         "Mean time that an active rank spent in the function for each restart within the range (MTBF)."
                     ),
@@ -164,8 +164,8 @@ OVERVIEW = Board(
                     description="The highest step that any rank has told, and the lowest.",
                     unit="none",
                     queries=(
-                        Query(f"max({select(STEP)})", "first"),
-                        Query(f"min({select(STEP)})", "last"),
+                        Query(f"max({STEPS})", "first"),
+                        Query(f"min({STEPS})", "last"),
                     ),
                     empty=NO_STEPS,
                     runbook="JobStalled",

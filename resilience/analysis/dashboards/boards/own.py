@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from resilience.analysis.dashboards.boards.common import top
 from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
-from resilience.analysis.dashboards.queries import RANGE, select, stepped
+from resilience.analysis.dashboards.queries import RANGE, of_nodes, select, stepped
 
 # The last value in the range, also of a job that has ended.
-_versions = f"last_over_time({select('resilience_build_info')}[{RANGE}])"
+_versions = of_nodes("resilience_build_info", f"last_over_time({select('resilience_build_info')}[{RANGE}])")
 
 OWN = Board(
     "self",
