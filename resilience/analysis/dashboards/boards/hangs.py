@@ -65,7 +65,10 @@ HANGS = Board(
             (
                 Panel(
                     title="Step skew",
-                    description="Steps between the first and the last rank. What grows is a straggler or a hang; ranks are seen every 2 s.",
+                    description=(
+                        "Steps between the first and the last rank. What grows is a straggler or a hang; ranks are "
+                        "seen every 2 s."
+                    ),
                     unit="none",
                     queries=(Query(f"max({STEPS}) - min({STEPS})", "skew"),),
                     empty=NO_STEPS,
