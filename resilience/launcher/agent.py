@@ -17,10 +17,15 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
 
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
+from resilience.errors import StoreError
 from resilience.launcher import worker_env, workers
 from resilience.launcher.output import RunFolderLogs
 from resilience.launcher.running import Ended, Running
@@ -39,7 +44,6 @@ class Agent(LocalElasticAgent):
         self.verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="nothing ran")
         self._node = node
         self._running: Running | None = None
-        self._finished_at: float | None = None
         self._look_at = 0.0
 
     # -- the cycle ------------------------------------------------------------------------------
@@ -55,24 +59,35 @@ class Agent(LocalElasticAgent):
     def _cycle(self, why: events.CycleReason) -> Verdict:
         node, account, group = self._node, self._node.account, self._worker_group
         account.cycle(node.handler.cycle + 1)
-        with account.phase("gate"):
-            refusal = node.gate()
-        if refusal is not None:
-            return refusal
         try:
-            with account.phase("rendezvous"):
-                self._rendezvous(group)
-        except RendezvousClosedError as error:
-            return node.closed(str(error))
-        account.cycle(node.handler.cycle)
-        node.began(group)
-        account.emit(events.CycleStarted(why, node.restarts_used, self._worker_group.spec.max_restarts))
+            with account.phase("gate"):
+                refusal = node.gate()
+            if refusal is not None:
+                return refusal
+            try:
+                with account.phase("rendezvous"):
+                    self._rendezvous(group)
+            except RendezvousClosedError as error:
+                return node.closed(str(error))
+            except RendezvousTimeoutError as error:
+                return node.late(str(error))
+            account.cycle(node.handler.cycle)
+            node.began(group)
+        except (StoreError, RendezvousConnectionError) as error:
+            return node.cut_off(str(error))
+        account.emit(events.CycleStarted(why, node.restarts_used, group.spec.max_restarts))
+        return self._run_workers(group)
+
+    def _run_workers(self, group: WorkerGroup) -> Verdict:
+        node, account = self._node, self._node.account
         verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="the agent failed")
         try:
             with account.phase("spawn"):
                 self._start_workers(group)
             with account.phase("run"):
                 verdict = self._watch()
+        except (StoreError, RendezvousConnectionError) as error:
+            verdict = node.cut_off(str(error))
         finally:
             with account.phase("stop"):
                 self._end_workers(verdict)
@@ -93,7 +108,6 @@ class Agent(LocalElasticAgent):
                 events.WorkerStarted(worker.local_rank, worker.global_rank, worker.id, context.how, context.reason)
             )
         worker_group.state = WorkerState.HEALTHY
-        self._finished_at = None
         node.signals.install()  # starting processes, torchelastic puts its own handlers in place
         return dict(context.pids())
 
@@ -137,10 +151,8 @@ class Agent(LocalElasticAgent):
 
     def _requested(self) -> Verdict | None:
         """What a signal or a rank asks for."""
-        node = self._node
-        node.hear()
-        verdict = node.request()
-        return None if verdict is None else node.agree(verdict)
+        self._node.hear()
+        return self._node.request()
 
     def _failed(self, ended: Sequence[Ended]) -> Verdict | None:
         """What a failure brings about, if there is one among those that ended."""
@@ -155,22 +167,13 @@ class Agent(LocalElasticAgent):
         return self._node.after_failure(failures)
 
     def _look_around(self) -> Verdict | None:
-        """What others did: a verdict of theirs, the end of the last worker, a node that wants to join."""
+        """What others did, looked at once an interval."""
         assert self._running is not None
         now = time.monotonic()
         if now < self._look_at:
             return None
         self._look_at = now + self._worker_group.spec.monitor_interval
-        node = self._node
-        standing = node.standing_verdict()
-        if standing is not None:
-            return standing
-        if not self._running.living:
-            if self._finished_at is None:
-                self._finished_at = now
-                node.finished()
-            return node.after_finish(now - self._finished_at)
-        return node.after_membership()
+        return self._node.look(is_through=not self._running.living)
 
     def _tell(self, ended: Ended, expected: bool) -> None:
         self._node.reaped(ended)

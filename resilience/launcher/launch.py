@@ -27,12 +27,17 @@ from resilience import __version__
 from resilience.adapters import timeouts_file
 from resilience.adapters.environment import Settings, agent_node_name, infrastructure_rank
 from resilience.adapters.processes import become_subreaper
-from resilience.core import events, group_ranks
+from resilience.core import cycle, events
+from resilience.core.cycle import Verdict
+from resilience.core.group_ranks import Choice, choose
 from resilience.core.identity import fingerprint
 from resilience.core.watch import Limits
+from resilience.errors import ConfigurationError
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command
+from resilience.launcher.gate import Gate, checks
+from resilience.launcher.meeting import kind_of
 from resilience.launcher.monitors import Monitors
 from resilience.launcher.node import Node
 from resilience.launcher.output import RunFolderLogs
@@ -60,12 +65,9 @@ def launch(command: Command) -> int:
         signals = Signals(config.signals_to_handle)
         folder, job_id = run_folder(command, settings, config)
         name = agent_node_name(job_id)
-        ranks = group_ranks.choose(
-            command.config.use_infra_group_rank, infrastructure_rank(), config.min_nodes, config.max_nodes
-        )
-        if ranks.warning:
-            print(f"resilience run: {ranks.warning}", file=sys.stderr)
-        handler = Handler(parameters(config, command), stores, name, ranks.rank, is_interrupted=signals.has_any)
+        rendezvous = parameters(config, command)
+        choice = group_rank(command, rendezvous)
+        handler = Handler(rendezvous, stores, name, choice.rank if choice else None, is_interrupted=signals.has_any)
         ending.callback(handler.shutdown)
         account = Account(folder, job_id, name, settings.attempt)
         ending.callback(account.close)
@@ -82,12 +84,13 @@ def launch(command: Command) -> int:
             monitors,
             zygote,
             signals,
+            Gate(checks(folder, command.options.min_free_disk_mb, handler.probe, command.options.health_check)),
             command.options,
             limits_of(command, settings, folder, account),
             command.config.restart_policy,
             spec,
             config.min_nodes,
-            ranks.mode,
+            choice.mode if choice else "backend",
         )
         agent = Agent(
             spec,
@@ -99,14 +102,39 @@ def launch(command: Command) -> int:
             shutdown_timeout=config.shutdown_timeout,
         )
         elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
-        agent.run()
+        run(agent, node)
         verdict = agent.verdict
         account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500]))
         made = agent.get_event_succeeded() if verdict.exit_code == 0 else agent.get_event_failed()
         elastic_events.record(made, config.event_log_handler)
         if verdict.outcome != "completed":
             print(summary(verdict, folder, node.failure, node.failures()), file=sys.stderr)
+        node.over(verdict)
         return verdict.exit_code
+
+
+def run(agent: Agent, node: Node) -> None:
+    """Let the agent work. What makes it fail, and not its workers, is told to the others."""
+    try:
+        agent.run()
+    except ConfigurationError:
+        node.handler.leave("its configuration is wrong")  # if all of them are, they know already
+        raise
+    except Exception as error:
+        detail = f"the agent of {node.name} failed: {type(error).__name__}: {error}"
+        node.over(Verdict("failed", node.name, exit_code=cycle.FAILED, detail=detail))
+        raise
+
+
+def group_rank(command: Command, rendezvous: RendezvousParameters) -> Choice | None:
+    """Return where this node's group rank comes from, None where the backend gives it. Raises: ConfigurationError."""
+    if kind_of(rendezvous) == "static":
+        return None
+    wanted = command.config.use_infra_group_rank
+    choice = choose(wanted, infrastructure_rank(), rendezvous.min_nodes, rendezvous.max_nodes)
+    if choice.warning:
+        print(f"resilience run: {choice.warning}", file=sys.stderr)
+    return choice
 
 
 def limits_of(command: Command, settings: Settings, folder: Path, account: Account) -> Limits:

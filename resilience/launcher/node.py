@@ -2,10 +2,12 @@
 
 Every question that ends a cycle is asked here: a failure, a request, another agent's verdict, the end of
 the last worker, a node that wants to join, one that is lost. Decisions are `core`'s; one verdict a cycle
-stands in the rendezvous, and whoever comes second obeys it."""
+stands in the rendezvous, and whoever comes second obeys it. Of a failure, only the agent of its node
+decides, which knows it, or whoever notices that this agent is lost."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -13,14 +15,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from resilience.core import control, cycle, events
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
-from resilience.core.budget import Budget, Failure, describe, table
-from resilience.core.control import Policy, Request
+from resilience.core.budget import Budget, Failure, table
+from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
 from resilience.core.watch import Limits
-from resilience.launcher import gate
 from resilience.launcher.budget import JobBudget, failure_of
 from resilience.launcher.cycle_nodes import CycleNodes
 from resilience.launcher.monitors import Lost
@@ -30,14 +32,17 @@ from resilience.telemetry import signs
 if TYPE_CHECKING:
     from resilience.launcher.account import Account
     from resilience.launcher.arguments import Options
+    from resilience.launcher.gate import Gate
     from resilience.launcher.monitors import Monitors
     from resilience.launcher.rendezvous import Handler
     from resilience.launcher.running import Ended, Running
     from resilience.launcher.signals import Signals
     from resilience.launcher.zygote import Zygote
 
+RankMode = Literal["infrastructure", "deterministic", "backend"]
 LOOK = 0.002  # seconds between looks for a dead worker's record
 READY = 5.0  # seconds that the first workers wait for their monitors, which need 0.2 s
+NODES_EVERY = 1.0  # seconds between looks at the other nodes while ours runs
 
 
 class Node:
@@ -50,25 +55,29 @@ class Node:
         monitors: Monitors,
         zygote: Zygote | None,
         signals: Signals,
+        gate: Gate,
         options: Options,
         limits: Limits,
         policy: Policy,
         spec: WorkerSpec,
         least: int,
-        mode: Literal["infrastructure", "deterministic"] = "deterministic",
+        mode: RankMode,
     ) -> None:
+        """least: nodes of a cycle; mode: where group ranks come from."""
         self.name = account.node
         self.account = account
         self.handler = handler
         self.monitors = monitors
         self.zygote = zygote
         self.signals = signals
-        self.failure: InterruptionRecord | None = None  # that ended the last cycle, if it was seen here
+        self.failure: InterruptionRecord | None = None  # the last one that was seen here
         self.restarts_used = 0
+        self._gate = gate
         self._options = options
         self._limits = limits
         self._policy = policy
         self._spec = spec
+        self._mode = mode
         self._budget = JobBudget(
             handler.job_store,
             Budget(
@@ -81,20 +90,23 @@ class Node:
             ),
         )
         self._least = least
-        self._mode = mode
-        self._gate = gate.Gate(
-            gate.checks(account.folder, options.min_free_disk_mb, self._ask_store, options.health_check)
-        )
-        self._nodes = CycleNodes(handler.job_store, -1, (), self.name)
-        self._began_at = 0.0
-        self._requests: list[Request] = []
+        self._step = -1  # the highest that any worker here has told
+        self._excluded_for: str | None = None  # why a rank asked for this node's exclusion
+        self._leaves = ""  # why this node goes while others may stay
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is known of one cycle."""
         self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
         self._gone: set[int] = set()
         self._ranks: dict[int, int] = {}  # of the workers, by local rank
         self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
-        self._request: Verdict | None = None
-        self._is_excluded = False
-        self._step = -1  # the highest that any worker here has told
+        self._requests: list[Request] = []
+        self._stop: Verdict | None = None  # what a signal asks for
+        self._failed: Failure | None = None  # the first of this node
+        self._began_at = time.monotonic()
+        self._waiting_since: float | None = None  # some nodes are through, others not
+        self._look_at = 0.0
 
     @property
     def descriptors(self) -> list[int]:
@@ -105,30 +117,54 @@ class Node:
 
     def gate(self) -> Verdict | None:
         """Check this node's health; answers a verdict if it must leave."""
-        if self._is_excluded:
-            return self._leave("a rank asked for this node's exclusion")
+        if self._excluded_for is not None:
+            self.handler.exclude(self.name, self._excluded_for)
+            return self._leave(f"a rank asked for this node's exclusion: {self._excluded_for}")
         refusals = self._gate.refusals(self.signals.has_any)
         for refusal in refusals:
             self.account.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
-        if refusals:
-            return self._leave("; ".join(f"{refusal.check}: {refusal.detail}" for refusal in refusals)[:500])
-        return None
-
-    def _ask_store(self) -> None:
-        self.handler.is_closed()
+        if not refusals:
+            return None
+        return self._leave("unhealthy: " + "; ".join(f"{refusal.check}: {refusal.detail}" for refusal in refusals))
 
     def closed(self, why: str) -> Verdict:
-        """What follows from a rendezvous that takes this node no more."""
-        if self._is_excluded:
-            return self._leave("a rank asked for this node's exclusion")
-        reason = self.handler.last_words() or why
-        return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=f"the job is over: {reason}")
+        """What follows from a rendezvous that takes this node no more. Raises: StoreError."""
+        if self.signals.has_any():
+            return self._stopped_while_waiting()
+        words = self.handler.last_words()
+        if not words:
+            return self._leave(why)
+        with contextlib.suppress(msgspec.DecodeError):
+            return cycle.decode(words)  # the others have ended the job
+        return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=words)
+
+    def late(self, why: str) -> Verdict:
+        """What follows from waiting for a place, or for enough nodes, in vain."""
+        self._leaves = why
+        return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=why)
+
+    def cut_off(self, why: str) -> Verdict:
+        """What follows from the loss of the job's store."""
+        detail = f"the job's store is lost, with the node that hosts it or on the way there: {why}"
+        return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
+
+    def _stopped_while_waiting(self) -> Verdict:
+        """A signal came while no workers ran. A node that had a part in the last cycle speaks for all."""
+        verdict = self._signalled()
+        assert verdict is not None
+        if self.handler.formation.rank_of(self.handler.id) is None:
+            self._leaves = verdict.detail
+        return verdict
 
     def began(self, group: WorkerGroup) -> None:
         """A cycle begins: read what the job has used of its budget, forget the cycle before."""
+        self._forget()
         seats = self.handler.formation.seats
-        self._nodes = CycleNodes(self.handler.job_store, self.handler.cycle, (seat.node for seat in seats), self.name)
-        self._began_at = time.monotonic()
+        self._ids = {seat.node: seat.id for seat in seats}
+        # By the agents' ids, for two may have been given one name by mistake.
+        self._nodes = CycleNodes(
+            self.handler.job_store, self.handler.cycle, (seat.id for seat in seats), self.handler.id
+        )
         self.account.emit(
             events.RendezvousCompleted(
                 group.group_rank or 0,
@@ -139,10 +175,6 @@ class Node:
             )
         )
         self.restarts_used = self._budget.used
-        self._records.clear()
-        self._gone.clear()
-        self._request = None
-        self._requests.clear()
         deadline = time.monotonic() + READY
         while not all(map(self.monitors.is_monitored, range(self._spec.local_world_size))):
             self.hear()
@@ -176,7 +208,6 @@ class Node:
             match message:
                 case messages.Found(record):
                     self._records.setdefault(record.pid or -1, record)
-                    self._step = max(self._step, -1 if record.step is None else record.step)
                 case messages.Gone(worker_pid):
                     self._gone.add(worker_pid)
                 case Lost(monitor_pid, why):
@@ -188,19 +219,26 @@ class Node:
                     self._requests.append(Request(action, description))
 
     def request(self) -> Verdict | None:
-        """What a signal or a rank asks for."""
+        """What a signal or a rank asks for, once it stands. Raises: StoreError."""
+        verdict = self._stop = self._signalled() or self._stop
+        if verdict is None:
+            verdict = control.answer(self._requests, self.name)
+            if verdict is None:
+                return None
+            if verdict.again is not None:  # for the others
+                self._excluded_for = verdict.detail
+            if verdict.outcome == "preempted":
+                self.account.emit(events.StopRequested(verdict.detail, self._options.stop_grace))
+        return self.agree(verdict)
+
+    def _signalled(self) -> Verdict | None:
+        """What the signals since the last look ask for."""
+        verdict = None
         for number in self.signals.take():
-            name = signal.Signals(number).name
-            self.account.emit(events.StopRequested(f"{name} to the agent of {self.name}", self._options.stop_grace))
-            self._request = Verdict("preempted", self.name, exit_code=128 + number, detail=f"{name} to {self.name}")
-        if self._request is None:
-            self._request = control.answer(self._requests, self.name)
-            if self._request is not None and self._request.outcome == "preempted":
-                self.account.emit(events.StopRequested(self._request.detail, self._options.stop_grace))
-            if self._request is not None and self._request.again is not None:
-                self._is_excluded = True
-                self.handler.exclude(self.name, self._request.detail)
-        return self._request
+            detail = f"{signal.Signals(number).name} to the agent of {self.name}"
+            self.account.emit(events.StopRequested(detail, self._options.stop_grace))
+            verdict = Verdict("preempted", self.name, exit_code=128 + number, detail=detail)
+        return verdict
 
     def await_record(self, ended: Ended, limit: float) -> None:
         """Wait until a dead worker's monitor has told what it knows, `limit` seconds at most."""
@@ -238,50 +276,90 @@ class Node:
         """Let a verdict stand for all agents of this cycle, unless another one does."""
         return cycle.decode(self.handler.end_cycle(cycle.encode(verdict)))
 
-    def standing_verdict(self) -> Verdict | None:
-        """Return what another agent has found, None if nobody has."""
+    def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
+        """What follows from workers that failed here; None if the others go on without them. Raises: StoreError."""
+        failure = self.record_of(failures[0])
+        if failure.exit is not None and failure.exit.signal == "SIGTERM":
+            # Nobody here sent it: the scheduler takes this rank's place away, which is no failure.
+            detail = f"SIGTERM to rank {failure.rank}"
+            self.account.emit(events.StopRequested(detail, self._options.stop_grace))
+            return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
+        if self._failed is None:
+            self.failure = failure
+            self._failed = failure_of(failure, self.handler.cycle, self.name, self._highest_step(), self._ran)
+            self._nodes.note("failed")
+        return self._weigh()
+
+    def look(self, is_through: bool) -> Verdict | None:
+        """What others did: a verdict of theirs, the end of the last worker, a node that is lost or wants to join.
+
+        is_through: no worker is left here. Raises: StoreError, RendezvousConnectionError."""
         text = self.handler.cycle_end()
         if text is not None:
             return cycle.decode(text)
+        if is_through:
+            self._nodes.note("ended")
+        elif time.monotonic() < self._look_at:
+            return None
+        self._look_at = time.monotonic() + NODES_EVERY
         if self.handler.is_cycle_ended():
-            text = self.handler.cycle_end()  # who closes the rendezvous has said before how the cycle ended
+            text = self.handler.cycle_end()  # perhaps by now
             if text is not None:
                 return cycle.decode(text)
-            why = self.handler.last_words()
-            if why:
-                return self.closed(why)
+            if self.handler.last_words():
+                return self.closed("")
             return Verdict("interrupted", self.name, again="membership", detail="the others went on without this node")
-        lost = self.handler.lost_nodes()
-        if lost and self._call() == "restart":
-            what = f"node {', '.join(lost)} is lost"
-            failure = Failure(
-                self.handler.cycle, f"lost {lost[0]}", what, lost[0], -1, self._highest_step(), ran=self._ran()
-            )
-            return self._spend(Verdict("failed", self.name, detail=what), failure)
+        return self._weigh()
+
+    def _weigh(self) -> Verdict | None:
+        """What the nodes of this cycle call for."""
+        seen = self._nodes.look([self._ids[node] for node in self.handler.lost_nodes()])
+        match control.weigh(self._policy, self._least, seen, self._waited(seen), self._options.exit_barrier_timeout):
+            case "restart":
+                return self._after_loss(seen)
+            case "completed":
+                return self.agree(Verdict("completed", self.name))
+            case "premature":
+                return self.agree(self._premature(seen))
+        if control.takes_newcomers(self._policy, seen) and self.handler.num_nodes_waiting():
+            return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
         return None
 
-    def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
-        """What follows from workers that failed here; None if the others go on without them."""
-        self.failure = self.record_of(failures[0])
-        if self.failure.exit is not None and self.failure.exit.signal == "SIGTERM":
-            # Nobody here sent it: the scheduler takes this rank's place away, which is no failure.
-            detail = f"SIGTERM to rank {self.failure.rank}"
-            self.account.emit(events.StopRequested(detail, self._options.stop_grace))
-            return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
-        self._nodes.note("failed")
-        if self._call() != "restart":
-            return None
-        verdict = Verdict("failed", self.name, detail=describe(self.failure), rank=self.failure.rank)
-        return self._spend(
-            verdict, failure_of(self.failure, self.handler.cycle, self.name, self._highest_step(), self._ran())
+    def _waited(self, seen: Nodes) -> float:
+        """Seconds for which nodes have been through while others were not, as seen here."""
+        if not seen.waiting:
+            return 0.0
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        return time.monotonic() - self._waiting_since
+
+    def _premature(self, seen: Nodes) -> Verdict:
+        through = ", ".join(self._names(seen.waiting))
+        detail = (
+            f"premature completion: the workers of {through} ended well, and others did not within "
+            f"{self._options.exit_barrier_timeout:g} s (--exit-barrier-timeout)"
         )
+        return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
-    def _call(self, waited: float = 0.0) -> control.Call:
-        """What the nodes of this cycle call for, as far as it is known here."""
-        nodes = self._nodes.look(self.handler.lost_nodes())
-        return control.weigh(self._policy, self._least, nodes, waited, self._options.exit_barrier_timeout)
+    def _after_loss(self, seen: Nodes) -> Verdict | None:
+        """What follows from nodes that failed or are lost, if that is for this agent to say."""
+        if self._failed is not None:
+            return self._spend(
+                Verdict("failed", self.name, detail=self._failed.what, rank=self._failed.rank), self._failed
+            )
+        if not seen.lost:
+            return None  # the agent where it failed knows what, and says it at once
+        lost = self._names(seen.lost)
+        what = f"node {', '.join(lost)} is lost"
+        failure = Failure(self.handler.cycle, f"lost {lost[0]}", what, lost[0], -1, self._highest_step(), ran=self._ran)
+        return self._spend(Verdict("failed", self.name, detail=what), failure)
 
+    def _names(self, ids: frozenset[str]) -> list[str]:
+        return sorted(node for node, id in self._ids.items() if id in ids)
+
+    @property
     def _ran(self) -> float:
+        """Seconds for which this cycle has run."""
         return time.monotonic() - self._began_at
 
     def _highest_step(self) -> int:
@@ -341,36 +419,18 @@ class Node:
             time.sleep(LOOK)
         return ended
 
-    def finished(self) -> None:
-        """Every worker here is through, and well."""
-        self._nodes.note("ended")
-
-    def after_finish(self, waited: float) -> Verdict | None:
-        """What follows while this node waits for the others to finish, `waited` seconds so far."""
-        call = self._call(waited)
-        if call == "completed":
-            return self.agree(Verdict("completed", self.name))  # for those that look once we have closed
-        if call != "premature":
-            return None
-        return self.agree(
-            Verdict(
-                "failed",
-                self.name,
-                exit_code=cycle.FAILED,
-                detail=f"premature completion: the workers of {self.name} ended well {waited:.0f} s before others did",
-            )
-        )
-
-    def after_membership(self) -> Verdict | None:
-        """What follows from nodes that wait to join: with `any-failed` a new cycle, at no cost."""
-        if not self.handler.num_nodes_waiting() or not control.takes_newcomers(self._policy, self._nodes.look()):
-            return None
-        return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
-
     def _leave(self, why: str) -> Verdict:
         self.account.emit(events.NodeExcluded(why))
-        self.handler.leave(why)
+        self._leaves = why
         return Verdict("excluded", self.name, exit_code=cycle.EXCLUDED, detail=why)
+
+    def over(self, verdict: Verdict) -> None:
+        """The job is over for this node, and for all of them unless only this one leaves. Waits for the others
+        where they need this node's store."""
+        if not self._leaves:
+            with contextlib.suppress(RendezvousConnectionError):
+                self.handler.set_closed(cycle.encode(verdict))
+        self.handler.leave(self._leaves)
 
 
 def exit_of(ended: Ended) -> Exit:

@@ -28,9 +28,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from resilience.adapters.environment import node_name
+from resilience.adapters.store import execute
 from resilience.core import gathering, group_ranks
 from resilience.core.gathering import Arrived, Excluded, Formation, Left, Nothing, Seat
-from resilience.core.restart import CompareSet, Read, Set
+from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher.beats import Beating, Silences, Timer
 from resilience.launcher.ledger import Ledger
@@ -86,6 +87,7 @@ class Handler(RendezvousHandler):
         self._lease: str | None = None  # key of the leadership that this agent holds
         self._beating: Beating | None = None
         self._has_left = False
+        self._probing: Any = None
 
     # -- torch's interface ------------------------------------------------------------------------
 
@@ -207,6 +209,14 @@ class Handler(RendezvousHandler):
         """Let a node take part in no further cycle. The one that runs is not ended. Raises: StoreError."""
         self._ledger.do(Set(f"excluded/{node}", reason or "excluded"))
         self._ledger.append(Excluded(node, reason))
+
+    def probe(self) -> None:
+        """Ask the job's store something, over a connection of its own; from any thread, one at a time.
+
+        Raises: StoreError."""
+        if self._probing is None:
+            self._probing = self._connect()
+        execute(Add("probe", 0), self._probing)
 
     def leave(self, reason: str = "") -> bool:
         """Take part no more, without closing the rendezvous for others; answers whether all went well.
