@@ -347,7 +347,9 @@ def test_ranks_that_leave_a_gap_end_the_job_once_nobody_fills_it(make: Make) -> 
     for agent in (a, c):
         agent.ask("meet")
     for agent in (a, c):
-        with pytest.raises(ConfigurationError, match="must be 0 to 1, each once, for 2 nodes; there is rank 2 for node"):
+        with pytest.raises(
+            ConfigurationError, match="must be 0 to 1, each once, for 2 nodes; there is rank 2 for node"
+        ):
             agent.answer()
 
 
