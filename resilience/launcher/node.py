@@ -23,6 +23,7 @@ from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
 from resilience.core.watch import Limits
+from resilience.errors import StoreError
 from resilience.launcher.budget import JobBudget, failure_of
 from resilience.launcher.cycle_nodes import CycleNodes
 from resilience.launcher.monitors import Lost
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 RankMode = Literal["infrastructure", "deterministic", "backend"]
 LOOK = 0.002  # seconds between looks for a dead worker's record
 READY = 5.0  # seconds that the first workers wait for their monitors, which need 0.2 s
-NODES_EVERY = 1.0  # seconds between looks at the other nodes while ours runs
+NODES_EVERY = 1.0  # seconds at most between looks at the other nodes while ours runs
 
 
 class Node:
@@ -301,7 +302,7 @@ class Node:
             self._nodes.note("ended")
         elif time.monotonic() < self._look_at:
             return None
-        self._look_at = time.monotonic() + NODES_EVERY
+        self._look_at = time.monotonic() + min(NODES_EVERY, self.handler.interval)
         if self.handler.is_cycle_ended():
             text = self.handler.cycle_end()  # perhaps by now
             if text is not None:
@@ -313,6 +314,7 @@ class Node:
 
     def _weigh(self) -> Verdict | None:
         """What the nodes of this cycle call for."""
+        waiting = self.handler.num_nodes_waiting()  # asked first: for a lost node's place too, somebody may wait
         seen = self._nodes.look([self._ids[node] for node in self.handler.lost_nodes()])
         match control.weigh(self._policy, self._least, seen, self._waited(seen), self._options.exit_barrier_timeout):
             case "restart":
@@ -321,7 +323,7 @@ class Node:
                 return self.agree(Verdict("completed", self.name))
             case "premature":
                 return self.agree(self._premature(seen))
-        if control.takes_newcomers(self._policy, seen) and self.handler.num_nodes_waiting():
+        if control.takes_newcomers(self._policy, seen) and waiting:
             return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
         return None
 
@@ -394,8 +396,11 @@ class Node:
         return standing
 
     def failures(self) -> list[str]:
-        """Return what the job failed from, as lines of a table."""
-        return table(self._budget.history())
+        """Return what the job failed from, as lines of a table; none if the store is lost."""
+        try:
+            return table(self._budget.history())
+        except StoreError:
+            return []
 
     def let_finish(self, running: Running) -> list[Ended]:
         """Give workers that look for it the time to write a checkpoint and leave; answers who has left.

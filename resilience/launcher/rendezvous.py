@@ -65,8 +65,8 @@ class Handler(RendezvousHandler):
         self._least, self._most = parameters.min_nodes, parameters.max_nodes
         self._join_limit = seconds(parameters, "join_timeout", 600)
         self._last_call = seconds(parameters, "last_call_timeout", 30)
-        self._interval = seconds(parameters, "keep_alive_interval", 1)
-        self._silences = Silences(self._interval, self._interval * seconds(parameters, "keep_alive_max_attempt", 8))
+        self.interval = seconds(parameters, "keep_alive_interval", 1)  # at which others are to be looked at
+        self._silences = Silences(self.interval, self.interval * seconds(parameters, "keep_alive_max_attempt", 8))
         self.is_interrupted = is_interrupted
         self.node = node or str(parameters.get("node") or node_name())
         self.id = f"{self.node}/{uuid.uuid4().hex[:12]}"
@@ -247,7 +247,7 @@ class Handler(RendezvousHandler):
         _raise_if_closed(last)
         deadline = time.monotonic() + self._join_limit
         if self._beating is None:
-            self._beating = Beating(self._connect, self.id, self._interval)
+            self._beating = Beating(self._connect, self.id, self.interval)
         if self._seat is None:
             self._seat = Seat(self.id, self.node, self._meeting.address, self._stores.take(), self._rank)
         self._ledger.append(Arrived(self._seat))
@@ -382,7 +382,7 @@ class Handler(RendezvousHandler):
             if seat.infra is None or claims.setdefault(seat.infra, seat) is seat:
                 continue
             is_any = True
-            if now - self._duplicates.setdefault(seat.id, now) > self._silences.limit + 2 * self._interval:
+            if now - self._duplicates.setdefault(seat.id, now) > self._silences.limit + 2 * self.interval:
                 self._ledger.do(
                     Set(
                         f"refused/{seat.id}",

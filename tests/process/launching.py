@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from resilience.core import events
 from resilience.core.records import Record
@@ -44,10 +45,16 @@ def agent(arguments: list[str]) -> None:
 class Launched:
     """A job under the launcher: one agent a node, all on this host."""
 
-    def __init__(self, job: Job, folder: Path, name: str) -> None:
+    def __init__(self, job: Job, folder: Path, name: str, more: Callable[[int], Launched] | None = None) -> None:
         self.job = job
+        self._more = more
         self.folder = folder
         self.account = Account(folder / "runs" / name)
+
+    def more(self, count: int = 1) -> Launched:
+        """Start further agents of this job, once."""
+        assert self._more is not None
+        return self._more(count)
 
     def wait(self, limit: float = 60.0) -> list[int | None]:
         """Wait for all agents; answers their exit statuses."""
@@ -72,6 +79,22 @@ class Launched:
             if isinstance(record.event, kind) and (node is None or record.origin.node == node)
         ]
 
+    def await_record(
+        self,
+        kind: type[events.Event],
+        node: str | None = None,
+        where: Callable[[Any], bool] = lambda event: True,
+        limit: float = 60.0,
+    ) -> Record:
+        """Wait until an agent has told this, and return it."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            for record in self.of(kind, node):
+                if where(record.event):
+                    return record
+            time.sleep(0.01)
+        raise AssertionError(f"no {kind.__name__} of {node or 'any node'} within {limit} s{self.job.output()}")
+
     def await_worker(self, name: str, limit: float = 60.0) -> None:
         """Wait until a worker has said `name` (with cycle and rank: `name.cycle.rank`)."""
         self.job.await_sign_file(self.folder / name, limit)
@@ -88,9 +111,21 @@ class Launched:
 
 
 def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]:
-    """Return a function that starts a job: script text, options, number of agents."""
+    """Return a function that starts a job: script text, options, number of agents.
 
-    def begin(script: str, *options: str, nodes: str = "1", agents: int = 1, nproc: int = 2, **env: str) -> Launched:
+    The first agent hosts the job's store. conf: of --rdzv-conf; per_agent: environment of each agent, by number.
+    `Launched.more` starts further agents of the same job, each a job of its own to the test."""
+
+    def begin(
+        script: str,
+        *options: str,
+        nodes: str = "1",
+        agents: int = 1,
+        nproc: int = 2,
+        conf: str = "",
+        per_agent: tuple[dict[str, str], ...] = (),
+        **env: str,
+    ) -> Launched:
         path = folder / "script.py"
         path.write_text(PREAMBLE + textwrap.dedent(script))
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
@@ -100,13 +135,26 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
             *options,
             str(path),
         ]
-        job = start(
-            agents,
-            f"{__name__}:agent",
-            env={"RESILIENCE_JOB_ID": "job", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env},
-            env_of=lambda number: {"RESILIENCE_NODE": f"node{number}"},
-            arguments=arguments,
-        )
-        return Launched(job, folder, env.get("RESILIENCE_JOB_ID", "job"))
+        name = env.get("RESILIENCE_JOB_ID", "job")
+
+        def more(count: int, first: int) -> Launched:
+            def own(number: int) -> dict[str, str]:
+                is_host = f"is_host={int(first + number == 0)}"
+                return {
+                    "RESILIENCE_NODE": f"node{first + number}",
+                    "PET_RDZV_CONF": f"{is_host},{conf}" if conf else is_host,
+                    **(per_agent[first + number] if per_agent else {}),
+                }
+
+            job = start(
+                count,
+                f"{__name__}:agent",
+                env={"RESILIENCE_JOB_ID": "job", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env},
+                env_of=own,
+                arguments=arguments,
+            )
+            return Launched(job, folder, name, lambda count: more(count, first + agents))
+
+        return more(agents, 0)
 
     return begin

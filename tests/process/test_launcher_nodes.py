@@ -1,0 +1,311 @@
+"""Several agents of one job: the clauses of torchelastic's contract, and where ours goes beyond them.
+
+The letters are those of the contract in docs/launcher.md."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from tests.process.launching import Launched, launcher
+from tests.process.test_launcher import await_end
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+QUICK = "keep_alive_interval=0.2,keep_alive_max_attempt=5,last_call_timeout=0.3"  # lost after a second of silence
+RUN_ON = "say(os.environ['RESILIENCE_NODE'])\nif cycle == 0: await_file('never')\nsay('again')"
+WAIT = "say(os.environ['RESILIENCE_NODE'])\nawait_file('go')"
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    begin = launcher(start, tmp_path)
+
+    def nodes(
+        script: str, *options: str, nodes: str = "2", agents: int = 2, conf: str = QUICK, **more: object
+    ) -> Launched:
+        return begin(script, *options, nodes=nodes, agents=agents, nproc=1, conf=conf, **more)
+
+    return nodes
+
+
+def whys(job: Launched, *nodes: int) -> list[list[str]]:
+    """Why each cycle of these nodes began."""
+    return [[record.event.why for record in job.of(events.CycleStarted, f"node{number}")] for number in nodes]
+
+
+def outcomes(job: Launched) -> dict[str | None, tuple[str, int]]:
+    """How the job ended on each node."""
+    return {record.origin.node: (record.event.outcome, record.event.exit_code) for record in job.of(events.JobEnded)}
+
+
+def has_ended(job: Launched, number: int) -> bool:
+    return job.job.server.wait(job.job.pids[number], 0.0) is not None
+
+
+def go(job: Launched, name: str = "go") -> None:
+    (job.folder / name).touch()
+
+
+def await_rendezvous(job: Launched, node: str) -> None:
+    """Wait until this node's agent looks for a place."""
+    job.await_record(events.CyclePhaseStarted, node, lambda event: event.phase == "rendezvous")
+
+
+# -- (a) nodes finish apart ---------------------------------------------------------------------------
+
+
+def test_a_nodes_may_finish_apart(launch: Launch) -> None:
+    job = launch("if rank == 0: await_file('go')")
+    job.await_record(events.WorkerExited)  # that of rank 1
+    assert not has_ended(job, 0) and not has_ended(job, 1)
+    go(job)
+    assert job.wait() == [0, 0]
+    assert set(outcomes(job).values()) == {("completed", 0)}
+
+
+# -- (b) (c) failures ---------------------------------------------------------------------------------
+
+
+def test_b_one_nodes_failure_stops_the_workers_of_all_for_a_new_cycle(launch: Launch) -> None:
+    job = launch("if cycle == 0:\n    if rank == 1: sys.exit(3)\n    await_file('never')")
+    assert job.wait() == [0, 0]
+    assert whys(job, 0, 1) == [["first", "failure"], ["first", "failure"]]
+    exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
+    assert (exits[0, 1].code, exits[0, 1].expected) == (3, False)
+    assert (exits[0, 0].signal, exits[0, 0].expected) == ("SIGTERM", True)
+
+
+def test_c_restarts_are_counted_for_the_job_and_not_for_each_agent(launch: Launch) -> None:
+    script = """
+    print(cycle, os.environ['TORCHELASTIC_RESTART_COUNT'])
+    if rank == cycle % 2:
+        sys.exit(10 + cycle)
+    await_file('never')
+    """
+    job = launch(script, "--max-restarts", "3", "--startup-restarts", "0")
+    assert job.wait() == [1, 1]
+    assert whys(job, 0, 1) == [["first", *["failure"] * 3]] * 2
+    assert sorted(record.event.restarts_used for record in job.of(events.CycleStarted)) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert job.output(0).splitlines() == job.output(1).splitlines() == ["0 0", "1 1", "2 2", "3 3"]
+    decided = [record.event for record in job.of(events.RestartDecided)]
+    assert [event.verdict for event in decided] == ["restart", "restart", "restart", "stop"]
+
+
+# -- (d) membership -----------------------------------------------------------------------------------
+
+
+def test_d_node_that_joins_costs_no_restart(launch: Launch) -> None:
+    job = launch("say(f'size{size}')\nif size == 1: await_file('never')", "--max-restarts", "0", nodes="1:2", agents=1)
+    job.await_worker("size1.0.0")
+    late = job.more()
+    assert late.wait() == [0]
+    assert job.wait() == [0]
+    assert whys(job, 0, 1) == [["first", "membership"], ["first"]]
+    assert {path.name for path in job.folder.glob("size2.*")} == {"size2.1.0", "size2.1.1"}
+    assert [record.event.restarts_used for record in job.of(events.CycleStarted)] == [0, 0, 0]
+    assert job.of(events.RestartDecided) == []
+
+
+# -- (e) ends -----------------------------------------------------------------------------------------
+
+
+def test_e_exit_with_0_is_premature_if_others_do_not_follow(launch: Launch) -> None:
+    job = launch("if rank == 0: await_file('never')", "--exit-barrier-timeout", "0.5")
+    assert job.wait() == [1, 1]
+    assert set(outcomes(job).values()) == {("failed", 1)}
+    assert "premature completion: the workers of node1 ended well" in job.output(0, 2) + job.output(1, 2)
+    exits = {r.event.worker_rank: r.event for r in job.of(events.WorkerExited)}
+    assert (exits[0].signal, exits[0].expected) == ("SIGTERM", True)
+
+
+def test_e_exit_with_0_is_no_success_if_others_fail_waiting_for_it(launch: Launch) -> None:
+    job = launch("if cycle == 0 and rank == 0:\n    await_file('go')\n    sys.exit(3)\nsay('end')")
+    job.await_worker("end.0.1")
+    go(job)
+    assert job.wait() == [0, 0]
+    assert {path.name for path in job.folder.glob("end.*")} == {"end.0.1", "end.1.0", "end.1.1"}
+
+
+def test_e_no_cycle_begins_for_a_newcomer_once_a_node_has_finished(launch: Launch) -> None:
+    job = launch("if rank == 0: await_file('go')", nodes="2:3")
+    job.await_record(events.WorkerExited)
+    late = job.more()
+    await_rendezvous(job, "node2")
+    go(job)
+    assert job.wait() == [0, 0]
+    assert late.wait() == [0]  # the job it waited for has completed
+    assert whys(job, 0, 1, 2) == [["first"], ["first"], []]
+    assert outcomes(job)["node2"] == ("completed", 0)
+
+
+# -- (f) spares ---------------------------------------------------------------------------------------
+
+
+def test_f_newcomer_waits_and_joins_when_a_place_becomes_free(launch: Launch) -> None:
+    job = launch(RUN_ON)
+    for number in range(2):
+        job.worker_pid(number)
+    spare = job.more()
+    await_rendezvous(job, "node2")
+    assert whys(job, 2) == [[]]
+    job.job.signal(1, signal.SIGKILL)
+    assert spare.wait() == [0]
+    assert job.wait_agent(0).code == 0
+    job.wait()
+    assert whys(job, 0, 2) == [["first", "failure"], ["first"]]
+
+
+def test_f_newcomer_that_finds_no_place_in_time_leaves_and_disturbs_nobody(launch: Launch) -> None:
+    job = launch(WAIT, per_agent=({}, {}, {"PET_RDZV_CONF": "is_host=0,join_timeout=1"}))
+    for number in range(2):
+        job.worker_pid(number)
+    late = job.more()
+    assert late.wait() == [1]
+    assert "node node2 found no place within 1 s (join_timeout)" in late.output(stream=2)
+    go(job)
+    assert job.wait() == [0, 0]
+    assert whys(job, 0, 1, 2) == [["first"], ["first"], []]
+
+
+def test_f_spare_ends_as_the_job_does(launch: Launch) -> None:
+    job = launch("await_file('go')\nsys.exit(7)", "--max-restarts", "0")
+    for number in range(2):
+        job.worker_pid(number)
+    spare = job.more()
+    await_rendezvous(job, "node2")
+    go(job)
+    assert job.wait() == [1, 1]
+    assert spare.wait() == [1]
+    assert outcomes(job)["node2"] == ("exhausted", 1)
+
+
+# -- (g) lost nodes -----------------------------------------------------------------------------------
+
+
+def test_g_lost_node_is_noticed_and_the_others_go_on_without_it(launch: Launch) -> None:
+    job = launch(RUN_ON, nodes="1:2", conf=QUICK.replace("0.3", "20"))
+    pids = [job.worker_pid(rank) for rank in range(2)]
+    job.job.signal(1, signal.SIGKILL)
+    for pid in pids:
+        await_end(pid)  # one was stopped, the other does not outlive its agent
+    assert job.wait_agent(0).code == 0
+    job.wait()
+    assert whys(job, 0) == [["first", "failure"]]
+    assert [path.name for path in job.folder.glob("again.*")] == ["again.1.0"]
+    (decided,) = job.of(events.RestartDecided)
+    assert (decided.event.why, decided.event.restarts_used) == ("node node1 is lost", 1)
+
+
+def test_g_lost_node_ends_a_job_that_has_no_restart_left(launch: Launch) -> None:
+    job = launch(RUN_ON, "--max-restarts", "0")
+    for number in range(2):
+        job.worker_pid(number)
+    job.job.signal(1, signal.SIGKILL)
+    assert job.wait_agent(0).code == 1
+    job.wait()
+    assert "node node1 is lost; all 0 restarts are used" in job.output(0, 2)
+
+
+def test_g_loss_of_the_node_that_hosts_the_store_ends_the_job_and_is_told(launch: Launch) -> None:
+    job = launch(RUN_ON)
+    pids = [job.worker_pid(rank) for rank in range(2)]
+    job.job.signal(0, signal.SIGKILL)
+    assert job.wait_agent(1).code == 1
+    job.wait()
+    for pid in pids:
+        await_end(pid)
+    assert "the job's store is lost" in job.output(1, 2)
+    assert outcomes(job) == {"node1": ("failed", 1)}
+
+
+# -- (h) permanent failures ---------------------------------------------------------------------------
+
+
+def test_h_permanent_failure_ends_the_job_on_all_nodes(launch: Launch) -> None:
+    job = launch("if rank: raise ValueError('bad batch')\nawait_file('never')")
+    assert job.wait() == [93, 93]
+    assert whys(job, 0, 1) == [["first", "failure", "failure"]] * 2
+    for number in range(2):
+        assert "3 times in a row" in job.output(number, 2)
+        assert "ValueError: bad batch" in job.output(number, 2)
+
+
+# -- who is asked to stop -----------------------------------------------------------------------------
+
+CHECKPOINT = "import resilience\nresilience.stop_requested(); say('up')\nwhile not resilience.stop_requested(): time.sleep(0.005)\nsay('saved')"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_sigterm_to_one_agent_gives_all_workers_time_for_a_checkpoint(launch: Launch, number: int) -> None:
+    job = launch(CHECKPOINT)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    job.job.signal(number, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM] * 2
+    assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
+    assert set(outcomes(job).values()) == {("preempted", 143)}
+    assert [record.event.code for record in job.of(events.WorkerExited)] == [0, 0]
+    assert job.of(events.RestartDecided) == job.of(events.Interrupted) == []
+
+
+def test_sigterm_to_one_rank_stops_the_workers_of_all_nodes(launch: Launch) -> None:
+    job = launch(CHECKPOINT)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    os.kill(job.worker_pid(1), signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM] * 2
+    assert {path.name for path in job.folder.glob("saved.*")} >= {"saved.0.0"}
+
+
+def test_sigterm_to_a_spare_is_for_the_spare(launch: Launch) -> None:
+    job = launch(WAIT)
+    for number in range(2):
+        job.worker_pid(number)
+    spare = job.more()
+    await_rendezvous(job, "node2")
+    spare.job.signal(0, signal.SIGTERM)
+    assert spare.wait() == [128 + signal.SIGTERM]
+    go(job)
+    assert job.wait() == [0, 0]
+
+
+def test_node_that_finds_no_others_says_so(launch: Launch) -> None:
+    job = launch("say('ran')", nodes="2", agents=1, conf="join_timeout=0.5")
+    assert job.wait() == [1]
+    assert "0 nodes took part in the last one, 1 wait" in job.output(stream=2)
+    assert outcomes(job) == {"node0": ("failed", 1)}
+
+
+# -- requests -----------------------------------------------------------------------------------------
+
+ASK = """
+from resilience.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+if cycle == 0 and os.environ["RESILIENCE_NODE"] == "node0":
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "bad memory"))
+if cycle == 0:
+    await_file("never")
+say("again")
+await_file("go")
+"""
+
+
+def test_excluded_node_that_hosts_the_store_stays_until_the_others_are_through(launch: Launch) -> None:
+    job = launch(ASK, nodes="1:2", conf=QUICK.replace("0.3", "20"))
+    job.await_worker("again.1.0")
+    assert not has_ended(job, 0)
+    go(job)
+    assert job.wait() == [95, 0]
+    assert outcomes(job) == {"node0": ("excluded", 95), "node1": ("completed", 0)}
+    assert whys(job, 0, 1) == [["first"], ["first", "request"]]
+    assert job.of(events.RestartDecided) == []
+    assert [record.event.why for record in job.of(events.NodeExcluded)] == [
+        "a rank asked for this node's exclusion: node node0 leaves: bad memory"
+    ]
