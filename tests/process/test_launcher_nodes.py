@@ -238,7 +238,14 @@ def test_h_permanent_failure_ends_the_job_on_all_nodes(launch: Launch) -> None:
 
 # -- who is asked to stop -----------------------------------------------------------------------------
 
-CHECKPOINT = "import resilience\nresilience.stop_requested(); say('up')\nwhile not resilience.stop_requested(): time.sleep(0.005)\nsay('saved')"
+CHECKPOINT = """
+import resilience
+resilience.stop_requested()  # from now on it is known to look
+say("up")
+while not resilience.stop_requested():
+    time.sleep(0.005)
+say("saved")
+"""
 
 
 @pytest.mark.parametrize("number", [0, 1])
