@@ -13,6 +13,7 @@ import select
 import signal
 import struct
 import time
+from collections.abc import Container
 from pathlib import Path
 
 import msgspec
@@ -126,6 +127,22 @@ def become_subreaper() -> None:
     """Be the parent of what descendants leave behind: its exit statuses are for this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_strangers(known: Container[int]) -> list[int]:
+    """Take the exit statuses of children that this process has adopted and that nobody else here waits for, so
+    that they do not stay as zombies; answers their pids. known: whom somebody waits for; what has ended behind
+    one of these is taken at a later look, once that is collected."""
+    reaped: list[int] = []
+    while True:
+        try:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if seen is None or seen.si_pid in known:
+                return reaped
+            os.waitpid(seen.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            return reaped
+        reaped.append(seen.si_pid)
 
 
 def to_exit(status: int) -> Exit:

@@ -134,9 +134,11 @@ class Agent(LocalElasticAgent):
 
     def _watch(self) -> Verdict:
         """Wait for what ends the cycle."""
+        node = self._node
         assert self._running is not None
         while True:
             self._wait()
+            node.reap(self._running)
             verdict = self._requested() or self._failed(self._running.collect()) or self._look_around()
             if verdict is not None:
                 return verdict

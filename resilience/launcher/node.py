@@ -17,6 +17,7 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
+from resilience.adapters import processes
 from resilience.core import control, cycle, events
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.budget import Budget, Failure, table
@@ -93,6 +94,7 @@ class Node:
         self._least = least
         self._step = -1  # the highest that any worker here has told
         self._excluded_for: str | None = None  # why a rank asked for this node's exclusion
+        self._is_zygote_lost = False
         self._leaves = ""  # why this node goes while others may stay
         self._forget()
 
@@ -218,6 +220,16 @@ class Node:
                 case messages.Requested(action, description):
                     self.account.emit(events.ControlRequested(action, description, local_rank))
                     self._requests.append(Request(action, description))
+
+    def reap(self, running: Running) -> None:
+        """Collect what workers have left behind, and the zygote if it is gone."""
+        zygote = 0 if self.zygote is None else self.zygote.pid
+        known = {*running.pids(), self.handler.store_pid, zygote}
+        known |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
+        processes.reap_strangers(known)
+        if self.zygote is not None and zygote and self.zygote.why_not and not self._is_zygote_lost:
+            self._is_zygote_lost = True
+            self.account.emit(events.ZygoteLost(self.zygote.why_not))
 
     def request(self) -> Verdict | None:
         """What a signal or a rank asks for, once it stands. Raises: StoreError."""

@@ -173,6 +173,11 @@ class Handler(RendezvousHandler):
         """Whether the job's store is in this node's store process."""
         return self._meeting.is_host
 
+    @property
+    def store_pid(self) -> int:
+        """The process beside this one that hosts its stores."""
+        return self._stores.pid
+
     def end_cycle(self, reason: str) -> str:
         """Say that the cycle is over, for all its agents; answers what was said first. Raises: StoreError."""
         return str(self._ledger.do(CompareSet(f"end/{self.cycle}", reason)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resilience.core import events
@@ -187,3 +189,49 @@ def test_grace_is_over_when_it_is_over(launch: Launch) -> None:
     job.job.signal(0, signal.SIGTERM)
     assert job.wait(30.0) == [128 + signal.SIGTERM]
     assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
+
+
+def test_what_workers_leave_behind_is_collected_while_they_run(launch: Launch) -> None:
+    job = launch(
+        """
+        if os.fork() == 0:
+            orphan = os.fork()
+            if orphan:
+                (here / "orphan.new").write_text(str(orphan))
+                (here / "orphan.new").rename(here / "orphan")
+            else:
+                await_file("end")
+            os._exit(0)
+        os.wait()
+        await_file("go")
+        """,
+        nproc=1,
+    )
+    job.job.await_sign_file(job.folder / "orphan")
+    orphan = psutil.Process(int((job.folder / "orphan").read_text()))
+    (job.folder / "end").touch()
+    deadline = time.monotonic() + 20.0
+    while psutil.pid_exists(orphan.pid):  # a zombie exists
+        assert time.monotonic() < deadline, orphan.status()
+        time.sleep(0.01)
+    (job.folder / "go").touch()
+    assert job.wait() == [0]
+
+
+def test_death_of_the_zygote_disturbs_no_worker_and_the_next_ones_start_cold(launch: Launch) -> None:
+    job = launch("say('up')\nawait_file('go')\nsys.exit(cycle == 0 and 3)", nproc=1)
+    job.await_worker("up.0.0")
+    (zygote,) = (
+        child
+        for child in psutil.Process(job.job.pids[0]).children()
+        if "resilience-zygote" in (child.name(), *child.cmdline())
+    )
+    zygote.kill()
+    job.await_record(events.ZygoteLost)
+    (job.folder / "go").touch()
+    assert job.wait() == [0]
+    exits = [record.event for record in job.of(events.WorkerExited)]
+    assert [(event.code, event.expected) for event in exits] == [(3, False), (0, True)]
+    assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
+    (lost,) = job.of(events.ZygoteLost)
+    assert lost.event.why == "the zygote is gone (SIGKILL)"
