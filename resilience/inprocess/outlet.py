@@ -26,7 +26,7 @@ from resilience.errors import RankDiscarded, ResilienceError
 from resilience.inprocess.assigning import Hooks, assign, seat_of
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore, hosting
-from resilience.inprocess.supervision import Supervisor, finished_key, myself
+from resilience.inprocess.supervision import Supervisor, finished_key
 from resilience.monitor import messages
 
 LOOKS = 4  # consecutive looks, LOOK_EVERY seconds apart, that must find no client before a host leaves
@@ -111,7 +111,7 @@ class StoreOutlet:
         self._store = dist.PrefixStore(begin.prefix, self._base)
         if self._supervisor is not None:
             self._supervisor.stop()
-        self._supervisor = Supervisor(begin, myself(begin), self._connect, self._represent, self._emit)
+        self._supervisor = Supervisor(begin, self._connect, self._represent, self._emit)
         self._supervisor.start()
 
     def _connect(self) -> Any:

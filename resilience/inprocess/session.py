@@ -27,6 +27,7 @@ from resilience.core.attribution import Detector, Interruption, InterruptionReco
 from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.watch import Doing
+from resilience.inprocess import supervision
 from resilience.inprocess.monitor_process import Handle, start
 from resilience.inprocess.outlet import hook_store, publish_server
 from resilience.inprocess.progress import request_tick
@@ -128,6 +129,9 @@ class Session:
         )
         if told is not None and state.initial_rank == 0:
             self.emit(told)
+        supervision.announce(
+            self.store, self.node, supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
+        )
         self.page.say_goodbye(False)
         self._announce(function)
         client.activate(self.page)

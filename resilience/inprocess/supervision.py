@@ -8,7 +8,6 @@ that died together. At most one store operation a node and second in steady stat
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -46,13 +45,11 @@ class Supervisor:
     def __init__(
         self,
         begin: messages.Begin,
-        member: Member,
         connect: Callable[[], Any],
         represent: Callable[[InterruptionRecord], None],
         emit: Callable[..., None],
     ) -> None:
         self._begin = begin
-        self._member = member
         self._connect = connect
         self._represent = represent
         self._emit = emit
@@ -81,7 +78,6 @@ class Supervisor:
     def _run(self) -> None:
         try:
             self._store = dist.PrefixStore(self._begin.prefix, self._connect())
-            self._register()
             with self._lead() as is_leader:
                 if is_leader:
                     self._run_as_leader()
@@ -104,11 +100,6 @@ class Supervisor:
         finally:
             if exports is not None:
                 exports.close(EXPORT_LIMIT)
-
-    def _register(self) -> None:
-        slot = execute(Add(f"nodes/{self._node}/size", 1), self._store)
-        text = msgspec.json.encode(self._member).decode()
-        execute(Set(f"nodes/{self._node}/{slot}", text), self._store)
 
     def _lead(self) -> _Lead:
         return _Lead(f"\0resilience/{self._begin.origin.job_id}/{self._begin.origin.call}/{self._node}", self._done)
@@ -140,7 +131,9 @@ class Supervisor:
         nodes = execute(Add("nodes/count", 0), self._store)
         if nodes > 1 and nodes != self._ring[0]:
             (name,) = execute(Read((f"nodes/name/{successor(self._index, nodes)}",)), self._store)
-            self._ring = (nodes, name or "")
+            if name is None:  # it is just being written
+                return self._ring[1]
+            self._ring = (nodes, str(name))
         return self._ring[1]
 
     def _look_at(self, name: str) -> None:
@@ -235,6 +228,17 @@ class _Lead:
         self._socket.close()
 
 
+def announce(store: StoreLike, node: str, member: Member) -> None:
+    """Make a rank and its node known to all, before anything can happen to them: called by the rank itself ahead
+    of the first barrier. A node that is lost before its monitors have said a word is missed all the same."""
+    slot = execute(Add(f"nodes/{node}/size", 1), store)
+    execute(Set(f"nodes/{node}/{slot}", msgspec.json.encode(member).decode()), store)
+    if slot == 1:  # the first of the node gives it its place in the ring
+        place = execute(Add("nodes/count", 1), store)
+        execute(Set(f"nodes/name/{place}", node), store)
+        execute(CompareSet(f"nodes/{node}/index", str(place)), store)
+
+
 def finished_key(initial_rank: int) -> str:
     """Present once a rank has left the call cleanly."""
     return f"finished/{initial_rank}"
@@ -251,7 +255,6 @@ def _is_alive(identity: tuple[int, int]) -> bool:
     return state is not None and state.start_time == identity[1] and state.state not in "ZX"
 
 
-def myself(begin: messages.Begin) -> Member:
-    """Return the entry of the monitor that received `begin`."""
-    assert begin.origin.initial_rank is not None
-    return Member(begin.origin.initial_rank, identity_of(begin.origin.pid), identity_of(os.getpid()))
+def entry_of(initial_rank: int, rank_pid: int, monitor_pid: int) -> Member:
+    """Return what is to be known of a rank and its monitor."""
+    return Member(initial_rank, identity_of(rank_pid), identity_of(monitor_pid))
