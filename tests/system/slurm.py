@@ -121,7 +121,7 @@ class Slurm:
             f"SlurmdSpoolDir={self.folder}/spool.%n",
             f"SlurmctldPidFile={self.folder / 'ctld.pid'}",
             f"SlurmdPidFile={self.folder}/slurmd.%n.pid",
-            "ProctrackType=proctrack/linuxproc",
+            "ProctrackType=proctrack/pgid",  # linuxproc takes orphans of one node for another's: they share a host
             "TaskPlugin=task/none",
             "MpiDefault=none",
             "ReturnToService=2",
