@@ -26,7 +26,7 @@ here = pathlib.Path(__file__).parent
 (here / f"ran.{os.environ['RANK']}.{os.getpid()}").touch()
 while len(sys.argv) > 1 and not (here / sys.argv[1]).exists():
     time.sleep(0.005)
-print("rank", os.environ["RANK"])
+sys.stdout.write(f"rank {os.environ['RANK']}\\n")  # in one go: print writes the line and its end apart
 sys.exit(10 + int(os.environ["RANK"]))
 """
 
