@@ -37,42 +37,60 @@ from resilience.errors import RestartError
 LOOP_THREAD = "gloo_tcp_loop"
 TRIES = 20  # looks at a loop thread that is not in its wait; it waits again within 0.2 ms of work
 EXIT_LIMIT = 5.0  # seconds that the process's exit waits for groups that are still being dropped
+CONNECT_LIMIT = 0.1  # seconds for a connection to this process's own listener
+NUMBER_BYTES = 8  # sequence_number_t in gloo/transport/tcp/address.h
 _UNABORTABLE = frozenset({"gloo", "mpi", "fake", "undefined"})
+
+
+Method = Literal["epoll", "shape", "none"]  # none: no gloo device was found, or /proc cannot be read
 
 
 class Cut(msgspec.Struct, frozen=True):
     """What a cut did. Few or no sockets are no failure: the peers may have cut them already."""
 
     sockets: int
-    method: Literal["epoll", "shape", "none"]  # none: no gloo device was found, or /proc cannot be read
+    method: Method
     duration: float  # seconds
 
 
 NO_CUT = Cut(sockets=0, method="none", duration=0.0)
 _latest = NO_CUT
-_held: dict[int, socket.socket] = {}  # sockets that were cut, by inode
+_held: dict[int, int] = {}  # descriptors of sockets that were cut, by inode
 os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
 _dropping: list[threading.Thread] = []
 
 
 def cut_gloo_sockets() -> Cut:
-    """Shut down every connected socket of this process's gloo groups. Never raises; any thread.
+    """Shut every connected socket of this process's gloo groups. Never raises; any thread.
 
-    A group still being built may be left waiting for a connection that no peer will make: repeat the
-    cut with growing pauses (10, 30, 100, 300 ms; faster keeps peers in retry) and give it a limit."""
+    A group still being built makes new ones: repeat the cut with growing pauses (10, 30, 100, 300 ms;
+    faster keeps peers in retry), see also `connect_in_place_of_peers`, and give it a limit."""
     global _latest
     if _c10d() is None:
         return NO_CUT
     began = time.monotonic()
-    method: Literal["epoll", "shape", "none"] = "epoll"
-    sets = list(_sets_of_loop_threads())
-    if not sets or None in sets:
-        # Threads that are busy or cannot be looked at, or a torch whose gloo does not name them.
-        method, sets = "shape", [*sets, *_sets_by_shape()]
-    members = {member for found in sets for member in found or ()}
+    method, members = _find_sockets()
     sockets = sum(_cut(fd, inode) for fd, inode in members)
-    _latest = Cut(sockets, method if any(sets) else "none", time.monotonic() - began)
+    _latest = Cut(sockets, method, time.monotonic() - began)
     return _latest
+
+
+def connect_in_place_of_peers(world_size: int) -> None:
+    """Free a rank that waits, while its group is built, for a connection that no peer will make any more.
+    Never raises; any thread.
+
+    The one who waits knows the connection by a number below `world_size`, which the peer sends first: each is
+    sent to each gloo listener of this process, and ended. So the connection is there, and broken. Only for
+    groups that are given up: what nobody waits for stays with the listener until its group is dropped."""
+    if _c10d() is None:
+        return
+    for fd, inode in _find_sockets()[1]:
+        with contextlib.suppress(OSError), _duplicate(fd, inode) as copy:  # a listener may close just now
+            if copy is None or not _listens(copy):
+                continue
+            for number in range(world_size):
+                with socket.create_connection(copy.getsockname()[:2], CONNECT_LIMIT) as line:
+                    line.sendall(number.to_bytes(NUMBER_BYTES, sys.byteorder))
 
 
 def let_go() -> None:
@@ -80,7 +98,7 @@ def let_go() -> None:
     that the end of a connection is better than waiting for its own cut. Any thread."""
     while _held:
         with contextlib.suppress(KeyError):  # another thread was faster
-            _held.popitem()[1].close()
+            os.close(_held.popitem()[1])
 
 
 def last_cut() -> Cut:
@@ -168,6 +186,17 @@ def blocked_in_distributed(thread_id: int) -> str | None:
 Members = list[tuple[int, int]]  # (descriptor, inode) as the epoll set knows them
 
 
+def _find_sockets() -> tuple[Method, set[tuple[int, int]]]:
+    """Return what is in the epoll sets of all gloo devices, and how they were found."""
+    method: Method = "epoll"
+    sets = list(_sets_of_loop_threads())
+    if not sets or None in sets:
+        # Threads that are busy or cannot be looked at, or a torch whose gloo does not name them.
+        method, sets = "shape", [*sets, *_sets_by_shape()]
+    members = {member for found in sets for member in found or ()}
+    return method if members else "none", members
+
+
 def _sets_of_loop_threads() -> Iterator[Members | None]:
     """Yield the set of each gloo device, None for one whose thread does not wait for it just now."""
     for task in _listed("/proc/self/task"):
@@ -227,7 +256,7 @@ def _cut(fd: int, inode: int) -> int:
         if copy is None or inode in _held or _listens(copy) or not _shut_down(copy, socket.SHUT_RD):
             return 0
         with contextlib.suppress(OSError):  # too many open files
-            _held[inode] = copy.dup()
+            _held[inode] = os.dup(copy.fileno())  # socket.dup() would make it blocking, for gloo too
         return 1
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 LOST = "lost"  # the outcome of an iteration whose store is gone
 FOREVER = timedelta(days=1).total_seconds()
 CUT_AGAIN = (0.01, 0.03, 0.1, 0.3, 1.0)  # pauses between cuts: faster ones keep peers in retry
+ALONE_AFTER = 0.1  # seconds after which no peer connects any more to a group that is still being built
 
 
 class Watcher:
@@ -151,6 +152,8 @@ class Watcher:
             if self._abort is not None and now >= cut_at:
                 collectives.cut_gloo_sockets()
                 self._cut_store()
+                if now - began > ALONE_AFTER and collectives.blocked_in_distributed(self._main):
+                    collectives.connect_in_place_of_peers(self._state.world_size)
                 cut_at = now + next(pauses, CUT_AGAIN[-1])
             if not is_reported and now - began > ABORT_LIMIT.total_seconds():
                 where = collectives.blocked_in_distributed(self._main)

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -220,6 +221,55 @@ def cut_when_told(store: dist.Store, number: int, pause: float) -> int:
         store.set(f"cut{number}", "")
     store.wait([f"cut{number}"], timedelta(seconds=LIMIT))
     return collectives.cut_gloo_sockets().sockets
+
+
+def wait_for_one_who_left(rounds: int) -> int:
+    """Build groups with a rank that told where it listens and has gone: who has to be called waits for ever.
+    Answers how often a connection in its place was what ended that."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = new_client()
+    own = server() if rank == 0 else store  # nobody else looks at its keys
+    if rank == 0:
+        store.set("own", str(own.port))
+    own = dist.TCPStore("127.0.0.1", int(store.get("own")), is_master=False) if rank else own
+    for number in range(rounds):
+        dist.init_process_group("gloo", store=dist.PrefixStore(f"model{number}", own), rank=rank, world_size=world)
+        dist.barrier()
+        collectives.drop_groups()
+    meet(store, "gone", world)
+    count = 0
+    for number in range(rounds if rank == 0 else 0):
+        for key in own.list_keys():
+            if key.startswith(f"model{number}/") and key.endswith("/1"):
+                own.set(key.replace("model", "round", 1), own.get(key))
+        is_free, main = threading.Event(), threading.get_ident()
+
+        def free() -> bool:
+            for pause in (0.01, 0.03, 0.1):
+                if is_free.wait(pause):  # noqa: B023
+                    return False
+                collectives.cut_gloo_sockets()
+            assert collectives.blocked_in_distributed(main)  # noqa: B023
+            collectives.connect_in_place_of_peers(world)
+            assert is_free.wait(LIMIT)  # noqa: B023
+            return True
+
+        with ThreadPoolExecutor() as pool:
+            freed = pool.submit(free)
+            try:
+                prefix = dist.PrefixStore(f"round{number}", own)
+                dist.init_process_group("gloo", store=prefix, rank=0, world_size=world, timeout=GROUP_TIMEOUT)
+            except RuntimeError:
+                pass
+            is_free.set()
+            count += freed.result()
+        collectives.let_go()
+        collectives.drop_groups()
+    if rank == 0:
+        meet(store, "left", world - 1)
+    else:
+        store.add("left", 1)
+    return count
 
 
 # -- one process --------------------------------------------------------------------------------------

@@ -51,6 +51,11 @@ def test_cut_frees_every_rank_from_collectives_that_are_under_way(start: Start, 
     assert [sum(cuts) for cuts in zip(*counts, strict=True)] == [6] * rounds  # each its own: no end came before
 
 
+def test_rank_whose_peer_never_connects_is_freed(start: Start) -> None:
+    freed, _ = values(start(2, target(groups.wait_for_one_who_left), rounds=12))
+    assert freed > 0  # in the other rounds it had to connect itself, and was refused: the higher port does
+
+
 def test_cut_of_the_stores_connections_frees_a_rank_from_building_a_group(start: Start) -> None:
     assert values(start(1, target(groups.be_cut_while_building))) == [True]
 

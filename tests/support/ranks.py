@@ -256,6 +256,7 @@ def started(
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
                 "RESILIENCE_RUN_DIR": str(folder / "runs"),
+                "RES_OPTIONS": "timeout:1 attempts:1",  # a lost lookup is shorter than the shortest limit
                 **(env or {}),
                 **env_of(rank),
             }

@@ -1,0 +1,41 @@
+"""A fault that strikes while process groups are being built, at any moment of it, strands nobody."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from tests.process.building import build_and_break
+from tests.process.jobs import FAST
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+WORLD_SIZE = 4
+FAULTS = 50
+LATEST = 0.05  # seconds after the entry of an iteration: its groups are up long before
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_fault_inside_group_building_strands_nobody(
+    start: Start, seed: int, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    chance = random.Random(seed)
+    plan = [(chance.randrange(WORLD_SIZE), chance.uniform(0.0005, LATEST)) for _ in range(FAULTS)]
+    job = start(WORLD_SIZE, f"{build_and_break.__module__}:{build_and_break.__name__}", plan=plan, options=FAST)
+    ranks = job.wait(60)
+    replaced = {number for number, rank in enumerate(ranks) if rank.signal is not None}
+    record_testsuite_property(f"faults inside group building, seed {seed}", FAULTS)
+    record_testsuite_property(f"of these ended by the ladder, seed {seed}", len(replaced))
+    # Who stays comes through every fault, and all through the same iterations.
+    values = {rank.value for number, rank in enumerate(ranks) if number not in replaced}
+    assert len(values) == 1, ranks
+    assert values.pop() >= FAULTS
+    # Whom the ladder ended is accounted for: why, and that the others went on without it.
+    assert {record.origin.initial_rank for record in job.of(events.RankSignalled)} == replaced
+    for number in replaced:
+        assert Interruption.HARD_TIMEOUT in {told.interruption for told in job.interruptions() if told.rank == number}
+        assert [record.event.result for record in job.of(events.RankStoodInFor, rank=number)] == ["excluded"]
