@@ -299,6 +299,20 @@ def monitor_socket() -> str | None:
     return os.environ.get("RESILIENCE_MONITOR_SOCKET") or None
 
 
+class Launcher(msgspec.Struct, frozen=True):
+    """What `resilience run` does with this job. policy: empty without it; shortest_limit: seconds of silence after
+    which its monitors end a rank that shows them signs of life, None for never."""
+
+    policy: str
+    shortest_limit: float | None
+
+    @classmethod
+    def from_environment(cls) -> Launcher:
+        """Read RESILIENCE_RESTART_POLICY and RESILIENCE_SHORTEST_LIMIT, which the launcher sets."""
+        limit = os.environ.get("RESILIENCE_SHORTEST_LIMIT", "")
+        return cls(os.environ.get("RESILIENCE_RESTART_POLICY", ""), float(limit) if limit else None)
+
+
 def finished_flag_file() -> str | None:
     """Return the file that says, once it exists, that there is nothing left to resume; None if there is to be none.
 

@@ -39,7 +39,7 @@ def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
     places = [place for place in launches.places if launch_incidents.is_incident(launches, place)]
     for place in launches.places:
         _forget_stopped(gathered, launches, place)
-    within = {place: _cut_off(gathered, place) for place in places}
+    within = {place: _cut_off(gathered, launches, place) for place in places}
     taken = {key for keys in within.values() for key in keys}
     incidents: list[Incident] = []
     makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
@@ -68,12 +68,19 @@ def _forget_stopped(gathered: Gathered, launches: Launches, place: Place) -> Non
             case.ended = {rank: end for rank, end in case.ended.items() if rank not in stopped or end != "lost"}
 
 
-def _cut_off(gathered: Gathered, place: Place) -> list[Key]:
-    """Iterations from which no restart came, because the launcher took over: part of its incident."""
+def _cut_off(gathered: Gathered, launches: Launches, place: Place) -> list[Key]:
+    """Iterations that are part of the cycle's own incident: no restart came from them, because the launcher took
+    over, or it took over for the same death."""
+    movers = {part.mover for part in launches.parts(place).values()}
+
+    def is_same(case: Case) -> bool:
+        return any(each.rank in movers and each.interruption is Interruption.TERMINATED for each in case.records)
+
     return [
         key
         for key, case in gathered.cases.items()
-        if key[:2] == place and case.is_incident and (*key[:3], key[3] + 1) not in gathered.cases
+        if key[:2] == place and case.is_incident
+        if (*key[:3], key[3] + 1) not in gathered.cases or is_same(case)
     ]
 
 

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from resilience.adapters.environment import Rendezvous, Settings, node_name
+from resilience.adapters.environment import Launcher, Rendezvous, Settings, node_name
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.watch import Doing
-from resilience.inprocess import supervision
+from resilience.inprocess import launched, supervision
 from resilience.inprocess.monitor_process import Handle, start
 from resilience.inprocess.outlet import hook_store, publish_server
 from resilience.inprocess.progress import request_tick
@@ -110,6 +110,8 @@ class Session:
             rank=state.rank,
             world_size=state.initial_world_size,
         )
+        if state.initial_rank == 0:
+            launched.warn(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
         self.emitter = Emitter(origin, [self._monitor])
         self._folder = folder
         mark = _mark(origin, function)
@@ -226,7 +228,10 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
     def own(limit: float) -> watch.Limit:
         return watch.Limit(limit, limit + hard - soft)
 
+    # A rank that ends by SIGTERM looks to this launcher as if a scheduler took its place away.
+    is_whole = Launcher.from_environment().policy == "any-failed"
     return watch.Limits(
+        signal="SIGKILL" if is_whole else "SIGTERM",
         watchdog=both,
         ping=both,
         hook=only_hard,

@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, Work
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from resilience.adapters import processes
-from resilience.core import control, cycle, events
+from resilience.core import control, cycle, events, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
@@ -77,7 +77,7 @@ class Node:
         self._gate = gate
         self._options = options
         self._limits = limits
-        self._policy = policy
+        self.policy = policy
         self._spec = spec
         self._mode = mode
         self._budget = JobBudget(
@@ -115,6 +115,11 @@ class Node:
     def descriptors(self) -> list[int]:
         """What becomes readable when a monitor or a signal has something to say."""
         return [*self.monitors.filenos(), self.signals.fileno()]
+
+    @property
+    def shortest_limit(self) -> float | None:
+        """Seconds of silence after which a rank's monitor ends it, at the earliest."""
+        return watch.shortest(self._limits)
 
     # -- before a cycle -------------------------------------------------------------------------
 
@@ -292,8 +297,9 @@ class Node:
     def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
         """What follows from workers that failed here; None if the others go on without them. Raises: StoreError."""
         failure = self.record_of(failures[0])
-        if failure.exit is not None and failure.exit.signal == "SIGTERM":
-            # Nobody here sent it: the scheduler takes this rank's place away, which is no failure.
+        if failure.exit is not None and failure.exit.signal == "SIGTERM" and self.policy == "any-failed":
+            # Nobody here sent it: the scheduler takes this rank's place away, which is no failure. With min-healthy
+            # it may have been a Wrapper's monitor, and the others go on.
             detail = f"SIGTERM to rank {failure.rank}"
             self.account.emit(events.StopRequested(detail, self._options.stop_grace))
             return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
@@ -328,14 +334,14 @@ class Node:
         """What the nodes of this cycle call for."""
         waiting = self.handler.num_nodes_waiting()  # asked first: for a lost node's place too, somebody may wait
         seen = self._nodes.look([self._ids[node] for node in self.handler.lost_nodes()])
-        match control.weigh(self._policy, self._least, seen, self._waited(seen), self._options.exit_barrier_timeout):
+        match control.weigh(self.policy, self._least, seen, self._waited(seen), self._options.exit_barrier_timeout):
             case "restart":
                 return self._after_loss(seen)
             case "completed":
                 return self.agree(Verdict("completed", self.name))
             case "premature":
                 return self.agree(self._premature(seen))
-        if control.takes_newcomers(self._policy, seen) and waiting:
+        if control.takes_newcomers(self.policy, seen) and waiting:
             return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
         return None
 

@@ -67,6 +67,8 @@ def _environment(agent: Agent, group: WorkerGroup, worker: Worker, node: Node) -
         "RESILIENCE_ATTEMPT": str(node.account.origin.attempt),
         "RESILIENCE_CYCLE": str(node.account.origin.cycle),
         "RESILIENCE_NODE": node.name,
+        "RESILIENCE_RESTART_POLICY": node.policy,
+        "RESILIENCE_SHORTEST_LIMIT": "" if node.shortest_limit is None else f"{node.shortest_limit:g}",
         "RESILIENCE_MONITOR_SOCKET": node.monitors.socket(worker.local_rank),
     }
     agent._set_local_rank_env(made, worker.local_rank, spec)  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+"""A Wrapper inside `resilience run`: who copes with what, and what the account says of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.analysis.load import load
+from resilience.analysis.report import report
+from resilience.core import events
+from tests.process.launching import Launched, launcher
+from tests.process.test_launcher_nodes import QUICK, go, whys
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+
+TRAIN = """
+from datetime import timedelta
+import resilience
+from resilience.inprocess import CallWrapper, Wrapper
+
+@Wrapper(
+    soft_timeout=timedelta(seconds=30),
+    hard_timeout=timedelta(seconds=60),
+    last_call_wait=timedelta(seconds=2),
+    monitor_process_interval=timedelta(seconds=0.1),
+    monitor_thread_interval=timedelta(seconds=0.1),
+    progress_watchdog_interval=timedelta(seconds=0.1),
+)
+def train(call: CallWrapper):
+    say(f"iteration{call.iteration}.size{os.environ['WORLD_SIZE']}")
+    misbehave(call.iteration)
+    while not (here / "go").exists():
+        resilience.heartbeat()
+        time.sleep(0.005)
+
+train()
+"""
+PLAIN = "def misbehave(iteration): pass\n" + TRAIN
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_over(launch: Launch) -> None:
+    job = launch(
+        PLAIN, "--ft-restart-policy", "min-healthy", nodes="2:3", agents=3, nproc=1, conf=QUICK.replace("0.3", "20")
+    )
+    for rank in range(3):
+        job.await_worker(f"iteration0.size3.0.{rank}")
+    os.kill(job.worker_pid(2), signal.SIGKILL)
+    for rank in range(2):
+        job.await_worker(f"iteration1.size2.0.{rank}")
+    os.kill(job.worker_pid(1), signal.SIGKILL)
+    for rank in range(3):
+        job.await_worker(f"iteration0.size3.1.{rank}")
+    go(job)
+    assert job.wait() == [0, 0, 0]
+    assert whys(job, 0, 1, 2) == [["first", "failure"]] * 3
+    (decided,) = job.of(events.RestartDecided)
+    assert decided.event.restarts_used == 1
+    told = [(record.origin.layer, record.event.record.rank) for record in job.of(events.Interrupted)]
+    assert {rank for layer, rank in told if layer == "launcher"} == {1, 2}
+    found = report(load(job.job.run))
+    assert [(each.verdict.first, each.kind) for each in found.incidents] == [(2, "terminated"), (1, "terminated")]
+
+
+def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_warned(launch: Launch) -> None:
+    job = launch(PLAIN)
+    for rank in range(2):
+        job.await_worker(f"iteration0.size2.0.{rank}")
+    os.kill(job.worker_pid(1), signal.SIGKILL)
+    for rank in range(2):
+        job.await_worker(f"iteration0.size2.1.{rank}")
+    go(job)
+    assert job.wait() == [0]
+    said = job.output(stream=2)
+    assert "RuntimeWarning: a Wrapper runs under `resilience run --ft-restart-policy any-failed`" in said
+    assert said.count("RuntimeWarning") == 2  # one rank in each cycle
+    assert [(each.verdict.first, each.kind) for each in report(load(job.job.run)).incidents] == [(1, "terminated")]
+
+
+def test_limits_of_the_launcher_that_are_shorter_than_the_wrappers_are_told(launch: Launch) -> None:
+    job = launch(PLAIN, "--ft-restart-policy", "min-healthy", "--ft-rank-heartbeat-timeout", "59")
+    go(job)
+    assert job.wait() == [0]
+    said = job.output(stream=2)
+    assert said.count("RuntimeWarning") == 1
+    assert "end a rank after 59 s of silence" in said and "the Wrapper gives it 60 s" in said
+
+
+def test_nobody_is_warned_where_both_agree(launch: Launch) -> None:
+    job = launch(PLAIN, "--ft-restart-policy", "min-healthy", "--ft-rank-heartbeat-timeout", "60")
+    go(job)
+    assert job.wait() == [0]
+    assert "Warning" not in job.output(stream=2)
+
+
+@pytest.mark.parametrize(("policy", "whole"), [("min-healthy", False), ("any-failed", True)])
+def test_rank_that_a_wrapper_ends_is_no_preemption(launch: Launch, policy: str, whole: bool) -> None:
+    hanging = """
+    def misbehave(iteration):
+        if cycle == 0 and rank == 1:
+            import ctypes
+            say("hangs")
+            library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+            for _ in range(2):
+                library.pthread_mutex_lock(mutex)  # the second never returns, keeps the interpreter, heeds no signal
+
+    """
+    script = textwrap.dedent(hanging) + TRAIN.replace("seconds=30", "seconds=1").replace("seconds=60", "seconds=2")
+    job = launch(script, "--ft-restart-policy", policy, nodes="1:2", agents=2, nproc=1, conf=QUICK.replace("0.3", "20"))
+    job.await_worker("iteration0.size2.1.1" if whole else "iteration1.size1.0.0")
+    go(job)
+    assert job.wait() == [0, 0]
+    assert whys(job, 0, 1) == [["first", "failure"] if whole else ["first"]] * 2
+    assert job.of(events.StopRequested) == []
