@@ -437,7 +437,7 @@ class NodeExcluded(Event, frozen=True, tag="node.excluded"):
 
 
 class NodeUnhealthy(Event, frozen=True, tag="node.unhealthy"):
-    """A health check of this node failed before a cycle."""
+    """A health check of this node failed, before a cycle or while workers ran."""
 
     level: ClassVar[Level] = "warning"
     check: str

@@ -1,7 +1,8 @@
 """What happened on this node, told by its agent.
 
-One record file a node, `records/<node>-agent.jsonl`, complete without any server. The agent says when a
-cycle and its phases begin and end; an exception closes what it leaves open as failed."""
+One record file a node, `records/<node>-agent.jsonl`, complete without any server, and a few lines for people
+on standard error. The agent says when a cycle and its phases begin and end; an exception closes what it
+leaves open as failed."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from resilience.core.events import (
     Outcome,
 )
 from resilience.core.identity import Origin
+from resilience.launcher.console import Console
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 
@@ -28,12 +30,13 @@ from resilience.telemetry.recording import RecordFile
 class Account:
     """The agent's voice. Main thread only."""
 
-    def __init__(self, folder: Path, job_id: str, node: str, attempt: int) -> None:
+    def __init__(self, folder: Path, job_id: str, node: str, attempt: int, console: Console) -> None:
         self.folder = folder
         self.node = node
         self._file = RecordFile(folder / "records" / f"{node}-agent.jsonl")
         origin = Origin(job_id=job_id, node=node, role="agent", pid=os.getpid(), attempt=attempt)
-        self._emitter = Emitter(origin, [self._file])
+        self._emitter = Emitter(origin, [self._file, console])
+        self.console = console
         self._cycle_began = time.monotonic()
 
     @property

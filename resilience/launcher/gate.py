@@ -1,4 +1,6 @@
-"""Is this node fit for the next cycle?  Checks that run before each one, all at the same time.
+"""Is this node fit for the next cycle, and still while workers run?  Checks that run before each cycle.
+
+They run all at the same time; a patrol repeats the one that costs a job nothing while workers run.
 
 A check answers what is wrong, within a limit of its own; one that raises or does not answer is a refusal
 as well, so that a hung file system or driver cannot hold the job. What cannot be ended is left behind in
@@ -9,6 +11,7 @@ That the node leaves, and says why, is `node`'s: one `NodeUnhealthy` for each re
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -74,6 +77,39 @@ class Gate:
         return [refusal for refusal in refused if refusal is not None]
 
 
+class Patrol:
+    """One check, repeated while workers run. Main thread only; never waits."""
+
+    def __init__(self, check: Check, interval: float) -> None:
+        """interval: seconds between the begins of two looks."""
+        self._check, self._interval = check, interval
+        self._look: _Look | None = None
+        self._began = -math.inf
+
+    def refusal(self, now: float) -> Refusal | None:
+        """Return what the look that is under way has found, if it has, or is late; begin the next when it is time.
+
+        now: seconds on a monotonic clock. A look that nothing can end is left behind, and not repeated."""
+        if self._look is None:
+            if now - self._began >= self._interval:
+                self._look, self._began = _Look(self._check), now
+            return None
+        found = self._look.answer()
+        if found is None:
+            if now - self._began < self._check.limit:
+                return None
+            self._check.give_up()
+            self._began = math.inf
+            found = late(self._check)
+        self._look = None
+        return found if found.detail else None
+
+
+def late(check: Check) -> Refusal:
+    """The refusal of a check that does not answer."""
+    return Refusal(check.name, f"no answer within {check.limit:g} s")
+
+
 class _Look:
     """A check at work."""
 
@@ -88,9 +124,12 @@ class _Look:
             is_late = time.monotonic() >= deadline
             if is_late or is_interrupted():
                 self.check.give_up()
-                late = Refusal(self.check.name, f"no answer within {self.check.limit:g} s")
-                return late if is_late else None
+                return late(self.check) if is_late else None
         return Refusal(self.check.name, self._answer) if self._answer else None
+
+    def answer(self) -> Refusal | None:
+        """Return what was answered, with an empty detail if nothing is wrong; None if nothing yet."""
+        return Refusal(self.check.name, self._answer) if self._has_answered.is_set() else None
 
     def _work(self) -> None:
         try:

@@ -6,7 +6,9 @@ here, in the opposite order, whatever happened in between."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import re
 import socket
 import sys
 import time
@@ -36,8 +38,9 @@ from resilience.errors import ConfigurationError
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command
-from resilience.launcher.gate import Gate, checks
-from resilience.launcher.meeting import kind_of
+from resilience.launcher.console import Console
+from resilience.launcher.gate import Devices, Gate, Patrol, checks
+from resilience.launcher.meeting import KINDS, kind_of
 from resilience.launcher.monitors import Monitors
 from resilience.launcher.node import Node
 from resilience.launcher.output import RunFolderLogs
@@ -69,7 +72,7 @@ def launch(command: Command) -> int:
         choice = group_rank(command, rendezvous)
         handler = Handler(rendezvous, stores, name, choice.rank if choice else None, is_interrupted=signals.has_any)
         ending.callback(handler.shutdown)
-        account = Account(folder, job_id, name, settings.attempt)
+        account = Account(folder, job_id, name, settings.attempt, Console(command.config.log_level, folder))
         ending.callback(account.close)
         exports = AgentExports.start(folder, name, account.emit, command.options.metrics_port)
         if exports is not None:
@@ -85,6 +88,7 @@ def launch(command: Command) -> int:
             zygote,
             signals,
             Gate(checks(folder, command.options.min_free_disk_mb, handler.probe, command.options.health_check)),
+            Patrol(Devices(), command.config.node_health_check_interval),
             command.options,
             limits_of(command, settings, folder, account),
             command.config.restart_policy,
@@ -153,8 +157,24 @@ def limits_of(command: Command, settings: Settings, folder: Path, account: Accou
 
 
 def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
-    """Let torchrun make its configuration; return it with the workers' program and arguments."""
+    """Let torchrun make its configuration; return it with the workers' program and arguments.
+
+    Raises: ConfigurationError."""
     args = command.torchrun
+    if args.rdzv_backend not in (*KINDS, "resilience"):
+        raise ConfigurationError(f"--rdzv-backend is {args.rdzv_backend!r}, expected one of {', '.join(KINDS)}")
+    if not re.fullmatch(r"\d+(:\d+)?", args.nnodes):
+        raise ConfigurationError(f"--nnodes is {args.nnodes!r}, expected a number of nodes, or MIN:MAX")
+    try:
+        config, entrypoint, arguments = _settle(args)
+    except (ValueError, RuntimeError, AssertionError) as error:  # torch's own words
+        raise ConfigurationError(f"{error} (see `resilience run --help`)") from error
+    if config.nproc_per_node < 1:
+        raise ConfigurationError(f"--nproc-per-node is {args.nproc_per_node}, expected 1 or more")
+    return config, entrypoint, arguments
+
+
+def _settle(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[str]]:
     _, most = torchrun.parse_min_max_nnodes(args.nnodes)
     is_alone = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
     if args.standalone or is_alone:

@@ -34,7 +34,7 @@ from resilience.telemetry import signs
 if TYPE_CHECKING:
     from resilience.launcher.account import Account
     from resilience.launcher.arguments import Options
-    from resilience.launcher.gate import Gate
+    from resilience.launcher.gate import Gate, Patrol
     from resilience.launcher.monitors import Monitors
     from resilience.launcher.rendezvous import Handler
     from resilience.launcher.running import Ended, Running
@@ -58,6 +58,7 @@ class Node:
         zygote: Zygote | None,
         signals: Signals,
         gate: Gate,
+        patrol: Patrol,
         options: Options,
         limits: Limits,
         policy: Policy,
@@ -75,6 +76,7 @@ class Node:
         self.failure: InterruptionRecord | None = None  # the last one that was seen here
         self.restarts_used = 0
         self._gate = gate
+        self._patrol = patrol
         self._options = options
         self._limits = limits
         self.policy = policy
@@ -93,7 +95,7 @@ class Node:
         )
         self._least = least
         self._step = -1  # the highest that any worker here has told
-        self._excluded_for: str | None = None  # why a rank asked for this node's exclusion
+        self._excluded_for: str | None = None  # why this node is to leave
         self._is_zygote_lost = False
         self._leaves = ""  # why this node goes while others may stay
         self._forget()
@@ -127,7 +129,7 @@ class Node:
         """Check this node's health; answers a verdict if it must leave."""
         if self._excluded_for is not None:
             self.handler.exclude(self.name, self._excluded_for)
-            return self._leave(f"a rank asked for this node's exclusion: {self._excluded_for}")
+            return self._leave(f"this node's exclusion was asked for: {self._excluded_for}")
         refusals = self._gate.refusals(self.signals.has_any)
         for refusal in refusals:
             self.account.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
@@ -215,7 +217,8 @@ class Node:
         for local_rank, message in self.monitors.poll(0.0):
             match message:
                 case messages.Found(record):
-                    self._records.setdefault(record.pid or -1, record)
+                    if self._records.setdefault(record.pid or -1, record) is record:
+                        self.account.console.found(record)
                 case messages.Gone(worker_pid):
                     self._gone.add(worker_pid)
                 case Lost(monitor_pid, why):
@@ -240,6 +243,7 @@ class Node:
         """What a signal or a rank asks for, once it stands. Raises: StoreError."""
         verdict = self._stop = self._signalled() or self._stop
         if verdict is None:
+            self._look_at_devices()
             verdict = control.answer(self._requests, self.name)
             if verdict is None:
                 return None
@@ -248,6 +252,13 @@ class Node:
             if verdict.outcome == "preempted":
                 self.account.emit(events.StopRequested(verdict.detail, self._options.stop_grace))
         return self.agree(verdict)
+
+    def _look_at_devices(self) -> None:
+        """A node whose devices fail leaves, as if one of its ranks had asked for that."""
+        refusal = self._patrol.refusal(time.monotonic())
+        if refusal is not None:
+            self.account.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
+            self._requests.append(Request("ExcludeThisNode", f"{refusal.check}: {refusal.detail}"[:500]))
 
     def _signalled(self) -> Verdict | None:
         """What the signals since the last look ask for."""

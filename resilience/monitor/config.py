@@ -184,7 +184,8 @@ class FaultToleranceConfig:
         default=signal.SIGKILL, metadata=_about(_signal, "sent to a rank past a limit")
     )
     log_level: int = dataclasses.field(
-        default=LOG_LEVELS["INFO"], metadata=_about(_log_level, "what the launcher and its monitors log")
+        default=LOG_LEVELS["INFO"],
+        metadata=_about(_log_level, "from which level on the launcher tells people what happens, on standard error"),
     )
     restart_policy: RestartPolicy = dataclasses.field(
         default="any-failed",
@@ -201,7 +202,7 @@ class FaultToleranceConfig:
         ),
     )
     node_health_check_interval: float = dataclasses.field(
-        default=5.0, metadata=_about(_seconds, "between two health checks of a node")
+        default=5.0, metadata=_about(_seconds, "between two looks at a node's devices while workers run")
     )
 
     def __setattr__(self, name: str, value: Any) -> None:

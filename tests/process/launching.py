@@ -6,6 +6,7 @@ shared file system."""
 
 from __future__ import annotations
 
+import os
 import textwrap
 import time
 from collections.abc import Callable
@@ -36,9 +37,15 @@ def await_file(name, limit=60.0):
 
 
 def agent(arguments: list[str]) -> None:
-    """Be an agent. The exit status is the launcher's."""
+    """Be an agent. The exit status is the launcher's.
+
+    SICK_DEVICE: this node's device is lost once that file exists."""
+    from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
 
+    sick = os.environ.get("SICK_DEVICE")
+    if sick is not None:
+        Devices.look = lambda check: "GPU 0: GPU is lost (15)" if os.path.exists(sick) else ""  # type: ignore[method-assign]
     raise SystemExit(main(arguments))
 
 

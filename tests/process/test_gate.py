@@ -17,7 +17,7 @@ import pytest
 
 from resilience.adapters.health import nvml
 from resilience.launcher import gate
-from resilience.launcher.gate import Command, Devices, Disk, Gate, Refusal, Store
+from resilience.launcher.gate import Command, Devices, Disk, Gate, Patrol, Refusal, Store
 from tests.process.children import child
 
 LONG = 600.0
@@ -208,3 +208,59 @@ def test_node_has_the_checks_it_was_given(tmp_path: Path) -> None:
 
     assert names(100, fail, "true") == ["disk", "store", "gpu", "command"]
     assert names(0, fail, None) == ["store", "gpu"]
+
+
+# -- patrol -------------------------------------------------------------------------------------------
+
+
+def patrolled(patrol: Patrol, now: float) -> Refusal:
+    """Look until the look that is under way has been answered, all at one moment."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = patrol.refusal(now)
+        if found is not None:
+            return found
+        time.sleep(0.001)
+    raise AssertionError("the patrol found nothing")
+
+
+def test_patrol_looks_once_an_interval_and_tells_what_it_finds() -> None:
+    begun: list[float] = []
+    answers = iter(["", "", "lost"])
+    now = 100.0
+
+    def look() -> str:
+        begun.append(now)
+        return next(answers)
+
+    patrol = Patrol(Checking("gpu", look), 5.0)
+    while now < 110.0:
+        assert patrol.refusal(now) is None
+        await_idle()
+        now += 1.0
+    assert patrolled(patrol, now) == Refusal("gpu", "lost")
+    assert begun == [100.0, 105.0, 110.0]
+
+
+def await_idle() -> None:
+    """Wait until no look is under way."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("resilience-gate-"):
+            thread.join(60)
+
+
+def test_patrol_of_a_check_that_hangs_is_a_refusal_after_its_limit_and_is_not_repeated(
+    hang: Callable[[], str],
+) -> None:
+    check = Checking("gpu", hang, limit=30.0)
+    patrol = Patrol(check, 5.0)
+    assert [patrol.refusal(now) for now in (0.0, 29.9)] == [None, None]
+    assert not check.is_given_up
+    assert patrol.refusal(30.0) == Refusal("gpu", "no answer within 30 s")
+    assert check.is_given_up
+    assert [patrol.refusal(now) for now in (31.0, 100.0, 1000.0)] == [None] * 3
+    assert sum(thread.name == "resilience-gate-gpu" for thread in threading.enumerate()) == 1
+
+
+def test_patrol_of_a_check_that_raises_is_a_refusal() -> None:
+    assert patrolled(Patrol(Checking("gpu", fail), 5.0), 0.0) == Refusal("gpu", "OSError: no such device")

@@ -314,5 +314,5 @@ def test_excluded_node_that_hosts_the_store_stays_until_the_others_are_through(l
     assert whys(job, 0, 1) == [["first"], ["first", "request"]]
     assert job.of(events.RestartDecided) == []
     assert [record.event.why for record in job.of(events.NodeExcluded)] == [
-        "a rank asked for this node's exclusion: node node0 leaves: bad memory"
+        "this node's exclusion was asked for: node node0 leaves: bad memory"
     ]

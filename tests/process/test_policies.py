@@ -77,6 +77,25 @@ def test_node_that_falls_ill_between_cycles_leaves_and_the_other_goes_on(launch:
     assert [record.origin.node for record in job.of(events.NodeUnhealthy)] == ["node1"]
 
 
+def test_node_whose_device_fails_while_workers_run_leaves_and_the_other_goes_on(launch: Launch, tmp_path: Path) -> None:
+    job = launch(
+        "say(f'size{size}')\nif cycle == 0: await_file('never')",
+        *("--ft-node-health-check-interval", "0.05"),
+        nodes="1:2",
+        agents=2,
+        per_agent=({}, {"SICK_DEVICE": str(tmp_path / "sick")}),
+    )
+    for rank in range(2):
+        job.await_worker(f"size2.0.{rank}")
+    (tmp_path / "sick").touch()
+    assert job.wait() == [0, 95]
+    assert cycles(job, "node0") == ["first", "request"]
+    assert (tmp_path / "size1.1.0").exists()
+    (told,) = job.of(events.NodeUnhealthy)
+    assert (told.origin.node, told.event.check, told.event.detail) == ("node1", "gpu", "GPU 0: GPU is lost (15)")
+    assert job.of(events.RestartDecided) == []  # costs no restart
+
+
 # -- min-healthy --------------------------------------------------------------------------------------
 
 MIN_HEALTHY = ("--ft-restart-policy", "min-healthy")

@@ -1,0 +1,104 @@
+"""What does a person at the terminal of a running job read?  A sentence for each thing that matters.
+
+A sink beside the record file: of the agent's own events, and of what monitors find, those for people
+become a line on standard error, from `--ft-log-level` on. What all nodes know alike is told by one of them,
+for a job's terminal shows the lines of all. Whoever reads too slowly loses lines, and never holds the agent."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+from resilience.core import events
+from resilience.core.attribution import InterruptionRecord
+from resilience.core.records import Record
+from resilience.monitor.config import LOG_LEVELS
+
+STDERR = 2
+LONGEST = 1000  # bytes of a line; a pipe takes it in one piece
+
+
+class Console:
+    """Lines of one agent. Main thread only."""
+
+    def __init__(self, level: int, folder: Path, descriptor: int = STDERR) -> None:
+        """level: the least that is shown, as in `logging`; folder: of the run, told once."""
+        self._level, self._folder, self._descriptor = level, folder, descriptor
+        self._met: events.RendezvousCompleted | None = None
+        self._left_out = 0
+
+    def take(self, record: Record) -> bool:
+        """Show an event if it is for people. Always taken: what is not shown here is in the record file."""
+        event = record.event
+        if isinstance(event, events.RendezvousCompleted):
+            self._met = event
+        text = self._sentence(record)
+        if text:
+            self._show(event.level, text)
+        return True
+
+    def found(self, record: InterruptionRecord) -> None:
+        """Show what a monitor found out about its rank."""
+        self._show("error", _interruption(record))
+
+    def _sentence(self, record: Record) -> str:
+        """One line for an event, empty for what is no news to a person."""
+        event = record.event
+        is_first = self._met is not None and self._met.group_rank == 0
+        match event:
+            case events.CycleStarted(why, used, most) if is_first and self._met is not None:
+                size = f"{_count(self._met.world_size, 'rank')} on {_count(self._met.nodes, 'node')}"
+                if why == "first":
+                    return f"{size}; records in {self._folder}"
+                return f"cycle {record.origin.cycle} after {_WHY[why]}: {size}, {used} of {most} restarts used"
+            case events.RestartDecided("restart", _, _, _, left, same):
+                again = f"; the same failure {same} times in a row" if same > 1 else ""
+                return f"all workers start again, {_count(left, 'restart')} left{again}"
+            case events.Interrupted(found):
+                return _interruption(found)
+            case events.NodeUnhealthy(check, detail):
+                return f"node {record.origin.node} is unhealthy ({check}): {detail}"
+            case events.NodeExcluded(why):
+                return f"node {record.origin.node} takes no further part: {why}"
+            case events.ControlRequested(action, description, local_rank):
+                return f"local rank {local_rank} asks for {action}" + (f": {description}" if description else "")
+            case events.StopRequested(source, grace):
+                return f"the job stops ({source}); workers have {grace:g} s to write a checkpoint"
+            case events.MonitorLost(pid, why):
+                return f"monitor {pid} of rank {record.origin.initial_rank} is gone: {why}; another one starts"
+            case events.ZygoteLost(why):
+                return f"workers start cold from now on: {why}"
+        return ""
+
+    def _show(self, level: str, text: str) -> None:
+        if LOG_LEVELS[level.upper()] < self._level:
+            return
+        if self._left_out:
+            text = f"({_count(self._left_out, 'line')} not shown) {text}"
+        line = " ".join(f"resilience run: {text}".split()).encode(errors="replace")[: LONGEST - 1] + b"\n"
+        try:
+            ready = select.poll()
+            ready.register(self._descriptor, select.POLLOUT)
+            if ready.poll(0) and os.write(self._descriptor, line):
+                self._left_out = 0
+                return
+        except OSError:
+            pass  # closed, full, or nobody there any more
+        self._left_out += 1
+
+
+_WHY = {"failure": "a failure", "membership": "a change of nodes", "request": "a request"}
+
+
+def _interruption(record: InterruptionRecord) -> str:
+    where = f"rank {record.rank}" + (f" on {record.node}" if record.node else "")
+    said = record.message or record.interruption.value
+    error = record.exception
+    if error is not None and error.type not in said:
+        said += f": {error.type}: {error.message}"
+    return f"{where}: {said}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,127 @@
+"""What a person at the terminal of a running job reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.core.attribution import ExceptionInfo, Interruption, InterruptionRecord
+from resilience.core.events import Event
+from resilience.core.identity import Origin
+from resilience.core.records import Record
+from resilience.launcher.console import LONGEST, Console
+
+Read = Callable[[], list[str]]
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def read(descriptor: int) -> list[str]:
+    parts = []
+    while True:
+        try:
+            parts.append(os.read(descriptor, 1 << 20))
+        except BlockingIOError:
+            return b"".join(parts).decode().splitlines()
+
+
+def record(event: Event, cycle: int = 0, initial_rank: int | None = None) -> Record:
+    origin = Origin(job_id="job", node="a", role="agent", pid=1, cycle=cycle, initial_rank=initial_rank)
+    return Record(sequence=0, wall_ns=0, mono_ns=0, origin=origin, event=event)  # type: ignore[arg-type]
+
+
+def met(group_rank: int) -> Record:
+    return record(events.RendezvousCompleted(group_rank, 2, 16, "deterministic", "a:1"))
+
+
+def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]:
+    console = Console(level, Path("/runs/job"), pipe[1])
+    assert all(console.take(each) for each in records)
+    return read(pipe[0])
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (events.CycleStarted("first", 0, 10), "16 ranks on 2 nodes; records in /runs/job"),
+        (events.CycleStarted("failure", 1, 10), "cycle 0 after a failure: 16 ranks on 2 nodes, 1 of 10 restarts used"),
+        (events.RestartDecided("restart", "f", "why", 1, 9, 1), "all workers start again, 9 restarts left"),
+        (
+            events.RestartDecided("restart", "f", "why", 9, 1, 2),
+            "all workers start again, 1 restart left; the same failure 2 times in a row",
+        ),
+        (events.NodeUnhealthy("disk", "12 MiB free"), "node a is unhealthy (disk): 12 MiB free"),
+        (events.NodeExcluded("bad memory"), "node a takes no further part: bad memory"),
+        (events.ControlRequested("Stop", "", 1), "local rank 1 asks for Stop"),
+        (events.ControlRequested("Stop", "enough", 1), "local rank 1 asks for Stop: enough"),
+        (
+            events.StopRequested("SIGTERM to rank 1", 30.0),
+            "the job stops (SIGTERM to rank 1); workers have 30 s to write a checkpoint",
+        ),
+        (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone: killed; another one starts"),
+        (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
+        (
+            events.Interrupted(
+                InterruptionRecord(
+                    3,
+                    Interruption.EXCEPTION,
+                    "process 5 ended (1)",
+                    node="a",
+                    exception=ExceptionInfo("ValueError", "bad\nbatch", "f"),
+                )
+            ),
+            "rank 3 on a: process 5 ended (1): ValueError: bad batch",
+        ),
+    ],
+)
+def test_what_matters_is_a_sentence(pipe: tuple[int, int], event: Event, line: str) -> None:
+    assert shown(pipe, met(0), record(event, initial_rank=3)) == [f"resilience run: {line}"]
+
+
+def test_what_all_nodes_know_is_told_by_the_first(pipe: tuple[int, int]) -> None:
+    assert shown(pipe, met(1), record(events.CycleStarted("first", 0, 10))) == []
+
+
+def test_small_steps_and_the_end_are_no_news(pipe: tuple[int, int]) -> None:
+    steps = [events.CyclePhaseStarted("spawn"), events.WorkerStarted(0, 0, 5, "warm"), events.JobEnded("completed", 0)]
+    assert shown(pipe, met(0), *map(record, steps), level=10) == []
+
+
+@pytest.mark.parametrize(("level", "count"), [(10, 3), (20, 3), (30, 2), (40, 1), (50, 0)])
+def test_level_says_from_where_on(pipe: tuple[int, int], level: int, count: int) -> None:
+    told = [events.CycleStarted("first", 0, 10), events.ZygoteLost("dead"), events.MonitorLost(7, "killed")]
+    assert len(shown(pipe, met(0), *map(record, told), level=level)) == count
+
+
+def test_a_reader_that_stalls_loses_lines_knows_it_and_holds_nobody(pipe: tuple[int, int]) -> None:
+    console = Console(20, Path("/runs/job"), pipe[1])
+    found = InterruptionRecord(3, Interruption.TERMINATED, "x" * 2000)
+    for _ in range(1000):
+        console.found(found)
+    lines = read(pipe[0])
+    assert 10 < len(lines) < 1000
+    assert {len(line) + 1 for line in lines} == {LONGEST}
+    console.found(found)
+    (line,) = read(pipe[0])
+    assert line.startswith(f"resilience run: ({1000 - len(lines)} lines not shown) rank 3")
+
+
+def test_a_terminal_that_is_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    console = Console(20, Path("/runs/job"), writing)
+    console.found(InterruptionRecord(3, Interruption.TERMINATED, "dead"))
+    os.close(writing)
+    console.found(InterruptionRecord(3, Interruption.TERMINATED, "dead"))
