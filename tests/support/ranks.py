@@ -6,6 +6,7 @@ ran to its end leaves running fails the test."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -206,7 +207,8 @@ class Job:
         _, alive = psutil.wait_procs(left, self.leave_limit if self.ran_to_its_end else 0.0)
         told = [f"{process.pid} {process.name()} {process.status()}" for process in alive if process.is_running()]
         for process in alive:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+                process.kill()
         psutil.wait_procs(alive, 10.0)
         assert not (self.ran_to_its_end and told), f"left running by a finished job: {', '.join(told)}{self.output()}"
 

@@ -31,10 +31,11 @@ def start_and_hold(start: Start, nodes: int) -> Job:
 
 
 def lose_node(job: Job, node: int) -> list[int]:
-    """Kill all of a node at once, monitors first, so that nobody there tells of it; answers its ranks."""
+    """Kill all of a node at once, so that nobody there tells of it: first all are stopped. Answers its ranks."""
     ranks = list(range(node * PER_NODE, (node + 1) * PER_NODE))
-    for pid in [*(job.monitor_pid(rank) for rank in ranks), *(job.pids[rank] for rank in ranks)]:
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in [*(job.monitor_pid(rank) for rank in ranks), *(job.pids[rank] for rank in ranks)]:
+            os.kill(pid, number)
     return ranks
 
 
