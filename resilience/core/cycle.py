@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from resilience.core.budget import Failure
 from resilience.core.events import CycleOutcome, CycleReason
 
 FAILED = 1  # exit statuses of the launcher, beside 0, 2 for wrong use, and 128 + signal
@@ -16,7 +17,8 @@ EXCLUDED = 95
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """outcome: of the cycle. again: why another one starts, None if the job ends. node: who reached it.
-    exit_code: of every agent, once the job ends."""
+    exit_code: of every agent, once the job ends. failure: what the job's budget is charged with, by all who obey,
+    for who reached the verdict may be gone before it could."""
 
     outcome: CycleOutcome
     node: str
@@ -24,6 +26,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     exit_code: int = 0
     detail: str = ""
     rank: int | None = None  # that failed first, as its agent saw it
+    failure: Failure | None = None
 
 
 COMPLETED = Verdict(outcome="completed", node="")

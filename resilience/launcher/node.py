@@ -303,7 +303,14 @@ class Node:
 
     def agree(self, verdict: Verdict) -> Verdict:
         """Let a verdict stand for all agents of this cycle, unless another one does."""
-        return cycle.decode(self.handler.end_cycle(cycle.encode(verdict)))
+        return self._obey(self.handler.end_cycle(cycle.encode(verdict)))
+
+    def _obey(self, text: str) -> Verdict:
+        """Read the verdict that stands, and charge the budget unless somebody else has."""
+        verdict = cycle.decode(text)
+        if verdict.failure is not None:
+            self._budget.spend(verdict.failure)
+        return verdict
 
     def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
         """What follows from workers that failed here; None if the others go on without them. Raises: StoreError."""
@@ -326,7 +333,7 @@ class Node:
         is_through: no worker is left here. Raises: StoreError, RendezvousConnectionError."""
         text = self.handler.cycle_end()
         if text is not None:
-            return cycle.decode(text)
+            return self._obey(text)
         if is_through:
             self._nodes.note("ended")
         elif time.monotonic() < self._look_at:
@@ -335,7 +342,7 @@ class Node:
         if self.handler.is_cycle_ended():
             text = self.handler.cycle_end()  # perhaps by now
             if text is not None:
-                return cycle.decode(text)
+                return self._obey(text)
             if self.handler.last_words():
                 return self.closed("")
             return Verdict("interrupted", self.name, again="membership", detail="the others went on without this node")
@@ -404,6 +411,7 @@ class Node:
     def _spend(self, verdict: Verdict, failure: Failure) -> Verdict:
         """Ask the job's budget what a failure brings about; let the answer stand."""
         answer = self._budget.decide(failure)
+        verdict = msgspec.structs.replace(verdict, failure=failure)
         if answer.is_restart:
             verdict = msgspec.structs.replace(verdict, again="failure")
         else:
@@ -411,7 +419,6 @@ class Node:
             verdict = msgspec.structs.replace(verdict, outcome="exhausted", exit_code=answer.exit_code, detail=detail)
         standing = self.agree(verdict)
         if standing == verdict:
-            self._budget.spend(failure)
             self.account.emit(
                 events.RestartDecided(
                     "restart" if answer.is_restart else "stop",

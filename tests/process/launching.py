@@ -7,6 +7,7 @@ shared file system."""
 from __future__ import annotations
 
 import os
+import signal
 import textwrap
 import time
 from collections.abc import Callable
@@ -39,9 +40,14 @@ def await_file(name, limit=60.0):
 def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
-    SICK_DEVICE: this node's device is lost once that file exists."""
+    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
+    charge the job's budget."""
+    from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
+
+    if os.environ.get("DIES") == "spending":
+        JobBudget.spend = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
 
     sick = os.environ.get("SICK_DEVICE")
     if sick is not None:

@@ -100,6 +100,18 @@ def test_c_restarts_are_counted_for_the_job_and_not_for_each_agent(launch: Launc
 # -- (d) membership -----------------------------------------------------------------------------------
 
 
+def test_c_restart_is_counted_if_the_agent_that_decides_is_killed_on_the_way(launch: Launch) -> None:
+    job = launch(
+        "say('ran')\nif cycle == 0 and rank == 1: sys.exit(3)\nif cycle == 0: await_file('never')",
+        nodes="1:2",
+        per_agent=({}, {"DIES": "spending"}),
+    )
+    assert job.wait() == [0, None]
+    (began,) = [record for record in job.of(events.CycleStarted) if record.origin.cycle == 1]
+    assert (began.event.why, began.event.restarts_used) == ("failure", 1)
+    assert job.of(events.RestartDecided) == []  # it was killed before it could tell
+
+
 def test_d_node_that_joins_costs_no_restart(launch: Launch) -> None:
     job = launch("say(f'size{size}')\nif size == 1: await_file('never')", "--max-restarts", "0", nodes="1:2", agents=1)
     job.await_worker("size1.0.0")
