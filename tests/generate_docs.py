@@ -94,9 +94,11 @@ def metrics_page() -> str:
     lines = [
         "# Metrics\n",
         MADE,
-        "Served for Prometheus on RESILIENCE_METRICS_PORT, one endpoint a node; the last snapshot stands in the run "
-        "folder, `metrics/<node>.prom`. Base units, seconds. Counters survive the death of ranks and monitors: they "
-        "are counted from the record files.\n",
+        "One endpoint a node, or a file for node-exporter; [how to collect them](dashboards.md"
+        "#where-the-metrics-come-from). The last snapshot stands in the run folder, `metrics/<node>.prom`. Base units, "
+        "seconds. Counters survive the death of ranks, monitors and agents: they are counted from the record files. "
+        "`resilience_elastic_…` is what torch's elastic agent, which ours is built on, says of itself through "
+        "`torch.distributed.elastic.metrics` and `.events`; handlers that are configured there get it all the same.\n",
         "\n| name | type | labels | meaning | made from |\n|---|---|---|---|---|\n",
     ]
     for metric in METRICS:

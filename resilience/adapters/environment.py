@@ -30,6 +30,7 @@ DISTRIBUTED = (
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^(?!\.{1,2}$)[^/\x00]+$")]
 SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=int(signal.SIGRTMAX))]
@@ -66,7 +67,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     metrics_port: Annotated[
-        Port | None, _setting("port", "no endpoint", "port of the node's Prometheus endpoint, on the loopback address")
+        Port | None,
+        _setting("port", "no endpoint", "port of the node's Prometheus endpoint; the next free one if taken"),
+    ] = None
+    metrics_host: Annotated[
+        Address,
+        _setting("address", "`127.0.0.1`", "address on which the endpoint listens; `0.0.0.0`: on all of the node's"),
+    ] = "127.0.0.1"
+    metrics_textfile: Annotated[
+        str | None,
+        _setting(
+            "path", "no file", "folder of node-exporter's textfile collector, where the metrics are left every 15 s"
+        ),
     ] = None
     metrics_ranks: Annotated[
         Literal["all", "unhealthy", "none"],

@@ -451,6 +451,26 @@ class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     why: str
 
 
+class ElasticMeasured(Event, frozen=True, tag="elastic.measured"):
+    """torchelastic put a value on its own stream of metrics; what it means stands in torch's documentation."""
+
+    level: ClassVar[Level] = "debug"
+    name: str
+    value: float
+
+
+class ElasticTold(Event, frozen=True, tag="elastic.told"):
+    """torchelastic recorded an event of its own, of its agent or of a worker; names and states are torch's."""
+
+    level: ClassVar[Level] = "debug"
+    name: str
+    source: str
+    state: str
+    worker_rank: int | None = None
+    duration_s: float | None = None
+    error: str = ""
+
+
 class TimeoutsLoaded(Event, frozen=True, tag="timeouts.loaded"):
     """Learned limits hold from the start of this run. `note`: what a person should know of that."""
 
@@ -527,6 +547,8 @@ CATALOGUE: tuple[type[Event], ...] = (
     NodeExcluded,
     NodeUnhealthy,
     ZygoteLost,
+    ElasticMeasured,
+    ElasticTold,
     TimeoutsLoaded,
     TimeoutExceededInShadow,
     TimeoutsStale,
@@ -580,6 +602,8 @@ AnyEvent = (
     | NodeExcluded
     | NodeUnhealthy
     | ZygoteLost
+    | ElasticMeasured
+    | ElasticTold
     | TimeoutsLoaded
     | TimeoutExceededInShadow
     | TimeoutsStale

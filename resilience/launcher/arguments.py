@@ -36,6 +36,13 @@ class Options:
     metrics_port: int | None = dataclasses.field(
         default=None, metadata={"help": "port of the node's Prometheus endpoint; default RESILIENCE_METRICS_PORT"}
     )
+    metrics_host: str | None = dataclasses.field(
+        default=None, metadata={"help": "address it listens on; default RESILIENCE_METRICS_HOST, else 127.0.0.1"}
+    )
+    metrics_textfile: str | None = dataclasses.field(
+        default=None,
+        metadata={"help": "folder in which node-exporter finds the metrics; default RESILIENCE_METRICS_TEXTFILE"},
+    )
     timeouts: str | None = dataclasses.field(
         default=None,
         metadata={"help": "limits of `resilience calibrate`; auto: the newest beside runs of this configuration"},

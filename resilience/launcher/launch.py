@@ -50,8 +50,9 @@ from resilience.launcher.stores import StoreProcess
 from resilience.launcher.summary import summary
 from resilience.launcher.zygote import Zygote
 from resilience.monitor.config import to_limits
+from resilience.telemetry.elastic import bridged
 from resilience.telemetry.recording import JOB_FILE, Job
-from resilience.telemetry.setup import AgentExports
+from resilience.telemetry.setup import AgentExports, Asked
 
 
 def launch(command: Command) -> int:
@@ -74,9 +75,12 @@ def launch(command: Command) -> int:
         ending.callback(handler.shutdown)
         account = Account(folder, job_id, name, settings.attempt, Console(command.config.log_level, folder))
         ending.callback(account.close)
-        exports = AgentExports.start(folder, name, account.emit, command.options.metrics_port)
+        options = command.options
+        asked = Asked(options.metrics_port, options.metrics_host, options.metrics_textfile)
+        exports = AgentExports.start(folder, name, account.emit, asked)
         if exports is not None:
             ending.callback(exports.close, 2.0)
+        ending.enter_context(bridged(account.emit, config.event_log_handler))
         monitors = Monitors(folder, name, config.nproc_per_node)
         ending.callback(monitors.close, 2.0)
         monitors.start()

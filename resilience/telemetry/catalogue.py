@@ -20,6 +20,8 @@ RESTART_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 PHASE_BUCKETS = (0.002, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
 DURATION_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0)
 
+CALL_BUCKETS = (0.1, 1.0, 10.0, 60.0, 600.0)
+
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
 
@@ -219,6 +221,35 @@ METRICS: tuple[Metric, ...] = (
         "The largest recent duration of a section, or of one that is open, by its limit.",
         ("section",),
         source="signs of life, timing histograms",
+    ),
+    Metric(
+        "resilience_elastic_calls_total",
+        "counter",
+        "torchelastic's own: calls of its agent, by how they ended (`<call>.success`, `<call>.failure`).",
+        ("call", "outcome"),
+        (_E.ElasticMeasured,),
+    ),
+    Metric(
+        "resilience_elastic_call_duration_seconds",
+        "histogram",
+        "torchelastic's own: how long calls of its agent took (`<call>.duration.ms`).",
+        ("call",),
+        (_E.ElasticMeasured,),
+        CALL_BUCKETS,
+    ),
+    Metric(
+        "resilience_elastic_value",
+        "gauge",
+        "torchelastic's own: the last of each other value, as torch names it, without the role of the workers.",
+        ("name",),
+        (_E.ElasticMeasured,),
+    ),
+    Metric(
+        "resilience_elastic_events_total",
+        "counter",
+        "torchelastic's own: events of its agent and of workers, by the state that they tell.",
+        ("source", "state"),
+        (_E.ElasticTold,),
     ),
     Metric(
         "resilience_calibration_stale",

@@ -22,6 +22,7 @@ from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.core.symptoms import category_of, symptom
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
+from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.launcher_metrics import LauncherMetrics
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.signs import Signs
@@ -81,6 +82,7 @@ class MetricView:
         self._shown = ranks
         self._launcher = LauncherMetrics()
         self._limits = LimitMetrics()
+        self._elastic = ElasticMetrics()
         self._signs: Mapping[int, Signs] = {}
         self.look: Callable[[], Mapping[int, Signs]] | None = None  # answers what the ranks show at a scrape
         self._lock = threading.Lock()
@@ -122,6 +124,7 @@ class MetricView:
         self._launcher.take(record)
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         self._limits.take(record)
+        self._elastic.take(event)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
         match event:
             case events.TelemetryDropped():
@@ -309,6 +312,7 @@ class MetricView:
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
             ready["resilience_productive_seconds_total"][()] = self._productive(now_ns)
             self._add_launchers(ready, histograms, now_ns)
+            self._add_elastics(ready, histograms)
             for name in _KEPT_IN_NS:
                 ready[name] = {labels: value / 1e9 for labels, value in ready[name].items()}
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
@@ -342,6 +346,15 @@ class MetricView:
                 own.add((name, labels))
                 rows[labels] = _no_buckets(name)
             _add(rows[labels], BY_NAME[name].buckets, value, exemplar)
+
+    def _add_elastics(
+        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, _Buckets]]
+    ) -> None:
+        ready.update({name: dict(values) for name, values in self._elastic.counts.items()})
+        ready["resilience_elastic_value"] = dict(self._elastic.last)
+        name = "resilience_elastic_call_duration_seconds"
+        for labels, value in self._elastic.observed:
+            _add(histograms[name].setdefault(labels, _no_buckets(name)), BY_NAME[name].buckets, value, None)
 
     def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Values of single ranks, of as many as are to be shown."""

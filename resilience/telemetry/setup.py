@@ -3,9 +3,9 @@
 Under the launcher the agent exports for its node, all the time and for all cycles, and monitors never do;
 without one, the leading monitor of the node does. `NodeExports` tails the record files of its node and feeds
 them to the views: whoever takes over after the death of its predecessor reads the files from the start and
-has the same counters. Spans leave over OTLP when the OTEL_* variables name an endpoint, metrics are served on the
-loopback address when RESILIENCE_METRICS_PORT is set; without either, `start` answers None and nothing is
-imported.
+has the same counters. Spans leave over OTLP when the OTEL_* variables name an endpoint, metrics are served when
+RESILIENCE_METRICS_PORT is set, and written for node-exporter when RESILIENCE_METRICS_TEXTFILE is
+(`telemetry.exposing`); without any of them, `start` answers None and nothing is imported.
 
 Fail-open: nothing here raises, blocks or steers. A collector that is dead, slow or answers rubbish costs
 spans, which are counted (`TelemetryDropped`); a full or read-only disk costs the snapshots. `close` is
@@ -20,6 +20,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,13 +33,14 @@ from resilience.telemetry import signs, timings
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.recording import RecordTail
 from resilience.telemetry.sending import Emit, SpanSender
-from resilience.telemetry.span import Trace, parse_traceparent
+from resilience.telemetry.span import parse_traceparent
 from resilience.telemetry.spans import SpanView
 
+if TYPE_CHECKING:
+    from resilience.telemetry.exposing import Exposition, MetricsServer, TextFile
+
 MARGIN = 15.0  # seconds before the start of an exporter from which on it lets spans leave
-LOOPBACK = "127.0.0.1"
-PORTS_TRIED = 32  # from RESILIENCE_METRICS_PORT upwards
-SNAPSHOT_EVERY = 15.0  # seconds between two looks at the timing histograms, and two metric snapshots
+SNAPSHOT_EVERY = 15.0  # seconds between two looks at the timing histograms, two snapshots, two files for node-exporter
 LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, seldom later
 POLL_EVERY = 0.5  # seconds between two looks of the agent's at the record files
 LINGER = 0.02  # seconds between two looks at the files of ranks that are about to end
@@ -49,8 +51,7 @@ Call = tuple[int, int, int]  # attempt, cycle, call
 class NodeExports:
     """What one node exports: its record files, seen through the views."""
 
-    def __init__(self, folder: Path, node: str, exports: Exports, is_agents: bool = False) -> None:
-        self._is_agents = is_agents
+    def __init__(self, folder: Path, node: str, exports: Exports) -> None:
         self._folder = folder
         self._node = node
         self._exports = exports
@@ -61,24 +62,21 @@ class NodeExports:
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
+        self._is_last = False
         exports.metrics.look = self._signs
 
     @classmethod
     def start(
-        cls, folder: Path, node: str, emit: Emit, is_agents: bool = False, port: int | None = None
+        cls, folder: Path, node: str, emit: Emit, is_agents: bool = False, asked: Asked | None = None
     ) -> NodeExports | None:
         """Start what the environment asks for; None if it asks for nothing, or somebody else exports.
 
         folder: the run folder. emit: takes events about the exporting itself. is_agents: called by the
-        launcher's agent. port: that of the metrics, in place of RESILIENCE_METRICS_PORT. Never raises."""
+        launcher's agent. asked: what a command line says of the metrics. Never raises."""
         if not is_agents and monitor_socket() is not None:
             return None  # this node's agent exports
-        exports = Exports.from_environment(node, emit, is_agents, port)
-        if exports is None:
-            return None
-        if exports.port is not None:
-            _announce(folder, node, exports.port)
-        return cls(folder, node, exports, is_agents)
+        exports = Exports.from_environment(folder, node, emit, is_agents, asked or Asked())
+        return None if exports is None else cls(folder, node, exports)
 
     def poll(self) -> None:
         """Take what was added to the node's files since the last time. Costs a `stat` a file. Never raises."""
@@ -129,11 +127,9 @@ class NodeExports:
         while self._completed & set(self._calls.values()) and time.monotonic() < deadline - timeout / 2:
             time.sleep(LINGER)
             self.poll()
-        self._snapshot_at = 0.0
+        self._snapshot_at, self._is_last = 0.0, True
         self.poll()
         self._exports.close(max(0.0, deadline - time.monotonic()))
-        if self._is_agents:  # nobody takes over: Prometheus need not look for it any more
-            _sd_file(self._folder, self._node).unlink(missing_ok=True)
 
     def _note(self, path: Path, record: Record) -> None:
         """Remember which ranks are about to end."""
@@ -170,30 +166,53 @@ class NodeExports:
         text = self._exports.exposition()
         if text is not None:
             files.replace(self._folder / "metrics" / f"{self._node}.prom", text)
+        if self._exports.textfile is not None:
+            self._exports.textfile.write(self._is_last)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a command line says of the metrics, in place of the settings METRICS_PORT, _HOST and _TEXTFILE."""
+
+    port: int | None = None
+    host: str | None = None
+    textfile: str | None = None
+
+    def beside(self, settings: Settings) -> Asked:
+        """Return what holds: what is asked for here, else what the settings say."""
+        return Asked(
+            settings.metrics_port if self.port is None else self.port,
+            self.host or settings.metrics_host,
+            self.textfile or settings.metrics_textfile,
+        )
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.port is None and self.textfile is None
 
 
 class AgentExports:
     """The exporters of the launcher's agent, at work in a thread of their own until `close`."""
 
-    def __init__(self, folder: Path, node: str, emit: Emit, port: int | None) -> None:
-        self._place = (folder, node, emit, port)
+    def __init__(self, folder: Path, node: str, emit: Emit, asked: Asked) -> None:
+        self._place = (folder, node, emit, asked)
         self._done = threading.Event()
         self._close_s = 0.0
         self._thread = threading.Thread(target=self._run, name="resilience-exports", daemon=True)
 
     @classmethod
-    def start(cls, folder: Path, node: str, emit: Emit, port: int | None = None) -> AgentExports | None:
+    def start(cls, folder: Path, node: str, emit: Emit, asked: Asked | None = None) -> AgentExports | None:
         """Export for this node from now on; None, and no thread, if nothing is asked for.
 
         To be called after the agent's last fork. folder: the run folder. emit: takes events about the
-        exporting itself, from any thread. port: of the metrics, in place of RESILIENCE_METRICS_PORT."""
-        if Exporting.from_environment().protocol is None and port is None:
+        exporting itself, from any thread. asked: what the command line says of the metrics."""
+        asked = asked or Asked()
+        if Exporting.from_environment().protocol is None:
             try:
-                if Settings.from_environment().metrics_port is None:
+                if asked.beside(Settings.from_environment()).is_nothing:
                     return None
             except ConfigurationError:
                 pass  # told by the thread
-        made = cls(folder, node, emit, port)
+        made = cls(folder, node, emit, asked)
         made._thread.start()
         return made
 
@@ -204,8 +223,8 @@ class AgentExports:
         self._thread.join(timeout + LINGER)
 
     def _run(self) -> None:
-        folder, node, emit, port = self._place
-        exports = NodeExports.start(folder, node, emit, is_agents=True, port=port)
+        folder, node, emit, asked = self._place
+        exports = NodeExports.start(folder, node, emit, is_agents=True, asked=asked)
         if exports is None:
             return
         while not self._done.wait(POLL_EVERY):
@@ -214,61 +233,54 @@ class AgentExports:
 
 
 class Exports:
-    """The exporters: a sender of spans, a server of metrics, and the views that feed them."""
+    """The exporters: a sender of spans, a server of metrics, a file of them, and the views that feed all of it."""
 
-    def __init__(
-        self,
-        emit: Emit,
-        sender: SpanSender | None = None,
-        server: _MetricsServer | None = None,
-        metrics: MetricView | None = None,
-        parent: Trace | None = None,
-        since_ns: int = 0,
-        is_launched: bool = False,
-    ) -> None:
-        self.metrics = metrics or MetricView(time.monotonic_ns)
+    def __init__(self, emit: Emit, metrics: MetricView, spans: SpanView) -> None:
+        self.metrics = metrics
+        self.textfile: TextFile | None = None
         self._emit = emit
-        self._spans = SpanView(parent, is_launched)
-        self._sender = sender
-        self._server = server
-        self._since_ns = since_ns
+        self._spans = spans
+        self._sender: SpanSender | None = None
+        self._exposition: Exposition | None = None
+        self._server: MetricsServer | None = None
+        self._since_ns = time.time_ns() - round(MARGIN * 1e9)
         self._has_failed = False
 
     @classmethod
-    def from_environment(
-        cls, node: str, emit: Emit, is_launched: bool = False, port: int | None = None
-    ) -> Exports | None:
+    def from_environment(cls, folder: Path, node: str, emit: Emit, is_launched: bool, asked: Asked) -> Exports | None:
         """Start what the environment asks for; None if it asks for nothing. Never raises.
 
-        is_launched: the node's ranks belong to the launcher. port: as for `NodeExports.start`."""
+        is_launched: the node's ranks belong to the launcher. asked: as for `NodeExports.start`."""
         exporting = Exporting.from_environment()
         settings = Settings()
         try:
             settings = Settings.from_environment()
         except ConfigurationError as error:
             emit(events.ExportFailed("prometheus", f"cannot start: {error}"))
-        port = settings.metrics_port if port is None else port
-        if exporting.protocol is None and port is None:
-            return None
-        metrics = MetricView(time.monotonic_ns, settings.metrics_ranks)
-        sender = None if exporting.protocol is None else SpanSender(exporting, node, emit)
-        server = None if port is None else _start_server(port, metrics, emit)
-        if sender is None and server is None:
-            return None
-        return cls(
-            emit,
-            sender,
-            server,
-            metrics,
-            parse_traceparent(exporting.traceparent),
-            time.time_ns() - round(MARGIN * 1e9),
-            is_launched,
-        )
+        asked = asked.beside(settings)
+        view = MetricView(time.monotonic_ns, settings.metrics_ranks)
+        made = cls(emit, view, SpanView(parse_traceparent(exporting.traceparent), is_launched))
+        if exporting.protocol is not None:
+            made._sender = SpanSender(exporting, node, emit)
+        if not asked.is_nothing:
+            made._expose(folder, node, asked)
+        return None if made._sender is None and made._exposition is None else made
 
-    @property
-    def port(self) -> int | None:
-        """The port on which metrics are served."""
-        return None if self._server is None else self._server.port
+    def _expose(self, folder: Path, node: str, asked: Asked) -> None:
+        """Let the metrics be read where they are asked for."""
+        from resilience.telemetry import exposing  # a node that exports nothing loads no server
+
+        try:
+            exposition = exposing.Exposition(self.metrics)
+            if asked.textfile is not None:
+                self.textfile = exposing.TextFile(Path(asked.textfile), folder.name, node, exposition, self._emit)
+            if asked.port is not None and asked.host is not None:
+                self._server = exposing.serve(asked.host, asked.port, exposition, folder, node, self._emit)
+        except Exception as error:  # prometheus_client missing or broken: the job does not notice
+            self._emit(events.ExportFailed("prometheus", f"cannot start: {type(error).__name__}: {error}"[:500]))
+            return
+        if self.textfile is not None or self._server is not None:
+            self._exposition = exposition
 
     def take(self, record: Record) -> bool:
         """Feed a record to the views. Never blocks; answers whether all of it was taken."""
@@ -283,8 +295,8 @@ class Exports:
             self._emit(events.ExportFailed("prometheus" if self._sender is None else "otlp", reason))
 
     def exposition(self) -> bytes | None:
-        """Return the metrics as Prometheus text, None where they are not served."""
-        return None if self._server is None else self._server.exposition()
+        """Return the metrics as Prometheus text, None where nobody is to read them."""
+        return None if self._exposition is None else self._exposition.text()
 
     def close(self, timeout: float) -> None:
         """Let the exporters finish, at most `timeout` seconds in all."""
@@ -293,61 +305,3 @@ class Exports:
             self._sender.close(max(0.0, deadline - time.monotonic()))
         if self._server is not None:
             self._server.close(max(0.1, deadline - time.monotonic()))
-
-
-# -- metrics -----------------------------------------------------------------------------------
-
-
-class _MetricsServer:
-    """Serves the metrics of a view over HTTP, as Prometheus text or OpenMetrics."""
-
-    def __init__(self, port: int, metrics: MetricView) -> None:
-        """Raises: OSError if the port is taken."""
-        import prometheus_client
-
-        self._client = prometheus_client
-        self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
-        self._registry.register(metrics)
-        self._server, _ = prometheus_client.start_http_server(port, LOOPBACK, self._registry)
-        self.port: int = self._server.server_port
-
-    def exposition(self) -> bytes:
-        return self._client.generate_latest(self._registry)
-
-    def close(self, timeout: float) -> None:
-        # Ends within the server's own poll interval (0.5 s); scrapes under way have threads of their own.
-        thread = threading.Thread(target=self._stop, name="resilience-metrics-close", daemon=True)
-        thread.start()
-        thread.join(timeout)
-
-    def _stop(self) -> None:
-        self._server.shutdown()
-        self._server.socket.close()
-
-
-def _start_server(port: int, metrics: MetricView, emit: Emit) -> _MetricsServer | None:
-    last: OSError | None = None
-    for candidate in range(port, min(port + PORTS_TRIED, 65536)) if port else (0,):
-        try:
-            server = _MetricsServer(candidate, metrics)
-        except OSError as error:
-            last = error
-            continue
-        except Exception as error:  # prometheus_client missing or broken: the job does not notice
-            emit(events.ExportFailed("prometheus", f"cannot start: {type(error).__name__}: {error}"[:500]))
-            return None
-        note = "" if server.port == port or not port else f"port {port} is taken"
-        emit(events.ExportStarted("prometheus", f"http://{LOOPBACK}:{server.port}/metrics", note))
-        return server
-    emit(events.ExportFailed("prometheus", f"cannot start: no port from {port} on is free: {last}"))
-    return None
-
-
-def _announce(folder: Path, node: str, port: int) -> None:
-    """Leave an entry for Prometheus's file_sd."""
-    entry = [{"targets": [f"{LOOPBACK}:{port}"], "labels": {"job_id": folder.name, "node": node}}]
-    files.replace(_sd_file(folder, node), msgspec.json.encode(entry))
-
-
-def _sd_file(folder: Path, node: str) -> Path:
-    return folder / "metrics" / f"{node}.sd.json"

@@ -428,6 +428,26 @@ def barrier_rows(bench: Bench) -> Iterator[Row]:
     )
 
 
+def overhead_rows(bench: Bench) -> Iterator[Row]:
+    """The whole account while nothing goes wrong, by a step of 100 ms with 10 sections."""
+    from tests.benchmarks import overhead
+
+    steps = bench.repeat(40, 100)
+    found: dict[str, list[overhead.Cost]] = {variant: [] for variant in overhead.VARIANTS}
+    for number in range(bench.repeat(1, 4)):
+        for variant in overhead.VARIANTS if number % 2 == 0 else overhead.VARIANTS[::-1]:
+            try:
+                found[variant].append(overhead.measure(variant, steps, bench.job_folder()))
+            except (RuntimeError, OSError, ValueError) as error:
+                bench.problems.append(f"overhead, {variant}: {str(error)[:300]}")
+    if found["off"]:
+        yield from overhead.rows(found)
+    try:
+        yield overhead.scrape_row(bench.repeat(20, 100))
+    except (RuntimeError, OSError, ValueError) as error:
+        bench.problems.append(f"overhead, scrape: {str(error)[:300]}")
+
+
 GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "restart": restart_rows,
     "rank-0": rank_zero_rows,
@@ -440,6 +460,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "monitor": monitor_rows,
     "import": import_rows,
     "barrier": barrier_rows,
+    "overhead": overhead_rows,
 }
 
 

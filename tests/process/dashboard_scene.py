@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.analysis.dashboards.export import write
-from resilience.telemetry.setup import AgentExports
+from resilience.telemetry.setup import AgentExports, Asked
 from tests.process.dashboard_jobs import END, LAUNCHED, LIMITS, RESTARTS
 from tests.process.launching import launcher
 from tests.support.prometheus import Watching, watching
@@ -99,7 +99,7 @@ def _launched(server: ForkServer, folder: Path) -> Iterator[Any]:
         options = ("--max-restarts", "4", "--ft-rank-section-timeouts", LIMITS, "--ft-rank-heartbeat-timeout", "60")
         launched = launcher(start, folder)(LAUNCHED, *options, nproc=3, **environment)
         # What an agent exports, exported beside it.
-        exports = AgentExports.start(launched.account.folder, "node0", lambda event: None, free_port())
+        exports = AgentExports.start(launched.account.folder, "node0", lambda event: None, Asked(free_port()))
         assert exports is not None
         stack.callback(exports.close)
         yield launched

@@ -14,7 +14,7 @@ from resilience.core.identity import Origin
 from resilience.core.records import to_line
 from resilience.telemetry import signs
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.setup import AgentExports, NodeExports
+from resilience.telemetry.setup import AgentExports, Asked, NodeExports
 from tests.process.test_export import STRAIGHT, free_port, receiving, scrape
 from tests.support.launch_streams import Fault, launched
 
@@ -50,7 +50,7 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
     opened = (signs.Open("data", now - 100.0),)
     assert signs.write(tmp_path, signs.Signs(origin, "run", now, time.time() - now, 33, now, now, opened))
     emitted: list[events.Event] = []
-    exports = AgentExports.start(tmp_path, "node0", emitted.append, free_port())
+    exports = AgentExports.start(tmp_path, "node0", emitted.append, Asked(free_port()))
     assert exports is not None
     sd_file = tmp_path / "metrics" / "node0.sd.json"
     until(sd_file.exists)

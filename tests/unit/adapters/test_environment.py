@@ -36,6 +36,8 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "attempt": ("2", 2),
         "cycle": ("3", 3),
         "metrics_port": ("9400", 9400),
+        "metrics_host": ("0.0.0.0", "0.0.0.0"),
+        "metrics_textfile": ("/var/lib/textfile", "/var/lib/textfile"),
         "metrics_ranks": ("unhealthy", "unhealthy"),
         "node": ("host-7", "host-7"),
         "timeouts": ("limits.yaml", "limits.yaml"),

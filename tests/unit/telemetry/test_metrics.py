@@ -15,14 +15,14 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from resilience.core import events
-from resilience.core.attribution import Detector, ExceptionInfo, Interruption, InterruptionRecord
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
+from resilience.telemetry.elastic_metrics import MOST_NAMES
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.signs import Allowed, Open, Signs
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
+from tests.support.busy_node import busy_node
 from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, Kind, job
 
@@ -169,6 +169,10 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.ExportFailed("otlp", "cannot start: no"),
         events.MonitorEnded(dropped_records=2),
         events.TimeoutsStale("step", "it grew", 9.0),
+        events.ElasticMeasured("SimpleElasticAgent.run.success", 1.0),
+        events.ElasticMeasured("SimpleElasticAgent.run.duration.ms", 20.0),
+        events.ElasticMeasured("workers.default.flakiness", 3.0),
+        events.ElasticTold("torchelastic.worker.status.SUCCEEDED", "AGENT", "SUCCEEDED"),
     ]
     told.append([Record(n, n, n, origin, event) for n, event in enumerate(extra)])  # type: ignore[arg-type]
     for kind in get_args(launch_streams.Kind):
@@ -233,60 +237,6 @@ def test_names_units_and_labels_follow_the_rules() -> None:
         assert metric.help.endswith(".")
 
 
-def shown(rank: int, sections: int = 1) -> Signs:
-    origin = Origin("job", "node0", "monitor", 500 + rank, initial_rank=rank)
-    opened = tuple(Open(f"section {number}", 10.0 + number) for number in range(sections))
-    return Signs(origin, "run", 20.0, 1000.5, step=7, step_at=19.0, heartbeat_at=19.5, sections=opened)
-
-
-def busy_node() -> MetricView:
-    """8 ranks, 10 sections with limits, every kind of interruption, loss and detector."""
-    sections = [HEARTBEAT, *(f"section {number}" for number in range(10))]
-    view = MetricView(lambda: 10**15)
-    timings = Timings()
-    for number in range(10):
-        timings.fold((f"section {number}", 10.0**power) for power in range(-4, 4))
-        timings.fold_failed([(f"section {number}", 1.0)])
-    timings.fold((HEARTBEAT, 10.0**power) for power in range(-4, 4))
-    view.take_timings(timings)
-    for kind in get_args(Kind):
-        for record in job([Fault(kind, 1, 0), Fault("exception", 2, 1, 20)], world=7, spares=1, seed=3).records:
-            view.take(record)
-    for fault in get_args(launch_streams.Kind):
-        told = launched([launch_streams.Fault(fault, 1)], nodes=2, ranks=8, is_running=True)
-        for record in sorted(told.of_node("node0"), key=lambda record: record.mono_ns):
-            view.take(record)
-    for record in launched(ranks=8, is_running=True).records:
-        view.take(record)
-    learned = sections[1::2]
-    limits = [Allowed(name, 9.0, name in learned) for name in sections]
-    signs = {rank: shown(rank, sections=10) for rank in range(8)}
-    view.take_signs({rank: msgspec.structs.replace(each, limits=tuple(limits)) for rank, each in signs.items()})
-    record = job().records[0]
-
-    def tell(event: object) -> None:
-        view.take(msgspec.structs.replace(record, event=event))
-
-    for number, limit in enumerate(
-        ["ping", "step", "leave", "heartbeat", *(f"section:section {n}" for n in range(10))]
-    ):
-        tell(events.RankFellSilent(limit, "soft", 1.0, 1.0 + number))
-    for name in learned:
-        tell(events.TimeoutsStale(name, "it grew", 9.0))
-    for signal in ("record", "span", "metric", "log", "timing"):
-        for reason in ("sink", "queue full", "export failed", "malformed message: x", "ring was overrun", "closing"):
-            tell(events.TelemetryDropped(signal, reason, 1))
-    for interruption in Interruption:
-        tell(events.RestartEnded(interruption.value, 0.1, "step"))
-        for words in ("CUDA error", "No space left", "Address already in use", "MemoryError", "Broken pipe", "mine"):
-            error = ExceptionInfo("RuntimeError", words, "f")
-            seen = InterruptionRecord(0, interruption, exception=error, detector=Detector("peer"), iteration=0)
-            tell(events.Interrupted(seen))
-    for event in events.CATALOGUE:
-        view._count("resilience_events_total", (str(event.__struct_config__.tag),))
-    return view
-
-
 def test_a_busy_node_of_eight_ranks_and_ten_sections_stays_below_the_limit_of_series() -> None:
     text = text_of(busy_node())
     series = [line for line in text.splitlines() if line and not line.startswith("#")]
@@ -310,10 +260,33 @@ def test_names_that_users_choose_cannot_multiply_series() -> None:
     assert total == 1000
 
 
+def test_names_that_torch_chooses_cannot_multiply_series() -> None:
+    view = MetricView()
+    record = job().records[0]
+    for number in range(100):
+        told: list[events.Event] = [
+            events.ElasticMeasured(f"Agent.call{number}.success", 1.0),
+            events.ElasticMeasured(f"Agent.call{number}.duration.ms", 10.0),
+            events.ElasticMeasured(f"workers.role{number}.run_total", float(number)),
+            events.ElasticMeasured(f"value{number}", float(number)),
+            events.ElasticTold("event", "AGENT", f"STATE{number}"),
+        ]
+        for event in told:
+            view.take(msgspec.structs.replace(record, event=event))
+    found = view.samples()
+    assert found["resilience_elastic_value", ("workers.run_total",)] == 99  # of whatever role
+    for name in ("calls_total", "call_duration_seconds_sum", "value", "events_total"):
+        rows = [labels for of, labels in found if of == f"resilience_elastic_{name}"]
+        assert len(rows) == MOST_NAMES + 1
+    assert sum(n for (name, _), n in found.items() if name == "resilience_elastic_calls_total") == 100
+
+
 def test_exposition_is_valid_openmetrics_with_the_trace_as_exemplar() -> None:
     registry = CollectorRegistry()
     registry.register(busy_node())
-    families = {family.name: family for family in text_string_to_metric_families(openmetrics(registry).decode())}  # type: ignore[no-untyped-call]
+    text = openmetrics(registry).decode()
+    assert "_created" not in text
+    families = {family.name: family for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
     assert set(families) == {metric.name.removesuffix("_total") for metric in METRICS}
     restarts = families["resilience_restart_duration_seconds"].samples
     exemplars = [sample.exemplar for sample in restarts if sample.exemplar is not None]

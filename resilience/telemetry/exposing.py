@@ -1,0 +1,230 @@
+"""Where can a node's metrics be read?  Over HTTP, in its run folder, and in a file for node-exporter.
+
+Each is the same view (`telemetry.metrics`), put into words when it is asked for. The server answers `/metrics`, as
+Prometheus text or OpenMetrics, and `/sd`: every node of the job that has an entry in the run folder, for Prometheus's
+`http_sd`. The file is for clusters that collect nothing but what node-exporter finds in a folder; no discovery tells
+Prometheus there which job a series is of, so the series say it themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import msgspec
+
+from resilience.adapters import files
+from resilience.core import events
+from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.sending import Emit
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+PORTS_TRIED = 32  # from the one that is asked for upwards
+DISCOVERY = "/sd"
+FORGOTTEN_AFTER = 24 * 3600.0  # seconds without a write after which a file of ours is nobody's any more
+_LONGEST_NAME = 200  # bytes; a file's name may have 255, and one beside it is written first
+
+
+class Exposition:
+    """A view in Prometheus's words. Raises: ImportError without prometheus_client."""
+
+    def __init__(self, metrics: MetricView) -> None:
+        import prometheus_client
+
+        self._client = prometheus_client
+        self._metrics = metrics
+        self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        self.registry.register(metrics)
+
+    def text(self) -> bytes:
+        """Return the metrics as Prometheus text, which has no exemplars."""
+        return self._client.generate_latest(self.registry)
+
+    def labelled(self, labels: Mapping[str, str], with_gauges: bool) -> bytes:
+        """Return the same text with further labels on each series."""
+        registry = self._client.CollectorRegistry(auto_describe=False)
+        registry.register(_Labelled(self._metrics, labels, with_gauges))  # type: ignore[arg-type]  # has `collect`
+        return self._client.generate_latest(registry)
+
+
+class _Labelled:
+    """A view whose series name their job and node."""
+
+    def __init__(self, metrics: MetricView, labels: Mapping[str, str], with_gauges: bool) -> None:
+        self._metrics, self._labels, self._with_gauges = metrics, dict(labels), with_gauges
+
+    def collect(self) -> Iterable[Family]:
+        for family in self._metrics.collect():
+            if self._with_gauges or family.type != "gauge":
+                family.samples = [
+                    sample._replace(labels={**sample.labels, **self._labels}) for sample in family.samples
+                ]
+                yield family
+
+
+# -- the file for node-exporter ----------------------------------------------------------------
+
+
+class TextFile:
+    """The metrics of one node as a file in the folder of node-exporter's textfile collector."""
+
+    def __init__(self, folder: Path, job_id: str, node: str, exposition: Exposition, emit: Emit) -> None:
+        self._path = folder / file_name(job_id, node)
+        self._labels = {"job_id": job_id, "node": node}
+        self._exposition = exposition
+        self._emit = emit
+        self._has_failed = False
+        _forget(folder, time.time())
+        emit(events.ExportStarted("prometheus", str(self._path)))
+
+    def write(self, is_last: bool = False) -> None:
+        """Replace the file; what cannot be written is put on record, once.
+
+        is_last: the node's part of the job is over. What was counted stays to be collected; gauges, which would say
+        for ever how ranks were that are no more, go."""
+        text = self._exposition.labelled(self._labels, with_gauges=not is_last)
+        is_written = files.replace(self._path, text)
+        if not is_written and not self._has_failed:
+            self._emit(events.ExportFailed("prometheus", f"{self._path} cannot be written"))
+        self._has_failed = not is_written
+
+
+def file_name(job_id: str, node: str) -> str:
+    """Return the name of a node's file; names that are too long are cut, and told apart by a hash."""
+    name = f"resilience-{job_id}-{node}"
+    if len(name.encode()) > _LONGEST_NAME:
+        mark = hashlib.sha256(name.encode()).hexdigest()[:16]
+        name = name.encode()[: _LONGEST_NAME - len(mark)].decode(errors="ignore") + mark
+    return f"{name}.prom"
+
+
+def _forget(folder: Path, now: float) -> None:
+    """Remove files that jobs have left here which ended long ago, or node-exporter would show them for ever."""
+    for path in folder.glob("resilience-*.prom"):
+        with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile: nothing of ours depends on it
+            if now - path.stat().st_mtime > FORGOTTEN_AFTER:
+                path.unlink()
+
+
+# -- the server --------------------------------------------------------------------------------
+
+
+class MetricsServer:
+    """Serves the metrics of a node, and where those of the others are, from threads of its own."""
+
+    def __init__(self, host: str, port: int, exposition: Exposition, folder: Path, node: str) -> None:
+        """folder: the run folder. Raises: OSError if the port is taken, or the address is not this host's."""
+        import prometheus_client
+
+        self._metrics = prometheus_client.make_wsgi_app(exposition.registry)
+        self._folder, self._node = folder, node
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self._server = _of_family(family)(address[:2], _Silent)  # type: ignore[arg-type]  # (host, port) of both
+        self._server.set_app(self._answer)
+        self.port: int = self._server.server_port
+        self._target = f"{_reached_as(host)}:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="resilience-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self._target}/metrics"
+
+    @property
+    def _entry(self) -> Path:
+        return self._folder / "metrics" / f"{self._node}.sd.json"
+
+    def announce(self) -> None:
+        """Leave an entry for Prometheus's file_sd in the run folder."""
+        entry = [{"targets": [self._target], "labels": {"job_id": self._folder.name, "node": self._node}}]
+        files.replace(self._entry, msgspec.json.encode(entry))
+
+    def close(self, timeout: float) -> None:
+        """Serve no longer, and let Prometheus look for this node no more; whoever takes over says that it is there."""
+        with contextlib.suppress(OSError):
+            self._entry.unlink(missing_ok=True)
+        # Ends within the server's own poll interval (0.5 s); scrapes under way have threads of their own.
+        thread = threading.Thread(target=self._stop, name="resilience-metrics-close", daemon=True)
+        thread.start()
+        thread.join(timeout)
+
+    def _stop(self) -> None:
+        self._server.shutdown()
+        self._server.socket.close()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != DISCOVERY:
+            answer: Iterable[bytes] = self._metrics(environ, start_response)
+            return answer
+        start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
+        return [announced(self._folder)]
+
+
+class _Threads(ThreadingMixIn, WSGIServer):
+    """A thread a scrape."""
+
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Bind, without asking a name server what this host is called: it may take seconds to answer."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+
+def _of_family(family: int) -> type[_Threads]:
+    return type("_Threads", (_Threads,), {"address_family": family})
+
+
+class _Silent(WSGIRequestHandler):
+    def address_string(self) -> str:
+        return str(self.client_address[0])
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def _reached_as(host: str) -> str:
+    """Return what others reach this address as: one that stands for all of this host's is its name."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def serve(host: str, port: int, exposition: Exposition, folder: Path, node: str, emit: Emit) -> MetricsServer | None:
+    """Start a server on the port, or the next one that is free, and announce it; None, put on record, if there is none.
+
+    port: 0 for any."""
+    last: OSError | None = None
+    for candidate in range(port, min(port + PORTS_TRIED, 65536)) if port else (0,):
+        try:
+            server = MetricsServer(host, candidate, exposition, folder, node)
+        except OSError as error:
+            last = error
+            continue
+        note = "" if server.port == port or not port else f"port {port} is taken"
+        emit(events.ExportStarted("prometheus", server.endpoint, note))
+        server.announce()
+        return server
+    emit(events.ExportFailed("prometheus", f"cannot start: no port from {port} on is free on {host}: {last}"))
+    return None
+
+
+def announced(folder: Path) -> bytes:
+    """Return the entries of all nodes that write to this run folder, as one JSON list."""
+    found: list[Any] = []
+    for path in sorted((folder / "metrics").glob("*.sd.json")):
+        try:
+            found += msgspec.json.decode(path.read_bytes(), type=list[Any])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue  # it goes, or is no entry of ours
+    return msgspec.json.encode(found)
