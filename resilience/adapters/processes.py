@@ -123,6 +123,16 @@ class Process:
         return status if mask & _PIDFD_INFO_EXIT else None
 
 
+def waits_in(pid: int) -> str:
+    """Return the kernel's function in which the main thread of a process sleeps, empty if it runs or that is
+    not told."""
+    try:
+        name = Path(f"/proc/{pid}/task/{pid}/wchan").read_text()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
 def become_subreaper() -> None:
     """Be the parent of what descendants leave behind: its exit statuses are for this process."""
     libc = ctypes.CDLL(None, use_errno=True)

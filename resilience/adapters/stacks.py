@@ -5,7 +5,8 @@ also for a rank that holds it in C. A stopped process answers nothing; py-spy, w
 allowed, reads its memory instead. Where neither works the result says why.
 
 The dump goes to memory that the rank's monitor shares, and so survives the rank. Its first line names the
-main thread, which faulthandler writes last and does not mark. What a process that the rank forks writes
+main thread, which faulthandler writes last and does not mark, and has the marks by which to see who holds the
+interpreter's lock (`adapters.interpreter`). What a process that the rank forks writes
 goes nowhere: what happens to a DataLoader's worker did not happen to the rank."""
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.adapters import processes
+from resilience.adapters import interpreter, processes
 from resilience.core.attribution import Frame, ThreadStack
 
 DUMP_SIGNAL = signal.SIGRTMIN + 10
@@ -44,6 +45,7 @@ _FATAL = {
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _HEADER = re.compile(r"(?m)^(?:Current thread|Thread) (0x[0-9a-f]+)(.*?) \(most recent call first\):$")
 _MAIN = "main thread "
+_FIRST_LINE = 1024  # bytes at most
 
 
 class Stacks(msgspec.Struct, frozen=True):
@@ -97,11 +99,16 @@ class Dump:
         # Of more than a hundred threads, faulthandler leaves out the oldest and says so.
         return text.endswith("\n...\n") or (text.endswith("\n") and self._main() in text)
 
+    def holder(self, process: processes.Process) -> interpreter.Holder | None:
+        """Return who holds the interpreter's lock of the process, None if that cannot be seen."""
+        marks = self._first_line().removeprefix(_MAIN).partition(" ")[2]
+        return interpreter.holder(process.pid, interpreter.from_text(marks))
+
     def _main(self) -> str:
-        return self._first_line().removeprefix(_MAIN)
+        return self._first_line().removeprefix(_MAIN).partition(" ")[0]
 
     def _first_line(self) -> str:
-        return os.pread(self.fd, 64, 0).decode(errors="replace").partition("\n")[0]
+        return os.pread(self.fd, _FIRST_LINE, 0).decode(errors="replace").partition("\n")[0]
 
     def _text(self, start: int = 0) -> str:
         return os.pread(self.fd, os.fstat(self.fd).st_size, start).decode(errors="replace")
@@ -117,7 +124,8 @@ def arm() -> Dump:
     if _armed is not None:
         return _armed
     fd = os.memfd_create("resilience-stacks")
-    os.write(fd, f"{_MAIN}0x{threading.main_thread().ident:016x}\n".encode())
+    marks = interpreter.to_text(interpreter.marks())
+    os.write(fd, f"{_MAIN}0x{threading.main_thread().ident:016x} {marks}\n".encode())
     # Appended, so that each dump follows the one before, whoever else holds the descriptor.
     appending = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND)
     faulthandler.register(DUMP_SIGNAL, file=appending, all_threads=True, chain=False)

@@ -63,6 +63,7 @@ _CLASSES: dict[Class, str] = {
     "stopped": "stopped",
     "blocked_in_kernel": "blocked in the kernel",
     "blocked_in_native_code": "stuck in native code",
+    "waits_for_lock": "waiting for a lock",
     "busy_without_progress": "busy, without progress",
     "input_stall": "waiting for input",
     "storage_stall": "waiting for storage",

@@ -40,6 +40,7 @@ ADVICE: Mapping[Class, str] = {
     "stopped": "somebody stopped the process (SIGSTOP, a debugger, a frozen machine)",
     "blocked_in_kernel": "the kernel does not come back from I/O: look at the file system and its server",
     "blocked_in_native_code": "native code holds the interpreter: see the stack taken before it was ended",
+    "waits_for_lock": "it waits for a lock that nobody gives back: see the line, and who else takes that lock",
     "busy_without_progress": "the function runs and gets nowhere: see the loop at the line above",
     "input_stall": "the input pipeline stalled: look at the loader's workers and at the storage behind it",
     "storage_stall": "writing or reading a checkpoint stalled: look at the storage",
@@ -58,7 +59,9 @@ ADVICE: Mapping[Class, str] = {
     "unknown": "the account does not show what broke",
 }
 
-HANGS: frozenset[Class] = frozenset(("hung", "busy_without_progress", "communication", "desynchronised"))
+HANGS: frozenset[Class] = frozenset(
+    ("hung", "waits_for_lock", "busy_without_progress", "communication", "desynchronised")
+)
 
 
 def advise(

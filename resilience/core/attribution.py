@@ -17,6 +17,7 @@ SCHEMA = 1
 
 Category = Literal["user_code", "host", "network", "storage", "accelerator", "scheduler", "unknown"]
 Place = Literal["first", "cascade"]
+Hang = Literal["stopped", "in_kernel", "in_collective", "in_loop", "holds_gil", "on_lock", "in_call"]
 
 
 class Interruption(Enum):
@@ -127,6 +128,7 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     open_sections: tuple[OpenSection, ...] = ()
     last_collectives: tuple[Collective, ...] = ()
     process: ProcessInfo | None = None
+    hang: Hang | None = None  # in which way it hung (`core.hangs`), of a limit that was exceeded
     stacks: tuple[ThreadStack, ...] = ()
     stack_method: str | None = None  # faulthandler, py-spy, traceback, none: <reason>
     log_tail: tuple[str, ...] = ()

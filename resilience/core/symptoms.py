@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from resilience.core import hangs
 from resilience.core.attribution import (
     Category,
     ExceptionInfo,
@@ -30,7 +31,8 @@ Class = Literal[
     "told_to_stop",  # SIGTERM, SIGINT … that we did not send
     "stopped",  # process state T
     "blocked_in_kernel",  # process state D
-    "blocked_in_native_code",  # holds the GIL, or sits in C and does not come back
+    "blocked_in_native_code",  # sits in C with the interpreter's lock, or heeds no interrupt there
+    "waits_for_lock",  # of Python, and does not get it
     "busy_without_progress",
     "input_stall",
     "storage_stall",
@@ -67,7 +69,6 @@ _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
 _OURS = re.compile(r"/resilience/(adapters|core|inprocess|monitor|telemetry)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
-_COLLECTIVE = re.compile(r"/torch/distributed/")
 
 
 class Symptom(msgspec.Struct, frozen=True):
@@ -103,11 +104,6 @@ def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
         ):
             return thread.frames
     return record.stacks[-1].frames if record.stacks else ()
-
-
-def in_collective(stack: tuple[Frame, ...]) -> bool:
-    """Whether a stack waits inside torch.distributed."""
-    return bool(stack) and _COLLECTIVE.search(stack[-1].file) is not None
 
 
 def is_cascade(error: ExceptionInfo) -> bool:
@@ -188,25 +184,20 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Sympt
         return Symptom(rank, "hook_hung", record, 2, 0.9, True)
     if state in ("T", "t"):
         return Symptom(rank, "stopped", record, 4, 0.9, True)
-    if in_collective(stack):
+    if hangs.in_collective(stack):
         return Symptom(rank, "hung", record, 3, 0.0, False, "waited in a collective for somebody else")
     if state == "D":
         return Symptom(rank, "blocked_in_kernel", record, 4, 0.8, True)
     if record.interruption is Interruption.HARD_TIMEOUT and detector in ("watchdog", "leave"):
         return Symptom(rank, "blocked_in_native_code", record, 5, 0.8, True)
-    # A loop on a host with more to do than processors gets a part of one, and is runnable all the time.
-    if detector != "watchdog" and (_cpu_share(record) >= 0.8 or (state == "R" and _cpu_share(record) >= 0.1)):
+    if record.hang == "holds_gil":
+        return Symptom(rank, "blocked_in_native_code", record, 5, 0.9, True)
+    if detector != "watchdog" and hangs.is_busy(process):
         return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
     names = {part for section in record.open_sections for part in re.split(r"[^a-z]+", section.name.lower())}
-    what: Class = "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else "hung"
+    what: Class = "waits_for_lock" if record.hang == "on_lock" else "hung"
+    what = "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else what
     return Symptom(rank, what, record, 7, 0.7 if stack else 0.5, True)
-
-
-def _cpu_share(record: InterruptionRecord) -> float:
-    process = record.process
-    if process is None or process.cpu_s_delta is None or not process.over_s:
-        return 0.0
-    return process.cpu_s_delta / process.over_s
 
 
 def category(found: Symptom) -> Category:
@@ -219,7 +210,7 @@ def category(found: Symptom) -> Category:
             if error is not None and is_cascade(error):
                 return "network"
             return next((name for pattern, name in _CATEGORIES if re.search(pattern, text, re.I)), "user_code")
-        case "exited" | "busy_without_progress" | "blocked_in_native_code" | "hook_hung" | "hung":
+        case "exited" | "busy_without_progress" | "blocked_in_native_code" | "waits_for_lock" | "hook_hung" | "hung":
             return "user_code" if found.is_own else "unknown"
         case "out_of_memory" | "stopped" | "node_lost" | "monitor_lost":
             return "host"

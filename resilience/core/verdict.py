@@ -15,11 +15,11 @@ from collections.abc import Mapping
 import msgspec
 
 from resilience.core.attribution import Category, Frame, Interruption, InterruptionRecord
+from resilience.core.hangs import in_collective
 from resilience.core.symptoms import (
     Class,
     Symptom,
     category,
-    in_collective,
     is_inside,
     main_stack,
     symptom,

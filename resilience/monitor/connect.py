@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from resilience.adapters import environment, stacks
+from resilience.adapters import environment, interpreter, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all, connect
 from resilience.core import watch
 from resilience.core.restart import ENTRY, Seat
@@ -147,6 +147,7 @@ def _attach(path: str, deadline: float) -> Link:
         link = Link(side, channel, welcome)
         link.resume()
         dump = stacks.arm()
+        interpreter.allow_reading(channel.peer.pid)  # the agent, and so every monitor of its
         if not channel.send(messages.encode(messages.Attached(is_main)), [dump.fd]):
             raise MonitorError(f"the rank monitor at {path} is gone")
     except BaseException:

@@ -5,15 +5,17 @@ waits for the rank: what cannot be had is left out, and the record says so."""
 
 from __future__ import annotations
 
+import linecache
 import time
 from pathlib import Path
 
 import msgspec
 
 from resilience.adapters import files, processes, stacks
-from resilience.core import watch
-from resilience.core.attribution import Collective, InterruptionRecord, OpenSection, ProcessInfo
+from resilience.core import hangs, watch
+from resilience.core.attribution import Collective, Hang, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.core.identity import Origin
+from resilience.core.symptoms import main_stack
 from resilience.core.watch import Doing
 from resilience.monitor.page import MonitorSide, PageView
 
@@ -64,6 +66,17 @@ class Witness:
         # A rank that has restarted meanwhile shows the signs of its next iteration.
         is_same = record.iteration == view.iteration or not self.has_iterations
         return self._with_signs(record, view, seen, limits) if is_same else record
+
+    def hang(self, record: InterruptionRecord) -> Hang | None:
+        """Return in which way the program hangs. record: of a limit that was exceeded, with what was seen then."""
+        stack = main_stack(record)
+        return hangs.classify(
+            record.process,
+            stack,
+            linecache.getline(stack[-1].file, stack[-1].line) if stack else "",
+            processes.waits_in(self.program.pid),
+            None if self.dump is None else self.dump.holder(self.program),
+        )
 
     def take_sample(self, now: float) -> None:
         """Remember the CPU time used so far, now and then, for a later comparison."""

@@ -20,7 +20,7 @@ import msgspec
 
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
-from resilience.core import events, shadow, tracebacks, watch
+from resilience.core import events, hangs, shadow, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
@@ -338,6 +338,9 @@ class RankMonitor:
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
             )
         )
+        hang = self._witness.hang(record)
+        if hang is not None:
+            record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hangs.WORDS[hang]}")
         self.emit(events.Interrupted(record))
         self._outlet.interrupt(record)
 

@@ -1,0 +1,56 @@
+"""In which way a rank hangs, from what is seen of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.core.attribution import Frame, ProcessInfo
+from resilience.core.hangs import WORDS, classify, cpu_share, is_busy
+
+USER = (Frame("/home/me/train.py", 12, "<module>"), Frame("/home/me/train.py", 7, "step"))
+COLLECTIVE = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2, "all_reduce"))
+EVENT = (*USER, Frame("/usr/lib/python3.11/threading.py", 320, "wait"))
+IDLE = ProcessInfo(state="S", cpu_s_delta=0.0, over_s=1.0)
+BUSY = ProcessInfo(state="R", cpu_s_delta=0.95, over_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("process", "stack", "line", "waits_in", "holder", "word"),
+    [
+        (ProcessInfo(state="T"), (), "", "do_signal_stop", None, "stopped"),
+        (ProcessInfo(state="t"), COLLECTIVE, "", "", "main", "stopped"),  # by a debugger, wherever it was
+        (ProcessInfo(state="D"), USER, "", "", None, "in_kernel"),
+        (IDLE, COLLECTIVE, "", "futex_do_wait", "nobody", "in_collective"),
+        (BUSY, COLLECTIVE, "", "", "nobody", "in_collective"),  # NCCL waits so
+        (BUSY, USER, "while True: pass", "", "main", "in_loop"),
+        (ProcessInfo(state="R", cpu_s_delta=0.2, over_s=1.0), USER, "", "", "main", "in_loop"),  # a full host
+        (IDLE, USER, "lib.read(fd)", "pipe_read", "main", "holds_gil"),
+        (IDLE, EVENT, "", "futex_do_wait", "other", "holds_gil"),  # a thread of its own has it
+        (IDLE, USER, "lib.read(fd)", "pipe_read", "nobody", "in_call"),
+        (IDLE, USER, "lib.read(fd)", "", None, "in_call"),
+        (IDLE, USER, "    lock.acquire()", "futex_do_wait", "nobody", "on_lock"),
+        (IDLE, USER, "    with self._lock:", "", None, "on_lock"),
+        (IDLE, USER, "    with library.guard:", "pipe_read", None, "in_call"),
+        (IDLE, USER, "    native.run()", "futex_do_wait", "nobody", "in_call"),
+        (IDLE, EVENT, "", "futex_do_wait", "nobody", "on_lock"),
+        (IDLE, (Frame("/usr/lib/python3.11/threading.py", 9, "run"),), "", "futex_do_wait", "nobody", "in_call"),
+        (IDLE, (), "", "futex_do_wait", "nobody", None),
+        (None, (), "", "", None, None),
+    ],
+)
+def test_word_says_in_which_way_it_hangs(
+    process: ProcessInfo | None,
+    stack: tuple[Frame, ...],
+    line: str,
+    waits_in: str,
+    holder: str | None,
+    word: str | None,
+) -> None:
+    assert classify(process, stack, line, waits_in, holder) == word
+    assert word is None or WORDS[word]  # type: ignore[index]
+
+
+def test_use_of_processors_is_unknown_without_two_looks() -> None:
+    assert cpu_share(None) == cpu_share(ProcessInfo(state="R", over_s=0.0, cpu_s_delta=1.0)) == 0.0
+    assert not is_busy(ProcessInfo(state="R"))
+    assert not is_busy(None)
