@@ -2,13 +2,14 @@
 
 `Watcher` follows the record files as they grow and reads what monitors leave of their ranks' present signs; a look
 costs what was added since the last one. It needs no server, and works from any host that sees the folder: ages
-are by the clock of whoever looks. States are those of `telemetry.metrics`."""
+are by the clock of whoever looks. States are those of `telemetry.metrics`. `order` puts the ranks first that show
+nothing new for longest, `grouped` makes few lines of many ranks."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,8 @@ LIST_EVERY = 5.0  # seconds between two looks for new files
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
 Phase = Literal["starting", "running", "restarting", "ended"]
+Sort = Literal["staleness", "limit", "step", "rank", "node"]
+Kind = Literal["alike", "node"]
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,6 +61,29 @@ class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_well(self) -> bool:
         return self.state in HEALTHY
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds since anything about the rank has changed that is known here: a heartbeat, a step, a section."""
+        return next((age for age in (self.shown_s, self.silent_s) if age is not None), 0.0)
+
+    @property
+    def share(self) -> float:
+        """How much of its open section's limit is used up."""
+        return self.section.share if self.section is not None else 0.0
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Ranks that one line can tell of. state: of all of them, or of how many each. where: the section that all of
+    them are in, or what they do. worst: the one that comes first in the order of staleness."""
+
+    ranks: tuple[int, ...]
+    nodes: int
+    state: str
+    where: str
+    low: int | None
+    high: int | None
+    worst: RankNow
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -259,11 +285,59 @@ def _rank_now(rank: int, node: str, state: str, now: float, shown: signs.Signs |
     )
 
 
-def order(ranks: tuple[RankNow, ...]) -> list[RankNow]:
-    """Return ranks, those first that deserve a look."""
+def order(ranks: Iterable[RankNow], by: Sort = "staleness", world_size: int = 1) -> list[RankNow]:
+    """Return ranks, those first that deserve a look.
 
-    def urgency(rank: RankNow) -> tuple[int, float, float, int]:
+    by: staleness (what is lost or suspect, then what has shown nothing new for longest, then what is nearest to a
+    limit), limit (the share of it that is used), step (the lowest), rank or node. world_size: says how seldom ranks
+    tell what is new, and so from which age on it means anything."""
+    usual = 2 * signs.pause(world_size)
+
+    def staleness(rank: RankNow) -> tuple[int, float, float, float, int]:
         wrong = _WRONG.index(rank.state) if rank.state in _WRONG else len(_WRONG)
-        return wrong, -(rank.section.share if rank.section is not None else 0.0), -(rank.silent_s or 0.0), rank.rank
+        stale = rank.stale_s if rank.stale_s > usual else 0.0
+        return wrong, -stale, -rank.share, -(rank.silent_s or 0.0), rank.rank
 
-    return sorted(ranks, key=urgency)
+    match by:
+        case "staleness":
+            return sorted(ranks, key=staleness)
+        case "limit":
+            return sorted(ranks, key=lambda rank: (-rank.share, staleness(rank)))
+        case "step":
+            return sorted(ranks, key=lambda rank: (rank.step is None, rank.step or 0, staleness(rank)))
+        case "rank":
+            return sorted(ranks, key=lambda rank: rank.rank)
+        case "node":
+            return sorted(ranks, key=lambda rank: (rank.node, rank.rank))
+
+
+def grouped(ranks: Iterable[RankNow], by: Kind, world_size: int = 1) -> list[Group]:
+    """Return groups, those first whose worst rank deserves a look.
+
+    by: alike (in the same state and section) or node."""
+    found: dict[tuple[str, ...], list[RankNow]] = {}
+    for rank in order(ranks, "staleness", world_size):
+        key = (rank.node,) if by == "node" else (rank.state, _where(rank))
+        found.setdefault(key, []).append(rank)
+    return [_group(members) for members in found.values()]
+
+
+def _group(members: list[RankNow]) -> Group:
+    steps = [rank.step for rank in members if rank.step is not None]
+    states = Counter(rank.state for rank in members)
+    places = {_where(rank) for rank in members}
+    return Group(
+        ranks=tuple(sorted(rank.rank for rank in members)),
+        nodes=len({rank.node for rank in members}),
+        state=members[0].state if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.most_common()),
+        where=places.pop() if len(places) == 1 else f"{len(places)} places",
+        low=min(steps, default=None),
+        high=max(steps, default=None),
+        worst=members[0],
+    )
+
+
+def _where(rank: RankNow) -> str:
+    if rank.section is not None:
+        return rank.section.name
+    return "" if rank.doing in ("", "run") else f"({rank.doing})"

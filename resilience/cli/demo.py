@@ -20,7 +20,7 @@ from pathlib import Path
 from resilience.adapters.environment import Settings
 from resilience.cli.demo_faults import HANG_LIMIT, checked, schedule, span
 from resilience.cli.demo_screen import Screen
-from resilience.cli.demo_signals import ended_by_signals
+from resilience.cli.ending import ended_by_signals
 
 INTERRUPTED = 128 + signal.SIGINT  # exit status
 RANKS, STEPS = range(2, 17), range(20, 100_001)  # what is allowed

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from resilience.cli.demo_board import Board, Doing
 from resilience.cli.demo_faults import HANG_LIMIT, Fault
-from resilience.cli.demo_signals import ENDING_SIGNALS, signals_deferred
 from resilience.cli.demo_train import Task, Trained, train
+from resilience.cli.ending import ENDING_SIGNALS, signals_deferred
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.initialize import Initialize, RetryController

@@ -14,8 +14,8 @@ import msgspec
 
 from resilience.cli.demo_board import Doing, Return, Row, Strike
 from resilience.cli.demo_faults import HANG_LIMIT, Fault
-from resilience.cli.demo_signals import signals_deferred
-from resilience.cli.render import Line, Piece, count, may_paint, painted, seconds
+from resilience.cli.ending import signals_deferred
+from resilience.cli.render import Line, Piece, count, cut_line, may_paint, painted, seconds
 
 _BAR = 30
 _ASCII = str.maketrans({"█": "#", "░": ".", "…": "~", "·": "-"})
@@ -168,7 +168,7 @@ class Screen:
     def show(self, lines: list[Line]) -> None:
         """Draw `lines` over those drawn before. Only where `is_live`."""
         size = shutil.get_terminal_size()
-        cut = [_cut(line, size.columns - 1) for line in lines[: size.lines - 1]]  # taller could not be redrawn
+        cut = [cut_line(line, size.columns - 1) for line in lines[: size.lines - 1]]  # taller could not be redrawn
         up = f"\x1b[{self._drawn}F" if self._drawn else "\x1b[?25l"
         with signals_deferred():  # half a picture could not be drawn over
             self._write(up + "".join(f"\x1b[2K{self._styled(line)}\n" for line in cut) + "\x1b[J")
@@ -187,11 +187,3 @@ class Screen:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-
-def _cut(line: Line, width: int) -> Line:
-    pieces = []
-    for text, style in line:
-        pieces.append((text[:width], style))
-        width -= len(pieces[-1][0])
-    return tuple(pieces)

@@ -87,6 +87,15 @@ def cut(text: str, size: int) -> str:
     return text if len(text) <= size else text[: max(0, size - 1)] + "…"
 
 
+def cut_line(line: Line, width: int) -> Line:
+    """Shorten a line to `width` columns."""
+    pieces = []
+    for text, style in line:
+        pieces.append((text[:width], style))
+        width -= len(pieces[-1][0])
+    return tuple(pieces)
+
+
 def short_path(path: str, parts: int = 2) -> str:
     """Return the last parts of a path."""
     return "/".join(path.split("/")[-parts:])

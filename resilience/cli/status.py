@@ -1,29 +1,33 @@
 """`resilience status RUN`: a live job: ranks, states, steps, open sections against their limits, restarts.
 
-Read from the run folder alone, at once or again and again (--watch). Exit status: 0 while the job runs or once it
-has completed, 1 if it ended otherwise."""
+Read from the run folder alone, at once or again and again (--watch), on a terminal as a screen that keys change. Exit
+status: 0 while the job runs or once it has completed, 1 if it ended otherwise."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
-from resilience.analysis.status import Now, RankNow, Watcher, order
-from resilience.cli.render import Line, brief, count, cut, field, may_paint, seconds, show, table, width_of_terminal
+from resilience.analysis.status import Now, Watcher
+from resilience.cli.render import NARROWEST, show
 from resilience.cli.report import find_run
+from resilience.cli.status_screen import Screen, is_possible
+from resilience.cli.status_view import View, frame, pressed, status_lines
 from resilience.errors import ConfigurationError
+from resilience.telemetry import signs
 
-EVERY = 1.0  # seconds between two looks with --watch
+EVERY = 1.0  # seconds between two looks with --watch, and two frames
+LOOKS_A_PAUSE = 8  # looks in the time in which every rank of a large job shows something new once
 LEAST_ROWS = 8
 AROUND = 9  # lines beside the table
-_HEADER = ("rank", "node", "state", "step", "section", "open / limit", "silent")
-_NODE, _SECTION = 8, 10  # columns that these two get at least
-_STYLES = {"running": "green", "starting": "cyan", "restarting": "yellow", "ended": "bold"}
+WIDEST = 200  # columns that are made use of
+RATE_OVER = 10.0  # seconds over which steps are counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
     )
-    parser.add_argument("--watch", action="store_true", help="look again every second, until the job ends")
+    parser.add_argument(
+        "--watch", action="store_true", help="look again every second, until the job ends; on a terminal, h is for help"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object, with --watch one a line")
     parser.add_argument("--all", action="store_true", help="show every rank, not only as many as fit")
 
@@ -43,19 +49,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the job; return the exit status. Raises: ConfigurationError for an argument that names no run."""
     folder = find_run(arguments.run)
-    watcher = Watcher(folder)
+    is_screen = arguments.watch and not arguments.json and not arguments.all and is_possible()
     try:
-        while True:
-            now = watcher.look()
-            if now is None and not arguments.watch:
-                raise ConfigurationError(f"{folder} has nothing on record yet; --watch waits for it")
-            if now is not None:
-                _show(now, arguments)
-            if not arguments.watch or (now is not None and now.phase == "ended"):
-                return 0 if now is None or now.is_well else 1
-            time.sleep(EVERY)
+        now = _on_screen(folder) if is_screen else None
+        if is_screen and (now is None or now.phase != "ended"):
+            return 0  # whoever watched has left
+        return _printed(folder, arguments, now)
     except KeyboardInterrupt:
         return 0
+
+
+def _printed(folder: Path, arguments: argparse.Namespace, now: Now | None) -> int:
+    """Print one look, or with --watch many, until the job ends. now: the last one, where it has ended already."""
+    watcher = Watcher(folder)
+    while True:
+        began = time.monotonic()
+        now = now or watcher.look()
+        if now is None and not arguments.watch:
+            raise ConfigurationError(f"{folder} has nothing on record yet; --watch waits for it")
+        if now is not None:
+            _show(now, arguments)
+        if not arguments.watch or (now is not None and now.phase == "ended"):
+            return 0 if now is None or now.is_well else 1
+        time.sleep(pause(now, time.monotonic() - began))
+        now = None
 
 
 def _show(now: Now, arguments: argparse.Namespace) -> None:
@@ -65,91 +82,102 @@ def _show(now: Now, arguments: argparse.Namespace) -> None:
         sys.stdout.write(text.decode() + "\n")
         sys.stdout.flush()
         return
-    is_live = arguments.watch and may_paint(sys.stdout)
-    if is_live:
-        sys.stdout.write("\x1b[H\x1b[2J")  # home, clear
-    height = shutil.get_terminal_size((80, 24)).lines
+    columns, height = shutil.get_terminal_size((80, 24))
     rows = len(now.ranks) if arguments.all else max(LEAST_ROWS, height - AROUND)
-    show(status_lines(now, width_of_terminal(), rows))
-    if arguments.watch and not is_live:
+    show(status_lines(now, min(max(columns, NARROWEST), WIDEST), rows))
+    if arguments.watch and now.phase != "ended":
         sys.stdout.write("\n")
 
 
-def status_lines(now: Now, width: int, rows: int) -> Iterator[Line]:
-    """Yield the job for a terminal of `width` columns, with `rows` ranks at most."""
-    yield (
-        ("Run ", "bold"),
-        (cut(now.job_id, width - 30), "bold cyan"),
-        (f"  {now.phase}", _STYLES[now.phase]),
-        (f"  for {seconds(now.since_s)}" if now.phase != "ended" else "", "dim"),
-    )
-    if now.outcome is not None:
-        detail = f": {now.detail}" if now.detail else ""
-        yield from field("ended", f"{now.outcome}{detail}", width, "green" if now.is_well else "red", indent=2)
-    size = "?" if now.world_size is None else count(now.world_size, "rank")
-    states = ", ".join(f"{number} {state}" for state, number in now.states.items())
-    world = f"{size} on {count(now.nodes, 'node')}" + (f": {states}" if states else "")
-    yield from field("world", world, width, indent=2)
-    yield from field("restarts", _restarts(now), width, indent=2)
-    steps = [rank.step for rank in now.ranks if rank.step is not None and rank.is_well]
-    if steps:
-        low, high = min(steps), max(steps)
-        yield from field("step", f"{low}" if low == high else f"{low} to {high}", width, indent=2)
-    if now.failure is not None:
-        text = f"{seconds(now.failure.ago_s)} ago, rank {now.failure.rank}: {now.failure.what}"
-        yield from field("last fault", cut(text.replace("\n", " "), 2 * (width - 13)), width, "yellow", indent=2)
-    if now.ranks and now.phase != "ended":
-        yield ()
-        shown = list(now.ranks) if len(now.ranks) <= rows else order(now.ranks)[:rows]
-        yield from _table(shown, width)
-        if len(now.ranks) > len(shown):
-            yield ((f"  … and {len(now.ranks) - len(shown)} more ranks, nearer to what they should be", "dim"),)
+def pause(now: Now | None, took: float) -> float:
+    """Return the seconds until another look is worth its while. took: seconds that the last one did.
+
+    Ranks of a large job show what is new less often, for they may share a file server, and looking costs it as much."""
+    world = len(now.ranks) if now is not None else 1
+    return max(EVERY, signs.pause(world) / LOOKS_A_PAUSE if world > signs.A_SECOND else EVERY, 2 * took)
 
 
-def _restarts(now: Now) -> str:
-    parts = []
-    if now.restarts is not None:
-        left = f", {now.restarts_left} left" if now.restarts_left is not None else ""
-        parts.append(f"{now.restarts} by the launcher (cycle {now.cycle}){left}")
-    if now.iterations or not parts:
-        parts.append(f"{now.iterations} in place")
-    return "; ".join(parts)
+# -- the screen --------------------------------------------------------------------------------
 
 
-def _table(ranks: list[RankNow], width: int) -> list[Line]:
-    rows = [
-        (
-            str(rank.rank),
-            rank.node,
-            rank.state,
-            "" if rank.step is None else str(rank.step),
-            _section(rank),
-            _age(rank),
-            "" if rank.silent_s is None else brief(rank.silent_s),
-        )
-        for rank in ranks
-    ]
-    others = sum(max(len(row[column]) for row in (_HEADER, *rows)) for column in (0, 2, 3, 5, 6)) + 2 * len(_HEADER)
-    node = min(max(len(row[1]) for row in (_HEADER, *rows)), max(_NODE, width - others - _SECTION))
-    rows = [(row[0], cut(row[1], node), *row[2:]) for row in rows]
-    lines = table(_HEADER, rows, width, wide=4)
-    return [lines[0], *((((text, _style(rank)),)) for rank, ((text, _),) in zip(ranks, lines[1:], strict=True))]
+def _on_screen(folder: Path) -> Now | None:
+    """Show the job until it ends or the person leaves; answers what was seen last."""
+    looker = _Looker(folder)
+    view = View()
+    page = 1
+    with Screen.taken() as screen:
+        looker.start()
+        try:
+            while True:
+                columns, lines = screen.size
+                now, age, rate = looker.seen()
+                drawn = frame(now, view, min(columns, WIDEST), max(3, lines), age, rate)
+                view, page = msgspec.structs.replace(view, top=drawn.top), drawn.page
+                screen.draw(drawn.lines)
+                if now is not None and now.phase == "ended" and not view.is_paused:
+                    return now
+                for key in screen.keys(EVERY / 4):
+                    changed = pressed(view, key, page)
+                    if changed is None:
+                        return now
+                    view = changed
+                looker.is_paused = view.is_paused
+        except EOFError:
+            return now
+        finally:
+            looker.stop()
 
 
-def _style(rank: RankNow) -> str:
-    if not rank.is_well:
-        return "red"
-    return "yellow" if rank.section is not None and rank.section.share >= 0.8 else ""
+class _Looker:
+    """Looks at the folder in a thread of its own, so that keys are answered while a slow disk is not."""
 
+    def __init__(self, folder: Path) -> None:
+        self.is_paused = False
+        self._watcher = Watcher(folder)
+        self._done = threading.Event()
+        self._seen: tuple[Now | None, float] = (None, time.monotonic())
+        self._steps: list[tuple[float, int]] = []  # when, and the highest step; the first is RATE_OVER ago
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="resilience-status", daemon=True)
 
-def _section(rank: RankNow) -> str:
-    if rank.section is None:
-        return "" if rank.doing in ("", "run") else f"({rank.doing})"
-    return rank.section.name + (f" +{rank.sections - 1}" if rank.sections > 1 else "")
+    def start(self) -> None:
+        self._thread.start()
 
+    def stop(self) -> None:
+        self._done.set()
 
-def _age(rank: RankNow) -> str:
-    section = rank.section
-    if section is None:
-        return ""
-    return f"{brief(section.open_s)} / {'–' if section.limit_s is None else brief(section.limit_s)}"
+    def seen(self) -> tuple[Now | None, float, float | None]:
+        """Return the last look, its age in seconds, and steps a second. Raises what looking raised."""
+        if self._failure is not None:
+            raise self._failure
+        now, at = self._seen
+        return now, time.monotonic() - at, self._rate()
+
+    def _rate(self) -> float | None:
+        steps = list(self._steps)
+        if len(steps) < 2 or steps[-1][1] <= steps[0][1]:
+            return None
+        return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
+
+    def _run(self) -> None:
+        try:
+            while not self._done.is_set():
+                began = time.monotonic()
+                now = self._watcher.look()
+                if not self.is_paused:
+                    self._note(now, began)
+                self._done.wait(pause(now, time.monotonic() - began))
+        except Exception as error:  # the thread's edge: `seen` raises it where it is told
+            self._failure = error
+
+    def _note(self, now: Now | None, at: float) -> None:
+        self._seen = (now, at)
+        highest = max((rank.step for rank in now.ranks if rank.step is not None), default=None) if now else None
+        if highest is None:
+            return
+        if self._steps and highest < self._steps[-1][1]:
+            self._steps = []  # it went back, to a checkpoint
+        steps = [*self._steps, (at, highest)]
+        while len(steps) > 2 and at - steps[1][0] >= RATE_OVER:
+            steps = steps[1:]
+        self._steps = steps

@@ -128,7 +128,7 @@ def test_whoever_deserves_a_look_comes_first() -> None:
 def now_ranks() -> tuple[RankNow, ...]:
     return (
         RankNow(0, "n", "active", silent_s=1.0),
-        RankNow(1, "n", "active", silent_s=5.0),
+        RankNow(1, "n", "active", silent_s=3.0),
         RankNow(2, "n", "active", section=Section("data", 50.0, 60.0)),
         RankNow(3, "n", "suspect"),
     )

@@ -11,7 +11,7 @@ import pytest
 from resilience.analysis.status import Failure, Now, RankNow, Section
 from resilience.cli import main
 from resilience.cli.render import plain
-from resilience.cli.status import status_lines
+from resilience.cli.status_view import status_lines
 from tests.support.launch_streams import Fault, launched
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal all end the demonstration in the same way, at a safe moment."""
+"""Ctrl-C, SIGTERM and a closed terminal all end a command with a screen in the same way, at a safe moment."""
 
 from __future__ import annotations
 
