@@ -145,7 +145,7 @@ def report(run: Run) -> Report:
         times=times(run.records, incidents, launches),
         launched=_launched(launches),
         incidents=incidents,
-        notes=_notes(run.records),
+        notes=(*_notes(run.records), *_unknown_progress(launches)),
         missing=run.missing,
     )
 
@@ -255,6 +255,18 @@ def _notes(records: Iterable[Record]) -> tuple[Note, ...]:
             if record.origin.initial_rank is not None:
                 ranks.add(record.origin.initial_rank)
     return tuple(Note(what, tuple(sorted(ranks))) for what, ranks in found.items())
+
+
+def _unknown_progress(launches: Launches) -> Iterable[Note]:
+    """Workers of the last cycle that run, or were stopped, and have told nothing by which a hang shows."""
+    ranks = tuple(
+        rank
+        for rank, worker in sorted(_last_workers(launches).items())
+        if worker.progress is None and worker.called_ns is None and (worker.exit is None or worker.exit.expected)
+        if worker.exit is None or worker.exit.code != 0
+    )
+    if ranks:
+        yield Note("progress unknown: no heartbeat, step or section was told, so only a death would be noticed", ranks)
 
 
 def _note(event: events.Event) -> str | None:

@@ -2,7 +2,8 @@
 
 `max_restarts` is the ceiling. Below it: the same failure three times in a row without progress ends the job,
 for a fourth time would end like the third; failures before any worker's first step have a short budget
-of their own, for what cannot start will not; and one failure that comes again and again within the window
+of their own, for what cannot start will not; so have restarts after which the job never gets further than it
+was, whatever it fails of; and one failure that comes again and again within the window
 ends it too, even if steps are made in between. Progress is a higher step than any rank of the job has told;
 as long as none has told any, which a program need not, it is a cycle that ran for a while. All failures of a
 job are one list in its store (`launcher.budget`), one for each cycle; each agent times them by its own clock
@@ -17,6 +18,7 @@ import msgspec
 from resilience.core.attribution import InterruptionRecord
 
 FAILED = 1
+_HANG = "limit:"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -33,6 +35,11 @@ class Failure(msgspec.Struct, frozen=True):
     at: float = 0.0
     ran: float = 0.0
 
+    @property
+    def is_hang(self) -> bool:
+        """Whether a limit was exceeded, as fingerprints tell it."""
+        return self.fingerprint.startswith(_HANG)
+
 
 class Budget(msgspec.Struct, frozen=True):
     """What is allowed; 0 switches a rule off, but not max_restarts. window_s: seconds; steady_s: seconds after
@@ -41,6 +48,7 @@ class Budget(msgspec.Struct, frozen=True):
     max_restarts: int
     same_limit: int = 3
     startup_restarts: int = 3
+    stalled_restarts: int = 5
     same_in_window: int = 10
     window_s: float = 3600.0
     same_exit_code: int = 93
@@ -79,6 +87,9 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
         return stop(f"all {budget.max_restarts} restarts are used", FAILED)
     if budget.startup_restarts and used >= budget.startup_restarts and not _progress(budget, [*history, failure])[-1]:
         return stop(f"no worker has made a step in {used + 1} starts", FAILED)
+    starts = _since_progress(budget, [*history, failure])
+    if budget.stalled_restarts and step >= 0 and starts > budget.stalled_restarts:
+        return stop(f"no worker has come beyond step {step} in {starts} starts", budget.same_exit_code)
     often = 1 + sum(
         past.fingerprint == failure.fingerprint and failure.at - past.at <= budget.window_s for past in history
     )
@@ -101,6 +112,12 @@ def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) 
     return count
 
 
+def _since_progress(budget: Budget, failures: Sequence[Failure]) -> int:
+    """Return how many failures in a row came without progress in between, of whatever kind."""
+    progress = _progress(budget, failures)
+    return progress.count(progress[-1])
+
+
 def _progress(budget: Budget, failures: Sequence[Failure]) -> list[int]:
     """Return how often progress had been made up to each failure."""
     made, step = 0, -1
@@ -119,7 +136,7 @@ def fingerprint(record: InterruptionRecord) -> str:
     if record.exception is not None:
         return f"exception:{record.exception.fingerprint}"
     if record.detector is not None and record.detector.name != "exit":
-        return f"limit:{record.detector.name}"
+        return _HANG + record.detector.name
     if record.exit is not None and record.exit.signal is not None:
         return f"signal:{record.exit.signal}" + (":oom" if record.exit.oom else "")
     if record.exit is not None and record.exit.code is not None:

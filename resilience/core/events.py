@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 import msgspec
 
-from resilience.core.attribution import Frame, Interruption, InterruptionRecord
+from resilience.core.attribution import Frame, Hang, Interruption, InterruptionRecord
 
 Level = Literal["debug", "info", "warning", "error"]
 Layer = Literal["inprocess", "launcher"]
@@ -394,6 +394,16 @@ class WorkerProgressed(Event, frozen=True, tag="worker.progressed"):
     ago_s: float = 0.0
 
 
+class WorkerSeen(Event, frozen=True, tag="worker.seen"):
+    """A cycle ends because a rank hung: where another rank was at that moment, before it was stopped.
+
+    hang: in which way it hung itself, if it did. stack: of its main thread, innermost frame last."""
+
+    hang: Hang | None = None
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
+
+
 class RestartDecided(Event, frozen=True, tag="restart.decided"):
     """The job's budget was asked after a failure: another cycle, or the end."""
 
@@ -540,6 +550,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     WorkerStarted,
     WorkerExited,
     WorkerProgressed,
+    WorkerSeen,
     RestartDecided,
     JobEnded,
     StopRequested,
@@ -595,6 +606,7 @@ AnyEvent = (
     | WorkerStarted
     | WorkerExited
     | WorkerProgressed
+    | WorkerSeen
     | RestartDecided
     | JobEnded
     | StopRequested

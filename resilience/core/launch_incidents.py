@@ -132,11 +132,15 @@ def _evidence(
     parts: dict[str, Part], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
 ) -> Evidence:
     workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
+    seen = {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
+    steps = {rank: look.step for rank, look in seen.items() if look.step is not None}
     return Evidence(
         records=records,
         first=mover,
         active=frozenset(range(size or 0)),
-        steps={record.rank: record.step for record in records if record.step is not None},
+        stacks={rank: look.stack for rank, look in seen.items() if look.stack},
+        steps=steps | {record.rank: record.step for record in records if record.step is not None},
+        hangs={rank: look.hang for rank, look in seen.items() if look.hang is not None},
         returned=frozenset(
             rank
             for rank, worker in workers.items()

@@ -74,6 +74,7 @@ class Worker:
         self.how = ""
         self.evidence: str | None = None  # how its stacks were taken
         self.signals: tuple[str, str] | None = None  # that its monitor sent, and which limit made it
+        self.seen: events.WorkerSeen | None = None  # where it was when another rank hung
         self.called_ns: int | None = None  # a Wrapper's function was called
 
     def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
@@ -250,6 +251,8 @@ class Launches:
                     worker.first_step = (record.mono_ns - ago, event.step)
             case events.EvidenceCaptured(method):
                 self._part(record).worker(rank).evidence = method
+            case events.WorkerSeen():
+                self._part(record).worker(rank).seen = event
             case events.RankSignalled():
                 self._part(record).worker(rank).signals = (", ".join(event.signals), event.reason)
 

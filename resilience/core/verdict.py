@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from resilience.core.attribution import Category, Frame, Interruption, InterruptionRecord
+from resilience.core.attribution import Category, Frame, Hang, Interruption, InterruptionRecord
 from resilience.core.hangs import in_collective
 from resilience.core.symptoms import (
     Class,
@@ -44,6 +44,18 @@ RULES: Mapping[int, str] = {
     15: "repeat offender",
     16: "store lost",
 }
+
+
+_HUNG: Class = "hung"
+_HANGS: Mapping[Hang, Class] = {
+    "stopped": "stopped",
+    "in_kernel": "blocked_in_kernel",
+    "in_loop": "busy_without_progress",
+    "holds_gil": "blocked_in_native_code",
+    "on_lock": "waits_for_lock",
+}
+"""Ways in which a rank keeps others waiting; not those in which it may be waiting itself."""
+_CATEGORIES: Mapping[Class, Category] = {"stopped": "host", "blocked_in_kernel": "storage"}
 
 
 class Culprit(msgspec.Struct, frozen=True):
@@ -87,6 +99,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     records: each rank's in the order it made them. first: whose record reached the store first.
     stacks: where each rank's main thread was when it learned of the interruption, innermost last.
+    hangs: in which way ranks hung of which no limit was exceeded.
     returned: ranks whose function had returned by then. signalled: ranks that our monitor signalled,
     with the limit that made it."""
 
@@ -96,6 +109,7 @@ class Evidence(msgspec.Struct, frozen=True):
     inactive: frozenset[int] = frozenset()
     stacks: dict[int, tuple[Frame, ...]] = {}
     steps: dict[int, int] = {}
+    hangs: dict[int, Hang] = {}
     answered: frozenset[int] = frozenset()
     returned: frozenset[int] = frozenset()
     signalled: dict[int, str] = {}
@@ -192,7 +206,8 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         if not blamed:
             return Verdict(what, "unknown", rules_fired=tuple(sorted(fired)))
         # They were alive, and elsewhere.
-        return Verdict(blamed[0].what, "user_code", culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+        at_fault = _CATEGORIES.get(blamed[0].what, "user_code")
+        return Verdict(blamed[0].what, at_fault, culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
     blamed.sort(key=lambda culprit: (culprit.rank != seen.first, -culprit.confidence, culprit.rank))
     chief = blamed[0]
     return Verdict(chief.what, category(symptoms[chief.rank]), culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
@@ -228,9 +243,12 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
     silent = sorted(seen.active - seen.answered - set(symptoms))
     if silent and seen.answered:
         return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
+    stuck = {rank: _HANGS[word] for rank, word in sorted(seen.hangs.items()) if word in _HANGS and rank in seen.active}
     inside = [rank for rank in elsewhere if is_inside(places[rank])]
-    if inside:
-        return [Culprit(rank, "hung", 0.7 if len(inside) == 1 else 0.4, 7) for rank in inside], "hung", {7}
+    if stuck or inside:
+        found = stuck or dict.fromkeys(inside, _HUNG)  # who hung by itself, rather than who was just elsewhere
+        confidence = 0.7 if len(found) == 1 else 0.4
+        return [Culprit(rank, what, confidence, 7) for rank, what in found.items()], next(iter(found.values())), {7}
     if not seen.active <= set(places):
         return [], "hung", set()
     return _odd_ones(seen, places)

@@ -118,6 +118,9 @@ class Agent(LocalElasticAgent):
         if verdict.outcome == "preempted":
             for ended in node.let_finish(running):
                 self._tell(ended, expected=True)
+        if verdict.failure is not None and verdict.failure.is_hang:
+            for ended in node.look_at_workers(running):
+                self._tell(ended, expected=True)
         node.monitors.dismiss(verdict.detail or verdict.outcome)
         for ended in running.stop(signal.SIGTERM, self._shutdown_timeout):
             self._tell(ended, expected=True)

@@ -75,6 +75,9 @@ class Options:
     startup_restarts: int = dataclasses.field(
         default=3, metadata={"help": "restarts in a row for failures before a worker's first step"}
     )
+    stalled_restarts: int = dataclasses.field(
+        default=5, metadata={"help": "restarts in a row without a higher step than before that end it; 0: any number"}
+    )
     same_failure_in_window: int = dataclasses.field(
         default=10, metadata={"help": "identical failures within the window that end the job too; 0: any number"}
     )

@@ -110,6 +110,11 @@ class Monitors:
         for place in self._places:
             place.tell(messages.Stop())
 
+    def look(self) -> None:
+        """Have it put on record where all programs are now; each monitor answers when that is done."""
+        for place in self._places:
+            place.tell(messages.Look())
+
     def limit(self, limits: Limits) -> None:
         """Let these limits hold from now on."""
         for place in self._places:

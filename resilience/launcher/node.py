@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 RankMode = Literal["infrastructure", "deterministic", "backend"]
 LOOK = 0.002  # seconds between looks for a dead worker's record
 READY = 5.0  # seconds that the first workers wait for their monitors, which need 0.2 s
+LOOK_LIMIT = 1.0  # seconds for a look at workers that are about to be stopped; it needs 0.1
 NODES_EVERY = 1.0  # seconds at most between looks at the other nodes while ours runs
 
 
@@ -88,6 +89,7 @@ class Node:
                 max_restarts=spec.max_restarts,
                 same_limit=options.same_failure_limit,
                 startup_restarts=options.startup_restarts,
+                stalled_restarts=options.stalled_restarts,
                 same_in_window=options.same_failure_in_window,
                 window_s=options.failure_window,
                 same_exit_code=options.same_failure_exit_code,
@@ -105,6 +107,7 @@ class Node:
         self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
         self._gone: set[int] = set()
         self._ranks: dict[int, int] = {}  # of the workers, by local rank
+        self._looked: set[int] = set()  # workers of which it is on record where they were
         self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
         self._requests: list[Request] = []
         self._stop: Verdict | None = None  # what a signal asks for
@@ -225,6 +228,8 @@ class Node:
                     self.account.emit_of(self._ranks.get(local_rank), events.MonitorLost(monitor_pid, why))
                 case messages.Stopping(worker_pid, is_heard):
                     self._told[worker_pid] = is_heard
+                case messages.Looked(worker_pid):
+                    self._looked.add(worker_pid)
                 case messages.Requested(action, description):
                     self.account.emit(events.ControlRequested(action, description, local_rank))
                     self._requests.append(Request(action, description))
@@ -437,6 +442,18 @@ class Node:
             return table(self._budget.history())
         except StoreError:
             return []
+
+    def look_at_workers(self, running: Running) -> list[Ended]:
+        """A rank hung: before the others are stopped, have it put on record where they are, which tells who waited
+        for whom. Answers who has left meanwhile."""
+        self.monitors.look()
+        ended: list[Ended] = []
+        deadline = time.monotonic() + LOOK_LIMIT
+        while not self._looked | self._gone >= set(running.pids()) and time.monotonic() < deadline:
+            time.sleep(LOOK)
+            self.hear()
+            ended += running.collect()
+        return ended
 
     def let_finish(self, running: Running) -> list[Ended]:
         """Give workers that look for it the time to write a checkpoint and leave; answers who has left.

@@ -86,6 +86,7 @@ class Running:
     def stop(self, number: int, limit: float) -> list[Ended]:
         """End every worker that still lives, by this signal, and after `limit` seconds by SIGKILL."""
         self.signal(number)
+        self.signal(signal.SIGCONT)  # one that is stopped would not heed the other
         new = self._await_end(limit)
         if self.living:
             self.signal(signal.SIGKILL)

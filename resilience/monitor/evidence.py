@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import files, processes, stacks
-from resilience.core import hangs, watch
-from resilience.core.attribution import Collective, Hang, InterruptionRecord, OpenSection, ProcessInfo
+from resilience.core import events, hangs, watch
+from resilience.core.attribution import Collective, Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.core.identity import Origin
-from resilience.core.symptoms import main_stack
 from resilience.core.watch import Doing
 from resilience.monitor.page import MonitorSide, PageView
 
@@ -67,11 +66,17 @@ class Witness:
         is_same = record.iteration == view.iteration or not self.has_iterations
         return self._with_signs(record, view, seen, limits) if is_same else record
 
-    def hang(self, record: InterruptionRecord) -> Hang | None:
-        """Return in which way the program hangs. record: of a limit that was exceeded, with what was seen then."""
-        stack = main_stack(record)
+    def look(self) -> events.WorkerSeen:
+        """Return where the program is now, though no limit of its own is exceeded."""
+        process = self._process_info(0.0)
+        found = self.take_stacks(thorough=False).threads
+        stack = found[0].frames if found else ()  # the main thread's
+        return events.WorkerSeen(self.hang(process, stack), stack, self.page.read().step)
+
+    def hang(self, process: ProcessInfo | None, stack: tuple[Frame, ...]) -> Hang | None:
+        """Return in which way the program hangs. process, stack: as seen just now, the main thread's."""
         return hangs.classify(
-            record.process,
+            process,
             stack,
             linecache.getline(stack[-1].file, stack[-1].line) if stack else "",
             processes.waits_in(self.program.pid),

@@ -146,6 +146,10 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """The job is asked to stop: let the program know, which may write a checkpoint and leave."""
 
 
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """Another rank hung: put on record where the worker is now, before it is ended too."""
+
+
 class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
     """How the worker ended, for a monitor that could not see it itself."""
 
@@ -190,6 +194,12 @@ class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
     is_heard: bool
 
 
+class Looked(msgspec.Struct, frozen=True, tag="looked"):
+    """The answer to Look: it is on record, or nothing can be seen of the worker."""
+
+    worker_pid: int
+
+
 class Requested(msgspec.Struct, frozen=True, tag="requested"):
     """The rank asks for a decision about its node or the workload."""
 
@@ -214,8 +224,8 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 FromRank = Begin | Emitted | Host | Attached | Armed | Progressed | Request | Limited
 ToRank = Ready | Welcome | Refused
-FromAgent = Open | Assigned | Limited | Dismissed | Stop | Reaped | Probe | Leave
-ToAgent = Ready | Found | Gone | Requested | Stopping | Connected | Alive
+FromAgent = Open | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
+ToAgent = Ready | Found | Gone | Requested | Stopping | Looked | Connected | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank = msgspec.msgpack.Decoder(FromRank)

@@ -158,6 +158,11 @@ class Program:
             case messages.Stop():
                 if worker is not None:
                     worker.request_stop()
+            case messages.Look():
+                if worker is not None:
+                    worker.look()
+                for assigned, _ in self._next:  # nobody has seen these yet
+                    self.tell(messages.Looked(assigned.worker_pid))
             case messages.Reaped(pid, status):
                 if worker is not None and worker.pid == pid:
                     worker.reaped(status)

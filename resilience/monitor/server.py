@@ -24,6 +24,7 @@ from resilience.core import events, hangs, shadow, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
+from resilience.core.symptoms import main_stack
 from resilience.core.timeouts import raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.monitor import messages
@@ -338,7 +339,7 @@ class RankMonitor:
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
             )
         )
-        hang = self._witness.hang(record)
+        hang = self._witness.hang(record.process, main_stack(record))
         if hang is not None:
             record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hangs.WORDS[hang]}")
         self.emit(events.Interrupted(record))

@@ -114,6 +114,12 @@ class WorkerMonitor(RankMonitor):
         is_heard = self._page.request_stop() and self._channel is not None
         self._tell(messages.Stopping(self.pid, is_heard), ())
 
+    def look(self) -> None:
+        """Put on record where the program is, and how it hangs if it does."""
+        if self._channel is not None and not self._is_gone:
+            self.emit(self._witness.look())
+        self._tell(messages.Looked(self.pid), ())
+
     def reaped(self, status: Exit) -> None:
         """The agent knows how the worker ended."""
         if self._status in (None, Exit()):

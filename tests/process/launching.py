@@ -41,10 +41,13 @@ def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
-    charge the job's budget."""
+    charge the job's budget. CGROUP: the node's control group."""
     from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
+
+    if (group := os.environ.get("CGROUP")) is not None:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
 
     if os.environ.get("DIES") == "spending":
         JobBudget.spend = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
@@ -58,16 +61,23 @@ def agent(arguments: list[str]) -> None:
 class Launched:
     """A job under the launcher: one agent a node, all on this host."""
 
-    def __init__(self, job: Job, folder: Path, name: str, more: Callable[[int], Launched] | None = None) -> None:
+    def __init__(
+        self, job: Job, folder: Path, name: str, more: Callable[[int, int | None], Launched] | None = None
+    ) -> None:
         self.job = job
         self._more = more
         self.folder = folder
         self.account = Account(folder / "runs" / name)
 
     def more(self, count: int = 1) -> Launched:
-        """Start further agents of this job, once."""
+        """Start further agents of this job. Once; of what it answers again once."""
         assert self._more is not None
-        return self._more(count)
+        return self._more(count, None)
+
+    def again(self, number: int) -> Launched:
+        """Start an agent of this number anew: its node comes back."""
+        assert self._more is not None
+        return self._more(1, number)
 
     def wait(self, limit: float = 60.0) -> list[int | None]:
         """Wait for all agents; answers their exit statuses."""
@@ -166,7 +176,8 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
                 env_of=own,
                 arguments=arguments,
             )
-            return Launched(job, folder, name, lambda count: more(count, first + agents))
+            following = first + count
+            return Launched(job, folder, name, lambda count, at: more(count, following if at is None else at))
 
         return more(agents, 0)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from resilience.adapters import processes
-from resilience.core import events
-from resilience.core.attribution import Interruption
-from resilience.core.symptoms import symptom
+from resilience.core import events, hangs
+from resilience.core.attribution import Hang, Interruption
+from resilience.core.symptoms import Class, symptom
 from resilience.core.watch import Limit, Limits
 from resilience.errors import MonitorError
 from resilience.launcher.monitors import Lost
@@ -72,11 +72,21 @@ HANGS = {
     "stopped": "import os, signal; beat()\ndef stuck(): os.kill(os.getpid(), signal.SIGSTOP)\nstuck()",
 }
 
+WORDS: dict[str, tuple[Hang, Class]] = {
+    "lock": ("on_lock", "waits_for_lock"),
+    "loop": ("in_loop", "busy_without_progress"),
+    "native": ("in_call", "hung"),
+    "gil": ("holds_gil", "blocked_in_native_code"),
+    "stopped": ("stopped", "stopped"),
+}
+
 
 @pytest.mark.parametrize("how", HANGS)
-def test_hang_is_found_at_its_limit_and_told_apart(one: Node, how: str) -> None:
+def test_hang_is_found_at_its_limit_and_told_apart(one: Node, tmp_path: Path, how: str) -> None:
     limits = Limits(heartbeat=Limit(None, 1.0), signal="SIGKILL")
-    worker = one.start("from resilience import heartbeat as beat\n" + HANGS[how], limits)
+    script = tmp_path / "script.py"  # whose lines can be read
+    script.write_text("from resilience import heartbeat as beat\n" + HANGS[how])
+    worker = one.start(f"import runpy; runpy.run_path({str(script)!r})", limits)
     record = one.hear(messages.Found).record
     assert one.hear(messages.Gone).exit.signal == "SIGKILL"
     assert (record.pid, record.interruption) == (worker.pid, Interruption.HARD_TIMEOUT)
@@ -84,8 +94,8 @@ def test_hang_is_found_at_its_limit_and_told_apart(one: Node, how: str) -> None:
     assert record.detector.name == "heartbeat"
     (silent,) = one.records(events.RankFellSilent)
     assert silent.event.silent_for_s >= 1.0
-    found = symptom(record).what
-    assert found == {"loop": "busy_without_progress", "stopped": "stopped"}.get(how, "hung")
+    assert (record.hang, symptom(record).what) == WORDS[how]
+    assert record.message.endswith(hangs.WORDS[WORDS[how][0]])
     if how != "stopped":  # what is stopped answers only py-spy, which is not everywhere
         assert record.stacks[0].frames[-1].function == "stuck"
     assert (record.process.state == "T") is (how == "stopped")
@@ -287,7 +297,7 @@ def test_program_that_a_worker_starts_is_watched_and_the_first_alone(one: Node) 
     found = one.hear(messages.Found)
     assert found.record.stacks[0].frames[-1].function == "<module>"  # of the program, not of its starter
     one.hear(messages.Gone)
-    assert not Path(f"/proc/{link.pid}").exists() or processes.state(link.pid).state == "Z"
+    one.wait_until(lambda: (seen := processes.state(link.pid)) is None or seen.state == "Z")  # killed with its starter
 
 
 def test_worker_that_becomes_another_program_is_still_watched(one: Node) -> None:
@@ -315,6 +325,26 @@ def test_child_that_a_rank_forks_is_nobody(one: Node) -> None:
     one.start(code, Limits(step=Limit(None, 1.0), signal="SIGKILL"))
     assert one.hear(messages.Found).record.step == 1
     assert len(one.said(messages.Connected)) == 1
+
+
+def test_look_at_a_worker_that_does_not_hang_says_where_it_is(one: Node) -> None:
+    worker = one.start("import resilience, sys\nresilience.step(7)\ndef wait(): sys.stdin.readline()\nwait()")
+    one.hear(messages.Connected)
+    one.monitors.look()
+    assert one.hear(messages.Looked).worker_pid == worker.pid
+    (seen,) = one.records(events.WorkerSeen)
+    assert (seen.event.hang, seen.event.step, seen.origin.initial_rank) == ("in_call", 7, 0)
+    assert seen.event.stack[-1].function in ("wait", "<module>")  # on its way there
+    let_on(worker)
+    one.hear(messages.Gone)
+
+
+def test_look_where_nobody_is_to_be_seen_is_answered_all_the_same(one: Node) -> None:
+    worker = one.start(WAIT)
+    await_line(worker)
+    one.monitors.look()
+    assert one.hear(messages.Looked).worker_pid == worker.pid
+    assert one.records(events.WorkerSeen) == []
 
 
 # -- a monitor is lost ----------------------------------------------------------------------------------------------

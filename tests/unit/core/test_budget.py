@@ -46,7 +46,7 @@ def test_another_failure_or_a_step_in_between_begins_anew() -> None:
 
 
 def test_zero_switches_the_rule_off() -> None:
-    off = replace(BUDGET, same_limit=0, same_in_window=0)
+    off = replace(BUDGET, same_limit=0, same_in_window=0, stalled_restarts=0)
     assert answer(off, failures(*"xxxxxxxxxx", steps=[5] * 10)).is_restart
 
 
@@ -54,6 +54,19 @@ def test_lower_step_of_another_agent_is_no_progress_and_hides_none() -> None:
     # Agents know the steps of their own ranks: one that came late knows of fewer.
     assert answer(BUDGET, failures("x", "x", "x", steps=[9, 2, 9])).same_in_a_row == 3
     assert answer(BUDGET, failures("x", "x", "x", steps=[9, 2, 4])).same_in_a_row == 3
+
+
+# -- no further than before ---------------------------------------------------------------------------
+
+
+def test_job_that_never_gets_further_than_it_was_is_ended_whatever_it_fails_of() -> None:
+    stalled = failures(*"abcdef", steps=[7, 3, 7, 0, 5, 7])
+    assert all(answer(BUDGET, stalled[:number]).is_restart for number in range(1, 6))
+    sixth = answer(BUDGET, stalled)
+    assert (sixth.is_restart, sixth.exit_code) == (False, 93)
+    assert sixth.why == "no worker has come beyond step 7 in 6 starts"
+    assert answer(replace(BUDGET, stalled_restarts=0), stalled).is_restart
+    assert answer(BUDGET, failures(*"abcdefg", steps=[7, 3, 7, 8, 5, 7, 8])).is_restart  # once it did
 
 
 # -- before the first step ----------------------------------------------------------------------------
@@ -133,6 +146,7 @@ budgets = st.builds(
     max_restarts=st.integers(0, 12),
     same_limit=st.integers(0, 4),
     startup_restarts=st.integers(0, 4),
+    stalled_restarts=st.integers(0, 4),
     same_in_window=st.integers(0, 5),
 )
 
@@ -164,8 +178,13 @@ def test_job_ends_after_at_most_its_restarts_and_only_for_a_reason_that_holds(
         and all(each.fingerprint == now.fingerprint for each in all_of_them[-budget.same_limit :])
     )
     often = sum(each.fingerprint == now.fingerprint and now.at - each.at <= budget.window_s for each in all_of_them)
+    before = [each.step for each in all_of_them]
+    further = max(
+        (at for at, step in enumerate(before) if step > max(before[:at], default=-1)), default=0
+    )  # the last one that had come further
+    is_stalled = highest >= 0 and len(before) - further > budget.stalled_restarts > 0
     if answered.exit_code == 93:
-        assert row or often > budget.same_in_window > 0
+        assert row or often > budget.same_in_window > 0 or is_stalled
     else:
         is_start = highest < 0 and all(each.ran < budget.steady_s for each in all_of_them)
         assert len(past) >= budget.max_restarts or (is_start and len(past) >= budget.startup_restarts > 0)

@@ -1,0 +1,258 @@
+"""`resilience run` and the fault matrix: processes that end, hang, stop or are too slow, and what is said of it.
+
+Each test injects one fault, sees the job through, and reads the account: one incident, of the right class and
+the right rank, with what the process could still tell. The table in docs/faults.md names these tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.adapters import processes
+from resilience.core import events
+from resilience.core.attribution import Exit
+from resilience.core.symptoms import main_stack
+from tests.process.launching import Launched, launcher
+from tests.process.told import cleared, counted, culprits, only_incident, told
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+AT_WORK = """
+import resilience
+resilience.step(5)
+print("about to go")
+"""
+GLOO = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+"""
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    begin = launcher(start, tmp_path)
+
+    def launch(script: str, *options: str, **more: object) -> Launched:
+        return begin(textwrap.dedent(script), *options, **more)
+
+    return launch
+
+
+# -- processes that end -------------------------------------------------------------------------------
+
+ENDS = {
+    "exit": ("os._exit(7)", "exited", "user_code", Exit(code=7)),  # F05
+    "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "killed", "unknown", Exit(signal="SIGKILL", oom=False)),  # F06
+    "usr1": ("os.kill(os.getpid(), signal.SIGUSR1)", "told_to_stop", "scheduler", Exit(signal="SIGUSR1")),  # F08
+    "segv": ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "unknown", Exit(signal="SIGSEGV")),  # F09
+    "abort": ("os.abort()", "crashed", "unknown", Exit(signal="SIGABRT")),
+    "bus": ("os.kill(os.getpid(), signal.SIGBUS)", "crashed", "unknown", Exit(signal="SIGBUS")),
+    "fpe": ("os.kill(os.getpid(), signal.SIGFPE)", "crashed", "unknown", Exit(signal="SIGFPE")),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_process_that_ends_in_a_step_is_one_incident_with_its_end_and_its_last_words(launch: Launch, how: str) -> None:
+    code, what, category, end = ENDS[how]
+    job = launch(
+        AT_WORK + f"def break_down(): {code}\n"
+        "if cycle == 0 and rank == 1: break_down()\n"
+        "if cycle == 0: await_file('never')\n"
+    )
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    assert (incident.kind, incident.verdict.what, incident.category) == ("terminated", what, category)
+    assert (culprits(incident), cleared(incident)) == ([(1, what)], [0])
+    assert (incident.status, incident.next_world_size, incident.cost.lost_steps) == ("restarted", 2, 0)
+    chief = incident.chief
+    assert chief is not None and chief.exit == end
+    assert (chief.rank, chief.step, "about to go" in chief.log_tail) == (1, 5, True)
+    if what == "crashed":
+        assert main_stack(chief)[-1].function == "break_down"
+    assert counted(job) == {"terminated": 1}
+
+
+def test_exit_with_0_in_a_step_is_blamed_when_the_others_fail_of_it(launch: Launch) -> None:  # F05
+    job = launch(
+        GLOO + AT_WORK + "import torch\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "if cycle == 0 and rank == 1: os._exit(0)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    assert (incident.verdict.what, culprits(incident), cleared(incident)) == ("went_on", [(1, "went_on")], [0])
+    chief = incident.chief
+    assert chief is not None and chief.exception is not None and chief.rank == 0
+    assert [record.event.code for record in job.of(events.WorkerExited) if record.event.worker_rank == 1] == [0, 0]
+
+
+def test_rank_that_is_through_while_another_one_fails_runs_again_and_is_cleared(launch: Launch) -> None:  # F47
+    job = launch("say('through')\nif cycle == 0 and rank == 0:\n    await_file('through.0.1')\n    sys.exit(9)")
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    assert culprits(incident) == [(0, "exited")]
+    assert {group.reason: group.ranks for group in incident.verdict.exonerated}.keys() <= {
+        "had completed",
+        "ran within its limits",
+    }
+    assert {path.name for path in job.folder.glob("through.*")} == {f"through.{c}.{r}" for c in (0, 1) for r in (0, 1)}
+
+
+# -- signals ------------------------------------------------------------------------------------------
+
+
+def test_sigterm_to_agent_and_all_workers_at_once_is_one_preemption_and_no_failure(launch: Launch) -> None:  # F07
+    job = launch("say('up'); await_file('never')")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    for pid in (*(job.worker_pid(rank) for rank in range(2)), job.job.pids[0]):
+        os.kill(pid, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    found = told(job)
+    assert found.launched is not None
+    assert (found.launched.outcome, found.launched.restarts_used, found.incidents) == ("preempted", 0, ())
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_schedulers_warning_stops_the_job_in_good_order(launch: Launch, number: signal.Signals) -> None:  # F08
+    job = launch(
+        """
+        import resilience
+        resilience.stop_requested()
+        say("up")
+        while not resilience.stop_requested():
+            time.sleep(0.005)
+        say("saved")
+        """,
+        "--signals-to-handle",
+        "SIGTERM,SIGINT,SIGHUP,SIGUSR1",
+    )
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    job.job.signal(0, number)
+    assert job.wait() == [128 + number]
+    assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
+    assert told(job).incidents == ()
+    assert [record.event.source.split()[0] for record in job.of(events.StopRequested)] == [number.name]
+
+
+# -- hangs --------------------------------------------------------------------------------------------
+
+HANGS = """
+import ctypes, threading
+import resilience
+resilience.heartbeat()
+resilience.step(cycle)  # each time a little further, for these are no repetitions
+empty, keep = os.pipe()
+space, lock = ctypes.create_string_buffer(1), threading.Lock()
+
+def holds_gil(): ctypes.PyDLL(None).read(empty, space, 1)
+def in_call(): ctypes.CDLL(None).read(empty, space, 1)
+def on_lock(): lock.acquire(); lock.acquire()
+def stopped(): os.kill(os.getpid(), signal.SIGSTOP)
+def in_loop():
+    while True: pass
+
+hangs = [holds_gil, in_call, on_lock, stopped, in_loop]
+if cycle < len(hangs): hangs[cycle]()
+"""
+WORDS = {  # F13, F16, F10, F18: the record's own word, and what it is called in the verdict
+    "holds_gil": "blocked_in_native_code",
+    "in_call": "hung",
+    "on_lock": "waits_for_lock",
+    "stopped": "stopped",
+    "in_loop": "busy_without_progress",
+}
+
+
+def test_every_way_to_hang_is_found_and_told_apart(launch: Launch) -> None:
+    job = launch(HANGS, "--ft-rank-heartbeat-timeout", "1", nproc=1)
+    assert job.wait() == [0]
+    incidents = told(job).incidents
+    chiefs = [incident.chief for incident in incidents]
+    assert [chief.hang for chief in chiefs if chief is not None] == list(WORDS)
+    assert [culprits(incident) for incident in incidents] == [[(0, what)] for what in WORDS.values()]
+    for chief, word in zip(chiefs, WORDS, strict=True):
+        assert chief is not None and chief.detector is not None and chief.process is not None
+        assert (chief.detector.name, chief.exit) == ("heartbeat", None)
+        assert (chief.process.state == "T") is (word == "stopped")
+        if word != "stopped":  # what is stopped answers only py-spy, which is not everywhere
+            assert main_stack(chief)[-1].function == word
+    ends = [record.event.signal for record in job.of(events.WorkerExited)]
+    assert ends == ["SIGKILL"] * len(WORDS) + [None]
+    assert counted(job) == {"hard_timeout": len(WORDS)}
+
+
+@pytest.mark.parametrize(
+    ("how", "what"), [("lock.acquire()", "waits_for_lock"), ("os.kill(os.getpid(), 19)", "stopped"), ("spin()", "busy")]
+)
+def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
+    launch: Launch, how: str, what: str
+) -> None:  # F10, F16, F18
+    job = launch(
+        GLOO + "import resilience, threading, torch\n"
+        "lock = threading.Lock(); lock.acquire()\n"
+        "def spin():\n"
+        "    while True: pass\n"
+        "resilience.step(3)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        f"if cycle == 0 and rank == 1: {how}\n"
+        "if cycle == 0: resilience.heartbeat()  # from now on silence counts, of rank 0\n"
+        "dist.all_reduce(torch.ones(1))\n",
+        "--ft-rank-heartbeat-timeout",
+        "1",
+    )
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    assert (incident.reported_first, incident.verdict.first) == (0, 1)
+    ((rank, blamed),) = culprits(incident)
+    assert (rank, blamed.startswith(what), cleared(incident)) == (1, True, [0])
+    chief = next(record for record in incident.records if record.rank == 0)
+    assert chief.hang == "in_collective"
+    seen = {record.origin.initial_rank: record.event.hang for record in job.of(events.WorkerSeen)}
+    assert seen.keys() == {1}
+
+
+def test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit(launch: Launch) -> None:  # F17
+    job = launch(
+        """
+        import resilience
+        step = 3
+        while cycle == 0:
+            resilience.heartbeat()
+            resilience.step(step)
+            step += rank == 0
+            time.sleep(0.01)
+        """,
+        *("--ft-step-timeout", "1", "--ft-rank-heartbeat-timeout", "600"),
+    )
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    assert (culprits(incident), cleared(incident)) == ([(1, "hung")], [0])
+    chief = incident.chief
+    assert chief is not None and chief.detector is not None
+    assert (chief.detector.name, chief.step) == ("step", 3)
+
+
+def test_loop_of_a_program_that_tells_nothing_is_called_unknown_and_nothing_restarts(launch: Launch) -> None:  # F18
+    job = launch(
+        "say('up')\nwhile True: pass", "--ft-step-timeout", "0.2", "--ft-rank-heartbeat-timeout", "0.2", nproc=1
+    )
+    job.await_worker("up.0.0")
+    pid = job.worker_pid(0)
+    until = time.monotonic() + 60.0
+    while (state := processes.state(pid)) is not None and state.cpu_s < 0.5:  # longer than any of the limits
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    found = told(job)
+    assert found.incidents == () and len(job.of(events.CycleStarted)) == 1
+    assert [note.ranks for note in found.notes if note.what.startswith("progress unknown")] == [(0,)]

@@ -1,0 +1,58 @@
+"""What the account of a launched job says, as the report and the metrics tell it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from resilience.analysis.load import load
+from resilience.analysis.report import Report, report
+from resilience.core import events
+from resilience.core.incident import Incident
+from resilience.telemetry.metrics import MetricView
+from tests.process.launching import Launched
+
+
+def told(job: Launched) -> Report:
+    """Return the report of a job that is over. Whatever began in it has ended."""
+    run = load(job.job.run)
+    assert run.missing == ()
+    found = report(run)
+    began: Counter[object] = Counter()
+    for record in run.records:
+        origin, event = record.origin, record.event
+        if isinstance(event, events.CyclePhaseStarted):
+            began[origin.node, event.phase] += 1
+        elif isinstance(event, events.CyclePhaseEnded):
+            began[origin.node, event.phase] -= 1
+    assert not +began
+    assert sum(counted(job).values()) == len(found.incidents)
+    return found
+
+
+def only_incident(job: Launched) -> Incident:
+    """Return the one incident of a job."""
+    (incident,) = told(job).incidents
+    assert incident.layer == "launcher"
+    return incident
+
+
+def counted(job: Launched) -> Counter[str]:
+    """Return how many interruptions the metrics count as first, and not as following from one, by kind."""
+    view = MetricView()
+    for record in load(job.job.run).records:
+        view.take(record)
+    counts: Counter[str] = Counter()
+    for (name, labels), value in view.samples().items():
+        if name == "resilience_interruptions_total" and labels[2] == "first":
+            counts[labels[0]] += int(value)
+    return counts
+
+
+def culprits(incident: Incident) -> list[tuple[int, str]]:
+    """Return who is blamed, and of what."""
+    return [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits]
+
+
+def cleared(incident: Incident) -> list[int]:
+    """Return the ranks that are not to blame."""
+    return sorted(rank for group in incident.verdict.exonerated for rank in group.ranks)
