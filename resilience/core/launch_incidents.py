@@ -14,9 +14,10 @@ import msgspec
 from resilience.core.advice import advise, named
 from resilience.core.attribution import Exit, Interruption, InterruptionRecord
 from resilience.core.incident import Cost, Incident, Phase, Spread, Status, alike, spread
-from resilience.core.launches import LEGS, NODE_LOST, Launches, Part, Place, legs_of, restarts_of
+from resilience.core.launches import LEGS, NODE_LOST, Launches, Part, Place, Worker, legs_of, restarts_of
 from resilience.core.symptoms import main_stack, user_frame
 from resilience.core.verdict import Evidence, judge
+from resilience.core.watch import AGENT_LOST
 
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are no failure, whatever was seen then
 
@@ -100,6 +101,14 @@ def _lost_nodes(parts: dict[str, Part]) -> list[str]:
     ]
 
 
+def _without_agent(parts: dict[str, Part]) -> list[str]:
+    return [node for node, part in parts.items() if any(map(_is_orphan, part.workers.values()))]
+
+
+def _is_orphan(worker: Worker) -> bool:
+    return worker.signals is not None and worker.signals[1] == AGENT_LOST
+
+
 def _is_end(record: InterruptionRecord) -> bool:
     return record.interruption is Interruption.TERMINATED
 
@@ -117,10 +126,13 @@ def _records(
                 found[key] = record  # its monitor knows more than the agent
     known = {record.rank for record in found.values() if _is_end(record)}
     records = [*found.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
-    for node in lost:
-        rank = min(parts[node].workers, default=None) if node in parts else None
+    for node in sorted({*lost, *_without_agent(parts)} & parts.keys()):
+        # Its monitors, if they could, have ended the workers for their agent was gone: that is what happened.
+        ended = {rank for rank, worker in parts[node].workers.items() if _is_orphan(worker)}
+        records = [record for record in records if not (_is_end(record) and record.rank in ended)]
+        rank = min(parts[node].workers, default=None)
         if rank is not None and not any(record.rank == rank for record in records):
-            message = f"node {node} is lost"
+            message = f"node {node} is lost" if node in lost else f"the agent of {node} is gone"
             records.append(InterruptionRecord(rank, Interruption.UNRESPONSIVE, message, node=node))
     return tuple(
         msgspec.structs.replace(record, arrival_order=1 if record.rank == mover else None, iteration=record.iteration)

@@ -62,7 +62,7 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
     (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),
     (r"no space left|read-only file system|input/output error|stale file handle|disk quota|checkpoint", "storage"),
     (r"address already in use|name or service not known|name resolution|no route to host|network is", "network"),
-    (r"\bMemoryError\b|out of memory|cannot allocate memory", "host"),
+    (r"\bMemoryError\b|out of memory|cannot allocate memory|DataLoader worker.{0,40}(killed|exited)", "host"),
 )
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _INPUT = frozenset(("data", "input", "dataloader", "load"))

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.identity import trace_id
-from resilience.core.launches import Launches, Part, Worker, legs_of, restarts_of
+from resilience.core.launches import NODE_LOST, Launches, Part, Worker, legs_of, restarts_of
 from resilience.core.records import Record
 from resilience.core.symptoms import category_of, symptom
 
@@ -77,6 +77,8 @@ class LauncherMetrics:
             for record, place_of in _places(part):
                 labels = (record.interruption.value, category_of(record), place_of)
                 counts["resilience_interruptions_total"][labels] += 1
+            if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST):  # it can't tell itself
+                counts["resilience_interruptions_total"][Interruption.UNRESPONSIVE.value, "host", "first"] += 1
 
     def _productive(self, made: Values, part: Part, now_ns: int | None) -> None:
         for worker in part.workers.values():

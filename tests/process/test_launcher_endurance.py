@@ -1,0 +1,375 @@
+"""`resilience run` and the fault matrix: what comes again, what is only slow, and what happens to our own processes.
+
+As test_launcher_faults: each test injects its fault, sees the job through and reads the account."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from resilience.adapters import processes
+from resilience.core import events
+from resilience.telemetry.metrics import MetricView
+from tests.process.launching import Launched, launcher
+from tests.process.test_export import receiving
+from tests.process.test_launcher import await_end
+from tests.process.test_launcher_nodes import QUICK, await_rendezvous, go, whys
+from tests.process.told import counted, culprits, only_incident, told
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+CGROUPS = Path("/sys/fs/cgroup")
+LIMIT = 20.0  # seconds that anything may take
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    begin = launcher(start, tmp_path)
+
+    def launch(script: str, *options: str, **more: object) -> Launched:
+        return begin(textwrap.dedent(script), *options, **more)
+
+    return launch
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def little_memory(megabytes: int) -> Iterator[Path]:
+    """A control group in which the kernel kills who takes more memory."""
+    home = next(
+        (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines() if "memory" in line), None
+    )
+    if home is not None:
+        group, limit = CGROUPS / "memory" / home[2].lstrip("/") / f"test{os.getpid()}", "memory.limit_in_bytes"
+    else:
+        group, limit = CGROUPS / f"test{os.getpid()}", "memory.max"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group for memory can be made here ({error}); run it as root of a host or container")
+    try:
+        (group / limit).write_text(str(megabytes << 20))
+        yield group
+    finally:
+        deadline = time.monotonic() + LIMIT
+        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)  # who was in it is about to be gone
+        group.rmdir()
+
+
+def test_kill_for_memory_is_told_from_a_kill_and_ends_the_job_at_the_third_time(launch: Launch) -> None:  # F12
+    with little_memory(512) as group:
+        job = launch("import resilience; resilience.step(1)\nhoard = bytearray(1 << 30)", nproc=1, CGROUP=str(group))
+        assert job.wait() == [93]
+    incidents = told(job).incidents
+    assert [culprits(incident) for incident in incidents] == [[(0, "out_of_memory")]] * 3
+    assert {incident.category for incident in incidents} == {"host"}
+    assert "SIGKILL, out of memory" in job.output(stream=2)
+    assert [record.event.verdict for record in job.of(events.RestartDecided)] == ["restart", "restart", "stop"]
+
+
+def test_memory_error_is_an_exception_of_the_hosts(launch: Launch) -> None:  # F12
+    job = launch(
+        """
+        import resilience, resource
+        resilience.step(1)
+        if cycle == 0 and rank == 1:
+            resource.setrlimit(resource.RLIMIT_AS, (256 << 20,) * 2)
+            hoard = bytearray(1 << 30)
+        if cycle == 0: await_file("never")
+        """
+    )
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    assert (incident.kind, incident.category, culprits(incident)) == ("exception", "host", [(1, "exception")])
+    assert incident.chief is not None and incident.chief.exception is not None
+    assert incident.chief.exception.type == "MemoryError"
+
+
+# -- slow, and what only looks like a hang ------------------------------------------------------------
+
+
+def test_slow_rank_and_long_phases_within_their_limits_are_no_incident(launch: Launch) -> None:  # F19, F21
+    job = launch(
+        """
+        import resilience
+        for step in range(8):
+            with resilience.section("step"):
+                # The first one compiles, rank 1 is ten times slower than rank 0 all the time.
+                time.sleep(1.0 if step == 0 else 0.2 if rank == 1 else 0.02)
+            resilience.step(step)
+        with resilience.section("checkpoint"):
+            time.sleep(1.5)
+        """,
+        *("--ft-rank-section-timeouts", "step:0.8,checkpoint:60", "--ft-rank-out-of-section-timeout", "60"),
+        *("--ft-warmup-rank-section-timeouts", "step:60", "--ft-num-warmup-iterations", "1"),
+    )
+    assert job.wait() == [0]
+    found = told(job)
+    assert (found.incidents, found.completed) == ((), (0, 1))
+    assert job.of(events.RankFellSilent) == []
+
+
+def test_stall_that_passes_is_nothing_and_two_that_do_not_are_two_incidents(launch: Launch) -> None:  # F22
+    job = launch(
+        """
+        import resilience
+        resilience.step(10 * cycle)
+        resilience.heartbeat()
+        time.sleep(0.3)  # which passes
+        resilience.heartbeat()
+        if cycle < 2 and rank == 1:
+            time.sleep(600)
+        while cycle < 2:
+            resilience.heartbeat()
+            time.sleep(0.01)
+        """,
+        *("--ft-rank-heartbeat-timeout", "1.5"),
+    )
+    assert job.wait() == [0]
+    incidents = told(job).incidents
+    assert [(incident.cycle, culprits(incident)) for incident in incidents] == [(0, [(1, "hung")]), (1, [(1, "hung")])]
+    assert counted(job) == {"hard_timeout": 2}
+
+
+# -- our own processes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_monitor_that_is_lost_costs_nothing_and_the_gap_is_shown(launch: Launch, number: int) -> None:  # F24, F25
+    job = launch(
+        """
+        import resilience
+        step = 0
+        while not (here / "go").exists():
+            step += 1
+            resilience.step(step)
+            time.sleep(0.01)
+        """,
+        *("--ft-step-timeout", "60"),
+    )
+    pids = [job.worker_pid(rank) for rank in range(2)]
+    for rank in range(2):
+        job.job.await_record(events.WorkerProgressed, rank=rank)
+    lost = next(
+        record.origin.pid for record in job.job.of(events.MonitorStarted, rank=1) if record.event.rank_pid == pids[1]
+    )
+    os.kill(lost, number)
+    deadline = time.monotonic() + LIMIT
+    while not any(
+        record.event.rank_pid == pids[1] and record.origin.pid != lost
+        for record in job.job.of(events.MonitorStarted, rank=1)
+    ):
+        assert time.monotonic() < deadline, "no other monitor has taken over"
+        time.sleep(0.01)
+    go(job)
+    assert job.wait() == [0]
+    assert not psutil.pid_exists(lost)
+    found = told(job)
+    assert (found.incidents, found.completed) == ((), (0, 1))
+    assert [note.ranks for note in found.notes if "without a monitor" in note.what] == [(1,)]
+    assert shown_states(job) == ["active", "unmonitored", "active"]
+
+
+def shown_states(job: Launched) -> list[str]:
+    """What the metrics showed of rank 1, as the records came in, until it ended."""
+    view, seen = MetricView(), ["active"]
+    for record in job.account.records():
+        view.take(record)
+        shown = [
+            labels[1]
+            for (name, labels), on in view.samples().items()
+            if name == "resilience_rank_state" and on and labels[0] == "1"
+        ]
+        seen += [state for state in shown if state != seen[-1]]
+    return [state for state in seen if state != "terminated"]
+
+
+DEAF = """
+import subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf])
+say("up")
+time.sleep(600)
+"""
+LOADING = """
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, index):
+        say(f"loads{os.getpid()}")
+        time.sleep(0.01)
+        return index
+
+for batch in DataLoader(Slow(), num_workers=2, batch_size=2):
+    say("up")
+"""
+
+
+@pytest.mark.parametrize("script", [DEAF, LOADING], ids=["deaf", "loading"])
+def test_killed_agent_leaves_no_process_of_any_kind(launch: Launch, script: str) -> None:  # F26
+    job = launch(script)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    agent = psutil.Process(job.job.pids[0])
+    family = agent.children(recursive=True)
+    assert len(family) >= 2 + 2 + 2 + 2  # workers and their children, monitors, zygote and store
+    job.job.signal(0, signal.SIGKILL)
+    job.wait_agent(0)
+    for process in family:
+        await_end(process.pid)
+    job.job.ran_to_its_end = True
+    ends = {record.origin.initial_rank for record in job.job.of(events.RankExited)}
+    assert ends == {0, 1}  # the monitors have closed the account
+    incident = only_incident(job, killed=job.job.of(events.CycleStarted)[0].origin.node)
+    assert (incident.verdict.what, incident.category, culprits(incident)) == ("node_lost", "host", [(0, "node_lost")])
+
+
+@pytest.mark.parametrize("mood", ["stall", "reject", "garbage"])
+def test_back_end_that_is_ill_costs_spans_and_holds_no_restart_up(launch: Launch, mood: str) -> None:  # F33
+    with receiving(mood) as receiver:
+        job = launch(
+            "if cycle == 0: sys.exit(rank)\nif cycle: await_file('go')",
+            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint,
+            OTEL_EXPORTER_OTLP_TIMEOUT="60",
+            OTEL_BSP_SCHEDULE_DELAY="20",
+        )
+        assert receiver.has_come.wait(60.0)
+        job.await_record(events.CycleStarted, where=lambda event: event.why == "failure")
+        go(job)
+        assert job.wait() == [0]
+        assert not receiver.may_go.is_set()
+    incident = only_incident(job)
+    assert (culprits(incident), incident.status) == ([(1, "exited")], "restarted")
+    lost = [record.event for record in job.of(events.TelemetryDropped)]
+    assert sum(event.count for event in lost if event.signal == "span") > 0
+
+
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_workers_of_a_data_loader_that_are_lost_or_hang_are_the_input_pipelines_fault(
+    launch: Launch, how: str
+) -> None:  # F35
+    job = launch(
+        f"""
+        import resilience
+        from torch.utils.data import DataLoader, Dataset
+
+        class Data(Dataset):
+            def __len__(self): return 64
+            def __getitem__(self, index):
+                if cycle == 0 and rank == 1 and index == 20:
+                    if {how!r} == "kill": os.kill(os.getpid(), signal.SIGKILL)
+                    time.sleep(600)
+                return index
+
+        loaded = iter(DataLoader(Data(), num_workers=1))
+        for step in range(64):
+            with resilience.section("data"):
+                next(loaded)
+            resilience.step(step)
+        if cycle == 0: await_file("never")
+        """,
+        *("--ft-rank-section-timeouts", "data:3"),
+    )
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    if how == "kill":
+        assert (incident.kind, incident.category) == ("exception", "host")
+        assert incident.chief is not None and incident.chief.exception is not None
+        assert "DataLoader worker" in incident.chief.exception.message
+        assert culprits(incident) == [(1, "exception")]
+    else:
+        assert (incident.category, culprits(incident)) == ("storage", [(1, "input_stall")])
+
+
+# -- what comes again ---------------------------------------------------------------------------------
+
+
+def test_same_failure_again_and_again_is_three_incidents_that_know_of_each_other(launch: Launch) -> None:  # F39
+    job = launch("import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')")
+    assert job.wait() == [93]
+    incidents = told(job).incidents
+    assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]
+    assert [incident.status for incident in incidents] == ["restarted", "restarted", "ended"]
+    assert "another restart will not cure it" in " ".join(incidents[-1].advice)
+    rows = [line for line in job.output(stream=2).splitlines() if line.endswith("ValueError: bad batch")]
+    assert len(rows) >= 3  # the table
+
+
+def test_other_failures_one_after_the_other_are_no_repetition(launch: Launch) -> None:  # F39
+    job = launch("import resilience; resilience.step(cycle)\nif cycle < 4 and rank: sys.exit(10 + cycle)")
+    assert job.wait() == [0]
+    assert [(incident.cycle, incident.same_as) for incident in told(job).incidents] == [(c, ()) for c in range(4)]
+
+
+def test_job_that_restarts_and_never_gets_further_is_ended(launch: Launch) -> None:  # F40
+    job = launch(
+        """
+        import resilience
+        for step in range(3 - cycle % 2): resilience.step(step)
+        sys.exit(10 + cycle if rank else 0)
+        """,
+        *("--stalled-restarts", "3"),
+    )
+    assert job.wait() == [93]
+    assert len(job.of(events.CycleStarted)) == 4
+    assert "no worker has come beyond step 2 in 4 starts" in job.output(stream=2)
+    assert len(told(job).incidents) == 4
+
+
+def test_failures_before_the_first_step_end_soon_and_are_on_record(launch: Launch) -> None:  # F48
+    job = launch("sys.exit(10 + cycle if rank else 0)")
+    assert job.wait() == [1]
+    found = told(job)
+    assert found.launched is not None and "no worker has made a step in 4 starts" in found.launched.detail
+    assert [culprits(incident) for incident in found.incidents] == [[(1, "exited")]] * 4
+    assert {incident.cost.lost_steps for incident in found.incidents} == {None}
+    assert found.times.productive_s < found.times.total_s
+
+
+def test_late_and_surplus_nodes_disturb_no_healthy_cycle(launch: Launch) -> None:  # F43
+    job = launch("say('up'); await_file('go')", nodes="1:2", agents=1, nproc=1, conf=QUICK)
+    job.await_worker("up.0.0")
+    late = job.more()  # there is room: the one reason for a new cycle
+    job.await_worker("up.1.0")
+    surplus = late.more()
+    await_rendezvous(job, "node2")
+    pids = [job.worker_pid(rank, cycle=1) for rank in range(2)]
+    assert all(processes.state(pid) is not None for pid in pids)
+    go(job)
+    assert (job.wait(), late.wait(), surplus.wait()) == ([0], [0], [0])
+    found = told(job)
+    assert found.incidents == () and found.launched is not None and found.launched.restarts_used == 0
+    assert whys(job, 0, 1, 2) == [["first", "membership"], ["first"], []]
+
+
+def test_node_that_leaves_and_comes_back_again_and_again_gets_no_new_budget(launch: Launch) -> None:  # F44
+    conf = QUICK.replace("last_call_timeout=0.3", "last_call_timeout=20")
+    job = launch("say('up')\nawait_file('never')", "--max-restarts", "1", nodes="1:2", agents=2, nproc=1, conf=conf)
+    job.await_worker("up.0.1")
+    job.job.signal(1, signal.SIGKILL)
+    job.await_record(events.RestartDecided)
+    back = job.again(1)
+    job.await_worker("up.2.1")
+    back.job.signal(0, signal.SIGKILL)
+    assert job.wait_agent(0).code == 1
+    job.wait()
+    back.wait()
+    assert "node node1 is lost; all 1 restarts are used" in job.output(0, 2)
+    assert whys(job, 0) == [["first", "failure", "membership"]]
+    incidents = told(job, killed="node1").incidents
+    assert [incident.verdict.what for incident in incidents] == ["node_lost", "node_lost"]
+    assert [culprits(incident) for incident in incidents] == [[(1, "node_lost")]] * 2
+    assert counted(job) == {"unresponsive": 2}
