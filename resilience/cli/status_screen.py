@@ -101,8 +101,9 @@ class Screen:
     def draw(self, lines: Iterable[Line]) -> None:
         """Replace what is shown, without a flicker."""
         columns, _ = self.size
-        rows = "\x1b[K\r\n".join(painted(cut_line(line, columns), self._paint) for line in lines)
-        self._write(f"\x1b[H{rows}\x1b[K\x1b[J")
+        # Each is cleared before it is written: behind a full line the cursor stands on its last character.
+        rows = "\r\n".join(f"\x1b[2K{painted(cut_line(line, columns), self._paint)}" for line in lines)
+        self._write(f"\x1b[H{rows}\x1b[?25l")
 
     def keys(self, timeout: float) -> Sequence[str]:
         """Wait for keys, another size of the terminal, or `timeout` seconds. Raises: EOFError without a terminal."""

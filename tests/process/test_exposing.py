@@ -238,7 +238,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Callable[..., Launched]
     return launcher(start, tmp_path)
 
 
-def value(text: str, name: str, **labels: str) -> float:
+def value(text: str, name: str, /, **labels: str) -> float:
     """The sum of the series of a metric that have these labels."""
     return sum(
         sample.value
@@ -301,7 +301,7 @@ def test_what_torchelastic_tells_is_on_record_and_counted(launch: Callable[..., 
     assert job.wait() == [0]
     measured = {record.event.name: record.event.value for record in job.of(events.ElasticMeasured)}
     assert measured["SimpleElasticAgent.run.success"] == 1
-    assert measured["workers.default_role.run_total"] == 1
+    assert measured["workers.default.run_total"] == 1
     told = [record.event for record in job.of(events.ElasticTold)]
     assert {"RENDEZVOUS", "SUCCEEDED"} <= {event.state for event in told}
     assert [event.duration_s is not None for event in told if event.state == "RENDEZVOUS"] == [True, True]
