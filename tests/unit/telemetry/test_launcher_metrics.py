@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from resilience.core import events
 from resilience.core.records import Record
 from resilience.telemetry.metrics import MetricView, Ranks
+from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
-from tests.unit.telemetry.test_metrics import samples, shown, view_of
+from tests.unit.telemetry.test_metrics import samples, view_of
 
 STOP = sum(LEG_S.values())
 
