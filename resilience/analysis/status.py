@@ -32,7 +32,7 @@ Kind = Literal["alike", "node"]
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An open section: for how long, and what it may take; None without a limit."""
+    """An open section: for how long at least, and what it may take; None without a limit."""
 
     name: str
     open_s: float
@@ -267,8 +267,10 @@ class Watcher:
 def _rank_now(rank: int, node: str, state: str, now: float, shown: signs.Signs | None) -> RankNow:
     if shown is None or shown.origin.node != node:
         return RankNow(rank, node, state)
+    # Of a large job's ranks what is shown is seldom new: a section that was short may have ended long ago.
     opened = [
-        Section(section.name, max(0.0, now - shown.wall(section.at)), section.limit_s) for section in shown.sections
+        Section(section.name, max(0.0, shown.open_for(section, now - shown.offset)), section.limit_s)
+        for section in shown.sections
     ]
     nearest = max(reversed(opened), key=lambda section: section.share, default=None)
     is_gone = state in ("terminated", "excluded")

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -106,7 +107,7 @@ def _on_screen(folder: Path) -> Now | None:
     view = View()
     page = 1
     with Screen.taken() as screen:
-        looker.start()
+        looker.start(screen.wake)
         try:
             while True:
                 columns, lines = screen.size
@@ -116,7 +117,7 @@ def _on_screen(folder: Path) -> Now | None:
                 screen.draw(drawn.lines)
                 if now is not None and now.phase == "ended" and not view.is_paused:
                     return now
-                for key in screen.keys(EVERY / 4):
+                for key in screen.keys(EVERY):
                     changed = pressed(view, key, page)
                     if changed is None:
                         return now
@@ -138,12 +139,17 @@ class _Looker:
         self._seen: tuple[Now | None, float] = (None, time.monotonic())
         self._steps: list[tuple[float, int]] = []  # when, and the highest step; the first is RATE_OVER ago
         self._failure: Exception | None = None
+        self._wake: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="resilience-status", daemon=True)
 
-    def start(self) -> None:
+    def start(self, wake: Callable[[], None]) -> None:
+        """Begin. wake: is called after each look."""
+        self._wake = wake
         self._thread.start()
 
     def stop(self) -> None:
+        """Look no more, and wake nobody. Does not wait for a look at a slow disk."""
+        self._wake = lambda: None
         self._done.set()
 
     def seen(self) -> tuple[Now | None, float, float | None]:
@@ -166,9 +172,11 @@ class _Looker:
                 now = self._watcher.look()
                 if not self.is_paused:
                     self._note(now, began)
+                    self._wake()
                 self._done.wait(pause(now, time.monotonic() - began))
         except Exception as error:  # the thread's edge: `seen` raises it where it is told
             self._failure = error
+            self._wake()
 
     def _note(self, now: Now | None, at: float) -> None:
         self._seen = (now, at)

@@ -105,8 +105,13 @@ class Screen:
         rows = "\r\n".join(f"\x1b[2K{painted(cut_line(line, columns), self._paint)}" for line in lines)
         self._write(f"\x1b[H{rows}\x1b[?25l")
 
+    def wake(self) -> None:
+        """End the present wait for keys, from any thread: there is something new to draw."""
+        with suppress(OSError):  # it is full, and wakes as it is
+            os.write(self._wake_write, b"\0")
+
     def keys(self, timeout: float) -> Sequence[str]:
-        """Wait for keys, another size of the terminal, or `timeout` seconds. Raises: EOFError without a terminal."""
+        """Wait for keys, another size, a `wake`, or `timeout` seconds. Raises: EOFError without a terminal."""
         ready, _, _ = select.select([self._stdin, self._wake_read], [], [], max(0.0, timeout))
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
