@@ -31,7 +31,8 @@ AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change i
 LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
 _SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^\[?([IWEF])\d{4} ")
 _LEVEL_WORDS = {"WARN": "warning", "FATAL": "critical", "I": "info", "W": "warning", "E": "error", "F": "critical"}
-_OF_INTERRUPTION = ("interruption", "message", "stage", "step", "silent_for_s")  # `resilience report` tells the rest
+# Of an interruption; `resilience report` tells the rest.
+_OF_INTERRUPTION = ("interruption", "message", "hang", "stage", "step", "silent_for_s")
 _BREAKS = re.compile(r"\s*\n\s*")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
 _STAMP = re.compile(

@@ -32,6 +32,7 @@ from resilience.cli.render import (
 )
 from resilience.core.advice import named, ranks_in_words
 from resilience.core.attribution import Frame, InterruptionRecord
+from resilience.core.hangs import WORDS as HANGS
 from resilience.core.incident import Incident
 from resilience.core.symptoms import Class, is_ours, main_stack, user_frame
 from resilience.core.verdict import RULES
@@ -369,6 +370,8 @@ def _place(chief: InterruptionRecord) -> str:
         if process.cpu_s_delta is not None and process.over_s:
             share = f", {100 * process.cpu_s_delta / process.over_s:.0f} % CPU"
         parts.append(f"process state {process.state}{share}")
+    if chief.hang is not None:
+        parts.append(HANGS[chief.hang])
     return ", ".join(parts)
 
 

@@ -108,7 +108,6 @@ class Agent(LocalElasticAgent):
                 events.WorkerStarted(worker.local_rank, worker.global_rank, worker.id, context.how, context.reason)
             )
         worker_group.state = WorkerState.HEALTHY
-        node.signals.install()  # starting processes, torchelastic puts its own handlers in place
         return dict(context.pids())
 
     def _end_workers(self, verdict: Verdict) -> None:

@@ -18,7 +18,7 @@ class Signals:
     def __init__(self, names: str) -> None:
         """names: as torchrun's --signals-to-handle has them. Raises: ConfigurationError."""
         self._numbers = [number for number in map(_number, names.split(",")) if number is not None]
-        self._numbers = [number for number in self._numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._ignored = [number for number in self._numbers if signal.getsignal(number) is signal.SIG_IGN]
         self._received: list[int] = []
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.install()
@@ -34,7 +34,7 @@ class Signals:
     def install(self) -> None:
         """Put our handlers in place, also after somebody else has put theirs."""
         for number in self._numbers:
-            signal.signal(number, self._note)
+            signal.signal(number, signal.SIG_IGN if number in self._ignored else self._note)
 
     def take(self) -> list[int]:
         """Return the signals that came since the last look, in order."""

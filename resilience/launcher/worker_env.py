@@ -41,6 +41,7 @@ def specification(agent: Agent, group: WorkerGroup, node: Node) -> WorkersSpec:
         duplicate_stdout_filters=spec.duplicate_stdout_filters,
         duplicate_stderr_filters=spec.duplicate_stderr_filters,
         zygote=node.zygote,
+        before=node.signals.install,
     )
 
 

@@ -18,6 +18,10 @@ from resilience.launcher import fresh
 from resilience.launcher.zygote import Order, Zygote
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkersSpec:
     """What workers are started from; fields as torchelastic's `start_processes` has them."""
@@ -33,6 +37,7 @@ class WorkersSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     zygote: Zygote | None = None
+    before: Callable[[], None] = _nothing  # called first of all, when torchelastic has put its signal handlers in place
 
 
 class Workers(SubprocessContext):
@@ -52,10 +57,12 @@ class Workers(SubprocessContext):
             spec.duplicate_stderr_filters,
         )
         self._zygote = spec.zygote
+        self._before = spec.before
         self.how: Literal["warm", "cold"] = "cold"
         self.reason = ""
 
     def _start(self) -> None:
+        self._before()
         handlers = {
             local_rank: Ordered(
                 str(self.entrypoint),

@@ -9,6 +9,7 @@ from collections import defaultdict
 
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.identity import trace_id
+from resilience.core.launch_incidents import WISHED
 from resilience.core.launches import NODE_LOST, Launches, Part, Worker, legs_of, restarts_of
 from resilience.core.records import Record
 from resilience.core.symptoms import category_of, symptom
@@ -74,7 +75,8 @@ class LauncherMetrics:
         if part.ended is not None:
             outcome = _OUTCOMES.get(part.ended.outcome, "aborted")
             counts["resilience_restart_iterations_total"][LAYER, outcome] += 1
-            for record, place_of in _places(part):
+            is_wished = part.ended.outcome in WISHED  # then ranks end, and none of them failed
+            for record, place_of in () if is_wished else _places(part):
                 labels = (record.interruption.value, category_of(record), place_of)
                 counts["resilience_interruptions_total"][labels] += 1
             if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST):  # it can't tell itself

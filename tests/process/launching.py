@@ -41,10 +41,13 @@ def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
-    charge the job's budget. CGROUP: the node's control group."""
+    charge the job's budget. CGROUP: the node's control group. NOHUP: it was started by nohup."""
     from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
+
+    if "NOHUP" in os.environ:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     if (group := os.environ.get("CGROUP")) is not None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))

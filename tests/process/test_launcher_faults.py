@@ -50,6 +50,7 @@ ENDS = {
     "exit": ("os._exit(7)", "exited", "user_code", Exit(code=7)),  # F05
     "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "killed", "unknown", Exit(signal="SIGKILL", oom=False)),  # F06
     "usr1": ("os.kill(os.getpid(), signal.SIGUSR1)", "told_to_stop", "scheduler", Exit(signal="SIGUSR1")),  # F08
+    "int": ("os.kill(os.getpid(), signal.SIGINT)", "told_to_stop", "scheduler", Exit(signal="SIGINT")),
     "segv": ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "unknown", Exit(signal="SIGSEGV")),  # F09
     "abort": ("os.abort()", "crashed", "unknown", Exit(signal="SIGABRT")),
     "bus": ("os.kill(os.getpid(), signal.SIGBUS)", "crashed", "unknown", Exit(signal="SIGBUS")),
@@ -141,6 +142,16 @@ def test_schedulers_warning_stops_the_job_in_good_order(launch: Launch, number: 
     assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
     assert told(job).incidents == ()
     assert [record.event.source.split()[0] for record in job.of(events.StopRequested)] == [number.name]
+
+
+def test_terminal_that_closes_ends_no_job_that_was_started_by_nohup(launch: Launch) -> None:  # F08
+    job = launch("say('up'); await_file('go')", NOHUP="yes")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    job.job.signal(0, signal.SIGHUP)
+    (job.folder / "go").touch()
+    assert job.wait() == [0]
+    assert (told(job).incidents, job.of(events.StopRequested)) == ((), [])
 
 
 # -- hangs --------------------------------------------------------------------------------------------
