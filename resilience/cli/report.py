@@ -370,6 +370,8 @@ def _place(chief: InterruptionRecord) -> str:
         if process.cpu_s_delta is not None and process.over_s:
             share = f", {100 * process.cpu_s_delta / process.over_s:.0f} % CPU"
         parts.append(f"process state {process.state}{share}")
+    if process is not None and process.rss_bytes and chief.exit is not None and chief.exit.oom:
+        parts.append(f"had {process.rss_bytes / 2**30:.1f} GiB of memory when last seen")
     if chief.hang is not None:
         parts.append(HANGS[chief.hang])
     return ", ".join(parts)

@@ -125,7 +125,8 @@ class Witness:
             state=state.state,
             cpu_s_delta=state.cpu_s - before.cpu_s if before is not None else None,
             over_s=now - at if before is not None else None,
-            rss_bytes=state.rss_bytes,
+            # What is gone has no memory any more: how much it had tells who grew.
+            rss_bytes=before.rss_bytes if state.wait_status is not None and before is not None else state.rss_bytes,
             threads=state.threads,
         )
 
