@@ -5,6 +5,7 @@
     resilience.step(n)                        progress of the training loop
     resilience.stop_requested()               whether the job is asked to stop: write a checkpoint and leave
     resilience.get_logger()                   a structured logger that knows rank, iteration and step
+    resilience.traceparent()                  the span of this iteration, for a tracer of the program's own
 
 Inside a wrapped function or under the launcher these reach the rank's monitor; elsewhere they do
 nothing, at almost no cost. The restart wrapper is `resilience.inprocess.Wrapper`."""
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from resilience.monitor.client import heartbeat, section, step, stop_requested
     from resilience.telemetry.log import get_logger
+    from resilience.telemetry.workload import traceparent
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "get_logger", "heartbeat", "section", "step", "stop_requested"]
+__all__ = ["__version__", "get_logger", "heartbeat", "section", "step", "stop_requested", "traceparent"]
 
 _WHERE = {
     "heartbeat": "resilience.monitor.client",
@@ -27,6 +29,7 @@ _WHERE = {
     "step": "resilience.monitor.client",
     "stop_requested": "resilience.monitor.client",
     "get_logger": "resilience.telemetry.log",
+    "traceparent": "resilience.telemetry.workload",
 }
 
 

@@ -16,12 +16,23 @@ import msgspec
 
 from resilience.analysis.clocks import Clock
 from resilience.analysis.load import RECORDS
-from resilience.analysis.merge import clocks_of, files_of, records_in
+from resilience.analysis.merge import clocks_of, files_of, records_in, records_of
+from resilience.core import identity
 from resilience.core.events import PHASES
-from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value
+from resilience.core.incident import Incident
+from resilience.telemetry.recording import JOB_FILE
+from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent
 from resilience.telemetry.spans import SpanView
 
+
+class _Given(msgspec.Struct):
+    """What is read of job.json."""
+
+    traceparent: str = ""
+
+
 LANES = 16  # threads of a rank or agent
+INSTANT_NS = 1000  # how long an interruption is shown
 SLACK_NS = 10**6  # lengths are measured, ends are stamped a moment later
 _OF_RESTART = frozenset(("restart", *PHASES))
 _ANCHOR = ".start"
@@ -29,11 +40,29 @@ Place = tuple[int, int]
 """Process and thread."""
 
 
+def parent_of(folder: Path) -> Trace | None:
+    """Return the span that all of a job's are part of: what TRACEPARENT was, by job.json; None if it was not set."""
+    try:
+        return parse_traceparent(msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=_Given).traceparent)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def trace_of(folder: Path, incident: Incident) -> str:
+    """Return the id of the trace in which an incident lies, as viewers show it; "" if the job's name is not known."""
+    parent = parent_of(folder)
+    if parent is not None:
+        return f"{parent[0]:032x}"
+    job_id = next((record.origin.job_id for record in records_of(folder)), "")
+    return f"{identity.trace_id(job_id, incident.attempt, incident.cycle):032x}" if job_id else ""
+
+
 def spans_of(folder: Path, parent: Trace | None = None) -> Iterator[tuple[Path, list[Span]]]:
-    """Yield the spans of each record file of a run. parent: what everything is part of, from TRACEPARENT."""
+    """Yield the spans of each record file of a run, agents' first. parent: what everything is part of."""
     paths = files_of(folder, RECORDS)
-    view = SpanView(parent, is_launched=any(path.stem.endswith("-agent") for path in paths))
-    for path in paths:
+    agents = [path for path in paths if path.stem.endswith("-agent")]
+    view = SpanView(parent, is_launched=bool(agents))
+    for path in [*agents, *(path for path in paths if path not in agents)]:
         yield path, [span for record in records_in(path) for span in view.take(record)]
 
 
@@ -169,7 +198,9 @@ def _closed(spans: list[Span]) -> list[Span]:
     last = max((span.end_ns for span in spans), default=0)
     found: list[Span] = []
     for span in spans:
-        if not span.name.endswith(_ANCHOR):
+        if span.name == "interruption":  # an arrow needs a slice that it can begin in
+            found.append(msgspec.structs.replace(span, end_ns=span.start_ns + INSTANT_NS))
+        elif not span.name.endswith(_ANCHOR):
             found.append(span)
         elif span.parent_id not in ended and not _is_told(span, spans):
             name = f"{span.name.removesuffix(_ANCHOR)} (no end on record)"

@@ -59,7 +59,8 @@ class Row(msgspec.Struct, frozen=True):
 class Waterfall(msgspec.Struct, frozen=True):
     """One restart. path: from the first detection to the last one's first progress.
 
-    uncertainty_s: how far the clocks of two nodes may differ; None where one node has all, or nothing is known."""
+    uncertainty_s: how far the clocks of two nodes may differ; None where one node has all, or nothing is known.
+    trace_id: where a trace viewer has it."""
 
     incident: int
     layer: str
@@ -69,6 +70,7 @@ class Waterfall(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     path: tuple[Step, ...]
     uncertainty_s: float | None = None
+    trace_id: str = ""
 
     @property
     def longest(self) -> Step | None:
@@ -87,7 +89,7 @@ def waterfall(folder: Path, incident: Incident) -> Waterfall | None:
         )
         for leg in legs_of(records_of(folder), incident)
     ]
-    found = _waterfall(legs, incident)
+    found = from_legs(legs, incident)
     if found is None or not known:
         return found
     return msgspec.structs.replace(found, uncertainty_s=max(known) / 1e9)
@@ -119,13 +121,22 @@ def _in_process(records: Iterable[Record], incident: Incident) -> Iterator[Leg]:
 
 
 def _launched(records: Iterable[Record], incident: Incident) -> Iterator[Leg]:
-    """A node's way from the failure of one cycle to the next one's first progress."""
+    """A node's way from the failure of one cycle to the next one's first progress.
+
+    A worker's first progress is its first sign to the launcher's monitor, or the call of its wrapped function."""
     before, this = incident.cycle, incident.cycle + 1
+    started: dict[int, Record] = {}
+    called: dict[int, Record] = {}
+    progressed: set[int] = set()
     for record in records:
         origin, event = record.origin, record.event
-        if origin.attempt != incident.attempt or not origin.is_launchers or origin.cycle not in (before, this):
+        if origin.attempt != incident.attempt or origin.cycle not in (before, this):
             continue
         match event:
+            case events.WorkerStarted(worker_rank=rank) if origin.cycle == this:
+                started.setdefault(rank, record)
+            case events.CallStarted() if origin.cycle == this and origin.initial_rank is not None:
+                called.setdefault(origin.initial_rank, record)
             case events.CyclePhaseEnded(phase="run") if origin.cycle == before:
                 if incident.detected_wall_ns is not None and incident.detected_wall_ns < record.wall_ns:
                     yield Leg("detect", origin.node, origin.node, incident.detected_wall_ns, record.wall_ns)
@@ -136,7 +147,10 @@ def _launched(records: Iterable[Record], incident: Incident) -> Iterator[Leg]:
                     yield _ended(record, phase, origin.node, took)
             case events.WorkerProgressed(after_s=took) if origin.cycle == this and origin.initial_rank is not None:
                 end = record.wall_ns - round(event.ago_s * 1e9)
+                progressed.add(origin.initial_rank)
                 yield Leg("import", origin.initial_rank, origin.node, end - round(took * 1e9), end)
+    for rank in sorted((started.keys() & called.keys()) - progressed):
+        yield _ended(called[rank], "import", rank, (called[rank].mono_ns - started[rank].mono_ns) / 1e9)
 
 
 def _ended(record: Record, name: str, who: Who, seconds: float) -> Leg:
@@ -146,7 +160,8 @@ def _ended(record: Record, name: str, who: Who, seconds: float) -> Leg:
 # -- from legs to a picture --------------------------------------------------------------------
 
 
-def _waterfall(legs: list[Leg], incident: Incident) -> Waterfall | None:
+def from_legs(legs: list[Leg], incident: Incident) -> Waterfall | None:
+    """Return how a restart went that consists of these legs; None if there are none."""
     if not legs:
         return None
     start = min(leg.start_ns for leg in legs)

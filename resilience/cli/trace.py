@@ -15,15 +15,13 @@ from typing import Any, TextIO
 
 import msgspec
 
-from resilience.adapters.environment import Exporting
 from resilience.analysis.merge import incidents_of
-from resilience.analysis.trace import otlp, perfetto
+from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, Who, waterfall
 from resilience.cli.render import Line, cut, date, seconds, show, width_of_terminal, wrap
 from resilience.cli.report import find_run
 from resilience.core.incident import Incident
 from resilience.errors import ConfigurationError
-from resilience.telemetry.span import parse_traceparent
 
 FORMATS = ("text", "perfetto", "otlp-json")
 _NAME = 12
@@ -64,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 show(waterfall_lines(found, width_of_terminal()), out)
             return 0
-        parent = parse_traceparent(Exporting.from_environment().traceparent)
+        parent = parent_of(folder)
         if arguments.format == "perfetto":
             _write_events(perfetto(folder, parent), out)
         else:
@@ -106,7 +104,7 @@ def _restart(folder: Path, number: int | None) -> Waterfall:
     for incident in wanted:
         found = waterfall(folder, incident)
         if found is not None:
-            return found
+            return msgspec.structs.replace(found, trace_id=trace_of(folder, incident))
     what = "has no incidents" if not incidents else "has no restart on record"
     raise ConfigurationError(f"{folder} {what}; --format perfetto shows what else the run did")
 
@@ -144,6 +142,8 @@ def waterfall_lines(found: Waterfall, width: int) -> Iterator[Line]:
         yield ((cut(text, width), "bold" if step == found.longest else ""),)
     if len(found.path) > STEPS:
         yield ((f"  … and {len(found.path) - STEPS} shorter steps", "dim"),)
+    if found.trace_id:
+        yield ((f"  Trace {found.trace_id}", "dim"),)
     if found.uncertainty_s is not None:
         yield ((f"  Clocks of two nodes may differ by {seconds(found.uncertainty_s)}.", "dim"),)
 

@@ -43,7 +43,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 class Job(msgspec.Struct, frozen=True):
     """What job.json says: which job this run folder belongs to. Written once, by the first rank 0.
 
-    fingerprint: equal for runs of the same program, arguments, world size and torch version."""
+    fingerprint: equal for runs of the same program, arguments, world size and torch version. traceparent: what
+    TRACEPARENT said, the span that all of the job's are part of."""
 
     job_id: str
     attempt: int
@@ -57,6 +58,7 @@ class Job(msgspec.Struct, frozen=True):
     python_version: str
     started_wall_ns: int
     fingerprint: str
+    traceparent: str = ""
     schema: int = 1
 
 

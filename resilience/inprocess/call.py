@@ -57,6 +57,7 @@ from resilience.inprocess.session import Session
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore
 from resilience.inprocess.watcher import LOST, Watcher
+from resilience.telemetry import workload
 
 if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
@@ -292,7 +293,8 @@ class CallWrapper:
         self._session.page.doing(Doing.FUNCTION)
         self._session.page.on_progress = self._progressed if self._account.is_restarting else None
         try:
-            self._value = self._interrupter.call(self._function, unless=lambda: self._watcher.is_interrupted)
+            with workload.running(self._session.emitter.origin):
+                self._value = self._interrupter.call(self._function, unless=lambda: self._watcher.is_interrupted)
             return Result(End.RETURNED)
         except BaseException as error:
             if self._watcher.is_interrupted and self._interrupter.arrived:

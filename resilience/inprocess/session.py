@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from resilience.adapters.environment import Launcher, Rendezvous, Settings, node_name
+from resilience.adapters.environment import Exporting, Launcher, Rendezvous, Settings, node_name
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
@@ -276,6 +276,7 @@ def _job(origin: Origin, function: str) -> Job:
         python_version=sys.version.split()[0],
         started_wall_ns=time.time_ns(),
         fingerprint=_mark(origin, function),
+        traceparent=Exporting.from_environment().traceparent,
     )
 
 

@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
 from resilience.adapters import timeouts_file
-from resilience.adapters.environment import Settings, agent_node_name, infrastructure_rank
+from resilience.adapters.environment import Exporting, Settings, agent_node_name, infrastructure_rank
 from resilience.adapters.processes import become_subreaper
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
@@ -256,5 +256,6 @@ def run_folder(command: Command, settings: Settings, config: LaunchConfig) -> tu
         torch_version=str(torch.__version__),
         python_version=sys.version.split()[0],
         fingerprint=fingerprint(*argv, config.max_nodes * config.nproc_per_node, torch.__version__),
+        traceparent=Exporting.from_environment().traceparent,
     ).write(folder)
     return folder, job_id

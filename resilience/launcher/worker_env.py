@@ -1,8 +1,9 @@
 """What is a worker told?  Its environment and arguments, as torchrun would give them, and ours beside.
 
 torchelastic's variables keep their names and meanings (RANK … TORCHELASTIC_RUN_ID); the restart count of
-a cycle is the job's, not this agent's. RESILIENCE_* say where the account is kept and where the rank's
-monitor listens, so that a Wrapper or a RankMonitorClient inside finds them unasked."""
+a cycle is the job's, not this agent's. TRACEPARENT is the node's cycle, for tracers of the program's own.
+RESILIENCE_* say where the account is kept and where the rank's monitor listens, so that a Wrapper or a
+RankMonitorClient inside finds them unasked."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 from torch.distributed.elastic.utils import macros
 
-from resilience.adapters.environment import async_error_handling
+from resilience.adapters.environment import Exporting, async_error_handling
 from resilience.launcher.workers import WorkersSpec
+from resilience.telemetry import span
 
 if TYPE_CHECKING:
     from resilience.launcher.agent import Agent
@@ -72,6 +74,9 @@ def _environment(agent: Agent, group: WorkerGroup, worker: Worker, node: Node) -
         "RESILIENCE_SHORTEST_LIMIT": "" if node.shortest_limit is None else f"{node.shortest_limit:g}",
         "RESILIENCE_MONITOR_SOCKET": node.monitors.socket(worker.local_rank),
     }
+    given = span.parse_traceparent(Exporting.from_environment().traceparent)
+    cycle = node.account.origin
+    made["TRACEPARENT"] = span.to_traceparent((span.trace_id(cycle, given), span.cycle_span_id(cycle)))
     agent._set_local_rank_env(made, worker.local_rank, spec)  # type: ignore[arg-type]
     return made
 

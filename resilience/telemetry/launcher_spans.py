@@ -1,7 +1,8 @@
 """What did the launcher do when, and inside what?  Spans of cycles, computed from records.
 
-    resilience.job        a trace of its own; each cycle is linked to it
-    launcher.cycle ⊃ gate, rendezvous, spawn, import (a worker, from its start to its first sign), run, stop
+    resilience.job        a trace of its own, unless TRACEPARENT gives one; each cycle is linked to it
+    launcher.cycle ⊃ gate, rendezvous, spawn, run, stop
+                     import (a worker, from its start to its first sign, or to the call of its wrapped function)
     interruption, monitor.hang   what a worker's monitor, or the agent, saw
 
 A part of `telemetry.spans.SpanView`, with the same rules: a fold, ids that are hashes of a span's place, an anchor
@@ -36,6 +37,8 @@ from resilience.telemetry.span import (
 )
 
 _BEFORE = ("gate", "rendezvous")
+_Worker = tuple[int, int, int]
+"""Attempt, cycle and rank."""
 
 
 class _Node:
@@ -57,6 +60,8 @@ class CycleSpans:
         self._parent = parent
         self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._counts: Counter[tuple[object, ...]] = Counter()
+        self._started: dict[_Worker, Record] = {}
+        self._called: dict[_Worker, Record] = {}
 
     def take(self, record: Record) -> list[Span]:
         """Return the spans that this record completes."""
@@ -87,11 +92,19 @@ class CycleSpans:
             case events.JobEnded():
                 before, node.before = node.before, []
                 return [*self._phases(before, origin), self._job_ended(record, event, node.began_ns)]
+            case events.WorkerStarted(worker_rank=rank):
+                place = (origin.attempt, origin.cycle, rank)
+                self._started.setdefault(place, record)
+                self._note(node, record)
+                return self._imported(place)
             case _:
                 node.met = event if isinstance(event, events.RendezvousCompleted) else node.met
-                if len(node.noted) < EVENTS_KEPT:
-                    node.noted.append(event_of(event, record.wall_ns))
+                self._note(node, record)
         return []
+
+    def _note(self, node: _Node, record: Record) -> None:
+        if len(node.noted) < EVENTS_KEPT:
+            node.noted.append(event_of(record.event, record.wall_ns))
 
     def _phases(self, records: list[Record], origin: Origin) -> list[Span]:
         """Those that led to the cycle of `origin`."""
@@ -131,7 +144,7 @@ class CycleSpans:
             is_error=event.outcome in ("failed", "exhausted"),
         )
         node.noted, node.met, node.why = [], None, ""
-        link = Link(_job_trace(origin), _job_span(origin), "job")
+        link = Link(self._job_trace(origin), _job_span(origin), "job")
         return msgspec.structs.replace(
             span, span_id=cycle_span_id(origin), parent_id=self._parent[1] if self._parent else None, links=(link,)
         )
@@ -144,9 +157,9 @@ class CycleSpans:
         }
         return Span(
             name="resilience.job",
-            trace_id=_job_trace(origin),
+            trace_id=self._job_trace(origin),
             span_id=_job_span(origin),
-            parent_id=None,
+            parent_id=self._parent[1] if self._parent else None,
             start_ns=record.wall_ns if began_ns is None else min(began_ns, record.wall_ns),
             end_ns=record.wall_ns,
             attributes=attributes,
@@ -172,13 +185,40 @@ class CycleSpans:
             case events.WorkerProgressed() if is_sampled(origin):
                 place = ("import", origin.attempt, origin.cycle, origin.initial_rank)
                 self._counts[place] += 1
-                if self._counts[place] == 1:
+                if self._counts[place] == 1 and place[1:] not in self._called:
                     end = record.wall_ns - round(event.ago_s * 1e9)
                     attributes["resilience.sign"] = event.sign
                     return [
                         self._span("import", origin, ("import", origin.initial_rank), end, event.after_s, attributes)
                     ]
         return []
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def called(self, record: Record) -> list[Span]:
+        """A worker's program called a wrapped function: from then on the Wrapper's monitor hears its signs.
+
+        The agent's record of its start and this one may come in either order."""
+        origin = record.origin
+        rank = -1 if origin.initial_rank is None else origin.initial_rank
+        place = (origin.attempt, origin.cycle, rank)
+        told = ("import", *place)
+        if place in self._called or self._counts[told] or not is_sampled(origin):
+            return []
+        self._called[place] = record
+        return self._imported(place)
+
+    def _imported(self, place: _Worker) -> list[Span]:
+        started, called = self._started.get(place), self._called.get(place)
+        if started is None or called is None:
+            return []
+        origin = called.origin
+        seconds = (called.mono_ns - started.mono_ns) / 1e9
+        attributes = self._attributes(origin) | {"resilience.sign": "call"}
+        name = ("import", origin.initial_rank)
+        return [self._span("import", origin, name, called.wall_ns, seconds, attributes)]
+
+    # -- interruptions --------------------------------------------------------------------------
 
     def _interrupted(self, record: Record, seen: InterruptionRecord) -> Span:
         origin = record.origin
@@ -220,9 +260,8 @@ class CycleSpans:
     def _attributes(self, origin: Origin) -> dict[str, Value]:
         return origin_attributes(origin, "launcher")
 
-
-def _job_trace(origin: Origin) -> int:
-    return identity.trace_id(origin.job_id, origin.attempt, -1)
+    def _job_trace(self, origin: Origin) -> int:
+        return self._parent[0] if self._parent else identity.trace_id(origin.job_id, origin.attempt, -1)
 
 
 def _job_span(origin: Origin) -> int:

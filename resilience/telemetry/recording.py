@@ -20,7 +20,8 @@ READ_AT_ONCE = 4 << 20  # bytes of one file a look
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file job.json of a run folder: what the job is. Written once, by whoever is first.
 
-    fingerprint: of the configuration, so that timings of unlike jobs are not mixed."""
+    fingerprint: of the configuration, so that timings of unlike jobs are not mixed. traceparent: what TRACEPARENT
+    said, the span that all of the job's are part of."""
 
     job_id: str
     attempt: int = 0
@@ -33,6 +34,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     torch_version: str = ""
     python_version: str = ""
     fingerprint: str = ""
+    traceparent: str = ""
     schema: int = 1
 
     def write(self, folder: Path) -> bool:

@@ -66,6 +66,11 @@ def parse_traceparent(text: str) -> Trace | None:
     return (trace, span) if trace and span else None
 
 
+def to_traceparent(ids: Trace) -> str:
+    """Return a span as a W3C `traceparent`, sampled."""
+    return f"00-{ids[0]:032x}-{ids[1]:016x}-01"
+
+
 def trace_id(origin: Origin, parent: Trace | None = None) -> int:
     """Return the trace that a record belongs to: the given parent's, else that of its cycle."""
     return parent[0] if parent else identity.trace_id(origin.job_id, origin.attempt, origin.cycle)

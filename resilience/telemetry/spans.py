@@ -101,6 +101,7 @@ class SpanView:
         match event:
             case events.CallStarted():
                 self._rank(origin).initial_world = event.world_size
+                return self._cycles.called(record) if self._is_launched else []
             case events.IterationStarted():
                 return self._iteration_started(record, event)
             case events.IterationEnded():

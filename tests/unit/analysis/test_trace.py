@@ -154,14 +154,47 @@ def test_causes_are_arrows_from_the_first_interruption_to_each_restart(run: Path
     ended = {event["id"]: event for event in found if event["ph"] == "f"}
     assert set(begun) == set(ended) != set()
     for number, start in begun.items():
-        cause = [e for e in slices(found)[start["pid"], start["tid"]] if e["ts"] == start["ts"]]
-        assert "interruption" in [event["name"] for event in cause]
-        restart = [
-            e
-            for e in slices(found)[ended[number]["pid"], ended[number]["tid"]]
-            if abs(e["ts"] - ended[number]["ts"]) < 1
-        ]
-        assert "restart" in [event["name"] for event in restart]
+        assert innermost(found, start) == "interruption"
+        assert innermost(found, ended[number]) == "restart"
+        assert ended[number]["bp"] == "e"
+        assert {name: start[name] for name in ("cat", "name")} == {
+            name: ended[number][name] for name in ("cat", "name")
+        }
+
+
+def innermost(found: list[dict[str, Any]], flow: dict[str, Any]) -> str:
+    """What an end of an arrow is bound to: the innermost slice that is open there ("bp": "e"), of those begun last."""
+    around = [e for e in slices(found)[flow["pid"], flow["tid"]] if e["ts"] <= flow["ts"] < e["ts"] + e["dur"]]
+    begun = max(event["ts"] for event in around)
+    names = [event["name"] for event in around if event["ts"] == begun]
+    return "restart" if "restart" in names else names[-1]  # its first phase begins in the same moment
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_every_event_has_what_the_format_asks_of_its_phase(run: Path, tmp_path: Path, launched: bool) -> None:
+    """Source: "Trace Event Format": fields of complete events, instants, flows and metadata; times in microseconds."""
+    if launched:
+        run = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "launched")
+    needed = {
+        "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+        "i": {"name", "cat", "pid", "tid", "ts", "s", "args"},
+        "s": {"name", "cat", "pid", "tid", "ts", "id"},
+        "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
+        "M": {"name", "pid", "tid", "args"},
+    }
+    named: set[tuple[str, int, int]] = set()
+    used: set[tuple[int, int]] = set()
+    for event in json.loads(json.dumps(list(perfetto(run)))):
+        assert event.keys() == {"ph"} | needed[event["ph"]]
+        assert type(event["pid"]) is int and type(event["tid"]) is int
+        if event["ph"] == "M":
+            named.add((event["name"], event["pid"], event["tid"]))
+            continue
+        used.add((event["pid"], event["tid"]))
+        assert event["ts"] >= 0 and event.get("dur", 0) >= 0
+        assert event.get("s", "t") == "t"
+    assert {(pid, tid) for name, pid, tid in named if name == "thread_name"} == used
+    assert {pid for name, pid, _ in named if name == "process_name"} == {pid for pid, _ in used}
 
 
 def test_what_has_no_end_on_record_lasts_to_the_end_of_its_file(tmp_path: Path) -> None:

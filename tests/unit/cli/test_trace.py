@@ -12,6 +12,7 @@ from resilience.analysis.waterfall import Row, Step, Waterfall
 from resilience.cli import main
 from resilience.cli.render import plain
 from resilience.cli.trace import summary, waterfall_lines
+from resilience.telemetry.recording import Job as JobFile
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
 
@@ -95,16 +96,27 @@ def test_incident_is_the_one_asked_for_else_the_longest(run: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out) in told
 
 
+def test_trace_that_a_viewer_knows_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(run)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  Trace ")]
+    assert main(["trace", str(run), "--format", "otlp-json"]) == 0
+    assert f'"{line.split()[-1]}"' in capsys.readouterr().out
+
+
 def test_perfetto_file_is_one_json_object(run: Path, tmp_path: Path) -> None:
     assert main(["trace", str(run), "--format", "perfetto", "--output", str(tmp_path / "trace.json")]) == 0
     found = json.loads((tmp_path / "trace.json").read_text())
     assert {event["ph"] for event in found["traceEvents"]} == {"M", "X", "i", "s", "f"}
 
 
-def test_otlp_follows_traceparent(
+def test_trace_of_a_job_is_the_one_that_it_was_started_in(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRACEPARENT", f"00-{'a' * 32}-{'b' * 16}-01")
+    monkeypatch.setenv("TRACEPARENT", f"00-{'c' * 32}-{'d' * 16}-01")  # of whoever looks at it
+    (run / "job.json").unlink(missing_ok=True)
+    assert JobFile("job", traceparent=f"00-{'a' * 32}-{'b' * 16}-01").write(run)
+    assert main(["trace", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trace_id"] == "a" * 32
     assert main(["trace", str(run), "--format", "otlp-json"]) == 0
     messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     spans = [span for m in messages for r in m["resourceSpans"] for s in r["scopeSpans"] for span in s["spans"]]

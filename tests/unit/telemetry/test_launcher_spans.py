@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.core import events, identity
+from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.telemetry.span import Span, cycle_span_id
 from resilience.telemetry.spans import SpanView
@@ -116,3 +117,35 @@ def test_given_parent_holds_the_cycles() -> None:
     found = [span for record in launched().records for span in view.take(record)]
     assert {span.trace_id for span in found if span.name != "resilience.job"} == {7}
     assert [span.parent_id for span in named(found, "launcher.cycle")] == [9]
+
+
+@pytest.mark.parametrize("agent_first", [True, False])
+def test_import_of_a_program_with_a_wrapper_ends_with_its_call(agent_first: bool) -> None:
+    agent = Origin("job", "n0", "agent", 1, cycle=1)
+    rank = Origin("job", "n0", "rank", 9, cycle=1, initial_rank=5, rank=5, world_size=8)
+    second = 10**9
+    begun = Record(0, 100 * second, 7 * second, agent, events.WorkerStarted(1, 5, 9, "warm"))
+    event = events.CallStarted("train", 8, "1", "2", "3", "n0", "forked")
+    call = Record(0, 103 * second, 10 * second, rank, event)
+    again = msgspec.structs.replace(call, wall_ns=call.wall_ns + second, origin=msgspec.structs.replace(rank, call=1))
+    late = Record(1, 105 * second, 12 * second, msgspec.structs.replace(rank, role="monitor", layer="launcher"),
+                  events.WorkerProgressed("heartbeat", 5.0, None))  # fmt: skip
+    told = [begun, call, again, late] if agent_first else [call, again, late, begun]
+    (found,) = named(spans_of(told), "import")
+    assert (found.start_ns, found.end_ns) == (100 * second, 103 * second)
+    assert found.parent_id == cycle_span_id(agent)
+    assert found.attributes["resilience.rank.initial"] == 5
+    assert found.attributes["resilience.sign"] == "call"
+
+
+def test_given_trace_holds_job_and_cycles() -> None:
+    view = SpanView((7, 9), is_launched=True)
+    found = [span for record in launched([Fault("kill", 1)], nodes=2).records for span in view.take(record)]
+    assert {span.trace_id for span in found} == {7}
+    for span in found:
+        if span.name in ("resilience.job", "launcher.cycle"):
+            assert span.parent_id == 9
+    jobs = {span.span_id for span in named(found, "resilience.job")}
+    for cycle in named(found, "launcher.cycle"):
+        assert [(link.kind, link.trace_id) for link in cycle.links] == [("job", 7)]
+        assert cycle.links[0].span_id in jobs
