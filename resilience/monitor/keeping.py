@@ -92,7 +92,8 @@ class Keeper:
 
     def _section(self, entered: float, left: float) -> None:
         """A section ended: gaps within it were none; the time before it may be one."""
-        self._gaps = [(begin, seconds) for begin, seconds in self._gaps if begin < entered]
+        while self._gaps and self._gaps[-1][0] >= entered:  # they are in the order of their begins
+            self._gaps.pop()
         if self._left_at is not None and entered > self._left_at:
             self._gaps.append((self._left_at, entered - self._left_at))
         self._left_at = left if self._left_at is None else max(self._left_at, left)

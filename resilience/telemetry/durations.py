@@ -156,8 +156,10 @@ class Recorder:
         section.j += 1
         if end == "ok":
             section.total.add(seconds)
-            self._period(name, at).histogram.add(seconds)
-            self._note_max(name, seconds, at)
+            period = self._period(name, at)
+            period.histogram.add(seconds)
+            if seconds >= period.histogram.max:
+                period.max_at = at
             if section.total.count % 256 == 0 or section.total.count & (section.total.count - 1) == 0:
                 section.threshold = threshold(section.total)
 
@@ -189,11 +191,6 @@ class Recorder:
             self._double()
             number = int((at - state.began_at) // state.period_s)
         return state.sections.setdefault(name, {}).setdefault(number, Period(Histogram()))
-
-    def _note_max(self, name: str, seconds: float, at: float) -> None:
-        period = self._period(name, at)
-        if seconds >= period.histogram.max:
-            period.max_at = at
 
     def _double(self) -> None:
         """Make periods twice as long, two of them one."""

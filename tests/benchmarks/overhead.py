@@ -1,19 +1,22 @@
 """What does the whole account cost a job in which nothing goes wrong?
 
-The same two ranks make steps of 100 ms with ten sections, a heartbeat and a step number, unwatched and watched, with
-nothing to export to, with everything on, and with every exporter dead; the jobs take turns. A difference of half a
-percent drowns in the noise of a step's own duration, so the cost itself is measured:
+The same two ranks make steps of about 100 ms with ten sections, a heartbeat and a step number, without us and watched:
+with nothing to export to, with everything on, and with every exporter dead; the jobs take turns. Half a percent of a
+step drowns in the noise of its duration, so the cost itself is measured:
 
-- CPU time of the rank (`CLOCK_PROCESS_CPUTIME_ID`: all its threads, those that we started included) over all steps,
-  less that of an unwatched rank. Sections sleep instead of computing, so that nothing else moves that clock.
-- CPU time of everything else that the job started (agent or monitors, zygote, store) over the same steps, a rank. It
-  runs on other cores than a rank's, or in its place where there are none.
-- Wall time of the calls in the rank, each timed by itself; the median over all steps, less that of the timing.
+- in the rank: the wall time of its calls, each timed where it stands, between stretches of work that empty the caches
+  as a training step does (the median over all steps, less that of timing nothing in the same places), and the CPU time
+  of all threads but the main one, which are ours (over all steps);
+- beside it: the CPU time of everything else that the job started (agent, monitors, zygote, store), by their own clocks
+  over the same steps, a rank; under the launcher less what torchrun's agent takes for the same. It runs on other cores
+  than a rank's, or in its place where there are none.
 
 Run by itself this module is what everything is exported to: a receiver that takes all spans, and a scraper."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import signal
@@ -29,31 +32,38 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socket import socket
 from statistics import mean, median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from tests.benchmarks.processes import descendants, free_port, is_running
 from tests.benchmarks.table import Row, show
 
-Variant = Literal["off", "files", "on", "dead", "wrapper files", "wrapper on", "wrapper dead"]
-VARIANTS: tuple[Variant, ...] = ("off", "files", "on", "dead", "wrapper files", "wrapper on", "wrapper dead")
-RANKS, SECTIONS, STEP = 2, 10, 0.1  # seconds
-WARM_UP = 10  # steps before the first that counts
+Variant = Literal["bare", "torchrun", "files", "on", "dead", "wrapper files", "wrapper on", "wrapper dead"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+WATCHED = VARIANTS[2:]
+RANKS, SECTIONS = 2, 10
+STEP = 0.1  # seconds
+WARM_UP = 30  # steps before the first that counts: whoever starts beside the ranks has started then
 LIMIT = 180.0  # seconds for a job
 SHARE = 0.005  # of a step that everything together may cost
 _MODES = {"files": "records only", "on": "everything exported", "dead": "every exporter dead"}
 SCRIPT = """
-import json, os, sys, time
+import hashlib, json, os, sys, time
 import resilience
 from resilience.inprocess import Wrapper
 
-folder, steps, warm_up, sections, nap = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
-is_wrapped = sys.argv[6] == "wrapped"
+folder, steps, warm_up, sections, times = sys.argv[1], *map(int, sys.argv[2:6])
+is_wrapped, is_bare = sys.argv[6] == "wrapped", sys.argv[6] == "bare"
 rank = os.environ["RANK"]
 names = [f"section {number}" for number in range(sections)]
 log = resilience.get_logger()
-clock, cpu = time.perf_counter_ns, time.process_time_ns
+clock = time.perf_counter_ns
+data = bytearray(1 << 20)
+
+def work():
+    for _ in range(times):
+        hashlib.blake2b(data)
 
 def say(name, content=""):
     path = os.path.join(folder, f"{name}-{rank}")
@@ -65,16 +75,19 @@ def make(step):
     called = 0
     for name in names:
         began = clock()
-        section = resilience.section(name)
-        section.__enter__()
+        if not is_bare:
+            section = resilience.section(name)
+            section.__enter__()
         inside = clock()
-        time.sleep(nap)
+        work()
         leaves = clock()
-        section.__exit__(None, None, None)
+        if not is_bare:
+            section.__exit__(None, None, None)
         called += clock() - leaves + inside - began
     began = clock()
-    resilience.heartbeat()
-    resilience.step(step)
+    if not is_bare:
+        resilience.heartbeat()
+        resilience.step(step)
     if is_wrapped:
         log.info("step done", loss=2.5, tokens=4096)
     return called + clock() - began
@@ -84,13 +97,13 @@ def train():
     for step in range(warm_up):
         make(step)
     say("begun", str(os.getpid()))
-    began = cpu()
+    all_threads, main_thread = time.process_time_ns(), time.thread_time_ns()
     for step in range(warm_up, warm_up + steps):
         at = clock()
         calls.append(make(step))
         walls.append(clock() - at)
-    spent = cpu() - began
-    say("ended", json.dumps({"cpu": spent / steps / 1e9, "calls": calls, "walls": walls}))
+    threads = time.process_time_ns() - all_threads - (time.thread_time_ns() - main_thread)
+    say("ended", json.dumps({"threads": threads / steps / 1e9, "calls": calls, "walls": walls}))
     while not os.path.exists(os.path.join(folder, "go")):
         time.sleep(0.05)
 
@@ -99,12 +112,12 @@ def train():
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """One job, a step and a rank. Seconds. cpu: of the rank; watchers: CPU of everything else; calls: wall time in our
-    calls; step: how long one took. spans, scrapes: what reached the other end."""
+    """One job, a step and a rank. Seconds. calls: wall time in our calls; threads: CPU time of the rank's other
+    threads; watchers: CPU time of everything else; step: how long one took. spans: requests of them that arrived."""
 
-    cpu: float
-    watchers: float
     calls: float
+    threads: float
+    watchers: float
     step: float
     spans: int = 0
     scrapes: int = 0
@@ -114,37 +127,43 @@ def measure(variant: Variant, steps: int, folder: Path) -> Cost:
     """Run one job. Raises: RuntimeError if it did not complete, or was not exported where it had to be."""
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    shell, _, mode = variant.rpartition(" ")
+    mode = variant.rpartition(" ")[2]
     port = free_port()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RESILIENCE_RUN_DIR": str(folder / "runs")}
     with _exporting(mode, port, folder, environment) as other_end:
-        processes = _start(variant == "off", bool(shell), steps, folder, environment)
+        processes = _start(variant, steps, folder, environment)
         try:
             found = _watched(processes, folder, other_end.pid)
         finally:
             for process in processes:
                 _end(process)
         told = other_end.told()
-    cost = _cost(found, steps)
     if mode == "on" and not (told.get("spans") and told.get("scrapes")):
         raise RuntimeError(f"overhead, {variant}: nothing was exported: {told}")
-    return msgspec.structs.replace(cost, spans=told.get("spans", 0), scrapes=told.get("scrapes", 0))
+    return Cost(
+        calls=median(call / 1e9 for each in found for call in each["calls"]),
+        threads=mean(each["threads"] for each in found),
+        watchers=mean(each["watchers"] for each in found) * STEP,
+        step=median(wall / 1e9 for each in found for wall in each["walls"]),
+        **told,
+    )
 
 
-def _start(
-    is_off: bool, is_wrapped: bool, steps: int, folder: Path, environment: dict[str, str]
-) -> list[subprocess.Popen[bytes]]:
-    script = [str(folder / "train.py"), str(folder), str(steps), str(WARM_UP), str(SECTIONS), str(STEP / SECTIONS)]
-    script.append("wrapped" if is_wrapped else "plain")
-    commands: list[tuple[list[str], dict[str, str]]] = []
-    if is_off or is_wrapped:
-        port = str(free_port())
-        for rank in range(RANKS):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            commands.append((script, place | meeting))
+def _start(variant: Variant, steps: int, folder: Path, environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+    is_wrapped = variant.startswith("wrapper")
+    kind = "wrapped" if is_wrapped else "bare" if variant == "bare" else "plain"
+    amounts = (steps, WARM_UP, SECTIONS, _work_of_a_section())
+    script = [str(folder / "train.py"), str(folder), *map(str, amounts), kind]
+    common = [f"--nproc-per-node={RANKS}", *script]
+    if variant == "torchrun":
+        commands: list[tuple[list[str], dict[str, str]]] = [
+            (["-m", "torch.distributed.run", "--standalone", *common], {})
+        ]
+    elif variant == "bare" or is_wrapped:
+        meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        commands = [(script, {"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting}) for rank in range(RANKS)]
     else:
-        commands.append((["-m", "resilience.launcher", f"--nproc-per-node={RANKS}", "--no-output-files", *script], {}))
+        commands = [(["-m", "resilience.launcher", "--no-output-files", *common], {})]
     processes = []
     for number, (command, place) in enumerate(commands):
         with (folder / f"{number}.log").open("wb") as output:
@@ -158,6 +177,17 @@ def _start(
                 )
             )
     return processes
+
+
+@functools.cache
+def _work_of_a_section() -> int:
+    """How often a MiB is hashed in the time of a section; the same number for all jobs."""
+    data, times = bytearray(1 << 20), []
+    for _ in range(50):
+        began = time.perf_counter()
+        hashlib.blake2b(data)
+        times.append(time.perf_counter() - began)
+    return max(1, round(STEP / SECTIONS / median(times)))
 
 
 def _watched(processes: list[subprocess.Popen[bytes]], folder: Path, other_end: int | None) -> list[dict[str, Any]]:
@@ -214,17 +244,6 @@ def cpu_clock(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED, see include/linux/posix-timers.h
 
 
-def _cost(found: list[dict[str, Any]], steps: int) -> Cost:
-    walls = [wall / 1e9 for each in found for wall in each["walls"]]
-    step = median(walls)
-    return Cost(
-        cpu=mean(each["cpu"] for each in found),
-        watchers=mean(each["watchers"] for each in found) * step,
-        calls=median(call / 1e9 for each in found for call in each["calls"]),
-        step=step,
-    )
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and what it started, by process id."""
     below = list(descendants(process.pid))
@@ -240,26 +259,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def rows(found: dict[str, list[Cost]]) -> Iterator[Row]:
-    """Yield what each way of watching costs over none."""
-    off = found["off"]
-    idle, untimed, bare = (median(getattr(cost, name) for cost in off) for name in ("cpu", "calls", "step"))
-    for variant in VARIANTS[1:]:
-        costs = found[variant]
+    """Yield what each way of watching costs."""
+    timing, bare = (median(getattr(cost, name) for cost in found["bare"]) for name in ("calls", "step"))
+    for variant in WATCHED:
+        if not (costs := found[variant]):
+            yield Row(what=f"step of 100 ms with 10 sections, {variant}", unit="s", budget=SHARE * STEP)
+            continue
         shell, _, mode = variant.rpartition(" ")
         where = f"{'`Wrapper`' if shell else '`resilience run`'}, {_MODES[mode]}"
-        step = median(cost.step for cost in costs) if costs else 0.0
+        other = 0.0 if shell else median(cost.watchers for cost in found["torchrun"])
+        note = f"{where}: a step took {median(cost.step for cost in costs) / bare:.4f} × what it takes unwatched"
         yield Row(
-            what=f"a step of 100 ms with 10 sections, {where}: CPU of rank and watchers",
+            what=f"step of 100 ms with 10 sections, {where}: in the rank",
             unit="s",
             budget=SHARE * STEP,
-            ours=[cost.cpu - idle + cost.watchers for cost in costs],
-            notes=[
-                f"{where}: {show(median(cost.cpu for cost in costs) - idle, 's')} in the rank, its calls take "
-                f"{show(median(cost.calls for cost in costs) - untimed, 's')}; {show(step, 's')} a step, "
-                f"{step / bare:.4f} × that of a rank that nobody watches"
-            ]
-            if costs
-            else [],
+            ours=[cost.calls - timing + cost.threads for cost in costs],
+            notes=[note],
+        )
+        yield Row(
+            what="… CPU of agent and monitors beside it, a step and rank",
+            unit="s",
+            ours=[cost.watchers - other for cost in costs],
         )
 
 
@@ -285,7 +305,9 @@ class _OtherEnd(msgspec.Struct, frozen=True):
 
     def told(self) -> dict[str, int]:
         """Return what has arrived."""
-        found: dict[str, int] = {} if self.file is None else json.loads(self.file.read_text())
+        if self.file is None or not self.file.exists():
+            return {}
+        found: dict[str, int] = json.loads(self.file.read_text())
         return found
 
 
@@ -329,11 +351,19 @@ def _exporting(mode: str, port: int, folder: Path, environment: dict[str, str]) 
 def receive(port: int, told: Path) -> None:
     """Take spans, scrape `port` once a second as Prometheus does, and keep count in a file, until SIGTERM."""
     count = {"spans": 0, "scrapes": 0}
+    lock = threading.Lock()
+
+    def note(what: str) -> None:
+        with lock:
+            count[what] += 1
+            beside = told.with_name("told~")
+            beside.write_text(json.dumps(count))
+            beside.rename(told)
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            count["spans"] += 1
+            note("spans")
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -346,10 +376,7 @@ def receive(port: int, told: Path) -> None:
     print(server.server_port, flush=True)
     while True:
         if _scrape(port):
-            count["scrapes"] += 1
-        beside = told.with_name("told~")
-        beside.write_text(json.dumps(count))
-        beside.rename(told)
+            note("scrapes")
         time.sleep(1.0)
 
 

@@ -440,7 +440,7 @@ def overhead_rows(bench: Bench) -> Iterator[Row]:
                 found[variant].append(overhead.measure(variant, steps, bench.job_folder()))
             except (RuntimeError, OSError, ValueError) as error:
                 bench.problems.append(f"overhead, {variant}: {str(error)[:300]}")
-    if found["off"]:
+    if found["bare"] and found["torchrun"]:
         yield from overhead.rows(found)
     try:
         yield overhead.scrape_row(bench.repeat(20, 100))
