@@ -44,7 +44,7 @@ _NOT_SHOWN = (
 )
 MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"
 API = (
-    ("resilience", ("section", "heartbeat", "step", "get_logger")),
+    ("resilience", ("section", "heartbeat", "step", "get_logger", "traceparent")),
     ("resilience.inprocess", ("Wrapper", "CallWrapper", "Compose")),
     ("resilience.inprocess.state", ("State", "Status")),
     ("resilience.inprocess.initialize", ("Initialize", "RetryController")),

@@ -6,7 +6,9 @@ is corrected here. Lines that cannot be read are left out and counted; the timel
 
     records   every event: when, where, by whom, which, and its own fields as JSON
     logs      log lines (kind log) and lines of the workers' output (kind text), other fields as JSON
-    timings   one row for each rank's section, heartbeat gaps under the name (heartbeat)"""
+    timings   one row for each rank's section, heartbeat gaps under the name (heartbeat)
+    periods   the same in stretches of equal length, as limits are learned from them
+    calls     single durations: the first ones after each start, the longest ones, and all that were cut off"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from resilience.analysis.entries import utc
 from resilience.analysis.lines import LEVEL_OF, fields_of
 from resilience.analysis.load import RECORDS
 from resilience.analysis.merge import LOGS, Choice, Timeline, files_of
+from resilience.core.timeouts import HEARTBEAT, OUT_OF_SECTION
 from resilience.errors import ConfigurationError
-from resilience.telemetry import timings
+from resilience.telemetry import durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
 
 MEMORY = "1GB"  # what DuckDB keeps in memory; the rest goes to the temporary folder
@@ -58,10 +61,28 @@ _LINE = {
     "file": "VARCHAR",
 }
 _COUNTS = ("attempt", "cycle", "call")  # left out of a record where they are 0
+_SPREAD = ("count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s")
+_NAMED = {timings.HEARTBEAT: "(heartbeat)", HEARTBEAT: "(heartbeat)", OUT_OF_SECTION: "(out of section)"}
+_TEXTS = ("node", "section", "outcome", "start")
+_TIMES = ("ts", "until", "max_ts")
 VIEWS: dict[str, tuple[str, ...]] = {
     "records": ("ts", "sequence", "wall_ns", "mono_ns", *_PLACE, "event", "level", "fields", "file"),
     "logs": (*_LINE, "fields"),
-    "timings": ("node", "rank", "section", "outcome", "count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s"),
+    "timings": ("node", "rank", "section", "outcome", *_SPREAD),
+    "periods": ("node", "rank", "section", "ts", "until", *_SPREAD, "max_ts"),
+    "calls": (
+        "node",
+        "rank",
+        "section",
+        "ts",
+        "duration_s",
+        "outcome",
+        "number",
+        "since_start",
+        "start",
+        "cycle",
+        "iteration",
+    ),
 }
 
 
@@ -107,9 +128,8 @@ def _define(connection: Any, folder: Path, temporary: Path) -> int:
     """Create the views; answers how many lines of records and logs cannot be read."""
     connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
     connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
-    text, table = temporary / "text.ndjson", temporary / "timings.ndjson"
+    text = temporary / "text.ndjson"
     _write(text, _text_of(folder))
-    _write(table, _timings_of(folder))
     records = _objects(files_of(folder, RECORDS))
     logs = _objects(files_of(folder, LOGS))
     prefix = len(str(folder)) + 2  # SQL counts from 1
@@ -130,15 +150,19 @@ def _define(connection: Any, folder: Path, temporary: Path) -> int:
         FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
               UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text])})"""
     )
-    own = ", ".join(f"r.{name}" for name in VIEWS["timings"])
-    kinds = {
-        name: "VARCHAR" if name in ("node", "section", "outcome") else "DOUBLE" if name.endswith("_s") else "BIGINT"
-        for name in VIEWS["timings"]
-    }
-    connection.execute(
-        f"CREATE VIEW timings AS SELECT {own} FROM "
-        f"(SELECT from_json(json, {_quoted(_shape(kinds))}) AS r FROM {_objects([table])})"
-    )
+    for view, rows in (("timings", _timings_of), ("periods", _periods_of), ("calls", _calls_of)):
+        table = temporary / f"{view}.ndjson"
+        _write(table, rows(folder))
+        own = ", ".join(
+            f"make_timestamp(r.{name}) AS {name}" if name in _TIMES else f"r.{name}" for name in VIEWS[view]
+        )
+        kinds = {
+            name: "VARCHAR" if name in _TEXTS else "DOUBLE" if name.endswith("_s") else "BIGINT" for name in VIEWS[view]
+        }
+        connection.execute(
+            f"CREATE VIEW {view} AS SELECT {own} FROM "
+            f"(SELECT from_json(json, {_quoted(_shape(kinds))}) AS r FROM {_objects([table])})"
+        )
     count = (
         f"SELECT (SELECT count(*) FROM {records} WHERE json IS NULL) + (SELECT count(*) FROM {logs} WHERE json IS NULL)"
     )
@@ -185,8 +209,45 @@ def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
         for outcome, sections in (("completed", found.sections), ("failed", found.failed)):
             for name, histogram in sections.items():
                 of = {"node": node, "rank": int(rank) if rank.isdecimal() else None}
-                of |= {"section": name if name != timings.HEARTBEAT else "(heartbeat)", "outcome": outcome}
+                of |= {"section": _NAMED.get(name, name), "outcome": outcome}
                 yield of | _summary(histogram)
+
+
+def _periods_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in files_of(folder, "timings", ".hist"):
+        try:
+            found = durations.read_histograms(path)
+        except (OSError, msgspec.MsgspecError):
+            continue  # as above
+        for name, periods in found.sections.items():
+            for number, period in sorted(periods.items()):
+                begin = found.began_at + number * found.period_s
+                of = {"node": found.header.node, "rank": found.header.rank, "section": _NAMED.get(name, name)}
+                of |= {"ts": _micros(begin), "until": _micros(begin + found.period_s)}
+                yield of | _summary(period.histogram) | {"max_ts": _micros(period.max_at)}
+
+
+def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in files_of(folder, "timings"):
+        of: dict[str, Any] = {}
+        begun: dict[str, Any] = {}
+        try:
+            for _, line in durations.read_values(path):
+                match line:
+                    case durations.Header():
+                        of = {"node": line.node, "rank": line.rank}
+                    case durations.Started():
+                        begun = {"start": line.how, "cycle": line.cycle, "iteration": line.iteration}
+                    case durations.Value():
+                        what = {"section": _NAMED.get(line.section, line.section), "ts": _micros(line.t)}
+                        what |= {"duration_s": line.s, "outcome": line.end, "number": line.i, "since_start": line.j}
+                        yield of | what | begun
+        except (OSError, msgspec.MsgspecError):
+            continue  # what comes after a line that is none is left out
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def _summary(histogram: Histogram) -> dict[str, Any]:

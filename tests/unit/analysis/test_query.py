@@ -13,6 +13,7 @@ from resilience.analysis.query import VIEWS, asked
 from resilience.cli import main
 from resilience.core import events
 from resilience.errors import ConfigurationError
+from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job
@@ -38,6 +39,12 @@ def run(tmp_path: Path) -> Path:
     timings.fold([("io", 1.0), ("io", 3.0), (HEARTBEAT, 0.5)])
     timings.fold_failed([("io", 9.0)])
     timings.write(folder / "timings" / "node-7.json")
+    recorder = Recorder(folder, Header("job", "node", 7, 8, "f"), at=1000.0)
+    recorder.started("warm", 1000.0, cycle=3)
+    recorder.add("io", 2.0, 1000.5)
+    recorder.add("heartbeat", 0.25, 1001.0)
+    recorder.add("io", 7.0, 1002.0, "killed")
+    recorder.close(1010.0)
     return folder
 
 
@@ -131,3 +138,19 @@ def test_record_of_another_shape_is_not_dropped(tmp_path: Path) -> None:
     line = record_line(events.MonitorStarted(5), AT, rank=3).replace(b'"pid":7', b'"pid":"seven"')
     write(tmp_path, "records/n-3.jsonl", line)
     assert answers(tmp_path, "SELECT event, pid, initial_rank FROM records") == [("monitor.started", None, 3)]
+
+
+def test_periods_are_the_histograms_that_limits_are_learned_from(run: Path) -> None:
+    sql = "SELECT section, epoch(ts), epoch(until), count, sum_s, epoch(max_ts) FROM periods WHERE rank = 7 ORDER BY 1"
+    assert answers(run, sql) == [
+        ("(heartbeat)", 1000.0, 4600.0, 1, 0.25, 1001.0),
+        ("io", 1000.0, 4600.0, 1, 2.0, 1000.5),
+    ]
+
+
+def test_calls_are_single_durations_with_the_start_they_follow(run: Path) -> None:
+    columns = "section, epoch(ts), duration_s, outcome, number, since_start, start, cycle"
+    assert answers(run, f"SELECT {columns} FROM calls WHERE section = 'io' ORDER BY ts") == [
+        ("io", 1000.5, 2.0, "ok", 0, 0, "warm", 3),
+        ("io", 1002.0, 7.0, "killed", 1, 1, "warm", 3),
+    ]
