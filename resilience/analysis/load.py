@@ -7,7 +7,7 @@ nothing; `core.incidents` and `analysis.report` do."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,57 @@ class Run(msgspec.Struct, frozen=True):
     missing: tuple[Missing, ...]
 
 
+class Reader:
+    """A run folder that is read once, file by file: what is held is one file's records, not the run's.
+
+    records: iterate once; `missing` is whole afterwards. What the folder contains never raises."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._missing: list[Missing] = []
+        self.job = _job(folder, self._missing)
+        self._stacks: dict[object, object] = {}
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """What could not be read, so far."""
+        return tuple(self._missing)
+
+    @property
+    def records(self) -> Iterator[Record]:
+        """All records, by file, in the order of each file."""
+        size, seen = 0, set()
+        before = len(self._missing)
+        paths = _listed(self.folder / RECORDS, self._missing)
+        if not paths and len(self._missing) == before == 0:
+            self._missing.append(Missing(RECORDS, "holds no record files"))
+        for path in paths:
+            of_file = _read(path, self._missing)
+            _note_gaps(f"{RECORDS}/{path.name}", of_file, self._missing)
+            for record in of_file:
+                if isinstance(record.event, events.CallStarted):
+                    size = max(size, record.event.world_size)
+                if record.origin.initial_rank is not None:
+                    seen.add(record.origin.initial_rank)
+                yield self._shared(record)
+        absent = sorted(set(range(size)) - seen)
+        if absent:  # they must have been there and left nothing
+            self._missing.append(Missing(RECORDS, f"nothing of {named(absent)}"))
+
+    def _shared(self, record: Record) -> Record:
+        """Hold a stack once, however many ranks were there."""
+        event = record.event
+        if not isinstance(event, events.OutcomeSeen) or not event.stack:
+            return record
+        stack = self._stacks.setdefault(event.stack, event.stack)
+        return msgspec.structs.replace(record, event=msgspec.structs.replace(event, stack=stack))
+
+
 def load(folder: Path) -> Run:
-    """Read a run folder. What it contains never raises; a folder that is none gives an empty run."""
-    missing: list[Missing] = []
-    job = _job(folder, missing)
-    records: list[Record] = []
-    paths = _listed(folder / RECORDS, missing)
-    if not paths and not missing:
-        missing.append(Missing(RECORDS, "holds no record files"))
-    for path in paths:
-        of_file = _read(path, missing)
-        _note_gaps(f"{RECORDS}/{path.name}", of_file, missing)
-        records += of_file
-    _note_absent(records, missing)
-    return Run(folder, job, tuple(records), tuple(missing))
+    """Read a run folder as a whole. What it contains never raises; a folder that is none gives an empty run."""
+    reader = Reader(folder)
+    records = tuple(reader.records)
+    return Run(folder, reader.job, records, reader.missing)
 
 
 def runs_in(root: Path) -> list[Path]:
@@ -150,16 +187,3 @@ def _note_gaps(name: str, records: Iterable[Record], missing: list[Missing]) -> 
     if lost:
         also = f", {told} of them reported as dropped" if told else ""
         missing.append(Missing(name, f"{lost} record{'s' if lost != 1 else ''} missing by their numbers{also}"))
-
-
-def _note_absent(records: Iterable[Record], missing: list[Missing]) -> None:
-    """Ranks that must have been there and left nothing."""
-    size, seen = 0, set()
-    for record in records:
-        if isinstance(record.event, events.CallStarted):
-            size = max(size, record.event.world_size)
-        if record.origin.initial_rank is not None:
-            seen.add(record.origin.initial_rank)
-    absent = sorted(set(range(size)) - seen)
-    if absent:
-        missing.append(Missing(RECORDS, f"nothing of {named(absent)}"))

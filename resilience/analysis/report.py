@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from resilience.analysis.load import Missing, Run
+from resilience.analysis.counterfactual import WhatIf, what_ifs
+from resilience.analysis.load import Missing, Reader, Run
+from resilience.analysis.sections import Section, sections_of, write_s
 from resilience.core import events
-from resilience.core.accounting import Times, times
+from resilience.core.accounting import Spans, Times, times
 from resilience.core.advice import named
 from resilience.core.incident import Incident, to_json
 from resilience.core.incidents import fold
@@ -52,7 +54,8 @@ class Report(msgspec.Struct, frozen=True):
 
     completed, lost, stopped, open: ranks whose last call, or worker, completed; whose process ended without a
     goodbye; was ended by the launcher; and of which no end is on record. steps and seconds lost: of all
-    incidents, as far as known. times: of the whole job. launched: None without the launcher."""
+    incidents, as far as known. times: of the whole job; what_ifs: what else they could have been. launched:
+    None without the launcher."""
 
     run: str
     job_id: str
@@ -73,6 +76,8 @@ class Report(msgspec.Struct, frozen=True):
     lost_s: float | None
     lost_steps: int | None
     times: Times
+    what_ifs: tuple[WhatIf, ...]
+    sections: tuple[Section, ...]
     launched: Launched | None
     incidents: tuple[Incident, ...]
     notes: tuple[Note, ...]
@@ -108,33 +113,99 @@ class _Rank:
         self.is_stopped = False
 
 
-def report(run: Run) -> Report:
-    """Return what a person should know of a run."""
-    started = [record for record in run.records if isinstance(record.event, events.CallStarted)]
-    launches = Launches()
-    for record in run.records:
-        launches.take(record)
-    ranks = _ranks(run.records, launches)
-    incidents = fold(run.records)
+class _Facts:
+    """What the header tells, gathered while the records pass by."""
+
+    def __init__(self) -> None:
+        self.job_id: str | None = None
+        self.size: int | None = None
+        self.functions: dict[str, None] = {}
+        self.versions: dict[str, str] = {}
+        self.nodes: set[str] = set()
+        self.attempts: set[int] = set()
+        self.calls: set[tuple[int, int, int]] = set()
+        self.iterations: set[tuple[tuple[int, int, int], int]] = set()
+        self.ranks: dict[int, _Rank] = {}
+        self.notes: defaultdict[str, set[int]] = defaultdict(set)
+        self.first_wall_ns: int | None = None
+        self.last_wall_ns: int | None = None
+
+    def take(self, record: Record) -> None:
+        origin, event, at = record.origin, record.event, record.wall_ns
+        if self.first_wall_ns is None or self.last_wall_ns is None:
+            self.job_id, self.first_wall_ns, self.last_wall_ns = origin.job_id, at, at
+        elif at > self.last_wall_ns:
+            self.last_wall_ns = at
+        elif at < self.first_wall_ns:
+            self.first_wall_ns = at
+        self.nodes.add(origin.node)
+        self.attempts.add(origin.attempt)
+        call = (origin.attempt, origin.cycle, origin.call)
+        if origin.iteration is not None:
+            self.iterations.add((call, origin.iteration))
+        if isinstance(event, events.CallStarted):
+            self._called(call, event)
+        if origin.initial_rank is not None and not origin.is_launchers:
+            self._take_of_rank(origin.initial_rank, event)
+        note = _note(event) if type(event) in _NOTED else None
+        if note is not None:
+            ranks = self.notes[note]
+            if origin.initial_rank is not None:
+                ranks.add(origin.initial_rank)
+
+    def _called(self, call: tuple[int, int, int], event: events.CallStarted) -> None:
+        self.calls.add(call)
+        self.functions.setdefault(event.function)
+        self.size = max(event.world_size, self.size or 0)
+        if not self.versions:
+            self.versions = {
+                "resilience": event.resilience_version,
+                "torch": event.torch_version,
+                "Python": event.python_version,
+            }
+
+    def _take_of_rank(self, rank: int, event: events.Event) -> None:
+        known = self.ranks.get(rank)
+        if known is None or isinstance(event, events.CallStarted):
+            known = self.ranks[rank] = _Rank()
+        match event:
+            case events.CallEnded():
+                known.outcome, known.error = event.outcome, event.error
+            case events.RankExited(goodbye=False):
+                known.is_lost = True
+
+
+def report(run: Run | Reader, also: Sequence[Callable[[Record], None]] = ()) -> Report:
+    """Return what a person should know of a run. also: take the records too."""
+    launches, spans, facts = Launches(), Spans(), _Facts()
+
+    def told() -> Iterator[Record]:
+        for record in run.records:  # once: a run of any length passes by
+            spans.take(record)
+            facts.take(record)
+            for take in also:
+                take(record)
+            yield record
+
+    incidents = fold(told(), launches)
+    ranks = _ranks(facts.ranks, launches)
     seconds = [cost for incident in incidents if (cost := incident.cost.lost_s) is not None]
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
-    size = max(
-        (record.event.world_size for record in started if isinstance(record.event, events.CallStarted)),
-        default=_launched_size(launches),
-    )
-    walls = [record.wall_ns for record in run.records]
+    size = facts.size if facts.size is not None else _launched_size(launches)
+    sections = sections_of(run.folder)
+    spent = times(spans, incidents, launches)
     return Report(
         run=str(run.folder),
-        job_id=run.job.job_id if run.job else next((record.origin.job_id for record in run.records), run.folder.name),
-        functions=tuple(dict.fromkeys(_called(record) for record in started)) or _program(run),
+        job_id=run.job.job_id if run.job else facts.job_id or run.folder.name,
+        functions=tuple(facts.functions) or _program(run),
         world_size=size if size is not None or run.job is None else run.job.world_size,
-        nodes=tuple(sorted({record.origin.node for record in run.records})),
-        versions=_versions(run, started),
-        attempts=len({record.origin.attempt for record in run.records}),
-        calls=len({_call(record) for record in started}),
-        iterations=len({(_call(r), r.origin.iteration) for r in run.records if r.origin.iteration is not None}),
-        started_wall_ns=min(walls, default=None),
-        last_wall_ns=max(walls, default=None),
+        nodes=tuple(sorted(facts.nodes)),
+        versions=facts.versions or _versions(run),
+        attempts=len(facts.attempts),
+        calls=len(facts.calls),
+        iterations=len(facts.iterations),
+        started_wall_ns=facts.first_wall_ns,
+        last_wall_ns=facts.last_wall_ns,
         completed=tuple(rank for rank, known in ranks if known.outcome == "completed"),
         lost=tuple(rank for rank, known in ranks if known.outcome is None and known.is_lost),
         left=tuple(Left(rank, known.error) for rank, known in ranks if known.outcome not in (None, "completed")),
@@ -142,10 +213,15 @@ def report(run: Run) -> Report:
         open=tuple(rank for rank, known in ranks if known.outcome is None and not (known.is_lost or known.is_stopped)),
         lost_s=sum(seconds) if seconds else None,
         lost_steps=sum(steps) if steps else None,
-        times=times(run.records, incidents, launches),
+        times=spent,
+        what_ifs=what_ifs(spent, incidents, facts.last_wall_ns, write_s(sections)),
+        sections=sections,
         launched=_launched(launches),
         incidents=incidents,
-        notes=(*_notes(run.records), *_unknown_progress(launches)),
+        notes=(
+            *(Note(what, tuple(sorted(of))) for what, of in facts.notes.items()),
+            *_unknown_progress(launches),
+        ),
         missing=run.missing,
     )
 
@@ -158,15 +234,7 @@ def as_json(found: Report) -> dict[str, Any]:
     return {"schema": SCHEMA, **plain, "end": found.end}
 
 
-def _call(record: Record) -> tuple[int, int, int]:
-    return record.origin.attempt, record.origin.cycle, record.origin.call
-
-
-def _called(record: Record) -> str:
-    return record.event.function if isinstance(record.event, events.CallStarted) else ""
-
-
-def _program(run: Run) -> tuple[str, ...]:
+def _program(run: Run | Reader) -> tuple[str, ...]:
     return (run.job.function,) if run.job is not None and run.job.function else ()
 
 
@@ -192,15 +260,7 @@ def _launched(launches: Launches) -> Launched | None:
     )
 
 
-def _versions(run: Run, started: list[Record]) -> dict[str, str]:
-    for record in started:
-        event = record.event
-        if isinstance(event, events.CallStarted):
-            return {
-                "resilience": event.resilience_version,
-                "torch": event.torch_version,
-                "Python": event.python_version,
-            }
+def _versions(run: Run | Reader) -> dict[str, str]:
     if run.job is None:
         return {}
     job = run.job
@@ -208,23 +268,9 @@ def _versions(run: Run, started: list[Record]) -> dict[str, str]:
     return {name: version for name, version in named_versions.items() if version}
 
 
-def _ranks(records: Iterable[Record], launches: Launches) -> list[tuple[int, _Rank]]:
+def _ranks(told: dict[int, _Rank], launches: Launches) -> list[tuple[int, _Rank]]:
     """How each rank's last call, or its last worker, ended, by initial rank."""
-    found: dict[int, _Rank] = {}
-    for record in records:
-        rank, event = record.origin.initial_rank, record.event
-        if rank is None or record.origin.is_launchers:
-            continue
-        match event:
-            case events.CallStarted():
-                found[rank] = _Rank()
-            case events.CallEnded():
-                known = found.setdefault(rank, _Rank())
-                known.outcome, known.error = event.outcome, event.error
-            case events.RankExited(goodbye=False):
-                found.setdefault(rank, _Rank()).is_lost = True
-            case _:
-                found.setdefault(rank, _Rank())
+    found = dict(told)
     for rank, worker in _last_workers(launches).items():
         known = found.setdefault(rank, _Rank())
         end = worker.exit
@@ -245,18 +291,6 @@ def _last_workers(launches: Launches) -> dict[int, Worker]:
     return {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
 
 
-def _notes(records: Iterable[Record]) -> tuple[Note, ...]:
-    """What is worth knowing beside the incidents, once each."""
-    found: defaultdict[str, set[int]] = defaultdict(set)
-    for record in records:
-        what = _note(record.event)
-        if what is not None:
-            ranks = found[what]
-            if record.origin.initial_rank is not None:
-                ranks.add(record.origin.initial_rank)
-    return tuple(Note(what, tuple(sorted(ranks))) for what, ranks in found.items())
-
-
 def _unknown_progress(launches: Launches) -> Iterable[Note]:
     """Workers of the last cycle that run, or were stopped, and have told nothing by which a hang shows."""
     ranks = tuple(
@@ -267,6 +301,28 @@ def _unknown_progress(launches: Launches) -> Iterable[Note]:
     )
     if ranks:
         yield Note("progress unknown: no heartbeat, step or section was told, so only a death would be noticed", ranks)
+
+
+_NOTED = frozenset(
+    (
+        events.ProgressUnknown,
+        events.AbortFailed,
+        events.MonitorLost,
+        events.StoreLost,
+        events.NodeFellSilent,
+        events.CallStarted,
+        events.NodeUnhealthy,
+        events.NodeExcluded,
+        events.ZygoteLost,
+        events.StopRequested,
+        events.ControlRequested,
+        events.CycleStarted,
+        events.TelemetryDropped,
+        events.ExportFailed,
+        events.ExportStarted,
+    )
+)
+"""Events that may be worth a note: millions of others pass by."""
 
 
 def _note(event: events.Event) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters.environment import Settings
-from resilience.analysis.load import is_run, load, runs_in
+from resilience.analysis.load import Reader, is_run, runs_in
 from resilience.analysis.report import Report, as_json, report
 from resilience.cli.render import (
     Line,
@@ -103,20 +103,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises: ConfigurationError for an argument that names no run or no incident."""
     folder = find_run(arguments.run)
-    loaded = load(folder)
-    found = report(loaded)
+    if arguments.html is not None:
+        from resilience.cli import report_html  # which uses what is here
+
+        report_html.write(arguments.html, folder)
+        print(f"written: {arguments.html}")
+        return 0
+    found = report(Reader(folder))
     if arguments.incident is not None:
         chosen = tuple(incident for incident in found.incidents if incident.number == arguments.incident)
         if not chosen:
             have = f"has incidents 1 to {len(found.incidents)}" if found.incidents else "has no incidents"
             raise ConfigurationError(f"--incident {arguments.incident}: {folder} {have}")
         found = msgspec.structs.replace(found, incidents=chosen)
-    if arguments.html is not None:
-        from resilience.cli import report_html  # which uses what is here
-
-        report_html.write(arguments.html, loaded, found)
-        print(f"written: {arguments.html}")
-        return 0
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(found))).decode() + "\n")
         return 0

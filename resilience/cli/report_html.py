@@ -1,8 +1,9 @@
 """`resilience report RUN --html FILE`: the report as one page that needs nothing else.
 
-Verdict first, then what each rank did over time, where the time went, each incident with its restart, and
-how long sections took. Text and drawings are in the page itself; a few lines of script add zooming, and
-without them everything can still be read. Light and dark as the reader's system has it; prints."""
+Verdict first, then what each rank did over time, where the time went and what would have changed that, how long
+sections took beside their limits, and each incident with its restart, evidence and stacks. Text and drawings are in
+the page itself; a few lines of script add zooming and reading by keyboard, and without them everything can still be
+read. Light and dark as the reader's system has it; prints."""
 
 from __future__ import annotations
 
@@ -11,58 +12,106 @@ from html import escape
 from pathlib import Path
 
 from resilience.adapters import files
-from resilience.analysis.lanes import Lane, lanes
-from resilience.analysis.load import Run
-from resilience.analysis.report import Report
-from resilience.cli.render import Line, clock, count, date, seconds
+from resilience.analysis import waterfall
+from resilience.analysis.counterfactual import WhatIf
+from resilience.analysis.lanes import Lanes
+from resilience.analysis.load import Reader
+from resilience.analysis.merge import clocks_of
+from resilience.analysis.report import Report, report
+from resilience.analysis.sections import Section
+from resilience.analysis.waterfall import Waterfall
+from resilience.analysis.whereabouts import Group, Whereabouts
+from resilience.cli.render import Line, clock, count, date, plain, seconds, short_path
 from resilience.cli.report import incident_lines, report_lines
-from resilience.core.advice import ranks_in_words
+from resilience.cli.report_drawings import (
+    lanes_figure,
+    section_bars,
+    times_figure,
+    waterfall_figure,
+    who_in_words,
+)
+from resilience.core.advice import named
+from resilience.core.attribution import InterruptionRecord
 from resilience.core.incident import Incident
+from resilience.core.symptoms import is_ours
 from resilience.errors import ConfigurationError
-from resilience.telemetry import timings
 
-WIDTH, LANE, LEFT = 1000, 18, 150
-CAUSES = ("startup", "restart", "hang", "rework")
-LIMITS = (5.0, 20.0, 60.0)  # seconds: what if every hang had been found so soon
 TEXT_WIDTH = 100
 MOST_DETAILED = 200  # incidents shown in full; further ones are in the table
+MOST_OPEN = 3  # incidents that are unfolded from the start
+MOST_RECORDS, MOST_GROUPS, MOST_LINES = 12, 8, 12
+HEAD = 3  # incidents told in the headline, the dearest
 
 
-def write(path: Path, run: Run, found: Report) -> None:
-    """Write the page. Raises: ConfigurationError if that fails."""
-    if not files.replace(path, page(run, found).encode()):
+class Told:
+    """A run as the page tells it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the run, once."""
+        offsets = {each.node: each.offset_ns for each in clocks_of(folder)}
+        self.lanes, self.whereabouts = Lanes(offsets), Whereabouts()
+        self.found = report(Reader(folder), (self.lanes.take, self.whereabouts.take))
+
+    def page(self) -> str:
+        """Return the whole page."""
+        found = self.found
+        parts = [
+            f"<h1>Run {escape(found.job_id)}</h1>",
+            _headline(found),
+            f'<p class="dim">{escape(", ".join(found.functions))} · {found.world_size or "?"} ranks on '
+            f"{escape(_ranks_or(found.nodes))} · from {date(found.started_wall_ns)} to {clock(found.last_wall_ns)}</p>",
+            "<h2>What the ranks did</h2>",
+            lanes_figure(self.lanes.drawn(found.incidents)),
+            "<h2>Where the time went</h2>",
+            times_figure(found.times),
+            _what_ifs(found.what_ifs),
+            _sections(found.sections),
+            self._incidents(),
+            "<h2>The whole report as text</h2><details><summary>as <code>resilience report</code> prints it</summary>"
+            f"<pre tabindex=0>{_text(report_lines(found, TEXT_WIDTH))}</pre></details>",
+        ]
+        style, script = ((Path(__file__).parent / name).read_text() for name in ("report.css", "report.js"))
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
+            f"<title>{escape(found.job_id)}: report</title><style>{style}</style></head><body><main>"
+            + "\n".join(part for part in parts if part)
+            + f"</main><script>{script}</script></body></html>\n"
+        )
+
+    def _incidents(self) -> str:
+        incidents = self.found.incidents
+        if not incidents:
+            return ""
+        parts = [f"<h2>{count(len(incidents), 'incident').capitalize()}</h2>"]
+        parts += [self._incident(incident) for incident in incidents[:MOST_DETAILED]]
+        if len(incidents) > MOST_DETAILED:
+            more = len(incidents) - MOST_DETAILED
+            parts.append(f'<p class="dim">{more} more: <code>resilience report RUN --incident N</code></p>')
+        return "".join(parts)
+
+    def _incident(self, incident: Incident) -> str:
+        title, *lines = list(incident_lines(incident, TEXT_WIDTH))
+        head = "".join(_span(text, style) for text, style in title)
+        cost = incident.cost.lost_s
+        known = "" if cost is None else f", cost {seconds(cost)}"
+        about = f' <span class="dim">{clock(incident.detected_wall_ns)}{known}</span>'
+        is_open = " open" if incident.number <= MOST_OPEN else ""
+        went = waterfall.from_legs(list(self.lanes.legs.of(incident)), incident)
+        return (
+            f'<details class="incident" id="incident-{incident.number}"{is_open}><summary>{head}{about}</summary>'
+            f"<pre tabindex=0>{_text(lines)}</pre>{'' if went is None else _restart(went)}"
+            f"{_whereabouts(self.whereabouts.of(incident))}{_evidence(incident)}</details>"
+        )
+
+
+def write(path: Path, folder: Path) -> None:
+    """Write the page of a run. Raises: ConfigurationError if that fails."""
+    if not files.replace(path, Told(folder).page().encode()):
         raise ConfigurationError(f"{path} could not be written; is there space, and may this user write there?")
 
 
-def page(run: Run, found: Report) -> str:
-    """Return the whole page."""
-    parts = [
-        f"<h1>Run {escape(found.job_id)}</h1>",
-        _headline(found),
-        f'<p class="dim">{escape(", ".join(found.functions))} · {found.world_size or "?"} ranks on '
-        f"{escape(ranks_or(found.nodes))} · from {date(found.started_wall_ns)} to {clock(found.last_wall_ns)}</p>",
-        "<h2>What the ranks did</h2>",
-        _lanes(lanes(run.records)),
-        "<h2>Where the time went</h2>",
-        _times(found),
-        _incidents(found),
-        _sections(Path(found.run)),
-        "<h2>The whole report as text</h2><details><summary>as <code>resilience report</code> prints it</summary>"
-        f"<pre>{_text(report_lines(found, TEXT_WIDTH))}</pre></details>",
-    ]
-    style, script = ((Path(__file__).parent / name).read_text() for name in ("report.css", "report.js"))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(found.job_id)}: report</title><style>{style}</style></head><body><main>"
-        + "\n".join(parts)
-        + f"</main><script>{script}</script></body></html>\n"
-    )
-
-
-def ranks_or(nodes: Sequence[str]) -> str:
-    """Return nodes by name, many of them by number."""
-    return ", ".join(nodes) if len(nodes) <= 4 else f"{len(nodes)} nodes"
+# -- first of all ----------------------------------------------------------------------------------
 
 
 def _headline(found: Report) -> str:
@@ -70,192 +119,165 @@ def _headline(found: Report) -> str:
     what = count(len(found.incidents), "incident") if found.incidents else "no incident"
     cost = "" if found.lost_s is None or not found.incidents else f", {seconds(found.lost_s)} lost"
     share = "" if found.times.ettr is None else f"; {found.times.ettr:.1%} of the time was productive"
-    more = f"<br>{escape(found.end)}"
-    return f'<p class="verdict{" bad" if is_bad else ""}"><b>{what}{cost}</b>{share}.{more}</p>'
-
-
-# -- drawings --------------------------------------------------------------------------------------
-
-
-def _lanes(shown: list[Lane]) -> str:
-    stretches = [stretch for lane in shown for stretch in lane.stretches]
-    if not stretches:
-        return '<p class="dim">No iteration or worker is on record.</p>'
-    first = min(stretch.begin_ns for stretch in stretches)
-    last = max(stretch.end_ns for stretch in stretches)
-    span, height = max(1, last - first), LANE * len(shown) + 24
-
-    def x(at: int) -> float:
-        return LEFT + (min(max(at, first), last) - first) / span * (WIDTH - LEFT - 10)
-
-    parts = [
-        f'<svg id="lanes" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Ranks over time: iterations, and '
-        'where they were interrupted">'
-    ]
-    for tick in range(6):
-        at = first + span * tick // 5
-        parts.append(f'<line class="grid" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="0" y2="{height - 18}"/>')
-        parts.append(
-            f'<text class="dim" x="{x(at):.1f}" y="{height - 5}" text-anchor="middle">'
-            f"{seconds((at - first) / 1e9)}</text>"
-        )
-    for number, lane in enumerate(shown):
-        y = number * LANE
-        name = ("rank " if len(lane.ranks) == 1 else "ranks ") + ranks_in_words(lane.ranks)
-        parts.append(
-            f'<text x="4" y="{y + 13}">{escape(name if len(name) < 24 else f"{len(lane.ranks)} ranks")}</text>'
-        )
-        for stretch in lane.stretches:
-            width = max(0.8, x(stretch.end_ns) - x(stretch.begin_ns) - 0.6)
-            took = seconds((stretch.end_ns - stretch.begin_ns) / 1e9)
-            parts.append(
-                f'<rect class="{stretch.kind}" x="{x(stretch.begin_ns):.1f}" y="{y + 3}" width="{width:.1f}" '
-                f'height="{LANE - 6}"><title>{escape(stretch.label)}: {stretch.kind}, {took}</title></rect>'
-            )
-        for mark in lane.marks:
-            cross = f"M{x(mark.at_ns) - 4:.1f},{y + 5}l8,8m0,-8l-8,8"
-            parts.append(f'<path class="mark" d="{cross}"><title>{escape(mark.label)}</title></path>')
-    parts.append("</svg>")
-    tools = "".join(
-        f'<button hidden data-key="{key}" aria-label="{label}">{shown_as}</button> '
-        for key, label, shown_as in (
-            ("-", "zoom out", "−"),
-            ("+", "zoom in", "+"),
-            ("ArrowLeft", "earlier", "←"),
-            ("ArrowRight", "later", "→"),
-            ("Home", "all", "all"),
-        )
-    )
-    legend = "green: completed, blue: interrupted, red: failed or lost, grey: no end on record, × its own fault"
-    return f'<p>{tools}</p><div class="scroll">{"".join(parts)}</div><p class="dim">{legend}</p>'
-
-
-def _times(found: Report) -> str:
-    times = found.times
-    causes = [("productive", times.productive_s), *((cause, getattr(times, f"{cause}_s")) for cause in CAUSES)]
-    total = sum(value for _, value in causes) or 1.0
-    at, parts = 0.0, []
-    for cause, value in causes:
-        width = value / total * WIDTH
-        if width > 0:
-            parts.append(
-                f'<rect class="{cause}" x="{at:.1f}" y="0" width="{width:.1f}" height="22"><title>{cause}: '
-                f"{seconds(value)}</title></rect>"
-            )
-        at += width
-    rows = "".join(
-        f'<tr><td>{cause}</td><td class="n">{seconds(value)}</td><td class="n">{value / total:.1%}</td></tr>'
-        for cause, value in causes
-    )
-    bar = f'<svg viewBox="0 0 {WIDTH} 22" role="img" aria-label="Time by cause">{"".join(parts)}</svg>'
-    return f'<div class="scroll">{bar}</div><table>{rows}</table>{_what_if(found)}'
-
-
-def _what_if(found: Report) -> str:
-    """What limits would have changed. Formula and inputs are in the text."""
-    hangs = [hang for incident in found.incidents if (hang := incident.cost.hang_s)]
-    if not hangs or found.times.ettr is None:
-        return ""
-    rows = []
-    for limit in LIMITS:
-        saved = sum(max(0.0, hang - limit) for hang in hangs)
-        ettr = (found.times.productive_s + saved) / found.times.total_s
-        rows.append(
-            f'<tr><td class="n">{seconds(limit)}</td><td class="n">{seconds(saved)}</td>'
-            f'<td class="n">{ettr:.1%}</td></tr>'
-        )
+    dearest = sorted(found.incidents, key=lambda each: -(each.cost.lost_s or 0.0))[:HEAD]
+    told = "".join(f"<li>{_in_a_line(incident)}</li>" for incident in dearest)
+    said = f"<ul>{told}</ul>" if told else ""
+    more = f"<p>The {HEAD} dearest of {len(found.incidents)}.</p>" if len(found.incidents) > HEAD else ""
     return (
-        "<h2>If hangs had been found sooner</h2><table><tr><th class=n>limit</th><th class=n>saved</th>"
-        f"<th class=n>productive</th></tr>{''.join(rows)}</table>"
-        f'<p class="dim">{count(len(hangs), "hang")}, found after {", ".join(map(seconds, hangs[:6]))}. Saved: what of '
-        "each "
-        "lies beyond the limit; productive: (productive time + saved) / total.</p>"
+        f'<div class="verdict{" bad" if is_bad else ""}"><p><b>{what}{cost}</b>{share}.</p>{said}{more}'
+        f"<p>{escape(found.end)}</p></div>"
+    )
+
+
+def _in_a_line(incident: Incident) -> str:
+    """Who, what, where, and what to do."""
+    lines = [plain(line).strip() for line in incident_lines(incident, 10_000)]
+    verdict = next(
+        (line.removeprefix("verdict").strip() for line in lines if line.startswith("verdict")), incident.kind
+    )
+    where = f", at {short_path(incident.where.file, 1)}:{incident.where.line}" if incident.where is not None else ""
+    advice = f" {escape(incident.advice[0][:1].upper() + incident.advice[0][1:])}." if incident.advice else ""
+    return f'<a href="#incident-{incident.number}">{incident.number}</a> {escape(verdict + where)}.{advice}'
+
+
+def _ranks_or(nodes: Sequence[str]) -> str:
+    """Nodes by name, many of them by number."""
+    return ", ".join(nodes) if len(nodes) <= 4 else f"{len(nodes)} nodes"
+
+
+# -- time and durations ----------------------------------------------------------------------------
+
+
+def _what_ifs(answers: Sequence[WhatIf]) -> str:
+    if not answers:
+        return ""
+    rows = "".join(
+        f'<tr><td>{escape(what_if_in_words(each))}</td><td class="n">{_signed(each.saved_s)}</td>'
+        f'<td class="n">{each.ettr:.1%}</td></tr>'
+        for each in answers
+    )
+    formulas = {each.kind: each for each in answers}
+    how = "".join(
+        f"<li><code>{escape(each.formula)}</code><br>{escape(each.inputs)}</li>" for each in formulas.values()
+    )
+    return (
+        '<h3>What if</h3><div class="scroll"><table><tr><th>with …</th><th class="n">saved</th>'
+        f'<th class="n">productive</th></tr>{rows}</table></div><p class="dim">Productive: (productive time + saved) / '
+        f"total. The faults stay as they were; it is no forecast.</p><ul>{how}</ul>"
+    )
+
+
+def what_if_in_words(answer: WhatIf) -> str:
+    """Return what would have been different."""
+    if answer.kind == "limit":
+        return f"a limit of {seconds(answer.value)}"
+    if answer.kind == "checkpoints":
+        return f"checkpoints every {seconds(answer.value)}"
+    return "one spare" if answer.value == 1 else f"{answer.value:g} spares"
+
+
+def _signed(value: float) -> str:
+    return f"-{seconds(-value)}" if value < 0 else seconds(value)
+
+
+def _sections(sections: Sequence[Section]) -> str:
+    shown = [section for section in sections if section.count]
+    if not shown:
+        return ""
+    low = min(end for section in shown for end, _ in section.bins) / 1.3
+    high = max(max(section.max_s, section.limit_s or 0.0) for section in shown) * 1.3
+    rows = "".join(_section(section, low, high) for section in shown)
+    names = ("times", "median", "p99", "longest", "limit", "used")
+    head = "<tr><th>section</th><th>durations</th>" + "".join(f'<th class="n">{name}</th>' for name in names) + "</tr>"
+    return (
+        f'<h2>How long sections took</h2><div class="scroll"><table>{head}{rows}</table></div>'
+        f'<p class="dim">All ranks; logarithmic, from {seconds(low)} to {seconds(high)}; the line is the limit that '
+        "held in the end, used is the longest by it. A section that was cut off is told by its incident.</p>"
+    )
+
+
+def _section(section: Section, low: float, high: float) -> str:
+    limit = "none" if section.limit_s is None else seconds(section.limit_s)
+    used = "" if not section.limit_s else f"{section.max_s / section.limit_s:.0%}"
+    cells = (
+        f"{section.count:,}",
+        *map(seconds, (section.p50_s, section.p99_s, section.max_s)),
+        limit,
+        used,
+    )
+    name = escape(section.name) or "between heartbeats"
+    return (
+        f"<tr><td>{name}</td><td>{section_bars(section, low, high)}</td>"
+        + "".join(f'<td class="n">{cell}</td>' for cell in cells)
+        + "</tr>"
     )
 
 
 # -- incidents -------------------------------------------------------------------------------------
 
 
-def _incidents(found: Report) -> str:
-    if not found.incidents:
-        return ""
-    parts = [f"<h2>{count(len(found.incidents), 'incident').capitalize()}</h2>"]
-    parts += [_incident(incident) for incident in found.incidents[:MOST_DETAILED]]
-    if len(found.incidents) > MOST_DETAILED:
-        more = len(found.incidents) - MOST_DETAILED
-        parts.append(f'<p class="dim">{more} more: <code>resilience report RUN --incident N</code></p>')
-    return "".join(parts)
-
-
-def _incident(incident: Incident) -> str:
-    title, *lines = list(incident_lines(incident, TEXT_WIDTH))
-    head = "".join(_span(text, style) for text, style in title)
-    cost = incident.cost.lost_s
-    known = "" if cost is None else f", cost {seconds(cost)}"
-    about = f' <span class="dim">{clock(incident.detected_wall_ns)}{known}</span>'
-    is_open = " open" if incident.number <= 3 else ""
+def _restart(went: Waterfall) -> str:
+    path = sorted(went.path, key=lambda step: -step.seconds)[:4]
+    told = ", ".join(f"{seconds(step.seconds)} {step.name} ({who_in_words(step.who)})" for step in path)
     return (
-        f"<details{is_open}><summary>{head}{about}</summary>{_waterfall(incident)}<pre>{_text(lines)}</pre></details>"
+        f"<h3>The restart: {seconds(went.seconds)}</h3>{waterfall_figure(went)}"
+        f'<p class="dim">On the critical path: {escape(told)}</p>'
     )
 
 
-def _waterfall(incident: Incident) -> str:
-    total = sum(phase.took.max_s for phase in incident.phases)
-    if total <= 0:
+def _whereabouts(groups: Sequence[Group]) -> str:
+    """Where everybody was, equal stacks told once."""
+    if not groups:
         return ""
-    at, rows = 0.0, []
-    for number, phase in enumerate(incident.phases):
-        x, width, y = LEFT + at / total * 700, max(1.0, phase.took.max_s / total * 700), number * 16
-        who = phase.took.node or f"rank {phase.took.slowest}"
-        rows.append(f'<text x="4" y="{y + 12}">{escape(phase.name)}</text>')
-        rows.append(
-            f'<rect class="restart" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="10"><title>'
-            f"{escape(phase.name)}: "
-            f"{seconds(phase.took.max_s)}, slowest {escape(who)}</title></rect>"
+    parts = []
+    for group in groups[:MOST_GROUPS]:
+        outer = [frame for frame in group.stack if not is_ours(frame)] or list(group.stack)
+        at = f"{short_path(outer[-1].file)}:{outer[-1].line} {outer[-1].function}"
+        frames = "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in outer[-MOST_LINES:])
+        parts.append(
+            f"<details><summary>{escape(named(group.ranks))}: {escape(at)}</summary>"
+            f"<pre tabindex=0>{escape(frames)}</pre></details>"
         )
-        rows.append(
-            f'<text class="dim" x="{min(x + width + 4, WIDTH - 60):.1f}" y="{y + 12}">'
-            f"{seconds(phase.took.max_s)}</text>"
-        )
-        at += phase.took.max_s
-    height = 16 * len(incident.phases) + 4
-    label = "Phases of the restart, slowest rank of each"
-    drawn = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(rows)}</svg>'
-    return f'<div class="scroll">{drawn}</div>'
+    more = len(groups) - MOST_GROUPS
+    rest = f'<p class="dim">… and {count(more, "place")} more</p>' if more > 0 else ""
+    return f"<h3>Where everybody was</h3>{''.join(parts)}{rest}"
 
 
-def _sections(folder: Path) -> str:
-    total = timings.Timings()
-    for path in sorted((folder / "timings").glob("*.json")):
-        try:
-            total.merge(timings.read(path))
-        except (OSError, ValueError):
-            continue  # half written, or of another version; the report does not stand or fall with it
-    if not total.sections:
+def _evidence(incident: Incident) -> str:
+    if not incident.records:
         return ""
-    rows = []
-    for name, histogram in sorted(total.sections.items()):
-        marks = [timings.upper_bound(_bucket(histogram, share)) for share in (0.5, 0.99)]
-        cells = (name or "heartbeat gaps", str(histogram.count), *map(seconds, (*marks, histogram.max)))
-        rows.append(
-            "<tr><td>"
-            + escape(cells[0])
-            + "</td>"
-            + "".join(f'<td class="n">{cell}</td>' for cell in cells[1:])
-            + "</tr>"
-        )
-    names = ("times", "median", "p99", "longest")
-    head = "<tr><th>section</th>" + "".join(f'<th class="n">{name}</th>' for name in names) + "</tr>"
-    return f'<h2>How long sections took</h2><div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+    rows = "".join(_record(record) for record in incident.records[:MOST_RECORDS])
+    more = len(incident.records) - MOST_RECORDS
+    rest = f'<p class="dim">… and {count(more, "record")} more; --json has them all</p>' if more > 0 else ""
+    chief = incident.records[0]
+    tail = ""
+    if chief.log_tail:
+        last = "\n".join(chief.log_tail[-MOST_LINES:])
+        tail = f"<p>Last lines of rank {chief.rank}</p><pre tabindex=0>{escape(last)}</pre>"
+    head = "".join(f"<th>{name}</th>" for name in ("rank", "seen", "by", "stage", "step", "sections", "process"))
+    return (
+        f"<details><summary>Evidence: {count(len(incident.records), 'record')}</summary>"
+        f'<div class="scroll"><table class="top"><tr>{head}</tr>{rows}</table></div>{rest}{tail}</details>'
+    )
 
 
-def _bucket(histogram: timings.Histogram, share: float) -> int:
-    left = histogram.count * share
-    for number in sorted(histogram.buckets):
-        left -= histogram.buckets[number]
-        if left <= 0:
-            return number
-    return max(histogram.buckets, default=0)
+def _record(record: InterruptionRecord) -> str:
+    seen = record.message
+    if record.exception is not None:
+        seen = f"{record.exception.type}: {record.exception.message}"
+    elif record.exit is not None and (record.exit.signal or record.exit.code is not None):
+        seen = record.exit.signal or f"exit code {record.exit.code}"
+    process = record.process
+    cells = (
+        str(record.rank),
+        seen[:160] or record.interruption.value,
+        "" if record.detector is None else record.detector.name,
+        record.stage or "",
+        "" if record.step is None else str(record.step),
+        ", ".join(f"{section.name} {seconds(section.open_s)}" for section in record.open_sections),
+        "" if process is None or process.state is None else f"state {process.state}",
+    )
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 # -- text ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ as they tell the time, which only matters where an attempt begins and ends."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -34,23 +34,34 @@ class Times(msgspec.Struct, frozen=True):
         return self.productive_s / self.total_s if self.total_s > 0 else None
 
 
-def times(records: Iterable[Record], incidents: Sequence[Incident], launches: Launches) -> Times:
-    """Return where the time of a job went."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    entered: dict[int, int] = {}
-    started: dict[int, int] = {}
-    for record in records:
+class Spans:
+    """When each attempt began, was at work and ended, by UTC nanoseconds."""
+
+    def __init__(self) -> None:
+        self.first: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.entered: dict[int, int] = {}
+        self.started: dict[int, int] = {}
+
+    def take(self, record: Record) -> None:
+        """Add what a record says; order does not matter."""
         attempt, at = record.origin.attempt, record.wall_ns
-        first[attempt] = min(at, first.get(attempt, at))
-        last[attempt] = max(at, last.get(attempt, at))
+        if at < self.first.get(attempt, at + 1):
+            self.first[attempt] = at
+        if at > self.last.get(attempt, at - 1):
+            self.last[attempt] = at
         began = _entered(record)
         if began is not None:
-            entered[attempt] = min(began, entered.get(attempt, began))
+            self.entered[attempt] = min(began, self.entered.get(attempt, began))
         if isinstance(record.event, events.CyclePhaseEnded) and record.event.phase == "run":
             at -= round(record.event.duration_s * 1e9)
-            started[attempt] = min(at, started.get(attempt, at))
-    entered = started | entered  # of programs that show nothing only the start is known
+            self.started[attempt] = min(at, self.started.get(attempt, at))
+
+
+def times(spans: Spans, incidents: Sequence[Incident], launches: Launches) -> Times:
+    """Return where the time of a job went."""
+    first, last = spans.first, spans.last
+    entered = spans.started | spans.entered  # of programs that show nothing only the start is known
     total = sum(last[attempt] - first[attempt] for attempt in first) / 1e9
     startup = sum(entered.get(attempt, last[attempt]) - first[attempt] for attempt in first) / 1e9
     hang = sum(incident.cost.hang_s or 0.0 for incident in incidents)

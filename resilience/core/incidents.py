@@ -24,11 +24,12 @@ from resilience.core.verdict import Evidence, Verdict, judge
 _LAST = float("inf")  # a cycle's own incident comes after those of its iterations
 
 
-def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
+def fold(records: Iterable[Record], launches: Launches | None = None) -> tuple[Incident, ...]:
     """Return the incidents that the records of a job tell, in order.
 
-    records: of all ranks and agents; only the order within each one's own file matters."""
-    launches = Launches()
+    records: of all ranks and agents; only the order within each one's own file matters. launches: takes them too,
+    for who wants to ask it more afterwards."""
+    launches = Launches() if launches is None else launches
 
     def told() -> Iterator[Record]:
         for record in records:  # once: a run of any length passes by

@@ -62,12 +62,14 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
     (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),
     (r"no space left|read-only file system|input/output error|stale file handle|disk quota|checkpoint", "storage"),
     (r"address already in use|name or service not known|name resolution|no route to host|network is", "network"),
-    (r"\bMemoryError\b|out of memory|cannot allocate memory|DataLoader worker.{0,40}(killed|exited)", "host"),
+    (r"\bMemoryError\b|out of memory|cannot allocate memory", "host"),
 )
+_LOADER = re.compile(r"/torch/utils/data/")
+_LOADER_LOST = re.compile(r"DataLoader worker.{0,40}(killed|exited)")
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
-_OURS = re.compile(r"/resilience/(adapters|core|inprocess|monitor|telemetry)/")
+_OURS = re.compile(r"/resilience/(adapters|core|inprocess|launcher|monitor|telemetry)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
 
 
@@ -107,8 +109,16 @@ def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
 
 
 def is_cascade(error: ExceptionInfo) -> bool:
-    """Whether an exception only says that somebody else has gone."""
-    return CASCADE.search(error.message) is not None
+    """Whether an exception only says that another rank has gone."""
+    return CASCADE.search(error.message) is not None and not is_childs_end(error)
+
+
+def is_childs_end(error: ExceptionInfo) -> bool:
+    """Whether an exception says that a process of this rank's own data loader has gone."""
+    if _LOADER_LOST.search(error.message):
+        return True
+    is_gone = error.type == "EOFError" or CASCADE.search(error.message) is not None
+    return is_gone and any(_LOADER.search(frame.file) for frame in error.stack)
 
 
 def is_inside(stack: tuple[Frame, ...]) -> bool:
@@ -207,6 +217,8 @@ def category(found: Symptom) -> Category:
         case "exception" | "hook_failed" | "left":
             error = record.exception
             text = "" if error is None else f"{error.type}: {error.message}"
+            if error is not None and is_childs_end(error):
+                return "host"
             if error is not None and is_cascade(error):
                 return "network"
             return next((name for pattern, name in _CATEGORIES if re.search(pattern, text, re.I)), "user_code")

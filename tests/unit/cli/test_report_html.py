@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.lanes import MOST_LANES, lanes
+from resilience.analysis.lanes import MOST_LANES, Drawn, Lanes
 from resilience.analysis.load import load
+from resilience.analysis.report import report
 from resilience.cli import main
 from tests.support.record_streams import Fault, job
 
-VOID = {"meta", "line", "rect", "path", "br"}
+VOID = {"meta", "link", "br"}
 
 
 class Page(HTMLParser):
@@ -30,6 +31,9 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
             assert self.open.pop() == tag
@@ -43,12 +47,18 @@ def folder(tmp_path: Path) -> Path:
     return job([Fault("exception", 1, 0), Fault("kill", 2, 1)], seed=3).write(tmp_path / "run")
 
 
+def drawn_of(folder: Path) -> Drawn:
+    run, lanes = load(folder), Lanes()
+    return lanes.drawn(report(run, (lanes.take,)).incidents)
+
+
 def test_page_is_whole_and_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     assert main(["report", str(folder), "--html", str(out)]) == 0
     page = Page(out.read_text())
     assert page.open == []
-    assert page.links == []
+    assert {link[:1] for link in page.links} == {"#", "d"}  # within the page, and an icon of no bytes
+    assert [link for link in page.links if link[0] == "d"] == ["data:,"]
     text = "".join(page.text)
     assert "2 incidents" in text
     assert "http" not in out.read_text().replace("http://www.w3.org", "")
@@ -68,14 +78,21 @@ def test_page_tells_what_the_terminal_tells(
 
 
 def test_ranks_with_the_same_story_share_a_lane(tmp_path: Path) -> None:
-    records = load(job([Fault("exception", 5, 0)], world=64, seed=1).write(tmp_path / "run")).records
-    drawn = lanes(records)
-    assert sorted(rank for lane in drawn for rank in lane.ranks) == sorted(
-        {rank for lane in drawn for rank in lane.ranks}
-    )
-    assert len(drawn) <= MOST_LANES
-    (own,) = [lane for lane in drawn if 5 in lane.ranks]
-    assert own.marks and own.stretches[0].kind in ("interrupted", "failed")
+    drawn = drawn_of(job([Fault("exception", 5, 0)], world=64, seed=1).write(tmp_path / "run"))
+    own, others = sorted(drawn.lanes, key=lambda lane: len(lane.ranks))
+    assert own.ranks == (5,)
+    assert others.ranks == tuple(rank for rank in range(64) if rank != 5)
+    assert [mark.is_own for mark in own.marks] == [True]
+    assert [mark.is_own for mark in others.marks] == [False]  # who only followed makes no lane of his own
+    assert {leg.name for leg in own.legs} >= {"abort", "regroup"}
+
+
+def test_more_stories_than_lanes_are_told(tmp_path: Path) -> None:
+    faults = [Fault("exception", rank, rank) for rank in range(MOST_LANES + 6)]
+    drawn = drawn_of(job(faults, world=MOST_LANES + 8).write(tmp_path / "run"))
+    assert len(drawn.lanes) == MOST_LANES
+    shown = {rank for lane in drawn.lanes for rank in lane.ranks}
+    assert sorted(shown | set(drawn.left_out)) == list(range(MOST_LANES + 8))
 
 
 def test_page_that_cannot_be_written_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from resilience.core.accounting import Times, times
+from resilience.core.accounting import Spans, Times, times
 from resilience.core.incidents import fold
 from resilience.core.launches import Launches
 from resilience.core.records import Record
@@ -17,10 +17,10 @@ AWAY = sum(LEG_S.values()) + 0.4
 
 
 def times_of(records: list[Record]) -> Times:
-    launches = Launches()
+    launches, spans = Launches(), Spans()
     for record in records:
-        launches.take(record)
-    return times(records, fold(records), launches)
+        spans.take(record)
+    return times(spans, fold(records, launches), launches)
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -1,0 +1,136 @@
+"""What if?  What a shorter limit, more frequent checkpoints or a spare would have changed in this run.
+
+Each answer is arithmetic on what is on record, told with its formula and its numbers: the faults stay as they were,
+and only what they cost is another. The saved seconds become productive ones; the total stays. It is no forecast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from resilience.core.accounting import Times
+from resilience.core.incident import Incident
+
+LIMITS = (5.0, 20.0, 60.0)  # seconds
+CHECKPOINTS = (60.0, 300.0, 900.0)  # seconds of work between two
+SPARES = (1, 2)
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """One answer. saved_s: may be negative. ettr: productive share then. formula, inputs: in words, with numbers."""
+
+    kind: str  # limit, checkpoints, spares
+    value: float
+    saved_s: float
+    ettr: float
+    formula: str
+    inputs: str
+
+
+def what_ifs(
+    times: Times, incidents: Sequence[Incident], until_wall_ns: int | None = None, write_s: float | None = None
+) -> tuple[WhatIf, ...]:
+    """Return the answers for a run; () if nothing was interrupted.
+
+    until_wall_ns: when the run ended, or the last that is known. write_s: what writing one checkpoint takes."""
+    if times.total_s <= 0 or not incidents:
+        return ()
+    return (
+        *(sooner(times, incidents, limit) for limit in LIMITS if any(each.cost.hang_s for each in incidents)),
+        *(
+            saved_more_often(times, incidents, every, write_s)
+            for every in CHECKPOINTS
+            if any(each.cost.lost_steps is not None for each in incidents)
+        ),
+        *(with_spares(times, incidents, spares, until_wall_ns) for spares in SPARES),
+    )
+
+
+def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
+    """Every silence ends after `limit` seconds at the latest."""
+    hangs = [hang for incident in incidents if (hang := incident.cost.hang_s)]
+    saved = sum(max(0.0, hang - limit) for hang in hangs)
+    longest = ", ".join(f"{hang:.3g}" for hang in sorted(hangs, reverse=True)[:5])
+    more = f" and {len(hangs) - 5} shorter" if len(hangs) > 5 else ""
+    return _answer(
+        "limit",
+        limit,
+        times,
+        saved,
+        "saved = Σ max(0, silence - limit)",
+        f"silences of {longest}{more} s; whether a healthy rank is ever so silent: `resilience calibrate`",
+    )
+
+
+def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, write_s: float | None) -> WhatIf:
+    """A checkpoint after every `every` seconds of work: a fault finds half of that undone, on average.
+
+    No incident loses more than the work since the one before; checkpoints of now are taken to cost nothing more."""
+    again = [(incident, rework) for incident in incidents if (rework := incident.cost.rework_s) is not None]
+    again += [(incident, 0.0) for incident in incidents if incident.cost.rework_s is None and _is_at_work(incident)]
+    now = sum(rework for _, rework in again)
+    mean = times.productive_s / (len(incidents) + 1)
+    then = len(again) * min(every / 2, mean)
+    writing = 0.0 if write_s is None else write_s * times.productive_s / every
+    words = "not on record, taken as 0 (name a section `checkpoint`)"
+    if write_s is not None:
+        best = math.sqrt(2 * write_s * times.productive_s / max(1, len(again)))
+        words = f"{write_s:.3g} s, by which one every {best:.3g} s would be best (√(2 · writing · work per fault))"
+    return _answer(
+        "checkpoints",
+        every,
+        times,
+        now - then - writing,
+        "saved = done again - faults · min(every / 2, work between faults) - writing · work / every",
+        f"{now:.3g} s done again, {len(again)} faults, {times.productive_s:.4g} s of work, {mean:.3g} s between "
+        f"faults; writing one: {words}",
+    )
+
+
+def with_spares(times: Times, incidents: Sequence[Incident], spares: int, until_wall_ns: int | None) -> WhatIf:
+    """So many ranks more that wait: they take the place of those that went for good, until they are used up.
+
+    The work that missing ranks did not do counts as seconds of the whole job; waiting for nodes as it is."""
+    steps = _missing(incidents, until_wall_ns)
+    saved = sum(min(spares, missing) / size * seconds for missing, size, seconds in steps)
+    waits = [
+        phase.took.max_s
+        for incident in incidents
+        for phase in incident.phases
+        if incident.verdict.what == "node_lost" and phase.name == "rendezvous"
+    ]
+    lacking = sum(missing * seconds for missing, _, seconds in steps)
+    return _answer(
+        "spares",
+        spares,
+        times,
+        saved + sum(waits),
+        "saved = Σ min(spares, missing) / ranks · seconds + waiting for a node in the place of a lost one",
+        f"{lacking:.3g} rank-seconds without a rank that had been there; waited {sum(waits):.3g} s for "
+        f"{len(waits)} nodes",
+    )
+
+
+def _missing(incidents: Sequence[Incident], until_wall_ns: int | None) -> list[tuple[int, int, float]]:
+    """Stretches with fewer active ranks than the job had at first: how many are missing, of how many, for how long."""
+    at_work = [each for each in incidents if each.active_world_size is not None and each.detected_wall_ns is not None]
+    size = max((each.active_world_size or 0 for each in at_work), default=0)
+    found = []
+    for number, incident in enumerate(at_work):
+        later = at_work[number + 1].detected_wall_ns if number + 1 < len(at_work) else until_wall_ns
+        left = incident.next_active_world_size
+        if left is not None and later is not None and 0 < left < size:
+            found.append((size - left, size, max(0.0, (later - (incident.detected_wall_ns or later)) / 1e9)))
+    return found
+
+
+def _is_at_work(incident: Incident) -> bool:
+    """Whether it is known that nothing was done again."""
+    return incident.cost.lost_steps == 0
+
+
+def _answer(kind: str, value: float, times: Times, saved: float, formula: str, inputs: str) -> WhatIf:
+    share = min(1.0, max(0.0, (times.productive_s + saved) / times.total_s))
+    return WhatIf(kind, value, saved, share, formula, inputs)
