@@ -144,6 +144,33 @@ def _by(record: Record, first: int) -> Record:
     return record
 
 
+LOADING = (Frame("/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 9, "_try_get_data"), LOAD)
+
+
+@pytest.mark.parametrize(
+    ("error", "category", "is_own"),
+    [
+        (
+            ExceptionInfo("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", "", LOADS),
+            "host",
+            True,
+        ),
+        (ExceptionInfo("ConnectionResetError", "[Errno 104] Connection reset by peer", "", LOADING), "host", True),
+        (ExceptionInfo("EOFError", "", "", LOADING), "host", True),
+        (ExceptionInfo("ConnectionResetError", "[Errno 104] Connection reset by peer", "", LOADS), "network", False),
+        (
+            ExceptionInfo("ValueError", "Caught ValueError in DataLoader worker process 0.", "", LOADING),
+            "user_code",
+            True,
+        ),
+    ],
+)
+def test_lost_process_of_a_data_loader_is_no_lost_rank(error: ExceptionInfo, category: str, is_own: bool) -> None:
+    record = InterruptionRecord(0, Interruption.EXCEPTION, exception=error)
+    assert category_of(record) == category
+    assert bool(judge(Evidence((record,), active=frozenset((0, 1)))).culprits) is is_own
+
+
 def test_order_of_arrival_decides_between_two_exceptions_and_the_clock_does_not() -> None:
     def raised(rank: int, name: str) -> InterruptionRecord:
         error = ExceptionInfo(name, "mine", name, LOADS)
