@@ -63,6 +63,8 @@ _file: LineFile | None = None
 _context: Callable[[], Context] | None = None
 _parent: span.Trace | None = None
 _numbers = itertools.count()
+_placed: tuple[Origin, span.Trace | None, dict[str, Any]] | None = None
+_spelled: tuple[int, str] = (-1, "")
 
 
 def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
@@ -113,7 +115,7 @@ def _write(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
     context = _ask_context()
     origin = context.get("origin")
     if isinstance(origin, Origin):
-        line |= _place(origin, _parent)
+        line |= _user_place(origin)
     line |= {name: context[name] for name in ("step", "section") if context.get(name) is not None}
     line |= _current_span()
     if _file is None or not _file.write(_encoded(_with_fields(line, fields))):
@@ -128,10 +130,28 @@ def _ask_context() -> Context:
         return {}
 
 
+def _user_place(origin: Origin) -> dict[str, Any]:
+    """The place of a line of user code, which is the same for many of them."""
+    global _placed
+    placed = _placed
+    if placed is None or placed[0] is not origin or placed[1] is not _parent:
+        _placed = placed = (origin, _parent, _place(origin, _parent))
+    return placed[2]
+
+
+def _second(second: int) -> str:
+    """A second of UTC as text, which is the same for many lines."""
+    global _spelled
+    spelled = _spelled
+    if spelled[0] != second:
+        text = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+        _spelled = spelled = (second, text)
+    return spelled[1]
+
+
 def _line(wall_ns: int, mono_ns: int, number: int, level: str, event: str) -> dict[str, Any]:
-    at = datetime.fromtimestamp(wall_ns // 10**9, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     return {
-        "ts": f"{at}.{wall_ns // 1000 % 10**6:06d}Z",
+        "ts": f"{_second(wall_ns // 10**9)}.{wall_ns // 1000 % 10**6:06d}Z",
         "mono_ns": mono_ns,
         "seq": number,
         "level": level,

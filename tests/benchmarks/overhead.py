@@ -37,7 +37,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from tests.benchmarks.processes import descendants, free_port, is_running
-from tests.benchmarks.table import Row, show
+from tests.benchmarks.table import Row
 
 Variant = Literal["bare", "torchrun", "files", "on", "dead", "wrapper files", "wrapper on", "wrapper dead"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
