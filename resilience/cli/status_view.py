@@ -93,7 +93,7 @@ def _typed(view: View, key: str) -> View:
 
 
 def _next(choices: Sequence[What] | Sequence[Sort], present: str, by: int) -> str:
-    return choices[(choices.index(present) + by) % len(choices)]  # type: ignore[arg-type]  # it is one of them
+    return choices[(choices.index(present) + by) % len(choices)]
 
 
 # -- one look ----------------------------------------------------------------------------------
@@ -247,8 +247,8 @@ def _few_groups(ranks: Sequence[RankNow], width: int, room: int) -> list[Line]:
 
 def _group_table(groups: Sequence[Group], width: int, what: What) -> list[Line]:
     name = "node" if what == "node" else "ranks"
-    header = (name, "count", "state", "step", "section", "open / limit", "silent")
-    rows = [
+    header: tuple[str, ...] = (name, "count", "state", "step", "section", "open / limit", "silent")
+    rows: list[tuple[str, ...]] = [
         (
             group.worst.node if what == "node" else _some(group.ranks),
             str(len(group.ranks)),
@@ -281,8 +281,8 @@ def _narrowed(header: Sequence[str], rows: list[tuple[str, ...]], width: int) ->
 
 
 def _rank_table(ranks: Sequence[RankNow], width: int) -> list[Line]:
-    header = ("rank", "node", "state", "step", "section", "open / limit", "silent")
-    rows = [
+    header: tuple[str, ...] = ("rank", "node", "state", "step", "section", "open / limit", "silent")
+    rows: list[tuple[str, ...]] = [
         (
             str(rank.rank),
             rank.node,

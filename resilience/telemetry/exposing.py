@@ -52,7 +52,7 @@ class Exposition:
     def labelled(self, labels: Mapping[str, str], with_gauges: bool) -> bytes:
         """Return the same text with further labels on each series."""
         registry = self._client.CollectorRegistry(auto_describe=False)
-        registry.register(_Labelled(self._metrics, labels, with_gauges))  # type: ignore[arg-type]  # has `collect`
+        registry.register(_Labelled(self._metrics, labels, with_gauges))
         return self._client.generate_latest(registry)
 
 
