@@ -89,15 +89,17 @@ class NodeExports:
         now = time.monotonic()
         if now >= self._list_at:
             self._list(now)
-        batch: list[Record] = []
+        batch: list[tuple[int, Record]] = []
         for path, tail in self._read.items():
-            added = tail.added()
-            batch += added
-            for record in added:
+            at = 0
+            for record in tail.added():
                 self._note(path, record)
-        # Between files only causality counts, and one clock orders all records of a node.
-        batch.sort(key=lambda record: record.mono_ns)
-        for record in batch:
+                at = max(at, record.mono_ns)
+                batch.append((at, record))
+        # Between files only causality counts, and one clock orders all records of a node; the order within a file
+        # is its own, so that a replay says the same: several processes write into it.
+        batch.sort(key=lambda entry: entry[0])
+        for _, record in batch:
             self._exports.take(record)
         if now >= self._snapshot_at:
             self._snapshot_at = now + SNAPSHOT_EVERY

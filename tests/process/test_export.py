@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import resource
 import socket
@@ -69,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
         self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         self.server.has_come.set()
         if self.server.mood == "stall":
