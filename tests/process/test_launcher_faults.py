@@ -19,6 +19,7 @@ from resilience.core import events
 from resilience.core.attribution import Exit
 from resilience.core.symptoms import main_stack
 from tests.process.launching import Launched, launcher
+from tests.process.test_launcher_nodes import QUICK
 from tests.process.told import cleared, counted, culprits, only_incident, told
 from tests.support.ranks import Job
 
@@ -229,6 +230,28 @@ def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
     assert chief.hang == "in_collective"
     seen = {record.origin.initial_rank: record.event.hang for record in job.of(events.WorkerSeen)}
     assert seen.keys() == {1}
+
+
+def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: Launch) -> None:  # F16
+    job = launch(
+        GLOO + "import resilience, threading, torch\n"
+        "resilience.step(3)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "if cycle == 0 and rank == 1: threading.Event().wait()\n"
+        "if cycle == 0: resilience.heartbeat()\n"
+        "dist.all_reduce(torch.ones(1))\n",
+        *("--ft-rank-heartbeat-timeout", "1"),
+        nodes="2",
+        agents=2,
+        nproc=1,
+        conf=QUICK,
+    )
+    assert job.wait() == [0, 0]
+    incident = only_incident(job)
+    assert (incident.reported_first, culprits(incident)) == (0, [(1, "waits_for_lock")])
+    nodes = {record.origin.initial_rank: record.origin.node for record in job.of(events.RankFellSilent)}
+    nodes |= {record.origin.initial_rank: record.origin.node for record in job.of(events.WorkerSeen)}
+    assert len(set(nodes.values())) == 2
 
 
 def test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit(launch: Launch) -> None:  # F17
