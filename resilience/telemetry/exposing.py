@@ -125,7 +125,8 @@ class MetricsServer:
         """folder: the run folder. Raises: OSError if the port is taken, or the address is not this host's."""
         import prometheus_client
 
-        self._metrics = prometheus_client.make_wsgi_app(exposition.registry)
+        # Compressing would cost more CPU time than all the rest, for some ten kilobytes.
+        self._metrics = prometheus_client.make_wsgi_app(exposition.registry, disable_compression=True)
         self._folder, self._node = folder, node
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._server = _of_family(family)(address[:2], _Silent)  # type: ignore[arg-type]  # (host, port) of both

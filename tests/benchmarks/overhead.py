@@ -381,9 +381,8 @@ def receive(port: int, told: Path) -> None:
 
 
 def _scrape(port: int) -> bool:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"}
-    )
+    headers = {"Accept": "application/openmetrics-text;version=1.0.0", "Accept-Encoding": "gzip"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
             return bool(answer.read())
