@@ -33,6 +33,7 @@ pytestmark = [
 NEVER = {
     "Cascades": "that one fault is seen by others first is a matter of chance",
     "Stale limits": "takes more than an hour of a learned limit",
+    "Other values": "torch's agent tells them at the very end of a job, and both go on",
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from resilience.analysis.dashboards.boards.common import top
 from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
-from resilience.analysis.dashboards.queries import RANGE, of_nodes, select, stepped
+from resilience.analysis.dashboards.queries import RANGE, grown, of_nodes, quantile, select, stepped
 
 # The last value in the range, also of a job that has ended.
 _versions = of_nodes("resilience_build_info", f"last_over_time({select('resilience_build_info')}[{RANGE}])")
+_values = f"last_over_time({select('resilience_elastic_value')}[{RANGE}])"
+_NO_AGENT = "No launcher in this range: only `resilience run` is built on torch's agent"
 
 OWN = Board(
     "self",
@@ -96,6 +98,63 @@ OWN = Board(
                     queries=(Query(f"count by (version, torch) ({_versions})"),),
                     view="table",
                     empty="Only ranks with a Wrapper tell their versions",
+                ),
+            ),
+        ),
+        Row(
+            "What torchelastic says of itself",
+            (
+                Panel(
+                    title="Calls of torch's agent",
+                    description="Calls that ended in each interval, as torch names and counts them.",
+                    unit="none",
+                    queries=(
+                        Query(
+                            stepped("resilience_elastic_calls_total", by=("call", "outcome")), "{{call}} {{outcome}}"
+                        ),
+                    ),
+                    view="bars",
+                    empty=_NO_AGENT,
+                    runbook="RestartLoop",
+                ),
+                Panel(
+                    title="Duration of these calls, 95th percentile",
+                    description="Within the range. A rendezvous waits for the slowest node.",
+                    unit="s",
+                    queries=(
+                        Query(
+                            quantile(
+                                0.95,
+                                grown("resilience_elastic_call_duration_seconds_bucket", by=("call", "le")),
+                            ),
+                            "{{call}}",
+                        ),
+                    ),
+                    view="gauge",
+                    empty=_NO_AGENT,
+                    runbook="RestartSlow",
+                ),
+                Panel(
+                    title="Events of torch's agent and of workers",
+                    description="Told in each interval, by the state that they tell.",
+                    unit="none",
+                    queries=(
+                        Query(
+                            stepped("resilience_elastic_events_total", by=("source", "state")), "{{source}} {{state}}"
+                        ),
+                    ),
+                    view="bars",
+                    empty=_NO_AGENT,
+                    runbook="RestartLoop",
+                ),
+                Panel(
+                    title="Other values",
+                    description="The last of each: how the run ended, in torch's words, and how flaky it was.",
+                    unit="none",
+                    queries=(Query(f"max by (node, name) ({_values})"),),
+                    view="table",
+                    empty="Told when the job ends under `resilience run`",
+                    runbook="RestartLoop",
                 ),
             ),
         ),
