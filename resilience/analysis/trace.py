@@ -163,7 +163,8 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
             if lane not in used:
                 used.add(lane)
                 who = f"rank {rank}" if rank.isdecimal() else "agent"
-                beside = "" if not lane else " restarts" if lane == 1 else f" ({lane + 1})"
+                restarts = lane == 1 and rank.isdecimal()
+                beside = "" if not lane else " restarts" if restarts else f" ({lane + 1})"
                 yield _named(nodes[node], thread, "thread_name", who + beside)
                 yield _sorted(nodes[node], thread)
             yield _slice(span, (nodes[node], thread), offset)

@@ -123,10 +123,10 @@ def _in_process(records: Iterable[Record], incident: Incident) -> Iterator[Leg]:
 def _launched(records: Iterable[Record], incident: Incident) -> Iterator[Leg]:
     """A node's way from the failure of one cycle to the next one's first progress.
 
-    A worker's first progress is its first sign to the launcher's monitor, or the call of its wrapped function."""
+    A worker's first progress is its first sign to the launcher's monitor, or that its wrapped function is entered."""
     before, this = incident.cycle, incident.cycle + 1
     started: dict[int, Record] = {}
-    called: dict[int, Record] = {}
+    entered: dict[int, Record] = {}
     progressed: set[int] = set()
     for record in records:
         origin, event = record.origin, record.event
@@ -135,8 +135,8 @@ def _launched(records: Iterable[Record], incident: Incident) -> Iterator[Leg]:
         match event:
             case events.WorkerStarted(worker_rank=rank) if origin.cycle == this:
                 started.setdefault(rank, record)
-            case events.CallStarted() if origin.cycle == this and origin.initial_rank is not None:
-                called.setdefault(origin.initial_rank, record)
+            case events.StageStarted(stage="run") if origin.cycle == this and origin.initial_rank is not None:
+                entered.setdefault(origin.initial_rank, record)
             case events.CyclePhaseEnded(phase="run") if origin.cycle == before:
                 if incident.detected_wall_ns is not None and incident.detected_wall_ns < record.wall_ns:
                     yield Leg("detect", origin.node, origin.node, incident.detected_wall_ns, record.wall_ns)
@@ -149,8 +149,8 @@ def _launched(records: Iterable[Record], incident: Incident) -> Iterator[Leg]:
                 end = record.wall_ns - round(event.ago_s * 1e9)
                 progressed.add(origin.initial_rank)
                 yield Leg("import", origin.initial_rank, origin.node, end - round(took * 1e9), end)
-    for rank in sorted((started.keys() & called.keys()) - progressed):
-        yield _ended(called[rank], "import", rank, (called[rank].mono_ns - started[rank].mono_ns) / 1e9)
+    for rank in sorted((started.keys() & entered.keys()) - progressed):
+        yield _ended(entered[rank], "import", rank, (entered[rank].mono_ns - started[rank].mono_ns) / 1e9)
 
 
 def _ended(record: Record, name: str, who: Who, seconds: float) -> Leg:

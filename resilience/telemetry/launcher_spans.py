@@ -2,7 +2,7 @@
 
     resilience.job        a trace of its own, unless TRACEPARENT gives one; each cycle is linked to it
     launcher.cycle ⊃ gate, rendezvous, spawn, run, stop
-                     import (a worker, from its start to its first sign, or to the call of its wrapped function)
+                     import (a worker, from its start to its first sign, or until its wrapped function is entered)
     interruption, monitor.hang   what a worker's monitor, or the agent, saw
 
 A part of `telemetry.spans.SpanView`, with the same rules: a fold, ids that are hashes of a span's place, an anchor
@@ -61,7 +61,7 @@ class CycleSpans:
         self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._started: dict[_Worker, Record] = {}
-        self._called: dict[_Worker, Record] = {}
+        self._entered: dict[_Worker, Record] = {}
 
     def take(self, record: Record) -> list[Span]:
         """Return the spans that this record completes."""
@@ -144,6 +144,7 @@ class CycleSpans:
             is_error=event.outcome in ("failed", "exhausted"),
         )
         node.noted, node.met, node.why = [], None, ""
+        node.began_ns = span.start_ns if node.began_ns is None else min(node.began_ns, span.start_ns)
         link = Link(self._job_trace(origin), _job_span(origin), "job")
         return msgspec.structs.replace(
             span, span_id=cycle_span_id(origin), parent_id=self._parent[1] if self._parent else None, links=(link,)
@@ -185,7 +186,7 @@ class CycleSpans:
             case events.WorkerProgressed() if is_sampled(origin):
                 place = ("import", origin.attempt, origin.cycle, origin.initial_rank)
                 self._counts[place] += 1
-                if self._counts[place] == 1 and place[1:] not in self._called:
+                if self._counts[place] == 1 and place[1:] not in self._entered:
                     end = record.wall_ns - round(event.ago_s * 1e9)
                     attributes["resilience.sign"] = event.sign
                     return [
@@ -195,28 +196,28 @@ class CycleSpans:
 
     # -- workers --------------------------------------------------------------------------------
 
-    def called(self, record: Record) -> list[Span]:
-        """A worker's program called a wrapped function: from then on the Wrapper's monitor hears its signs.
+    def entered(self, record: Record) -> list[Span]:
+        """A worker's program entered a wrapped function: from then on the Wrapper's monitor hears its signs.
 
         The agent's record of its start and this one may come in either order."""
         origin = record.origin
         rank = -1 if origin.initial_rank is None else origin.initial_rank
         place = (origin.attempt, origin.cycle, rank)
         told = ("import", *place)
-        if place in self._called or self._counts[told] or not is_sampled(origin):
+        if place in self._entered or self._counts[told] or not is_sampled(origin):
             return []
-        self._called[place] = record
+        self._entered[place] = record
         return self._imported(place)
 
     def _imported(self, place: _Worker) -> list[Span]:
-        started, called = self._started.get(place), self._called.get(place)
-        if started is None or called is None:
+        started, entered = self._started.get(place), self._entered.get(place)
+        if started is None or entered is None:
             return []
-        origin = called.origin
-        seconds = (called.mono_ns - started.mono_ns) / 1e9
-        attributes = self._attributes(origin) | {"resilience.sign": "call"}
+        origin = entered.origin
+        seconds = (entered.mono_ns - started.mono_ns) / 1e9
+        attributes = self._attributes(origin) | {"resilience.sign": "entry"}
         name = ("import", origin.initial_rank)
-        return [self._span("import", origin, name, called.wall_ns, seconds, attributes)]
+        return [self._span("import", origin, name, entered.wall_ns, seconds, attributes)]
 
     # -- interruptions --------------------------------------------------------------------------
 

@@ -101,13 +101,12 @@ class SpanView:
         match event:
             case events.CallStarted():
                 self._rank(origin).initial_world = event.world_size
-                return self._cycles.called(record) if self._is_launched else []
             case events.IterationStarted():
                 return self._iteration_started(record, event)
             case events.IterationEnded():
                 return self._iteration_ended(record, event)
             case events.StageStarted():
-                return self._stage_started(record, event)
+                return [*self._stage_started(record, event), *self._entered(record, event)]
             case events.StageEnded():
                 return self._stage_ended(record, event)
             case events.Interrupted():
@@ -153,6 +152,9 @@ class SpanView:
         opened = self._open_stage(record, event.stage)
         self._rank(record.origin).stages[event.stage] = opened
         return self._anchor(event.stage, opened, record)
+
+    def _entered(self, record: Record, event: events.StageStarted) -> list[Span]:
+        return self._cycles.entered(record) if self._is_launched and event.stage == "run" else []
 
     def _open_stage(self, record: Record, stage: str) -> _Open:
         origin = record.origin

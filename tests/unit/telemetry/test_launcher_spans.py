@@ -120,14 +120,13 @@ def test_given_parent_holds_the_cycles() -> None:
 
 
 @pytest.mark.parametrize("agent_first", [True, False])
-def test_import_of_a_program_with_a_wrapper_ends_with_its_call(agent_first: bool) -> None:
+def test_import_of_a_program_with_a_wrapper_ends_as_its_function_is_entered(agent_first: bool) -> None:
     agent = Origin("job", "n0", "agent", 1, cycle=1)
-    rank = Origin("job", "n0", "rank", 9, cycle=1, initial_rank=5, rank=5, world_size=8)
+    rank = Origin("job", "n0", "rank", 9, cycle=1, iteration=0, initial_rank=5, rank=5, world_size=8)
     second = 10**9
     begun = Record(0, 100 * second, 7 * second, agent, events.WorkerStarted(1, 5, 9, "warm"))
-    event = events.CallStarted("train", 8, "1", "2", "3", "n0", "forked")
-    call = Record(0, 103 * second, 10 * second, rank, event)
-    again = msgspec.structs.replace(call, wall_ns=call.wall_ns + second, origin=msgspec.structs.replace(rank, call=1))
+    call = Record(0, 103 * second, 10 * second, rank, events.StageStarted("run"))
+    again = msgspec.structs.replace(call, sequence=1, wall_ns=call.wall_ns + second)
     late = Record(1, 105 * second, 12 * second, msgspec.structs.replace(rank, role="monitor", layer="launcher"),
                   events.WorkerProgressed("heartbeat", 5.0, None))  # fmt: skip
     told = [begun, call, again, late] if agent_first else [call, again, late, begun]
@@ -135,7 +134,7 @@ def test_import_of_a_program_with_a_wrapper_ends_with_its_call(agent_first: bool
     assert (found.start_ns, found.end_ns) == (100 * second, 103 * second)
     assert found.parent_id == cycle_span_id(agent)
     assert found.attributes["resilience.rank.initial"] == 5
-    assert found.attributes["resilience.sign"] == "call"
+    assert found.attributes["resilience.sign"] == "entry"
 
 
 def test_given_trace_holds_job_and_cycles() -> None:
