@@ -9,7 +9,6 @@ import enum
 import importlib
 import inspect
 import json
-import re
 import sys
 import types
 import typing
@@ -20,7 +19,6 @@ import msgspec
 
 from resilience.adapters.environment import settings_table
 from resilience.analysis.entries import Entry
-from resilience.analysis.lines import LEVELS
 from resilience.core.events import CATALOGUE
 from resilience.core.records import Record
 from resilience.launcher.arguments import MAX_RESTARTS, Options
@@ -29,19 +27,6 @@ from resilience.telemetry.catalogue import METRICS
 from resilience.telemetry.log import LogLine
 
 DOCS = Path(__file__).parents[1] / "docs"
-_NOT_SHOWN = (
-    "mono_ns",
-    "seq",
-    "schema",
-    "pid",
-    "job_id",
-    "attempt",
-    "trace_id",
-    "span_id",
-    "world_size",
-    "role",
-    "rank",
-)
 MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"
 API = (
     ("resilience", ("section", "heartbeat", "step", "get_logger", "traceparent")),
@@ -132,72 +117,6 @@ def timeline_schema() -> str:
 def _schema(kind: type) -> str:
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-
-
-def lnav_format() -> str:
-    """Formats for the log viewer lnav: log lines, and records with the levels of the catalogue."""
-    levels = {level: [k.__struct_config__.tag for k in CATALOGUE if k.level == level] for level in LEVELS[:4]}
-    shown = {"kind": "string", "identifier": True}
-    hidden = {"kind": "json", "hidden": True}
-    common = {"json": True, "file-type": "json"}
-    time = {"field": "__timestamp__", "timestamp-format": "%H:%M:%S.%L"}
-    formats = {
-        "$schema": "https://lnav.org/schemas/format-v1.schema.json",
-        "resilience_log": common
-        | {
-            "title": "resilience log lines",
-            "description": "What a program logs with resilience.get_logger(): logs/*.jsonl of a run folder.",
-            "file-pattern": "/logs/[^/]+\\.jsonl$",
-            "timestamp-field": "ts",
-            "level-field": "level",
-            "body-field": "event",
-            "opid-field": "trace_id",
-            "value": {
-                **dict.fromkeys(("node", "initial_rank", "iteration", "step", "section"), shown),
-                **{name: hidden for name in LogLine.__struct_fields__ if name in _NOT_SHOWN},
-            },
-            "line-format": [
-                time,
-                " ",
-                {"field": "__level__", "min-width": 7},
-                " rank ",
-                {"field": "initial_rank", "default-value": "-", "min-width": 5},
-                " ",
-                {"field": "event"},
-            ],
-        },
-        "resilience_record": common
-        | {
-            "title": "resilience records",
-            "description": "Every event of ranks, monitors and agents: records/*.jsonl of a run folder.",
-            "file-pattern": "/records/[^/]+\\.jsonl$",
-            "timestamp-field": "wall_ns",
-            "timestamp-divisor": 1_000_000_000,
-            "level-field": "event/event",
-            "level": {level: f"^({'|'.join(map(re.escape, tags))})$" for level, tags in levels.items() if tags},
-            "body-field": "event/event",
-            "opid-field": "origin/iteration",
-            "value": {
-                **{f"origin/{name}": shown for name in ("node", "role", "initial_rank", "iteration", "cycle")},
-                **{f"event/{name}": shown for name in ("event", "stage", "outcome", "duration_s")},
-                **dict.fromkeys(("origin", "sequence", "mono_ns", "schema"), hidden),
-            },
-            "line-format": [
-                time,
-                " ",
-                {"field": "__level__", "min-width": 7},
-                " ",
-                {"field": "origin/role", "min-width": 7},
-                " ",
-                {"field": "origin/initial_rank", "default-value": "-", "min-width": 5},
-                " ",
-                {"field": "event/event"},
-                " ",
-                {"field": "event/stage", "default-value": ""},
-            ],
-        },
-    }
-    return json.dumps(formats, indent=2, ensure_ascii=False) + "\n"
 
 
 def settings_page() -> str:
@@ -311,7 +230,6 @@ PAGES = {
     "schema/log-line.schema.json": log_line_schema,
     "schema/record.schema.json": record_schema,
     "schema/timeline.schema.json": timeline_schema,
-    "../dashboards/lnav/resilience.json": lnav_format,
 }
 
 

@@ -2,7 +2,8 @@
 
 grafana/*.json              dashboards               provisioning/…     how Grafana finds them
 prometheus/*.yaml           rules, and a config      docker-compose.yaml   all three servers, for a try
-prometheus/tests/*.yaml     unit tests of the alerts alertmanager.yaml  an example"""
+prometheus/tests/*.yaml     unit tests of the alerts alertmanager.yaml  an example
+lnav/resilience.json        log lines in lnav        logs/*             log lines for Loki"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from resilience.adapters import files
-from resilience.analysis.dashboards import rules
+from resilience.analysis.dashboards import collecting, rules
 from resilience.analysis.dashboards.boards import BOARDS
 from resilience.analysis.dashboards.examples import unit_tests
 from resilience.errors import ConfigurationError
@@ -40,7 +41,7 @@ def texts(datasource: str = DATASOURCE, grafana: str = GRAFANA) -> dict[str, str
     made["provisioning/dashboards/resilience.yaml"] = _yaml(_dashboard_provider())
     made["provisioning/datasources/prometheus.yaml"] = _yaml(_datasource(datasource))
     made["docker-compose.yaml"] = _yaml(_compose())
-    return made
+    return {**made, **collecting.texts()}
 
 
 def write(folder: Path, datasource: str = DATASOURCE, grafana: str = GRAFANA) -> list[Path]:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from resilience.analysis.dashboards import collecting
 from resilience.cli import main
 from resilience.cli.logs import ranks_of, since_ns
 from resilience.core import events
@@ -214,7 +215,11 @@ def test_following_tells_what_comes_and_ends_by_ctrl_c(
 def test_snippets_for_collectors_are_well_formed_and_name_files_that_exist(run: Path) -> None:
     tomllib = pytest.importorskip("tomllib", reason="comes with Python 3.11")
     page = (ROOT / "docs" / "logs.md").read_text()
-    blocks = {token.info: token.content for token in MarkdownIt().parse(page) if token.type == "fence"}
+    fences = [token for token in MarkdownIt().parse(page) if token.type == "fence"]
+    blocks = {token.info: token.content for token in fences}
+    shipped = collecting.texts()
+    for name in ("promtail.yaml", "vector.toml", "config.alloy"):
+        assert shipped[f"logs/{name}"] in [token.content for token in fences], f"docs/logs.md shows another {name}"
     (scrape,) = yaml.safe_load(blocks["yaml"])["scrape_configs"]
     source = tomllib.loads(blocks["toml"])["sources"]["resilience"]
     for path in (scrape["static_configs"][0]["labels"]["__path__"], *source["include"]):
