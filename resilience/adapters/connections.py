@@ -1,7 +1,10 @@
-"""Which TCP connections does this process have?  Read from its own descriptors."""
+"""Which TCP connections does this process have, and how is one ended whose answer never comes?
+
+Read from its own descriptors, for the libraries that make them give no access."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -10,20 +13,12 @@ from collections.abc import Iterable, Iterator
 def tcp_sockets() -> Iterator[tuple[int, int | None]]:
     """Yield (local port, remote port) of every TCP socket of this process; remote is None while
     listening or unconnected. A descriptor that vanishes meanwhile is left out."""
-    for name in os.listdir("/proc/self/fd"):
+    for copy in _copies():
+        local = copy.getsockname()[1]
         try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
-                    continue
-                local = copy.getsockname()[1]
-                try:
-                    yield local, copy.getpeername()[1]
-                except OSError:
-                    yield local, None
+            yield local, copy.getpeername()[1]
         except OSError:
-            continue
+            yield local, None
 
 
 def has_foreign_clients(ports: Iterable[int]) -> bool:
@@ -35,3 +30,40 @@ def has_foreign_clients(ports: Iterable[int]) -> bool:
     accepted = sum(1 for local, _ in pairs if local in ports)
     own = sum(1 for _, remote in pairs if remote in ports)
     return accepted > own
+
+
+def shut_down(address: str, port: int) -> int:
+    """End every connection of this process to the server at a numeric address; answers how many.
+
+    A thread that waits for an answer there gets an error at once, in whatever library it is."""
+    server = _plain(address)
+    ended = 0
+    for copy in _copies():
+        try:
+            host, remote = copy.getpeername()[:2]
+            if remote == port and _plain(host) == server:
+                copy.shutdown(socket.SHUT_RDWR)
+                ended += 1
+        except OSError:  # it is not connected, or no more
+            continue
+    return ended
+
+
+def _copies() -> Iterator[socket.socket]:
+    """Yield each TCP socket of this process, by a descriptor of its own that is closed afterwards."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                    yield copy
+        except OSError:
+            continue
+
+
+def _plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address as its own family writes it."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

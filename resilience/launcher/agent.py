@@ -121,7 +121,7 @@ class Agent(LocalElasticAgent):
             for ended in node.look_at_workers(running):
                 self._tell(ended, expected=True)
         node.monitors.dismiss(verdict.detail or verdict.outcome)
-        for ended in running.stop(signal.SIGTERM, self._shutdown_timeout):
+        for ended in running.stop(signal.SIGTERM, node.stop_limit(verdict, self._shutdown_timeout)):
             self._tell(ended, expected=True)
         self._running = None
         self._worker_group.state = WorkerState.STOPPED

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from resilience.adapters.connecting import await_server, short_lookups
+from resilience.adapters.connections import shut_down
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher import etcd_store
 from resilience.launcher.stores import StoreProcess
@@ -27,20 +29,25 @@ KINDS = ("c10d", "static", *ETCD_KINDS)
 
 
 class Meeting:
-    """The place. address: under which others reach this node; is_host: it
-    ends with this node's store process; forget: deletes what a job that is over leaves there."""
+    """The place. server: its numeric address and port; address: under which others reach this node; is_host: it
+    ends with this node's store process; forget: deletes what a job that is over leaves there; found: numeric addresses
+    by the names that were looked up, each once: a name service that fails later is not missed."""
 
     def __init__(
         self,
         connect: Callable[[], Any],
+        server: tuple[str, int],
         address: str,
         is_host: bool = False,
         forget: Callable[[], None] | None = None,
+        found: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.address = address
         self.is_host = is_host
         self.forget = forget
+        self.found = found
         self._connect = connect
+        self._server = server
         self._clients: list[Any] = []  # torch's PrefixStore does not keep a store alive that is written in Python
 
     def connect(self) -> Any:
@@ -48,6 +55,10 @@ class Meeting:
         client = self._connect()
         self._clients.append(client)
         return client
+
+    def cut(self) -> None:
+        """End all connections of this process to the place: who waits for an answer gets a StoreError. Any thread."""
+        shut_down(*self._server)
 
 
 def kind_of(parameters: RendezvousParameters) -> str:
@@ -107,9 +118,18 @@ def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -
             f"the rendezvous endpoint {parameters.endpoint!r} has no port, and this node does not host it; "
             "give the port"
         )
-    target, own = ("127.0.0.1" if ":" not in host else "::1", "") if is_host else _reach(host, number, limit)
+    if is_host:
+        target, own = "127.0.0.1" if ":" not in host else "::1", ""
+        found = _own_address(host)
+    else:
+        target, own = _reach(host, number, limit)
+        found = target
     return Meeting(
-        lambda: connect(target, number, limit), parameters.local_addr or _address(parameters, host, own), is_host
+        lambda: connect(target, number, limit),
+        (target, number),
+        parameters.local_addr or _address(parameters, host, own),
+        is_host,
+        found={host: found} if found else {},
     )
 
 
@@ -124,6 +144,7 @@ def _in_etcd(parameters: RendezvousParameters, host: str, port: int, limit: floa
 
     return Meeting(
         connect_etcd,
+        (target, port),
         parameters.local_addr or _address(parameters, host, own),
         forget=lambda: connect_etcd().forget(),
     )
@@ -144,7 +165,12 @@ def _hosts(parameters: RendezvousParameters, kind: str, host: str) -> bool:
     if kind == "static":
         return static_rank(parameters) == 0
     told = parameters.get_as_bool("is_host")
-    return _matches_machine_hostname(host) if told is None else told
+    if told is not None:
+        return told
+    try:
+        return _matches_machine_hostname(host)
+    except OSError:  # nobody knows this host's own name
+        return False
 
 
 def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain: bool) -> int | None:
@@ -179,6 +205,19 @@ def _address(parameters: RendezvousParameters, host: str, own: str) -> str:
     if parameters.max_nodes == 1 or host == "localhost":
         return "127.0.0.1"
     return host  # the others come here by it
+
+
+def _own_address(host: str) -> str:
+    """Return the numeric address of this host under the name that others use, empty if that is no address of it
+    (loopback, as some systems have it, is none for others)."""
+    try:
+        address = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+        if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            return ""
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+    except OSError:
+        return ""
+    return address
 
 
 def _unreachable(host: str, port: int, limit: float, error: Exception) -> StoreError:

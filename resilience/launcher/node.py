@@ -107,6 +107,7 @@ class Node:
         self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
         self._gone: set[int] = set()
         self._ranks: dict[int, int] = {}  # of the workers, by local rank
+        self._pids: set[int] = set()  # of the workers; what those of the cycle before asked for is over
         self._looked: set[int] = set()  # workers of which it is on record where they were
         self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
         self._requests: list[Request] = []
@@ -158,6 +159,11 @@ class Node:
 
     def cut_off(self, why: str) -> Verdict:
         """What follows from the loss of the job's store."""
+        if self.handler.time_left is not None:
+            why = (
+                f"it did not answer for {self.handler.lease:g} s, and the others take a node for lost that is silent "
+                f"for {self.handler.limit:g} s (--rdzv-conf keep_alive_interval, keep_alive_max_attempt)"
+            )
         detail = f"the job's store is lost, with the node that hosts it or on the way there: {why}"
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
@@ -206,6 +212,7 @@ class Node:
             world_size=worker.world_size,
         )
         self._ranks[worker.local_rank] = worker.global_rank
+        self._pids.add(worker.id)
         output = tuple(file for file in files[:2] if file)
         self.monitors.assign(worker.local_rank, worker.id, origin, self._limits, output)
 
@@ -230,7 +237,7 @@ class Node:
                     self._told[worker_pid] = is_heard
                 case messages.Looked(worker_pid):
                     self._looked.add(worker_pid)
-                case messages.Requested(action, description):
+                case messages.Requested(action, description, _, pid) if pid in self._pids:
                     self.account.emit(events.ControlRequested(action, description, local_rank))
                     self._requests.append(Request(action, description))
 
@@ -476,6 +483,17 @@ class Node:
                 break
             time.sleep(LOOK)
         return ended
+
+    def stop_limit(self, verdict: Verdict, limit: float) -> float:
+        """Return how long workers may take to end, in seconds, `limit` at most: where the others go on without this
+        node no worker of the old cycle may be at work beside theirs."""
+        left = self.handler.time_left
+        if left is not None:
+            return min(left, limit)
+        with contextlib.suppress(StoreError):
+            if verdict.failure is not None and self.handler.is_taken_for_lost():
+                return 0.0
+        return limit
 
     def _leave(self, why: str) -> Verdict:
         self.account.emit(events.NodeExcluded(why))

@@ -85,7 +85,7 @@ class Handler(RendezvousHandler):
         self._duplicates: dict[str, float] = {}  # id -> since when its rank is somebody else's too
         self._wrong = Timer(self._last_call)  # ranks that cannot be
         self._lease: str | None = None  # key of the leadership that this agent holds
-        self._beating: Beating | None = None
+        self._beating = Beating(self._connect, self.id, self.interval, self._silences.limit, self._meeting.cut)
         self._has_left = False
         self._probing: Any = None
 
@@ -119,7 +119,7 @@ class Handler(RendezvousHandler):
             dist.PrefixStore(f"agents/{formation.cycle}", self._store),
             rank,
             len(formation.seats),
-            RendezvousStoreInfo(host.address, host.port),
+            RendezvousStoreInfo(self._meeting.found.get(host.address, host.address), host.port),
         )
 
     def is_closed(self) -> bool:
@@ -206,6 +206,27 @@ class Handler(RendezvousHandler):
             self._tell_lost([neighbour.id])
         return [seat.node for seat in seats if self._gathering.is_gone(seat)]
 
+    @property
+    def limit(self) -> float:
+        """Seconds of silence after which an agent is lost."""
+        return self._silences.limit
+
+    @property
+    def lease(self) -> float:
+        """Seconds without an answer of the job's store after which this agent is cut off."""
+        return self._beating.lease
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the others may go on without this node, None unless it is cut off from the job's store: no
+        answer came for most of the time after which others take it for lost. It takes part no more then."""
+        return self._beating.time_left
+
+    def is_taken_for_lost(self) -> bool:
+        """Whether others have found this agent lost, as after it was stopped for a while. Raises: StoreError."""
+        self._read()
+        return self.id in self._gathering.gone
+
     def last_words(self) -> str:
         """Return why the rendezvous is closed, empty if it is not. Raises: StoreError."""
         return self._ledger.newest(self._formation).closed
@@ -237,8 +258,7 @@ class Handler(RendezvousHandler):
         except (StoreError, OSError):
             return False
         finally:
-            if self._beating is not None:
-                self._beating.stop()
+            self._beating.stop()
             if self._owns_stores:
                 self._stores.close()
         return True
@@ -251,8 +271,6 @@ class Handler(RendezvousHandler):
         last = self._ledger.newest(self._formation)
         _raise_if_closed(last)
         deadline = time.monotonic() + self._join_limit
-        if self._beating is None:
-            self._beating = Beating(self._connect, self.id, self.interval)
         if self._seat is None:
             self._seat = Seat(self.id, self.node, self._meeting.address, self._stores.take(), self._rank)
         self._ledger.append(Arrived(self._seat))

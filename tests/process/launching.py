@@ -16,6 +16,7 @@ from typing import Any
 
 from resilience.core import events
 from resilience.core.records import Record
+from tests.support import hosts
 from tests.support.account import Account
 from tests.support.ranks import Finished, Job, free_port
 
@@ -48,6 +49,9 @@ def agent(arguments: list[str]) -> None:
 
     if "NOHUP" in os.environ:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    if (host := os.environ.get("HOST")) is not None:
+        hosts.enter(host)
 
     if (group := os.environ.get("CGROUP")) is not None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
@@ -139,7 +143,8 @@ class Launched:
 def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]:
     """Return a function that starts a job: script text, options, number of agents.
 
-    The first agent hosts the job's store. conf: of --rdzv-conf; per_agent: environment of each agent, by number.
+    The first agent hosts the job's store. conf: of --rdzv-conf; per_agent: environment of each agent, by number;
+    endpoint: of the rendezvous, on this host unless it is given.
     `Launched.more` starts further agents of the same job, each a job of its own to the test."""
 
     def begin(
@@ -150,11 +155,13 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
         nproc: int = 2,
         conf: str = "",
         per_agent: tuple[dict[str, str], ...] = (),
+        endpoint: str = "",
         **env: str,
     ) -> Launched:
         path = folder / "script.py"
         path.write_text(PREAMBLE + textwrap.dedent(script))
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
+        endpoint = endpoint or f"127.0.0.1:{free_port()}"
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test"]
         arguments = [
             *(["--nnodes", nodes, *meeting] if agents > 1 or nodes != "1" else []),
             *("--nproc-per-node", str(nproc)),
