@@ -448,6 +448,17 @@ def overhead_rows(bench: Bench) -> Iterator[Row]:
         bench.problems.append(f"overhead, scrape: {str(error)[:300]}")
 
 
+def report_rows(bench: Bench) -> Iterator[Row]:
+    """The report of a very large run."""
+    from tests.benchmarks import reports
+    from tests.support.large_run import WORLD
+
+    try:
+        yield from reports.rows(bench.job_folder(), bench.repeat(1000, WORLD), bench.repeat(1, 5))
+    except (RuntimeError, OSError) as error:
+        bench.problems.append(f"report: {str(error)[:300]}")
+
+
 GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "restart": restart_rows,
     "rank-0": rank_zero_rows,
@@ -461,6 +472,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "import": import_rows,
     "barrier": barrier_rows,
     "overhead": overhead_rows,
+    "report": report_rows,
 }
 
 

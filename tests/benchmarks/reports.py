@@ -1,0 +1,69 @@
+"""What does the report of a very large run cost: its page, its making, and the wait until a browser shows it?
+
+10,000 ranks with 50 restarts, every record of every rank on disk (`tests.support.large_run`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from tests.benchmarks.table import Row
+from tests.support.browser import WHERE, Browser, path_of_browser
+from tests.support.large_run import RESTARTS, write
+
+LARGEST, SOON = 20.0 * 2**20, 3.0  # bytes, seconds
+WIDTHS = {"desk": 1200, "phone": 390}
+
+
+def rows(folder: Path, world: int, openings: int) -> Iterator[Row]:
+    """Write a run, make its report and open it. world: 10,000, or fewer for a quick look."""
+    run, page = write(folder / "large", world), folder / "large.html"
+    what = f"report of {world} ranks, {RESTARTS} restarts"
+    records = sum(path.stat().st_size for path in (run / "records").iterdir())
+    took, memory = _made(run, page)
+    note = f"of {records / 2**30:.2g} GiB of records, by one process"
+    yield Row(what=f"{what}: the page", unit="bytes", budget=LARGEST, ours=[float(page.stat().st_size)])
+    yield Row(what=f"{what}: making it, CPU time", unit="s", ours=[took], notes=[note])
+    yield Row(what=f"{what}: making it, peak memory", unit="bytes", ours=[memory], notes=[note])
+    if path_of_browser() is None:
+        raise RuntimeError(WHERE)
+    with Browser() as browser:
+        for name, width in WIDTHS.items():
+            opened, painted = [], []
+            for _ in range(openings):
+                opened.append(browser.open(page, width))
+                first = browser.run("performance.getEntriesByType('paint').map(paint => paint.startTime)[0] ?? null")
+                painted += [] if first is None else [first / 1e3]
+            seen = (
+                f"first paint after {median(painted):.2g} s (median of {len(painted)})" if painted else "paint not told"
+            )
+            yield Row(
+                what=f"{what}: opening it, {name}",
+                unit="s",
+                budget=SOON,
+                ours=opened,
+                notes=[f"Chromium, {name}: {seen}"],
+            )
+
+
+def _made(run: Path, page: Path) -> tuple[float, float]:
+    """Make the page in a process of its own; answers its CPU seconds and its largest resident memory in bytes."""
+    command = [sys.executable, "-c", _MAKE, "report", str(run), "--html", str(page)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"resilience report ended with {done.returncode}")
+    seconds, kilobytes = done.stdout.split()[-2:]
+    return float(seconds), float(kilobytes) * 1024
+
+
+_MAKE = """
+import re, sys, time
+from resilience.cli import main
+code = main(sys.argv[1:])
+peak = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())
+print(time.process_time(), peak[1])
+sys.exit(code)
+"""

@@ -1,0 +1,97 @@
+"""What else the time could have been: arithmetic on what is on record, with its numbers told."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.analysis.counterfactual import saved_more_often, sooner, what_ifs, with_spares
+from resilience.core.accounting import Times
+from resilience.core.incident import Cost, Incident, Phase, Spread
+from resilience.core.symptoms import Class
+from resilience.core.verdict import Verdict
+
+TIMES = Times(total_s=1000.0, productive_s=600.0, startup_s=10.0, restart_s=40.0, hang_s=150.0, rework_s=200.0)
+SECOND = 10**9
+
+
+def incident(
+    number: int = 1,
+    hang_s: float | None = None,
+    rework_s: float | None = None,
+    what: Class = "killed",
+    at_s: int = 0,
+    ranks: tuple[int, int] | None = None,
+    waited_s: float | None = None,
+) -> Incident:
+    return Incident(
+        number=number,
+        attempt=0,
+        cycle=0,
+        call=0,
+        iteration=number - 1,
+        status="restarted",
+        kind="terminated",
+        verdict=Verdict(what=what, category="unknown"),
+        detected_wall_ns=at_s * SECOND,
+        active_world_size=None if ranks is None else ranks[0],
+        next_active_world_size=None if ranks is None else ranks[1],
+        phases=() if waited_s is None else (Phase("rendezvous", Spread(waited_s, waited_s, 0, 4)),),
+        cost=Cost(lost_steps=None if rework_s is None else 10, hang_s=hang_s, rework_s=rework_s),
+    )
+
+
+def test_a_shorter_limit_saves_what_lies_beyond_it() -> None:
+    answer = sooner(TIMES, [incident(1, hang_s=120.0), incident(2, hang_s=30.0), incident(3)], 20.0)
+    assert answer.saved_s == 100.0 + 10.0
+    assert answer.ettr == pytest.approx(0.71)
+    assert "120, 30 s" in answer.inputs
+
+
+def test_a_longer_limit_saves_nothing() -> None:
+    assert sooner(TIMES, [incident(1, hang_s=12.0)], 20.0).saved_s == 0.0
+
+
+def test_checkpoints_leave_half_of_their_distance_undone() -> None:
+    found = [incident(1, rework_s=150.0), incident(2, rework_s=50.0)]
+    answer = saved_more_often(TIMES, found, 60.0, None)
+    assert answer.saved_s == 200.0 - 2 * 30.0
+    assert "not on record" in answer.inputs
+
+
+def test_writing_checkpoints_costs_what_it_takes() -> None:
+    found = [incident(1, rework_s=150.0), incident(2, rework_s=50.0)]
+    answer = saved_more_often(TIMES, found, 60.0, 3.0)
+    assert answer.saved_s == 140.0 - 3.0 * 600.0 / 60.0
+    assert "42.4 s would be best" in answer.inputs  # sqrt(2 * 3 * 600 / 2)
+
+
+def test_no_fault_loses_more_than_there_was() -> None:
+    answer = saved_more_often(TIMES, [incident(1, rework_s=100.0), incident(2, rework_s=100.0)], 3600.0, None)
+    assert answer.saved_s == 200.0 - 2 * 600.0 / 3
+
+
+def test_a_spare_does_the_work_of_a_rank_that_went() -> None:
+    found = [incident(1, at_s=100, ranks=(4, 3)), incident(2, at_s=300, ranks=(3, 2))]
+    until = 700 * SECOND
+    assert with_spares(TIMES, found, 1, until).saved_s == 200 / 4 + 400 / 4
+    assert with_spares(TIMES, found, 2, until).saved_s == 200 / 4 + 2 * 400 / 4
+    assert "1e+03 rank-seconds" in with_spares(TIMES, found, 1, until).inputs
+
+
+def test_a_spare_node_is_there_when_one_is_lost() -> None:
+    found = [incident(1, what="node_lost", waited_s=90.0), incident(2, what="killed", waited_s=5.0)]
+    assert with_spares(TIMES, found, 1, None).saved_s == 90.0
+
+
+def test_what_was_not_there_is_not_asked() -> None:
+    assert what_ifs(TIMES, []) == ()
+    assert {answer.kind for answer in what_ifs(TIMES, [incident(1)])} == {"spares"}
+    assert {answer.kind for answer in what_ifs(TIMES, [incident(1, hang_s=9.0, rework_s=1.0)])} == {
+        "limit",
+        "checkpoints",
+        "spares",
+    }
+
+
+def test_a_share_stays_a_share() -> None:
+    assert sooner(TIMES, [incident(1, hang_s=9000.0)], 1.0).ettr == 1.0
