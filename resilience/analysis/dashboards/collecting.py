@@ -1,5 +1,7 @@
-"""How do other tools read the log lines of a run?  A format for lnav, and what tells Promtail, Vector and Alloy to
-collect them for Loki: few labels, the rest stays in the line, and `trace_id` is the link to the trace."""
+"""How do other tools read the log lines of a run?  A format for lnav, and examples for what collects them.
+
+Promtail, Vector and Alloy send them to Loki: few labels, the rest stays in the line, and `trace_id` is the link
+to the trace."""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def texts() -> dict[str, str]:
 
 def lnav_format() -> str:
     """Formats for the log viewer lnav: log lines, and records with the levels of the catalogue."""
-    levels = {level: [k.__struct_config__.tag for k in CATALOGUE if k.level == level] for level in LEVELS[:4]}
+    levels = {level: [str(k.__struct_config__.tag) for k in CATALOGUE if k.level == level] for level in LEVELS[:4]}
     shown = {"kind": "string", "identifier": True}
     hidden = {"kind": "json", "hidden": True}
     common = {"json": True, "file-type": "json"}
