@@ -19,7 +19,7 @@ from resilience.core.watch import Doing
 from resilience.monitor.page import MonitorSide, PageView
 
 COLLECTIVES_TOLD = 8  # the last ones
-SAMPLE_EVERY = 1.0  # seconds between two looks at the CPU time
+SAMPLE_EVERY = 0.5  # seconds at least between two looks at the CPU time; the monitor wakes once a second
 SAMPLE = 0.06  # seconds of a look for this purpose: six ticks of the clock that counts CPU time
 
 
@@ -84,9 +84,11 @@ class Witness:
         )
 
     def take_sample(self, now: float) -> None:
-        """Remember the CPU time used so far, now and then, for a later comparison."""
+        """Remember the CPU time and memory used so far, now and then, for a later comparison."""
         if now - self._sample[0] >= SAMPLE_EVERY:
-            self._sample = (now, processes.state(self.program.pid))
+            seen = processes.state(self.program.pid)
+            if seen is None or seen.wait_status is None:  # of one that is going, the memory may be gone already
+                self._sample = (now, seen)
 
     def _with_signs(
         self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: watch.Limits
