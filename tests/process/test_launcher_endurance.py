@@ -30,6 +30,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 LIMIT = 20.0  # seconds that anything may take
 
 
+SLOW = pytest.mark.slow  # like one that is always run
+
+
 @pytest.fixture
 def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     begin = launcher(start, tmp_path)
@@ -156,7 +159,7 @@ def test_stall_that_passes_is_nothing_and_two_that_do_not_are_two_incidents(laun
 # -- our own processes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=SLOW)])
 def test_monitor_that_is_lost_costs_nothing_and_the_gap_is_shown(launch: Launch, number: int) -> None:  # F24, F25
     job = launch(
         """
@@ -248,7 +251,7 @@ def test_killed_agent_leaves_no_process_of_any_kind(launch: Launch, script: str)
     assert (incident.verdict.what, incident.category, culprits(incident)) == ("node_lost", "host", [(0, "node_lost")])
 
 
-@pytest.mark.parametrize("mood", ["stall", "reject", "garbage"])
+@pytest.mark.parametrize("mood", ["stall", *(pytest.param(mood, marks=SLOW) for mood in ("reject", "garbage"))])
 def test_back_end_that_is_ill_costs_spans_and_holds_no_restart_up(launch: Launch, mood: str) -> None:  # F33
     with receiving(mood) as receiver:
         job = launch(
@@ -318,6 +321,7 @@ def test_same_failure_again_and_again_is_three_incidents_that_know_of_each_other
     assert len(rows) >= 3  # the table
 
 
+@SLOW
 def test_other_failures_one_after_the_other_are_no_repetition(launch: Launch) -> None:  # F39
     job = launch("import resilience; resilience.step(cycle)\nif cycle < 4 and rank: sys.exit(10 + cycle)")
     assert job.wait() == [0]

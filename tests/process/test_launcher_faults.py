@@ -35,6 +35,9 @@ dist.init_process_group("gloo")
 """
 
 
+SLOW = pytest.mark.slow  # like one that is always run, and there are many
+
+
 @pytest.fixture
 def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     begin = launcher(start, tmp_path)
@@ -57,9 +60,10 @@ ENDS = {
     "bus": ("os.kill(os.getpid(), signal.SIGBUS)", "crashed", "unknown", Exit(signal="SIGBUS")),
     "fpe": ("os.kill(os.getpid(), signal.SIGFPE)", "crashed", "unknown", Exit(signal="SIGFPE")),
 }
+MORE = ("usr1", "int", "abort", "bus", "fpe")
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", ["exit", "kill", "segv", *(pytest.param(how, marks=SLOW) for how in MORE)])
 def test_process_that_ends_in_a_step_is_one_incident_with_its_end_and_its_last_words(launch: Launch, how: str) -> None:
     code, what, category, end = ENDS[how]
     job = launch(
@@ -122,7 +126,7 @@ def test_sigterm_to_agent_and_all_workers_at_once_is_one_preemption_and_no_failu
     assert (found.launched.outcome, found.launched.restarts_used, found.incidents) == ("preempted", 0, ())
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGHUP, marks=SLOW)])
 def test_schedulers_warning_stops_the_job_in_good_order(launch: Launch, number: signal.Signals) -> None:  # F08
     job = launch(
         """
@@ -203,7 +207,12 @@ def test_every_way_to_hang_is_found_and_told_apart(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "what"), [("lock.acquire()", "waits_for_lock"), ("os.kill(os.getpid(), 19)", "stopped"), ("spin()", "busy")]
+    ("how", "what"),
+    [
+        ("os.kill(os.getpid(), 19)", "stopped"),
+        pytest.param("lock.acquire()", "waits_for_lock", marks=SLOW),
+        pytest.param("spin()", "busy", marks=SLOW),
+    ],
 )
 def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
     launch: Launch, how: str, what: str
