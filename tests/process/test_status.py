@@ -19,7 +19,10 @@ from typing import Any
 
 import pytest
 
+from resilience.core.identity import Origin
+from resilience.telemetry import signs
 from tests.process.launching import Launched, launcher
+from tests.support.launch_streams import launched
 from tests.support.ranks import Job
 
 LIMIT = 60.0  # seconds that anything may take
@@ -247,4 +250,40 @@ def test_end_of_the_job_ends_the_screen_and_stays_readable(job: Launched, tmp_pa
         assert shown.wait() == 0
         _, _, left = shown.written.rpartition(LEAVE)
         assert "ended" in left and "completed" in left
+        assert shown.modes == shown.before
+
+
+STUCK = 4711
+
+
+def large_run(folder: Path, nodes: int, ranks: int) -> Path:
+    """A run folder of a job that goes on, one rank of which has shown nothing new for ten minutes."""
+    told = launched(nodes=nodes, ranks=ranks, is_running=True)
+    told.write(folder)
+    now = time.time()
+    for rank in range(nodes * ranks):
+        node, world = f"node{rank // ranks}", nodes * ranks
+        origin = Origin("job", node, "monitor", 500 + rank, initial_rank=rank, rank=rank, world_size=world)
+        at = 1000.0 if rank != STUCK else 400.0
+        opened = (signs.Open("data" if rank == STUCK else "step", at - 0.5, 900.0),)
+        shown = signs.Signs(origin, "run", at, now - 1000.0, 1234, at, at, opened)
+        assert signs.write(folder, shown)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 160])
+def test_rank_that_stands_still_is_found_among_10_000(columns: int, tmp_path: Path) -> None:
+    with terminal(large_run(tmp_path / "job", nodes=1250, ranks=8), columns=columns) as shown:
+        shown.shows("10000 ranks on 1250 nodes: 10000 active")
+        tables = [line.split() for line in shown.screen if "open / limit" in line or " active " in line]
+        assert [row[:2] for row in tables[:3]] == [["ranks", "count"], ["0-4710,", "4712-9999"], ["4711", "1"]]
+        assert tables[3][:2] == ["rank", "node"] and tables[4][:2] == [str(STUCK), f"node{STUCK // 8}"]
+        assert len(shown.screen) == 24 and max(map(len, shown.screen)) <= columns
+        shown.press("g")
+        shown.shows("1-2 of 2 groups")
+        shown.press("gg/4711\r")
+        shown.shows("1-1 of 1 ranks by staleness, only '4711' of 10000")
+        shown.press("q")
+        assert shown.wait() == 0
         assert shown.modes == shown.before
