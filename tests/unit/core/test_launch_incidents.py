@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.core import events
-from resilience.core.attribution import Exit, Interruption, InterruptionRecord
+from resilience.core.attribution import Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.core.incident import Incident, to_json
 from resilience.core.incidents import fold
 from resilience.core.records import Record
 from tests.support import record_streams
 from tests.support.launch_streams import LEG_S, STEP_S, Fault, Kind, Launched, launched
+from tests.support.record_streams import LOADS, WAITS
 
 # kind of fault -> interruption, class, category
 EXPECTED: dict[Kind, tuple[str, str, str]] = {
@@ -162,3 +163,74 @@ def test_wrapper_that_was_cut_off_by_the_launcher_belongs_to_its_incident() -> N
 def of_node(records: list[Record]) -> list[Record]:
     """Records of a Wrapper whose ranks are workers of a launched job."""
     return [msgspec.structs.replace(r, origin=msgspec.structs.replace(r.origin, node="node0")) for r in records]
+
+
+# -- who waited for whom ------------------------------------------------------------------------------
+
+
+def waited(told: Launched, looks: dict[int, events.WorkerSeen]) -> list[Record]:
+    """The records, with a first mover that waited in a collective, and where the others were then."""
+    made: list[Record] = []
+    for record in told.records:
+        event = record.event
+        if isinstance(event, events.Interrupted) and event.record.interruption is Interruption.HARD_TIMEOUT:
+            stack = (ThreadStack("MainThread", WAITS),)
+            event = events.Interrupted(
+                msgspec.structs.replace(event.record, stacks=stack, open_sections=(), hang="in_collective")
+            )
+        made.append(msgspec.structs.replace(record, event=event))
+        if isinstance(event, events.WorkerExited) and event.expected and event.worker_rank in looks:
+            origin = msgspec.structs.replace(
+                record.origin, role="monitor", layer="launcher", initial_rank=event.worker_rank
+            )
+            made.append(msgspec.structs.replace(record, origin=origin, event=looks[event.worker_rank]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("look", "what", "category"),
+    [
+        (events.WorkerSeen("on_lock", LOADS, 7), "waits_for_lock", "user_code"),
+        (events.WorkerSeen("stopped", (), 7), "stopped", "host"),
+        (events.WorkerSeen("holds_gil", LOADS, 7), "blocked_in_native_code", "user_code"),
+        (events.WorkerSeen("in_loop", LOADS, 7), "busy_without_progress", "user_code"),
+        (events.WorkerSeen("in_call", LOADS, 7), "hung", "user_code"),  # it was somewhere else
+    ],
+)
+def test_who_was_waited_for_is_blamed_though_another_ones_limit_was_exceeded(
+    look: events.WorkerSeen, what: str, category: str
+) -> None:
+    waits = events.WorkerSeen("in_collective", WAITS, 7)
+    (incident,) = fold(waited(launched([Fault("hang", 2)], nodes=2), {0: look, 1: waits, 3: waits}))
+    assert (incident.reported_first, incident.verdict.first) == (2, 0)
+    assert [(culprit.rank, culprit.what, culprit.rule) for culprit in incident.verdict.culprits] == [(0, what, 7)]
+    assert (incident.verdict.what, incident.category) == (what, category)
+    cleared = {rank for group in incident.verdict.exonerated for rank in group.ranks}
+    assert cleared == {1, 2, 3}
+
+
+def test_nobody_is_blamed_where_all_wait_in_a_collective_or_nothing_was_seen() -> None:
+    told = launched([Fault("hang", 2)], nodes=2)
+    waits = events.WorkerSeen("in_collective", WAITS)
+    for looks in ({0: waits, 1: waits, 3: waits}, {}):
+        (incident,) = fold(waited(told, looks))
+        assert incident.verdict.culprits == ()
+
+
+def test_node_of_which_the_agent_is_gone_is_lost_though_its_monitors_have_ended_its_workers() -> None:
+    told = launched([Fault("node", 2)], nodes=2)
+    (lost,) = fold(told.records)
+    made = list(told.records)
+    last = max(record.mono_ns for record in made)
+    started = [r for r in made if isinstance(r.event, events.WorkerStarted) and r.origin.cycle == 0]
+    for record in started:
+        if record.event.worker_rank in (2, 3):
+            rank, pid = record.event.worker_rank, record.event.worker_pid
+            origin = msgspec.structs.replace(record.origin, role="monitor", layer="launcher", initial_rank=rank)
+            died = InterruptionRecord(
+                rank, Interruption.TERMINATED, "process ended (SIGTERM)", exit=Exit(signal="SIGTERM"), pid=pid
+            )
+            for event in (events.RankSignalled(("SIGCONT", "SIGTERM"), "agent"), events.Interrupted(died)):
+                made.append(Record(0, record.wall_ns, last + 1, origin, event))
+    (incident,) = fold(made)
+    assert (incident.kind, incident.verdict) == (lost.kind, lost.verdict)
