@@ -108,7 +108,7 @@ class Monitors:
     def request_stop(self) -> None:
         """Let all programs know that the job is asked to stop; each monitor answers whether its one looks."""
         for place in self._places:
-            place.tell(messages.Stop())
+            place.request_stop()
 
     def look(self) -> None:
         """Have it put on record where all programs are now; each monitor answers when that is done."""
@@ -168,6 +168,7 @@ class _Place:
         self._listener: socket.socket = listen(path)
         self._assigned: messages.Assigned | None = None
         self._dismissed: messages.Dismissed | None = None
+        self._is_stopping = False
         self._link_fds: list[int] = []
         self._is_ready = False
         self._started_at = 0.0
@@ -194,6 +195,8 @@ class _Place:
             self.tell(self._assigned, self._link_fds)
         if self._dismissed is not None:
             self.tell(self._dismissed)
+        if self._is_stopping:
+            self.tell(messages.Stop())
 
     def tell(self, message: messages.FromAgent, fds: Sequence[int] = ()) -> None:
         """Tell the monitor something. What it cannot take is told to the next one, for it hangs."""
@@ -209,6 +212,11 @@ class _Place:
         if self._assigned is not None:
             self._dismissed = dismissed
             self.tell(dismissed)
+
+    def request_stop(self) -> None:
+        if self._assigned is not None:
+            self._is_stopping = True
+            self.tell(messages.Stop())
 
     def limit(self, limits: Limits) -> None:
         if self._assigned is not None:
@@ -299,6 +307,7 @@ class _Place:
 
     def _forget_worker(self) -> None:
         self._assigned = self._dismissed = None
+        self._is_stopping = False
         close_all(self._link_fds)
         self._link_fds = []
 

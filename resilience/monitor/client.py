@@ -104,9 +104,10 @@ def _take_sigterm() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Have the whole job stop. Once it is to stop anyway, or nobody hears, SIGTERM means what it means."""
+    """Have the whole job stop. Once it is to stop anyway, this process is being ended, or nobody hears, SIGTERM
+    means what it means. If the agent has sent it and that is not known here yet, the monitor sends another."""
     link = _own
-    if link is not None and not link.page.is_stop_requested() and link.request("Stop", f"SIGTERM to rank {link.rank}"):
+    if link is not None and link.page.is_wanted() and link.request("Stop", f"SIGTERM to rank {link.rank}"):
         return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -62,7 +62,7 @@ class Link:
 
     def request(self, action: str, description: str = "") -> bool:
         """Ask for a decision about this node or the workload."""
-        return self.send(messages.Request(action, description))
+        return self.send(messages.Request(action, description[: messages.DESCRIPTION]))
 
     def _progressed(self, sign: str) -> None:
         """Tell of the first sign of progress and of the first step, of nothing after that. User code's thread."""

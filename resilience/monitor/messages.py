@@ -15,6 +15,8 @@ from resilience.core.attribution import Exit, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
 
+DESCRIPTION = 2000  # characters of a request's that are passed on
+
 # -- rank to monitor -----------------------------------------------------------------------------
 
 
@@ -206,6 +208,7 @@ class Requested(msgspec.Struct, frozen=True, tag="requested"):
     action: str
     description: str
     rank: int
+    worker_pid: int
 
 
 class Connected(msgspec.Struct, frozen=True, tag="connected"):

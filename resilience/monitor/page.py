@@ -40,7 +40,8 @@ _SEQUENCE = 1
 _WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT = 2, 3, 4, 5, 6, 7
 _SIGNS = slice(_PING, _SECTION_LEFT + 1)  # forgotten when an iteration begins
 _GOODBYE, _IS_LOCKED = 8, 9
-_STOP, _ASKS = 10, 22  # the job is asked to stop; the program looks at that
+_STOP, _ASKS = 10, 22  # what is wanted of the program; it looks at that
+_ASKED, _ENDED = 1, 2  # the job is asked to stop; this process is being ended, whatever becomes of the job
 _ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
 _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
@@ -301,7 +302,11 @@ class RankSide:
         """Whether the job is asked to stop; tells the monitor that this program looks."""
         words = self._words
         words[_ASKS] = 1
-        return words[_STOP] != 0
+        return words[_STOP] & _ASKED != 0
+
+    def is_wanted(self) -> bool:
+        """Whether nobody has asked this program to stop, nor is about to end it."""
+        return self._words[_STOP] == 0
 
     def say_goodbye(self, is_leaving: bool = True) -> None:
         """Tell whether the end of this process would be a clean one."""
@@ -408,7 +413,7 @@ class CollectiveEntry(msgspec.Struct, frozen=True):
 
 
 class MonitorSide:
-    """The monitor's side: reads only, except for the mutex and the word that asks to stop."""
+    """The monitor's side: reads only, except for the mutex and the word that says what is wanted of the program."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -448,8 +453,12 @@ class MonitorSide:
 
     def request_stop(self) -> bool:
         """Ask the program to stop; answers whether it has ever looked for that."""
-        self._words[_STOP] = 1
+        self._words[_STOP] |= _ASKED
         return self._words[_ASKS] != 0
+
+    def dismiss(self) -> None:
+        """Let the program know that its process is being ended."""
+        self._words[_STOP] |= _ENDED
 
     def drain(self) -> tuple[list[Closed], int]:
         """Return what was finished since the last call, and how many entries were overwritten unread."""

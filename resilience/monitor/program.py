@@ -47,6 +47,7 @@ class Program:
         self._worker: WorkerMonitor | None = None
         self._next: deque[tuple[messages.Assigned, list[int]]] = deque()
         self._dismissed: set[int] = set()  # of the next ones
+        self._stopped: set[int] = set()  # of these too: the job was asked to stop before they are watched
         self._waiting: deque[Channel] = deque()
         self._is_leaving = False
 
@@ -75,6 +76,8 @@ class Program:
             self._resume(worker, assigned, assigned.link, fds)
         if process.pid in self._dismissed:
             worker.dismiss()
+        if process.pid in self._stopped:
+            worker.request_stop()
         while self._waiting:
             worker.apply(self._waiting.popleft())
         worker.run()
@@ -108,6 +111,9 @@ class Program:
         if len(data) > self._line.limit and isinstance(message, messages.Found):
             short = messages.shortened(message.record)
             data = messages.encode(msgspec.structs.replace(message, record=short))
+        if len(data) > self._line.limit:  # it would stand before all that comes after it for ever
+            print(f"resilience monitor {os.getpid()}: a message of {len(data)} bytes is left out", file=sys.stderr)
+            return
         self._outbox.append((data, tuple(fds)))
         self._flush()
 
@@ -158,6 +164,7 @@ class Program:
             case messages.Stop():
                 if worker is not None:
                     worker.request_stop()
+                self._stopped = {assigned.worker_pid for assigned, _ in self._next}
             case messages.Look():
                 if worker is not None:
                     worker.look()

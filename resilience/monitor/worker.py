@@ -77,6 +77,7 @@ class WorkerMonitor(RankMonitor):
         self._applicants: dict[Channel, Page] = {}
         self._agent_lost_at = agent_lost_at
         self._is_dismissed = False
+        self._took_sigterm = False  # for a request of its own to stop the job
         self._is_stopping = False
         self._gone_at = 0.0
         self._began = time.monotonic()
@@ -107,6 +108,9 @@ class WorkerMonitor(RankMonitor):
     def dismiss(self) -> None:
         """The worker is ended on purpose."""
         self._is_dismissed = True
+        self._page.dismiss()
+        if self._took_sigterm:
+            self._witness.program.send(signal.SIGTERM)
 
     def request_stop(self) -> None:
         """Let the program know that the job is asked to stop, also one that attaches later."""
@@ -210,6 +214,8 @@ class WorkerMonitor(RankMonitor):
         self._dump = self._witness.dump = stacks.Dump(dump)
         if self._is_stopping:
             self._page.request_stop()
+        if self._is_dismissed:
+            self._page.dismiss()
         if link.limits is not None:
             self.limit(link.limits)
         self._selector.register(channel, selectors.EVENT_READ, self._receive)
@@ -251,10 +257,20 @@ class WorkerMonitor(RankMonitor):
                 self.limit(limits)
                 self._link_changed(limits=limits)
             case messages.Request(action, description):
-                rank = self._assigned.origin.rank or 0
-                self._tell(messages.Requested(action, description, rank), ())
+                self._request(action, description[: messages.DESCRIPTION])
             case _:
                 self._refuse(f"unexpected message: {type(message).__name__}")
+
+    def _request(self, action: str, description: str) -> None:
+        """The program wants the agent to decide something. A SIGTERM that it took for a scheduler's may have been
+        the agent's, who ends it: then it gets another, now that it can know."""
+        if action == "Stop":
+            self._took_sigterm = True
+            if self._is_dismissed:
+                self._witness.program.send(signal.SIGTERM)
+                return
+        rank = self._assigned.origin.rank or 0
+        self._tell(messages.Requested(action, description, rank, self.pid), ())
 
     def _link_changed(self, **changes: object) -> None:
         assert self._link is not None

@@ -202,8 +202,8 @@ def test_monitor_outlives_its_workers_and_stays_lean(one: Node) -> None:
 
 def test_request_of_the_rank_reaches_the_agent(one: Node) -> None:
     code = "from resilience.monitor import connect; connect.attach().request('ExcludeThisNode', 'bad memory'); input()"
-    one.start(code)
-    assert one.hear(messages.Requested) == messages.Requested("ExcludeThisNode", "bad memory", 0)
+    worker = one.start(code)
+    assert one.hear(messages.Requested) == messages.Requested("ExcludeThisNode", "bad memory", 0, worker.pid)
 
 
 def test_end_of_its_output_is_in_the_record(one: Node, tmp_path: Path) -> None:

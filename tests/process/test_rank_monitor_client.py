@@ -120,11 +120,11 @@ def test_loaded_limit_is_enforced(one: Node) -> None:
 
 
 def test_request_reaches_the_agent(one: Node) -> None:
-    one.start(
+    worker = one.start(
         f"{BEGIN}client.send_workload_control_request("
         "WorkloadControlRequest(WorkloadAction.ExcludeThisNode, 'bad memory')); input()"
     )
-    assert one.hear(messages.Requested) == messages.Requested("ExcludeThisNode", "bad memory", 0)
+    assert one.hear(messages.Requested) == messages.Requested("ExcludeThisNode", "bad memory", 0, worker.pid)
 
 
 # -- ranks agree --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Fails once on rank 1, is restarted in place, and prints what came out. Run by torchrun."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -22,5 +23,5 @@ def train(call: CallWrapper | None = None) -> float:
 
 
 before = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-print("result", train())
+sys.stdout.write(f"result {train()}\n")  # in one piece, for two write to one pipe
 assert before == {name: os.environ[name] for name in before}

@@ -1,0 +1,47 @@
+"""Programs that look whether they are asked to stop, and are ended for another reason."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from tests.process.launching import Launched, launcher
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+
+LOOKING = """
+import resilience
+resilience.stop_requested()
+say("up")
+if cycle == 0 and rank == 1:
+    while not (here / "up.0.0").exists():
+        time.sleep(0.005)
+    os._exit(3)
+while cycle == 0:
+    if resilience.stop_requested():
+        say("stopped")
+        sys.exit()
+    time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+def test_program_that_looks_for_a_stop_is_ended_by_sigterm_when_another_rank_fails(launch: Launch) -> None:
+    job = launch(LOOKING)
+    assert job.wait() == [0]
+    assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
+    (other,) = [
+        record.event for record in job.of(events.WorkerExited) if record.origin.cycle == 0 and record.event.expected
+    ]
+    assert (other.worker_rank, other.signal) == (0, signal.SIGTERM.name)
+    assert job.of(events.ControlRequested) == job.of(events.StopRequested) == []
+    assert not list(job.folder.glob("stopped.*"))
