@@ -13,8 +13,9 @@ import msgspec
 from resilience.core.accounting import Times
 from resilience.core.incident import Incident
 
-LIMITS = (5.0, 20.0, 60.0)  # seconds
-CHECKPOINTS = (60.0, 300.0, 900.0)  # seconds of work between two
+LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
+CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two
+USUAL_LIMIT, USUAL_CHECKPOINTS = 20.0, 300.0  # where all of them are more than there was
 SPARES = (1, 2)
 
 
@@ -38,14 +39,23 @@ def what_ifs(
     if times.total_s <= 0 or not incidents:
         return ()
     return (
-        *(sooner(times, incidents, limit) for limit in LIMITS if any(each.cost.hang_s for each in incidents)),
-        *(
-            saved_more_often(times, incidents, every, write_s)
-            for every in CHECKPOINTS
-            if any(each.cost.lost_steps is not None for each in incidents)
-        ),
+        *(sooner(times, incidents, limit) for limit in _limits(incidents)),
+        *(saved_more_often(times, incidents, every, write_s) for every in _checkpoints(times, incidents)),
         *(with_spares(times, incidents, spares, until_wall_ns) for spares in SPARES),
     )
+
+
+def _limits(incidents: Sequence[Incident]) -> list[float]:
+    """Limits that would have changed something."""
+    longest = max((each.cost.hang_s or 0.0 for each in incidents), default=0.0)
+    return ([limit for limit in LIMITS if limit < longest] or [USUAL_LIMIT]) if longest else []
+
+
+def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
+    """Distances between checkpoints that there was time for."""
+    if all(each.cost.lost_steps is None for each in incidents):
+        return []
+    return [every for every in CHECKPOINTS if every < times.productive_s] or [USUAL_CHECKPOINTS]
 
 
 def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:

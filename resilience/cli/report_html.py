@@ -7,6 +7,7 @@ read. Light and dark as the reader's system has it; prints."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -40,7 +41,7 @@ TEXT_WIDTH = 100
 MOST_DETAILED = 200  # incidents shown in full; further ones are in the table
 MOST_OPEN = 3  # incidents that are unfolded from the start
 MOST_RECORDS, MOST_GROUPS, MOST_LINES = 12, 8, 12
-HEAD = 3  # incidents told in the headline, the dearest
+HEAD, MOST_LINKS = 3, 8  # what the headline tells of, the dearest, and of how many incidents each
 
 
 class Told:
@@ -119,10 +120,13 @@ def _headline(found: Report) -> str:
     what = count(len(found.incidents), "incident") if found.incidents else "no incident"
     cost = "" if found.lost_s is None or not found.incidents else f", {seconds(found.lost_s)} lost"
     share = "" if found.times.ettr is None else f"; {found.times.ettr:.1%} of the time was productive"
-    dearest = sorted(found.incidents, key=lambda each: -(each.cost.lost_s or 0.0))[:HEAD]
-    told = "".join(f"<li>{_in_a_line(incident)}</li>" for incident in dearest)
+    alike: defaultdict[str, list[Incident]] = defaultdict(list)
+    for incident in found.incidents:
+        alike[_in_a_line(incident)].append(incident)
+    dearest = sorted(alike.items(), key=lambda item: -sum(each.cost.lost_s or 0.0 for each in item[1]))
+    told = "".join(f"<li>{_links(incidents)}: {line}</li>" for line, incidents in dearest[:HEAD])
     said = f"<ul>{told}</ul>" if told else ""
-    more = f"<p>The {HEAD} dearest of {len(found.incidents)}.</p>" if len(found.incidents) > HEAD else ""
+    more = f"<p>… and {count(len(dearest) - HEAD, 'other kind')} of incident.</p>" if len(dearest) > HEAD else ""
     return (
         f'<div class="verdict{" bad" if is_bad else ""}"><p><b>{what}{cost}</b>{share}.</p>{said}{more}'
         f"<p>{escape(found.end)}</p></div>"
@@ -137,7 +141,14 @@ def _in_a_line(incident: Incident) -> str:
     )
     where = f", at {short_path(incident.where.file, 1)}:{incident.where.line}" if incident.where is not None else ""
     advice = f" {escape(incident.advice[0][:1].upper() + incident.advice[0][1:])}." if incident.advice else ""
-    return f'<a href="#incident-{incident.number}">{incident.number}</a> {escape(verdict + where)}.{advice}'
+    return f"{escape(verdict + where)}.{advice}"
+
+
+def _links(incidents: Sequence[Incident]) -> str:
+    lost = sum(each.cost.lost_s or 0.0 for each in incidents)
+    links = ", ".join(f'<a href="#incident-{each.number}">{each.number}</a>' for each in incidents[:MOST_LINKS])
+    more = "" if len(incidents) <= MOST_LINKS else f" and {len(incidents) - MOST_LINKS} more"
+    return f"{'incident' if len(incidents) == 1 else 'incidents'} {links}{more} ({seconds(lost)})"
 
 
 def _ranks_or(nodes: Sequence[str]) -> str:
@@ -231,7 +242,8 @@ def _whereabouts(groups: Sequence[Group]) -> str:
         return ""
     parts = []
     for group in groups[:MOST_GROUPS]:
-        outer = [frame for frame in group.stack if not is_ours(frame)] or list(group.stack)
+        outer = [frame for frame in group.stack if not (is_ours(frame) or frame.file.startswith("<"))]
+        outer = outer or list(group.stack)
         at = f"{short_path(outer[-1].file)}:{outer[-1].line} {outer[-1].function}"
         frames = "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in outer[-MOST_LINES:])
         parts.append(

@@ -77,7 +77,10 @@ class Gathered:
         self.seen: set[tuple[int, int, int, int]] = set()
 
     def case(self, key: Key) -> Case:
-        return self.cases.setdefault(key, Case())
+        found = self.cases.get(key)
+        if found is None:
+            found = self.cases[key] = Case()
+        return found
 
 
 def gather(records: Iterable[Record]) -> Gathered:

@@ -69,7 +69,7 @@ _LOADER_LOST = re.compile(r"DataLoader worker.{0,40}(killed|exited)")
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
-_OURS = re.compile(r"/resilience/(adapters|core|inprocess|launcher|monitor|telemetry)/")
+_OURS = re.compile(r"/resilience/(adapters|cli|core|inprocess|launcher|monitor|telemetry)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
 
 

@@ -1,0 +1,79 @@
+"""Draws the report's page for the docs: a real job with real faults, in a real Chromium, on a desk and on a phone.
+
+`python -m tests.draw_report` runs `tests/process/scripts/slow_loader.py` under the launcher (a loader that stops four
+times, a rank that is killed once), writes `docs/pictures/report/*.png`, and prints what the commands of
+`docs/operating.md` say about the same job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.browser import Browser
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures" / "report"
+SCRIPT = ROOT / "tests" / "process" / "scripts" / "slow_loader.py"
+JOB = "job7"
+LIMITS = ["--ft-rank-section-timeouts", "data:3,reduce:6,checkpoint:6", "--ft-rank-out-of-section-timeout", "6"]
+COMMANDS = (
+    ["status", JOB],
+    ["report", JOB],
+    ["trace", JOB, "--incident", "1"],
+    ["logs", JOB, "--around", "5", "--level", "info"],
+)
+
+
+def main() -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = os.environ | {
+            "RESILIENCE_RUN_DIR": str(folder / "runs"),
+            "RESILIENCE_JOB_ID": JOB,
+            "COLUMNS": "80",
+        }
+        shutil.copy(SCRIPT, folder / "train.py")
+        command = ["run", "--nproc-per-node", "4", "--max-restarts", "20", *LIMITS, "train.py", "step"]
+        _resilience(command, environment, folder)
+        for command in COMMANDS:
+            print(f"$ resilience {' '.join(command)}\n{_resilience(command, environment, folder)}")
+        page = folder / "report.html"
+        _resilience(["report", JOB, "--html", str(page)], environment, folder)
+        with Browser() as browser:
+            for name, width, height, scheme in (
+                ("desk", 1000, 1180, "light"),
+                ("desk-dark", 1000, 1180, "dark"),
+                ("phone", 390, 1180, "light"),
+            ):
+                browser.open(page, width, scheme=scheme)
+                browser.picture(PICTURES / f"{name}.png", height)
+            browser.open(page, 1000)
+            browser.run(
+                "document.querySelectorAll('details.incident').forEach(d => { d.open = d.id === 'incident-1' })"
+            )
+            browser.run(
+                "document.querySelectorAll('#incident-1 details')"
+                ".forEach(d => { d.open = /^rank 1|^Ev/.test(d.innerText) })"
+            )
+            browser.run(
+                "[...document.querySelector('main').children].forEach(e => e.id === 'incident-1' || e.remove())"
+            )
+            browser.picture(PICTURES / "incident.png", browser.run("Math.ceil(document.body.scrollHeight)"))
+            assert browser.errors == []
+
+
+def _resilience(arguments: list[str], environment: dict[str, str], folder: Path) -> str:
+    command = [sys.executable, "-m", "resilience.cli", *arguments]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"resilience {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
