@@ -54,6 +54,31 @@ def test_holder_of_the_lock_is_seen_from_outside(hang: Callable[[Connection], ob
             time.sleep(0.01)
 
 
+def test_thread_that_runs_meanwhile_leaves_no_wrong_marks() -> None:
+    def body(line: Connection) -> None:
+        is_over = threading.Event()
+
+        def spin() -> None:
+            while not is_over.is_set():
+                pass
+
+        thread = threading.Thread(target=spin)
+        thread.start()
+        found = [interpreter.marks() for _ in range(20)]
+        is_over.set()
+        thread.join()
+        line.send([interpreter.to_text(marks) for marks in found])
+        hold(line)
+
+    with child(body) as other:
+        found = [interpreter.from_text(text) for text in other.hear()]
+        other.hear()
+        deadline = time.monotonic() + LIMIT
+        while {holder(other.pid, marks) for marks in found} - {None, "nobody"}:  # it is on its way to the end of `hold`
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize("marks", [(), ((8, 1, 0),)])  # none were found; an address where nothing is
 def test_what_cannot_be_seen_is_no_answer(marks: tuple[Mark, ...]) -> None:
     assert holder(os.getpid(), marks) is None
