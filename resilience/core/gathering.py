@@ -18,13 +18,15 @@ FIRST = -1  # number of the formation before the first
 class Seat(msgspec.Struct, frozen=True, array_like=True):
     """A node that wants to take part. id: of this agent, never used again; node: name that a returning node
     has again; address, port: of the store that it holds ready for the next cycle; infra: its rank in the
-    infrastructure's order, if that is given."""
+    infrastructure's order, if that is given; workers: how many it starts, in this role."""
 
     id: str
     node: str
     address: str
     port: int
     infra: int | None = None
+    workers: int = 1
+    role: str = ""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):

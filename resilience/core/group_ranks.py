@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core.gathering import Assignment
+from resilience.core.gathering import Assignment, Seat
 from resilience.errors import ConfigurationError
 
 SOURCES = "SLURM_PROCID or GROUP_RANK"
@@ -60,6 +60,28 @@ def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Cho
             "--no-ft-use-infra-group-rank for spares"
         )
     return Choice("infrastructure", given, f"{SOURCES} is set", warning)
+
+
+class Ranks(msgspec.Struct, frozen=True):
+    """Of a node's workers: the first one's rank, and how many there are, among all and among those of its role."""
+
+    first: int
+    size: int
+    first_of_role: int
+    size_of_role: int
+
+
+def worker_ranks(seats: Sequence[Seat], group_rank: int) -> Ranks:
+    """Return the ranks of a node's workers: they follow one another in the order of the nodes' group ranks."""
+    before, role = seats[:group_rank], seats[group_rank].role
+
+    def count(of: Sequence[Seat]) -> int:
+        return sum(seat.workers for seat in of)
+
+    def same(of: Sequence[Seat]) -> list[Seat]:
+        return [seat for seat in of if seat.role == role]
+
+    return Ranks(count(before), count(seats), count(same(before)), count(same(seats)))
 
 
 def assign(wanted: Sequence[Assignment]) -> Mapping[str, int]:

@@ -14,7 +14,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import (
@@ -25,6 +32,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
+from resilience.core.group_ranks import worker_ranks
 from resilience.errors import StoreError
 from resilience.launcher import worker_env, workers
 from resilience.launcher.output import RunFolderLogs
@@ -93,6 +101,23 @@ class Agent(LocalElasticAgent):
                 self._end_workers(verdict)
             account.cycle_ended(verdict.outcome, verdict.detail)
         return verdict
+
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Everybody knows all seats, so nobody has to be waited for: not for an agent that is lost by now."""
+        seats = self._node.handler.formation.seats
+        ranks = worker_ranks(seats, group_rank)
+        return [
+            Worker(
+                local_rank=local_rank,
+                global_rank=ranks.first + local_rank,
+                role_rank=ranks.first_of_role + local_rank,
+                world_size=ranks.size,
+                role_world_size=ranks.size_of_role,
+            )
+            for local_rank in range(spec.local_world_size)
+        ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node

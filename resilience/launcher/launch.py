@@ -71,7 +71,15 @@ def launch(command: Command) -> int:
         name = agent_node_name(job_id)
         rendezvous = parameters(config, command)
         choice = group_rank(command, rendezvous)
-        handler = Handler(rendezvous, stores, name, choice.rank if choice else None, is_interrupted=signals.has_any)
+        handler = Handler(
+            rendezvous,
+            stores,
+            name,
+            choice.rank if choice else None,
+            is_interrupted=signals.has_any,
+            workers=config.nproc_per_node,
+            role=config.role,
+        )
         ending.callback(handler.shutdown)
         account = Account(folder, job_id, name, settings.attempt, Console(command.config.log_level, folder))
         ending.callback(account.close)

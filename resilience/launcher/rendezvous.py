@@ -60,6 +60,8 @@ class Handler(RendezvousHandler):
         node: str | None = None,
         rank: int | None = None,
         is_interrupted: Callable[[], bool] = lambda: False,
+        workers: int = 1,
+        role: str = "",
     ) -> None:
         self._parameters = parameters
         self._least, self._most = parameters.min_nodes, parameters.max_nodes
@@ -71,6 +73,7 @@ class Handler(RendezvousHandler):
         self.node = node or str(parameters.get("node") or node_name())
         self.id = f"{self.node}/{uuid.uuid4().hex[:12]}"
         self._rank = rank_of(parameters, rank)
+        self._workers, self._role = workers, role
         self._owns_stores = stores is None
         self._stores = stores or StoreProcess.start()
         self._meeting = meet(parameters, self._stores, self._join_limit)
@@ -272,7 +275,8 @@ class Handler(RendezvousHandler):
         _raise_if_closed(last)
         deadline = time.monotonic() + self._join_limit
         if self._seat is None:
-            self._seat = Seat(self.id, self.node, self._meeting.address, self._stores.take(), self._rank)
+            port = self._stores.take()
+            self._seat = Seat(self.id, self.node, self._meeting.address, port, self._rank, self._workers, self._role)
         self._ledger.append(Arrived(self._seat))
         if self._gathering.last.cycle != last.cycle:
             self._gathering = gathering.begin(last)

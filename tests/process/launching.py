@@ -42,11 +42,14 @@ def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
-    charge the job's budget. CGROUP: the node's control group. NOHUP: it was started by nohup."""
+    charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
+    group. NOHUP: it was started by nohup."""
     from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
+    from resilience.launcher.rendezvous import Handler
 
+    join = Handler.next_rendezvous
     if "NOHUP" in os.environ:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -58,6 +61,13 @@ def agent(arguments: list[str]) -> None:
 
     if os.environ.get("DIES") == "spending":
         JobBudget.spend = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+
+    if os.environ.get("DIES") == "seated":
+        def die(handler: Handler) -> None:
+            join(handler)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Handler.next_rendezvous = die  # type: ignore[assignment, method-assign]
 
     sick = os.environ.get("SICK_DEVICE")
     if sick is not None:

@@ -200,6 +200,14 @@ def test_f_spare_ends_as_the_job_does(launch: Launch) -> None:
 # -- (g) lost nodes -----------------------------------------------------------------------------------
 
 
+def test_g_node_that_is_lost_as_soon_as_it_has_its_place_is_missed(launch: Launch) -> None:
+    job = launch(RUN_ON, nodes="1:2", per_agent=({}, {"DIES": "seated"}), conf=QUICK.replace("0.3", "20"))
+    assert job.wait() == [0, None]
+    (last,) = [each.event for each in job.of(events.RendezvousCompleted) if each.origin.cycle == 1]
+    assert (last.nodes, last.world_size) == (1, 1)
+    assert whys(job, 0) == [["first", "failure"]]
+
+
 def test_g_lost_node_is_noticed_and_the_others_go_on_without_it(launch: Launch) -> None:
     job = launch(RUN_ON, nodes="1:2", conf=QUICK.replace("0.3", "20"))
     pids = [job.worker_pid(rank) for rank in range(2)]

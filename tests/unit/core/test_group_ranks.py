@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from resilience.core import gathering
 from resilience.core.gathering import Arrived, Assignment, Entry, Excluded, Formation, Left, Seat
-from resilience.core.group_ranks import assign, choose
+from resilience.core.group_ranks import Ranks, assign, choose, worker_ranks
 from resilience.errors import ConfigurationError
 
 
@@ -156,3 +156,31 @@ def test_over_many_cycles_a_node_that_stays_moves_only_where_its_rank_is_gone(
             if formed.rank_of(seat.id) is not None and rank < len(formed.seats):
                 assert formed.rank_of(seat.id) == rank
         last = formed
+
+
+# -- workers ------------------------------------------------------------------------------------------
+
+
+def seat(name: str, workers: int, role: str) -> Seat:
+    return Seat(name, name, "10.0.0.1", 4000, workers=workers, role=role)
+
+
+def test_workers_follow_one_another_in_the_order_of_the_nodes() -> None:
+    seats = [seat("a", 2, "trainer"), seat("b", 3, "reader"), seat("c", 4, "trainer")]
+    assert [worker_ranks(seats, group_rank) for group_rank in range(3)] == [
+        Ranks(first=0, size=9, first_of_role=0, size_of_role=6),
+        Ranks(first=2, size=9, first_of_role=0, size_of_role=3),
+        Ranks(first=5, size=9, first_of_role=2, size_of_role=6),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.sampled_from("xyz")), min_size=1, max_size=20))
+def test_each_rank_is_given_once_among_all_and_in_each_role(nodes: list[tuple[int, str]]) -> None:
+    seats = [seat(str(number), *node) for number, node in enumerate(nodes)]
+    made = [worker_ranks(seats, group_rank) for group_rank in range(len(seats))]
+    every = [each.first + local for each, (count, _) in zip(made, nodes, strict=True) for local in range(count)]
+    assert sorted(every) == list(range(made[0].size))
+    for role in {role for _, role in nodes}:
+        of_role = [(each, count) for each, (count, its) in zip(made, nodes, strict=True) if its == role]
+        ranks = [each.first_of_role + local for each, count in of_role for local in range(count)]
+        assert ranks == list(range(of_role[0][0].size_of_role))
