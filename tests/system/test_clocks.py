@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from resilience.analysis.merge import clocks_of
-from tests.support.ranks import free_port
+from tests.support.agents import run_job
 from tests.support.server import ROOT
 
 AHEAD = 90  # seconds; longer than anything here takes
@@ -32,25 +31,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clocks")
     (folder / "shifted").mkdir()
     (folder / "shifted" / "sitecustomize.py").write_text(SHIFTED)
-    command = [sys.executable, "-m", "resilience.cli", "run", "--nnodes", "2", "--nproc-per-node", "1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "clocks"]
-    children = []
-    for number, node in enumerate(("a", "b")):
-        paths = [str(ROOT), *([str(folder / "shifted")] if node == "b" else [])]
-        own = {"RESILIENCE_RUN_DIR": str(folder / "runs"), "RESILIENCE_JOB_ID": "job", "RESILIENCE_NODE": node}
-        env = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        each = [*command, "--rdzv-conf", f"is_host={int(not number)}"]
-        each.append(str(ROOT / "tests/process/scripts/logging_train.py"))
-        with (folder / f"{node}.txt").open("wb") as out:
-            children.append(subprocess.Popen(each, env=env, stdout=out, stderr=out, start_new_session=True))
-    try:
-        for child, node in zip(children, ("a", "b"), strict=True):
-            assert child.wait(120) == 0, (folder / f"{node}.txt").read_text()
-    finally:
-        for child in children:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-    return folder / "runs" / "job"
+
+    def paths(node: str) -> dict[str, str]:
+        shifted = [str(folder / "shifted")] if node == "b" else []
+        return {"PYTHONPATH": os.pathsep.join([str(ROOT), *shifted])}
+
+    return run_job(folder, "logging_train.py", 2, 1, {}, paths)
 
 
 def told(folder: Path, *arguments: str) -> tuple[str, str]:

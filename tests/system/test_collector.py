@@ -4,11 +4,8 @@ collector; under the launcher and without it; within the trace that the job was 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,10 +15,12 @@ from typing import Any
 import pytest
 
 from resilience.analysis.trace import parent_of, spans_of
-from tests.process.test_export import Receiver, receiving
+from resilience.cli import main
+from tests.process.test_export import STRAIGHT, Receiver, receiving
+from tests.support.agents import run_job
 from tests.support.collector import LIMIT, Plain, collecting, of_records, of_wire
 from tests.support.ranks import started
-from tests.support.server import ROOT
+from tests.support.record_streams import Fault, job
 
 TRACE, PARENT = "a1" * 16, "b2" * 8
 ROUTES = ("receiver", "collector")
@@ -76,21 +75,10 @@ def path_of(span: Plain, known: dict[str, Plain]) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ROUTES)
-def test_launched_job_is_one_trace_with_the_programs_own_spans_in_it(tmp_path: Path, route: str) -> None:
-    script = ROOT / "tests/process/scripts/tracing_train.py"
+@pytest.mark.parametrize(("route", "nodes"), [("receiver", 1), ("collector", 1), ("collector", 2)])
+def test_launched_job_is_one_trace_with_the_programs_own_spans_in_it(tmp_path: Path, route: str, nodes: int) -> None:
     with on_route(route, tmp_path) as (receiver, env, between):
-        own = {"RESILIENCE_RUN_DIR": str(tmp_path / "runs"), "RESILIENCE_JOB_ID": "job", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "resilience.cli", "run", "--nproc-per-node", "2", str(script)]
-        env = {**os.environ, **own, **env}
-        child = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        try:
-            _, errors = child.communicate(timeout=200)
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            raise
-        assert child.returncode == 0, errors
-        folder = tmp_path / "runs" / "job"
+        folder = run_job(tmp_path, "tracing_train.py", nodes, 2 // nodes, env)
         expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
         came = arrived(receiver, between, len(expected))
     ours = [span for span in came if span["scope"] == "resilience"]
@@ -149,3 +137,20 @@ def test_wrapper_alone_is_one_trace_too(fork_server: Any, tmp_path: Path, route:
     assert {span["name"] for span in came} >= {"inprocess.iteration", "run", "restart", "interruption", "run.start"}
     lost = [span for span in came if span["attributes"].get("resilience.closed_by") == "monitor"]
     assert {span["attributes"]["resilience.rank.initial"] for span in lost} == {2}
+
+
+@pytest.mark.slow
+def test_file_of_spans_is_what_a_collector_takes(tmp_path: Path) -> None:
+    """`resilience trace --format otlp-json`, line by line by POST, as docs/traces.md says."""
+    faults = [Fault("exception", 1, 0), Fault("kill", 2, 1, 20), Fault("hang", 0, 2, 31)]
+    folder = job(faults, world=3, spares=1).write(tmp_path / "run")
+    assert main(["trace", str(folder), "--format", "otlp-json", "--output", str(tmp_path / "spans.jsonl")]) == 0
+    with receiving() as receiver, ExitStack() as between:
+        endpoint = between.enter_context(collecting(tmp_path, receiver.endpoint))
+        for line in (tmp_path / "spans.jsonl").read_bytes().splitlines():
+            headers = {"Content-Type": "application/json"}
+            with STRAIGHT.open(urllib.request.Request(f"{endpoint}/v1/traces", line, headers), timeout=LIMIT) as answer:
+                assert answer.status == 200
+        expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
+        came = arrived(receiver, between, len(expected))
+    assert_same(came, expected)
