@@ -27,9 +27,11 @@ WORDS: Mapping[Hang, str] = {
 BUSY = 0.8  # of a processor
 RUNNABLE = 0.1  # of a processor that others want too, of a process that is found ready to run
 
-_COLLECTIVE = re.compile(r"/torch/distributed/")
+_COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
 _WAITING = re.compile(r"/(threading|logging/__init__|multiprocessing/synchronize)\.py$|^<frozen importlib\.")
 _WAITS = frozenset(("acquire", "_acquire_restore", "wait", "wait_for", "join", "_wait_for_tstate_lock", "__enter__"))
+_STANDARD = re.compile(r"/lib/python3\.\d+/(?!site-packages|dist-packages)|^<frozen")
+_WORK_WAIT = re.compile(r"\.wait\(")
 _ACQUIRES = re.compile(r"\.acquire\(|^\s*with\b")
 
 
@@ -73,9 +75,18 @@ def classify(
         return "in_loop"
     if holder in ("main", "other"):
         return "holds_gil"
+    if stack and _waits_below(stack[-1], line):
+        return "in_collective"
     if stack and _is_on_lock(stack[-1], line, waits_in):
         return "on_lock"
     return "in_call" if stack else None
+
+
+def _waits_below(frame: Frame, line: str) -> bool:
+    """Waits for others begin in Python and go on where no frame shows them: backward waits for gradients of others,
+    and `work.wait()` is C++ from the first. Python's own waits have frames of the standard library."""
+    is_backward = frame.function == "_engine_run_backward" and "/torch/autograd/" in frame.file
+    return is_backward or (not _STANDARD.search(frame.file) and _WORK_WAIT.search(line) is not None)
 
 
 def _is_on_lock(frame: Frame, line: str, waits_in: str) -> bool:

@@ -194,7 +194,7 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Sympt
         return Symptom(rank, "hook_hung", record, 2, 0.9, True)
     if state in ("T", "t"):
         return Symptom(rank, "stopped", record, 4, 0.9, True)
-    if hangs.in_collective(stack):
+    if hangs.in_collective(stack) or record.hang == "in_collective":
         return Symptom(rank, "hung", record, 3, 0.0, False, "waited in a collective for somebody else")
     if state == "D":
         return Symptom(rank, "blocked_in_kernel", record, 4, 0.8, True)

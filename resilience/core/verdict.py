@@ -152,7 +152,7 @@ def _arrival(record: InterruptionRecord) -> float:
 
 
 def _waits(seen: Evidence, rank: int) -> bool:
-    return in_collective(seen.stacks.get(rank, ()))
+    return in_collective(seen.stacks.get(rank, ())) or seen.hangs.get(rank) == "in_collective"
 
 
 def _store_lost(seen: Evidence) -> Verdict | None:
@@ -231,7 +231,7 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
         late = sorted(seen.active - seen.returned)
         return [Culprit(rank, "missed_completion", 0.6, 7) for rank in late], "missed_completion", {7}
     places = {rank: place for rank in sorted(seen.active) if (place := _place(seen, symptoms, rank))}
-    elsewhere = [rank for rank, place in places.items() if not in_collective(place)]
+    elsewhere = [rank for rank, place in places.items() if not (in_collective(place) or _waits(seen, rank))]
     if not any(found.what == "hung" for found in symptoms.values()):
         if any(found.what == "killed" for found in symptoms.values()):
             return [], "ended_by_monitor", {1}

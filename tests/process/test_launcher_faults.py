@@ -241,6 +241,36 @@ def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
     assert seen.keys() == {1}
 
 
+WAITS = {
+    "work": ("pass", "dist.all_reduce(torch.ones(1), async_op=True).wait()", "<module>"),
+    "backward": (
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))",
+        "model(torch.ones(1, 2)).sum().backward()",
+        "_engine_run_backward",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", [pytest.param("work", marks=SLOW), "backward"])
+def test_wait_for_others_that_no_frame_shows_is_told_from_a_hang(launch: Launch, how: str) -> None:  # F14
+    before, wait, leaf = WAITS[how]
+    job = launch(
+        GLOO + "import resilience, threading, torch\n"
+        "resilience.step(3)\n"
+        f"{before}\n"
+        f"for _ in range(2): {wait}\n"  # the second one arranges the buckets anew
+        "if cycle == 0 and rank == 1: threading.Event().wait()\n"
+        "if cycle == 0: resilience.heartbeat()\n"
+        f"{wait}\n",
+        *("--ft-rank-heartbeat-timeout", "1"),
+    )
+    assert job.wait() == [0]
+    incident = only_incident(job)
+    assert (culprits(incident), cleared(incident)) == ([(1, "waits_for_lock")], [0])
+    waited = next(record for record in incident.records if record.rank == 0)
+    assert (waited.hang, main_stack(waited)[-1].function) == ("in_collective", leaf)
+
+
 def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: Launch) -> None:  # F16
     job = launch(
         GLOO + "import resilience, threading, torch\n"

@@ -9,6 +9,8 @@ from resilience.core.hangs import WORDS, classify, cpu_share, is_busy
 
 USER = (Frame("/home/me/train.py", 12, "<module>"), Frame("/home/me/train.py", 7, "step"))
 COLLECTIVE = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2, "all_reduce"))
+BACKWARD = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 8, "_engine_run_backward"))
+FORWARD = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", 8, "_pre_forward"))
 EVENT = (*USER, Frame("/usr/lib/python3.11/threading.py", 320, "wait"))
 IDLE = ProcessInfo(state="S", cpu_s_delta=0.0, over_s=1.0)
 BUSY = ProcessInfo(state="R", cpu_s_delta=0.95, over_s=1.0)
@@ -34,6 +36,11 @@ BUSY = ProcessInfo(state="R", cpu_s_delta=0.95, over_s=1.0)
         (IDLE, USER, "    native.run()", "futex_do_wait", "nobody", "in_call"),
         (IDLE, EVENT, "", "futex_do_wait", "nobody", "on_lock"),
         (IDLE, (Frame("/usr/lib/python3.11/threading.py", 9, "run"),), "", "futex_do_wait", "nobody", "in_call"),
+        (IDLE, FORWARD, "", "futex_do_wait", "nobody", "in_collective"),
+        (IDLE, BACKWARD, "", "futex_do_wait", "nobody", "in_collective"),
+        (BUSY, BACKWARD, "", "", "nobody", "in_loop"),  # it computes
+        (IDLE, USER, "    work.wait()", "futex_do_wait", "nobody", "in_collective"),
+        (IDLE, (Frame("/usr/lib/python3.11/subprocess.py", 9, "wait"),), "x.wait()", "do_wait", "nobody", "in_call"),
         (IDLE, (), "", "futex_do_wait", "nobody", None),
         (None, (), "", "", None, None),
     ],
