@@ -249,7 +249,8 @@ def _launched(launches: Launches) -> Launched | None:
     began = [part.started for part in newest.values() if part.started is not None]
     spent = max(event.restarts_used for event in began)
     ended = [event for (_, attempt), event in sorted(launches.over.items()) if attempt == launches.places[-1][0]]
-    last = max(ended, key=lambda event: event.exit_code, default=None)
+    done = [event for event in ended if event.outcome == "completed"]  # then some nodes went on without the others
+    last = max(done or ended, key=lambda event: event.exit_code, default=None)
     return Launched(
         cycles=len(launches.places),
         restarts_used=spent,

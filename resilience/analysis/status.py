@@ -244,7 +244,8 @@ class Watcher:
         over = [event for (_, of), event in self._launches.over.items() if of == attempt]
         present = [node for node, of in self._launches.began if of == attempt]
         if over and len(over) >= len(present):
-            worst = max(over, key=lambda event: event.exit_code)
+            done = [event for event in over if event.outcome == "completed"]  # some went on without the others
+            worst = max(done or over, key=lambda event: event.exit_code)
             return "ended", worst.outcome, worst.detail
         if not self._launches.places or self._launches.places[-1][0] != attempt:
             return "starting", None, ""

@@ -53,7 +53,7 @@ ADVICE: Mapping[Class, str] = {
     "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
     "common": "most ranks failed alike: suspect data, configuration or storage, not a machine",
     "node_lost": "a whole node went silent: look at the node and its network",
-    "store_lost": "the host of the store was lost: without it no restart can be agreed",
+    "store_lost": "the host of the store was lost, or cut off from most: look at it and at its network",
     "monitor_lost": "a monitor process died: hangs and deaths of this rank are not noticed any more",
     "ended_by_monitor": "its own monitor ended the rank, and the end came late: see the incident before",
     "unknown": "the account does not show what broke",

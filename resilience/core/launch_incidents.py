@@ -40,9 +40,11 @@ def incident(
     following = {} if later is None else launches.parts(later)
     mover = next((part.mover for part in parts.values() if part.mover is not None), None)
     lost = _lost_nodes(parts)
-    records = _records(parts, within, mover, lost)
     size = launches.world_size(place)
-    evidence = _evidence(parts, records, mover, size)
+    without_store = _without_store(parts)
+    is_store_lost = 2 * len(without_store) > (size or 0)  # then the others are not to blame
+    records = _records(parts, within, mover, [] if is_store_lost else lost)
+    evidence = msgspec.structs.replace(_evidence(parts, records, mover, size), store_lost=without_store)
     verdict = judge(evidence)
     first = verdict.first if mover is None else mover
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
@@ -94,11 +96,21 @@ def _following(launches: Launches, place: Place) -> Place | None:
 
 
 def _lost_nodes(parts: dict[str, Part]) -> list[str]:
-    return [
+    """Nodes that others found lost, and those that knew themselves cut off from the job's store."""
+    decided = {
         part.decided.fingerprint.removeprefix(NODE_LOST)
         for part in parts.values()
         if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST)
-    ]
+    }
+    return sorted(decided | {node for node, part in parts.items() if part.is_cut_off})
+
+
+def _without_store(parts: dict[str, Part]) -> frozenset[int]:
+    """Ranks of nodes that lost the job's store. A node that said nothing more was lost with it, if any lost it."""
+    without = [part for part in parts.values() if part.is_cut_off]
+    if without:
+        without += [part for part in parts.values() if part.ended is None and part.decided is None]
+    return frozenset(rank for part in without for rank in part.workers)
 
 
 def _without_agent(parts: dict[str, Part]) -> list[str]:

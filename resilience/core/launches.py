@@ -96,6 +96,7 @@ class Part:
         self.workers: dict[int, Worker] = {}
         self.seen: list[Seen] = []
         self.decided: events.RestartDecided | None = None
+        self.is_cut_off = False  # the job's store did not answer this node's agent any more
         self.mover: int | None = None  # of the failure that was decided on: the rank that ended first
         self.handled: set[tuple[int, int | None]] = set()  # rank, pid: a Wrapper has its death on record
         self._batch: list[tuple[int, int]] = []  # sequence, rank: ends that were found together
@@ -237,6 +238,8 @@ class Launches:
                 self._part(record).exited(record.sequence, event)
             case events.RestartDecided():
                 self._part(record).decide(event)
+            case events.StoreLost():
+                self._part(record).is_cut_off = True
             case events.JobEnded():
                 self.over[node, record.origin.attempt] = event
 

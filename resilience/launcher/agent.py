@@ -148,6 +148,8 @@ class Agent(LocalElasticAgent):
         node.monitors.dismiss(verdict.detail or verdict.outcome)
         for ended in running.stop(signal.SIGTERM, node.stop_limit(verdict, self._shutdown_timeout)):
             self._tell(ended, expected=True)
+        if running.stuck:
+            node.soil(running.stuck)
         self._running = None
         self._worker_group.state = WorkerState.STOPPED
 
@@ -166,7 +168,7 @@ class Agent(LocalElasticAgent):
         while True:
             self._wait()
             node.reap(self._running)
-            verdict = self._requested() or self._failed(self._running.collect()) or self._look_around()
+            verdict = self._requested() or self._failed(self._running.collect()) or self._stuck() or self._look_around()
             if verdict is not None:
                 return verdict
 
@@ -194,6 +196,12 @@ class Agent(LocalElasticAgent):
             self._node.await_record(end, SETTLE)
             self._node.record_of(end)
         return self._node.after_failure(failures)
+
+    def _stuck(self) -> Verdict | None:
+        """What a worker brings about that was killed for a hang and does not end."""
+        assert self._running is not None
+        stuck = self._running.give_up(self._node.unkillable(self._running.pids()))
+        return self._node.after_failure(stuck) if stuck else None
 
     def _look_around(self) -> Verdict | None:
         """What others did, looked at once an interval."""

@@ -28,6 +28,7 @@ from resilience.errors import StoreError
 from resilience.launcher.budget import JobBudget, failure_of
 from resilience.launcher.cycle_nodes import CycleNodes
 from resilience.launcher.monitors import Lost
+from resilience.launcher.stuck import Killed, in_words
 from resilience.monitor import messages
 from resilience.telemetry import signs
 
@@ -99,6 +100,7 @@ class Node:
         self._step = -1  # the highest that any worker here has told
         self._excluded_for: str | None = None  # why this node is to leave
         self._is_zygote_lost = False
+        self._soiled = ""  # what cannot be ended here
         self._leaves = ""  # why this node goes while others may stay
         self._forget()
 
@@ -106,6 +108,7 @@ class Node:
         """What is known of one cycle."""
         self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
         self._gone: set[int] = set()
+        self._killed = Killed(self._limits.grace)
         self._ranks: dict[int, int] = {}  # of the workers, by local rank
         self._pids: set[int] = set()  # of the workers; what those of the cycle before asked for is over
         self._looked: set[int] = set()  # workers of which it is on record where they were
@@ -134,6 +137,8 @@ class Node:
         if self._excluded_for is not None:
             self.handler.exclude(self.name, self._excluded_for)
             return self._leave(f"this node's exclusion was asked for: {self._excluded_for}")
+        if self._soiled:
+            return self._leave(f"unhealthy: {self._soiled}")
         refusals = self._gate.refusals(self.signals.has_any)
         for refusal in refusals:
             self.account.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
@@ -159,11 +164,8 @@ class Node:
 
     def cut_off(self, why: str) -> Verdict:
         """What follows from the loss of the job's store."""
-        if self.handler.time_left is not None:
-            why = (
-                f"it did not answer for {self.handler.lease:g} s, and the others take a node for lost that is silent "
-                f"for {self.handler.limit:g} s (--rdzv-conf keep_alive_interval, keep_alive_max_attempt)"
-            )
+        why = self.handler.why_cut_off or why
+        self.account.emit(events.StoreLost(why[:500]))
         detail = f"the job's store is lost, with the node that hosts it or on the way there: {why}"
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
@@ -227,6 +229,7 @@ class Node:
         for local_rank, message in self.monitors.poll(0.0):
             match message:
                 case messages.Found(record):
+                    self._killed.note(record)
                     if self._records.setdefault(record.pid or -1, record) is record:
                         self.account.console.found(record)
                 case messages.Gone(worker_pid):
@@ -250,6 +253,15 @@ class Node:
         if self.zygote is not None and zygote and self.zygote.why_not and not self._is_zygote_lost:
             self._is_zygote_lost = True
             self.account.emit(events.ZygoteLost(self.zygote.why_not))
+
+    def unkillable(self, pids: Sequence[int]) -> list[int]:
+        """Return which of these workers were killed for a hang and will not end."""
+        return self._killed.survivors(pids)
+
+    def soil(self, stuck: Sequence[Ended]) -> None:
+        """Workers cannot be ended: what they hold (devices, memory, files) is not free, so none starts here again."""
+        self._soiled = in_words(stuck)
+        self.account.emit(events.NodeUnhealthy("processes", self._soiled[:500]))
 
     def request(self) -> Verdict | None:
         """What a signal or a rank asks for, once it stands. Raises: StoreError."""

@@ -210,20 +210,20 @@ class Handler(RendezvousHandler):
         return [seat.node for seat in seats if self._gathering.is_gone(seat)]
 
     @property
-    def limit(self) -> float:
-        """Seconds of silence after which an agent is lost."""
-        return self._silences.limit
-
-    @property
-    def lease(self) -> float:
-        """Seconds without an answer of the job's store after which this agent is cut off."""
-        return self._beating.lease
-
-    @property
     def time_left(self) -> float | None:
         """Seconds until the others may go on without this node, None unless it is cut off from the job's store: no
         answer came for most of the time after which others take it for lost. It takes part no more then."""
         return self._beating.time_left
+
+    @property
+    def why_cut_off(self) -> str:
+        """Why this agent is cut off from the job's store, empty unless it is."""
+        if self.time_left is None:
+            return ""
+        return (
+            f"it did not answer for {self._beating.lease:g} s, and the others take a node for lost that is silent for "
+            f"{self._silences.limit:g} s (--rdzv-conf keep_alive_interval, keep_alive_max_attempt)"
+        )
 
     def is_taken_for_lost(self) -> bool:
         """Whether others have found this agent lost, as after it was stopped for a while. Raises: StoreError."""

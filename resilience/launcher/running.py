@@ -1,7 +1,10 @@
 """The workers of one cycle on this node: their processes, output and ends.
 
 Holds a pidfd for each, so that the agent wakes the moment one ends; exit statuses come from the process
-handlers of torchelastic's context. A worker that ends is told once."""
+handlers of torchelastic's context. A worker that ends is told once.
+
+A worker in an uninterruptible wait of the kernel (a driver, a file server that does not answer) outlives SIGKILL.
+Nobody waits for it longer than KILL_LIMIT: it is left to the kernel, and `stuck` has it."""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import Worker
@@ -18,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from resilience.launcher.output import Follower, RunFolderLogs
 
-KILL_LIMIT = 2.0  # seconds that a killed worker may take to be gone; after that it is left to the kernel
+KILL_LIMIT = 2.0  # seconds that a killed worker may take to be gone
 
 
 class Ended(NamedTuple):
@@ -46,6 +50,7 @@ class Running:
             with contextlib.suppress(ProcessLookupError):  # gone already: the next look tells how
                 self._pidfds[local_rank] = os.pidfd_open(pid)
         self.living = set(self._ranks)
+        self.stuck: list[Ended] = []  # as if SIGKILL had ended them, but they are still there
         self.ended: list[Ended] = []
         self._follower = self._follow(logs) if isinstance(logs, RunFolderLogs) else None
 
@@ -83,14 +88,27 @@ class Running:
         self.ended += new
         return new
 
+    def give_up(self, pids: Collection[int]) -> list[Ended]:
+        """Wait no more for living workers that SIGKILL does not end; answers them."""
+        given_up = [
+            Ended(local_rank, self._ranks[local_rank], process.pid, -signal.SIGKILL)
+            for local_rank in sorted(self.living)
+            if (process := self._context.subprocess_handlers[local_rank].proc).pid in pids
+        ]
+        self.living -= {each.local_rank for each in given_up}
+        self.stuck += given_up
+        return given_up
+
     def stop(self, number: int, limit: float) -> list[Ended]:
-        """End every worker that still lives, by this signal, and after `limit` seconds by SIGKILL."""
+        """End every worker that still lives, by this signal, and after `limit` seconds by SIGKILL; answers those that
+        have ended."""
         self.signal(number)
         self.signal(signal.SIGCONT)  # one that is stopped would not heed the other
         new = self._await_end(limit)
         if self.living:
             self.signal(signal.SIGKILL)
             new += self._await_end(KILL_LIMIT)
+            self.give_up(self.pids())
         for fd in self._pidfds.values():
             os.close(fd)
         self._pidfds.clear()

@@ -171,7 +171,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
         path = folder / "script.py"
         path.write_text(PREAMBLE + textwrap.dedent(script))
         endpoint = endpoint or f"127.0.0.1:{free_port()}"
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test"]
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "test"]
         arguments = [
             *(["--nnodes", nodes, *meeting] if agents > 1 or nodes != "1" else []),
             *("--nproc-per-node", str(nproc)),
@@ -186,6 +186,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
                 return {
                     "RESILIENCE_NODE": f"node{first + number}",
                     "PET_RDZV_CONF": f"{is_host},{conf}" if conf else is_host,
+                    "PET_RDZV_ENDPOINT": endpoint if agents > 1 or nodes != "1" else "",
                     **(per_agent[first + number] if per_agent else {}),
                 }
 

@@ -29,7 +29,7 @@ class Proxy:
         """within: runs a function in the network where the proxy is to be, this one's by default."""
         self.mode: Mode = "pass"
         self.delay = 0.0
-        self.connections = 0  # that were ever made
+        self.passed = 0  # pieces of data, in both directions
         self._target = target
         self._within = within or (lambda body: body())
         self._stop = threading.Event()
@@ -42,6 +42,13 @@ class Proxy:
     def set(self, mode: Mode, delay: float = 0.0) -> None:
         """Be so from now on."""
         self.delay, self.mode = delay, mode
+
+    def await_passed(self, count: int, limit: float = 60.0) -> None:
+        """Wait until so many more pieces have passed."""
+        deadline, before = time.monotonic() + limit, self.passed
+        while self.passed < before + count:
+            assert time.monotonic() < deadline, f"{self.passed - before} pieces passed within {limit:g} s, not {count}"
+            time.sleep(LOOK)
 
     def close(self) -> None:
         """End all connections, and listen no more."""
@@ -72,7 +79,6 @@ class Proxy:
                 near, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            self.connections += 1
             self._lines.append(near)
             if self.mode == "reset":
                 _reset(near)
@@ -117,6 +123,7 @@ class Proxy:
                     sink.shutdown(socket.SHUT_WR)
                     return
                 sink.sendall(data)
+                self.passed += 1
             except OSError:
                 return
 

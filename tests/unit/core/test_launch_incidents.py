@@ -234,3 +234,25 @@ def test_node_of_which_the_agent_is_gone_is_lost_though_its_monitors_have_ended_
                 made.append(Record(0, record.wall_ns, last + 1, origin, event))
     (incident,) = fold(made)
     assert (incident.kind, incident.verdict) == (lost.kind, lost.verdict)
+
+
+def without_store(told: Launched, *nodes: str) -> list[Record]:
+    """The same, and these nodes' agents lost the job's store in the first cycle."""
+    made = list(told.records)
+    for node in nodes:
+        last = [r for r in made if (r.origin.node, r.origin.role, r.origin.cycle) == (node, "agent", 0)][-1]
+        made.append(msgspec.structs.replace(last, event=events.StoreLost("it did not answer")))
+    return made
+
+
+def test_node_that_is_cut_off_is_lost() -> None:
+    told = launched([Fault("node", 2)], nodes=3)
+    (lost,) = fold(told.records)
+    (incident,) = fold(without_store(told, "node1"))
+    assert (incident.kind, incident.verdict, incident.excluded) == (lost.kind, lost.verdict, (2, 3))
+
+
+def test_where_most_nodes_are_cut_off_the_host_of_the_store_is_to_blame_and_none_of_them() -> None:
+    (incident,) = fold(without_store(launched([Fault("node", 2)], nodes=3), "node1", "node2"))
+    assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
+    assert incident.excluded == (2, 3, 4, 5)
