@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
+from prometheus_client.parser import text_string_to_metric_families
 
 from resilience.analysis.load import load
 from resilience.core import events
@@ -490,6 +491,7 @@ def ran(fork_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with receiving() as receiver:
         env["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.endpoint
         folder = tmp_path_factory.mktemp("exporting")
+        env["RESILIENCE_METRICS_TEXTFILE"] = str(folder / "textfile")
         with started_ranks(fork_server, folder, 2, "tests.process.jobs:train", kwargs, env) as running:
             running.wait()
             yield running, receiver
@@ -525,3 +527,26 @@ def test_metrics_of_a_real_job_are_those_of_its_replay(ran: tuple[RunningJob, Re
             if name == metric:
                 (line,) = [line for line in served if line.startswith(name) and all(f'"{x}"' in line for x in labels)]
                 assert float(served[line]) == value
+
+
+def test_file_for_node_exporter_of_a_real_job_has_its_counters(ran: tuple[RunningJob, Receiver]) -> None:
+    running, _ = ran
+    (snapshot,) = running.run.glob("metrics/*.prom")
+    (collected,) = (running.folder / "textfile").iterdir()
+    own = {"job_id": running.run.name, "node": snapshot.stem}
+    expected = {
+        (sample.name, *sorted((sample.labels | own).items())): sample.value
+        for family in text_string_to_metric_families(snapshot.read_text())
+        for sample in family.samples
+        if family.type != "gauge"
+    }
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(collected.read_text())
+        for sample in family.samples
+    }
+    assert found.keys() == expected.keys()
+    name = "resilience_restart_iterations_total"
+    assert {key: value for key, value in found.items() if key[0] == name} == {
+        key: value for key, value in expected.items() if key[0] == name
+    }
