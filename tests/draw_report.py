@@ -24,7 +24,7 @@ COMMANDS = (
     ["status", JOB],
     ["report", JOB],
     ["trace", JOB, "--incident", "1"],
-    ["logs", JOB, "--around", "5", "--level", "info"],
+    ["logs", JOB, "--around", "5", "--level", "warning"],
 )
 
 

@@ -376,6 +376,11 @@ def _place(chief: InterruptionRecord) -> str:
     return ", ".join(parts)
 
 
+def _users(frames: Iterable[Frame]) -> list[Frame]:
+    """Frames that are neither ours nor the interpreter's own."""
+    return [frame for frame in frames if not (is_ours(frame) or frame.file.startswith("<"))]
+
+
 def _stack(chief: InterruptionRecord, width: int) -> Iterator[Line]:
     """The innermost frames of a rank that hangs or crashed, from the user's code inwards."""
     frames = main_stack(chief)
@@ -383,7 +388,7 @@ def _stack(chief: InterruptionRecord, width: int) -> Iterator[Line]:
         if chief.stack_method is not None and not frames:
             yield from field("stack", chief.stack_method, width)
         return
-    inner = [f"{short_path(f.file)}:{f.line} {f.function}" for f in frames if not is_ours(f)][-STACK_SHOWN:]
+    inner = [f"{short_path(f.file)}:{f.line} {f.function}" for f in _users(frames)][-STACK_SHOWN:]
     for number, text in enumerate(reversed(inner)):
         yield from field("" if number else "stack", text, width, "dim")
 
