@@ -6,25 +6,26 @@ for a job's terminal shows the lines of all. Whoever reads too slowly loses line
 
 from __future__ import annotations
 
-import os
-import select
+import time
 from pathlib import Path
 
 from resilience.core import events
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.records import Record
+from resilience.launcher import terminal
 from resilience.monitor.config import LOG_LEVELS
 
-STDERR = 2
-LONGEST = 1000  # bytes of a line; a pipe takes it in one piece
+LONGEST = 1000  # bytes of a line
+PATIENCE = 2.0  # seconds that a reader is given for the last words
 
 
 class Console:
     """Lines of one agent. Main thread only."""
 
-    def __init__(self, level: int, folder: Path, descriptor: int = STDERR) -> None:
-        """level: the least that is shown, as in `logging`; folder: of the run, told once."""
-        self._level, self._folder, self._descriptor = level, folder, descriptor
+    def __init__(self, level: int, folder: Path, descriptor: int | None = None) -> None:
+        """level: the least that is shown, as in `logging`; folder: of the run, told once; descriptor: or stderr."""
+        self._level, self._folder = level, folder
+        self._descriptor = terminal.stream(terminal.STDERR) if descriptor is None else descriptor
         self._met: events.RendezvousCompleted | None = None
         self._left_out = 0
 
@@ -41,6 +42,10 @@ class Console:
     def found(self, record: InterruptionRecord) -> None:
         """Show what a monitor found out about its rank."""
         self._show("error", _interruption(record))
+
+    def last_words(self, text: str) -> None:
+        """Show why the job is over, at any level."""
+        terminal.put(self._descriptor, f"{text}\n".encode(errors="replace"), time.monotonic() + PATIENCE)
 
     def _sentence(self, record: Record) -> str:
         """One line for an event, empty for what is no news to a person."""
@@ -77,15 +82,10 @@ class Console:
         if self._left_out:
             text = f"({_count(self._left_out, 'line')} not shown) {text}"
         line = " ".join(f"resilience run: {text}".split()).encode(errors="replace")[: LONGEST - 1] + b"\n"
-        try:
-            ready = select.poll()
-            ready.register(self._descriptor, select.POLLOUT)
-            if ready.poll(0) and os.write(self._descriptor, line):
-                self._left_out = 0
-                return
-        except OSError:
-            pass  # closed, full, or nobody there any more
-        self._left_out += 1
+        if terminal.put(self._descriptor, line, time.monotonic()) == len(line):
+            self._left_out = 0
+        else:
+            self._left_out += 1
 
 
 _WHY = {"failure": "a failure", "membership": "a change of nodes", "request": "a request"}

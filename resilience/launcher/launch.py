@@ -124,7 +124,7 @@ def launch(command: Command) -> int:
         made = agent.get_event_succeeded() if verdict.exit_code == 0 else agent.get_event_failed()
         elastic_events.record(made, config.event_log_handler)
         if verdict.outcome != "completed":
-            print(summary(verdict, folder, node.failure, node.failures()), file=sys.stderr)
+            account.console.last_words(summary(verdict, folder, node.failure, node.failures()))
         node.over(verdict)
         return verdict.exit_code
 

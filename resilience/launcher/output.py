@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import BinaryIO
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from resilience.adapters import files
+from resilience.launcher import terminal
 
 INTERVAL = 0.05  # seconds between looks for new output
 CHUNK = 1 << 20  # bytes copied at once
+PATIENCE = 2.5  # seconds that a reader is given for what is left when workers have ended
 TAIL = 200  # lines kept in a failed rank's record
 
 
@@ -53,10 +56,14 @@ class RunFolderLogs(LogsSpecs):
 
 
 class Follower:
-    """Copies files that grow to a stream, in a thread of its own. Whole lines where they come whole."""
+    """Copies files that grow to a descriptor, in a thread of its own. Whole lines where they come whole.
 
-    def __init__(self, sources: list[tuple[str, BinaryIO]]) -> None:
-        self._sources = [(Path(path), to, [0]) for path, to in sources]
+    A reader that does not read is waited for, by this thread alone; after the end not for long. What it
+    has not taken by then the files have."""
+
+    def __init__(self, sources: list[tuple[str, int]]) -> None:
+        """sources: file, and the descriptor that it is copied to."""
+        self._sources = [_Source(Path(path), to) for path, to in sources]
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="resilience-output", daemon=True)
         self._thread.start()
@@ -64,31 +71,47 @@ class Follower:
     def stop(self) -> None:
         """Copy what is left, and end."""
         self._is_over.set()
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=2 * PATIENCE)
 
     def _follow(self) -> None:
         while not self._is_over.wait(INTERVAL):
-            self._copy()
-        self._copy()
-
-    def _copy(self) -> None:
-        for path, to, read in self._sources:
-            while data := _read(path, read[0]):
-                read[0] += len(data)
-                try:
-                    to.write(data)
-                    to.flush()
-                except (OSError, ValueError):
-                    break  # nobody listens; the files have it all
+            for source in self._sources:
+                source.copy(time.monotonic() + INTERVAL)
+        until = time.monotonic() + PATIENCE
+        for source in self._sources:
+            source.copy(until)
+            source.close()
 
 
-def _read(path: Path, start: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read(CHUNK)
-    except OSError:
-        return b""
+class _Source:
+    """A file that grows, and how far it was copied."""
+
+    def __init__(self, path: Path, to: int) -> None:
+        self._path = path
+        self._to = to
+        self._file: BinaryIO | None = None
+        self._rest = b""  # read, and not yet taken
+
+    def copy(self, until: float) -> None:
+        """Copy what there is, as far as it is taken until then."""
+        while self._rest or self._read():
+            taken = terminal.put(self._to, self._rest, until)
+            self._rest = self._rest[taken:]
+            if self._rest:
+                return
+
+    def _read(self) -> bool:
+        try:
+            if self._file is None:
+                self._file = self._path.open("rb", buffering=0)
+            self._rest = self._file.read(CHUNK)
+        except OSError:
+            return False  # not there yet, or no more
+        return bool(self._rest)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def tail(path: str, lines: int = TAIL) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Collection
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from resilience.launcher import terminal
 from resilience.launcher.output import Follower, RunFolderLogs
 
 KILL_LIMIT = 2.0  # seconds that a killed worker may take to be gone
@@ -58,8 +58,8 @@ class Running:
         out, err = self._context.stdouts, self._context.stderrs
         shown = [local_rank for local_rank in self._ranks if logs.shows(local_rank)]
         return Follower(
-            [(out[local_rank], sys.stdout.buffer) for local_rank in shown]
-            + [(err[local_rank], sys.stderr.buffer) for local_rank in shown]
+            [(out[local_rank], terminal.stream(terminal.STDOUT)) for local_rank in shown]
+            + [(err[local_rank], terminal.stream(terminal.STDERR)) for local_rank in shown]
         )
 
     @property

@@ -6,6 +6,7 @@ shared file system."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import textwrap
@@ -43,7 +44,7 @@ def agent(arguments: list[str]) -> None:
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
-    group. NOHUP: it was started by nohup."""
+    group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows."""
     from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
@@ -52,6 +53,9 @@ def agent(arguments: list[str]) -> None:
     join = Handler.next_rendezvous
     if "NOHUP" in os.environ:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    if "UNREAD" in os.environ:
+        close_the_readers_eyes()
 
     if (host := os.environ.get("HOST")) is not None:
         hosts.enter(host)
@@ -63,6 +67,7 @@ def agent(arguments: list[str]) -> None:
         JobBudget.spend = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
 
     if os.environ.get("DIES") == "seated":
+
         def die(handler: Handler) -> None:
             join(handler)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -73,6 +78,18 @@ def agent(arguments: list[str]) -> None:
     if sick is not None:
         Devices.look = lambda check: "GPU 0: GPU is lost (15)" if os.path.exists(sick) else ""  # type: ignore[method-assign]
     raise SystemExit(main(arguments))
+
+
+def close_the_readers_eyes() -> None:
+    """Have stdout and stderr lead into a pipe that is full, and that nobody empties."""
+    _, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"." * 4096)
+    os.set_blocking(writing, True)
+    for stream in (1, 2):
+        os.dup2(writing, stream)
 
 
 class Launched:

@@ -1,4 +1,4 @@
-"""Programs that look whether they are asked to stop, and are ended for another reason."""
+"""What must not hold up the end of workers and agents: programs that look for a stop, terminals that nobody reads."""
 
 from __future__ import annotations
 
@@ -45,3 +45,11 @@ def test_program_that_looks_for_a_stop_is_ended_by_sigterm_when_another_rank_fai
     assert (other.worker_rank, other.signal) == (0, signal.SIGTERM.name)
     assert job.of(events.ControlRequested) == job.of(events.StopRequested) == []
     assert not list(job.folder.glob("stopped.*"))
+
+
+def test_terminal_that_nobody_reads_holds_neither_a_restart_nor_the_end(launch: Launch) -> None:
+    job = launch("print('x' * 100_000, flush=True)\nsys.exit(3)", "--max-restarts", "1", UNREAD="1")
+    assert job.wait() == [1]
+    assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
+    assert job.of(events.JobEnded)[0].event.outcome == "exhausted"
+    assert (job.job.run / "output" / "1" / "0.out").read_text() == "x" * 100_000 + "\n"
