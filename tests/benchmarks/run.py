@@ -1,7 +1,7 @@
 """One command for all budgets: `python -m tests.benchmarks.run [--quick] [--only restart,hang] [--publish]`.
 
 Prints the table, writes every measurement as JSON. Jobs of the two libraries take turns. Needs a quiet
-machine with 2 cores and 12 GiB; a full run takes about 20 minutes, `--quick` about 5."""
+machine with 2 cores and 12 GiB; a full run takes about half an hour, `--quick` about 7 minutes."""
 
 from __future__ import annotations
 
