@@ -98,17 +98,22 @@ def seconds(parameters: RendezvousParameters, key: str, default: float) -> float
     return value
 
 
-def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -> Meeting:
+def meet(
+    parameters: RendezvousParameters,
+    stores: StoreProcess,
+    limit: float,
+    is_interrupted: Callable[[], bool] = lambda: False,
+) -> Meeting:
     """Find the place, or make it; waits at most `limit` seconds for a host that is not there yet.
 
-    Raises: ConfigurationError, StoreError."""
+    is_interrupted: True ends that wait. Raises: ConfigurationError, StoreError."""
     kind = kind_of(parameters)
     try:
         host, port = parse_rendezvous_endpoint(parameters.endpoint, ETCD_PORT if kind in ETCD_KINDS else DEFAULT_PORT)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     if kind in ETCD_KINDS:
-        return _in_etcd(parameters, host, port, limit)
+        return _in_etcd(parameters, host, port, limit, is_interrupted)
     is_host = _hosts(parameters, kind, host)
     hosted = _host(stores, host, port, is_host, is_certain=kind == "static" or parameters.get("is_host") is not None)
     is_host = hosted is not None
@@ -122,7 +127,7 @@ def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -
         target, own = "127.0.0.1" if ":" not in host else "::1", ""
         found = _own_address(host)
     else:
-        target, own = _reach(host, number, limit)
+        target, own = _reach(host, number, limit, is_interrupted)
         found = target
     return Meeting(
         lambda: connect(target, number, limit),
@@ -133,8 +138,10 @@ def meet(parameters: RendezvousParameters, stores: StoreProcess, limit: float) -
     )
 
 
-def _in_etcd(parameters: RendezvousParameters, host: str, port: int, limit: float) -> Meeting:
-    target, own = _reach(host, port, limit)
+def _in_etcd(
+    parameters: RendezvousParameters, host: str, port: int, limit: float, is_interrupted: Callable[[], bool]
+) -> Meeting:
+    target, own = _reach(host, port, limit, is_interrupted)
 
     def connect_etcd() -> Any:
         try:
@@ -188,10 +195,10 @@ def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain:
         return None
 
 
-def _reach(host: str, port: int, limit: float) -> tuple[str, str]:
+def _reach(host: str, port: int, limit: float, is_interrupted: Callable[[], bool]) -> tuple[str, str]:
     """Wait for the server; answers its address, and ours as it sees us."""
     try:
-        target = await_server(host, port, limit)
+        target = await_server(host, port, limit, is_interrupted)
         with socket.create_connection((target, port), timeout=limit) as line:
             return target, str(line.getsockname()[0])
     except OSError as error:
@@ -221,6 +228,12 @@ def _own_address(host: str) -> str:
 
 
 def _unreachable(host: str, port: int, limit: float, error: Exception) -> StoreError:
+    if isinstance(error, socket.gaierror):
+        return StoreError(
+            f"the name {host} was not found within {limit:g} s: {error.strerror}; check --rdzv-endpoint and the "
+            "name service, or give an address",
+            host=host,
+        )
     return StoreError(
         f"the rendezvous at {host}:{port} was not reached within {limit:g} s: {type(error).__name__}: "
         f"{next(iter(str(error).splitlines()), '')[:200]}; check --rdzv-endpoint, that its node runs, and the firewall",

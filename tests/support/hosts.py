@@ -69,6 +69,14 @@ class Host:
         """Put it back."""
         _ip("-n", self._hub, "link", "set", self._port, "up")
 
+    def cut_from(self, other: Host) -> None:
+        """Drop what is for another host, and it alone."""
+        _ip("-n", self.network, "route", "add", "blackhole", f"{other.address}/32")
+
+    def heal_to(self, other: Host) -> None:
+        """Send it again."""
+        _ip("-n", self.network, "route", "del", "blackhole", f"{other.address}/32")
+
     def pids(self) -> list[int]:
         """Return the processes that run here."""
         return [int(pid) for pid in _ip("netns", "pids", self.network).split()]
