@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters.environment import Settings
+from resilience.analysis.counterfactual import WhatIf
 from resilience.analysis.load import Reader, is_run, runs_in
 from resilience.analysis.report import Report, as_json, report
 from resilience.cli.render import (
@@ -42,6 +43,7 @@ RUNS_NAMED = 8  # runs named in the message of a wrong argument
 LISTED = 12  # of missing things and notes, the rest is counted
 BAR = 24
 STACK_SHOWN = 3  # innermost frames
+WORTH = 0.01  # of the whole time that a change must save to be told
 SURE = 0.7  # confidence from which on rules that could not run are not worth a line
 _KINDS: dict[str, str] = {
     "exception": "exception",
@@ -238,6 +240,22 @@ def _times(found: Report, width: int) -> Iterator[Line]:
     parts = ", ".join(f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005)
     text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
     yield from field("time", text, width, indent=2)
+    best: dict[str, WhatIf] = {}
+    for answer in sorted(found.what_ifs, key=lambda each: each.saved_s):
+        if answer.saved_s >= WORTH * spent.total_s:
+            best[answer.kind] = answer
+    if best:
+        told = ", ".join(f"{100 * each.ettr:.1f} % with {what_if_in_words(each)}" for each in best.values())
+        yield from field("what if", told, width, indent=2)
+
+
+def what_if_in_words(answer: WhatIf) -> str:
+    """Return what would have been different."""
+    if answer.kind == "limit":
+        return f"a limit of {seconds(answer.value)}"
+    if answer.kind == "checkpoints":
+        return f"checkpoints every {seconds(answer.value)}"
+    return "one spare" if answer.value == 1 else f"{answer.value:g} spares"
 
 
 def incident_table(incidents: Iterable[Incident], width: int) -> list[Line]:

@@ -23,7 +23,7 @@ from resilience.analysis.sections import Section
 from resilience.analysis.waterfall import Waterfall
 from resilience.analysis.whereabouts import Group, Whereabouts
 from resilience.cli.render import Line, clock, count, date, plain, seconds, short_path
-from resilience.cli.report import incident_lines, report_lines
+from resilience.cli.report import incident_lines, report_lines, what_if_in_words
 from resilience.cli.report_drawings import (
     lanes_figure,
     section_bars,
@@ -176,15 +176,6 @@ def _what_ifs(answers: Sequence[WhatIf]) -> str:
         f'<th class="n">productive</th></tr>{rows}</table></div><p class="dim">Productive: (productive time + saved) / '
         f"total. The faults stay as they were; it is no forecast.</p><ul>{how}</ul>"
     )
-
-
-def what_if_in_words(answer: WhatIf) -> str:
-    """Return what would have been different."""
-    if answer.kind == "limit":
-        return f"a limit of {seconds(answer.value)}"
-    if answer.kind == "checkpoints":
-        return f"checkpoints every {seconds(answer.value)}"
-    return "one spare" if answer.value == 1 else f"{answer.value:g} spares"
 
 
 def _signed(value: float) -> str:

@@ -71,6 +71,7 @@ def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
         "completed on ranks 0-3; the launcher: completed, exit status 0",
         "% of 9.36 s productive",
         "lost: start-up 660 ms, restarts 700",
+        "% with a limit of 1 s",
         "1  Hang, killed on rank 2  cycle 0, step 40",
         "verdict    rank 2: waiting for input (storage)",
         "rendezvous    200 ms    200 ms  node0",
