@@ -58,7 +58,6 @@ class NodeExports:
         self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
         self._read: dict[Path, RecordTail] = {}
         self._calls: dict[Path, Call] = {}  # of ranks whose process has not ended: the call they are in
-        self._completed: set[Call] = set()
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
@@ -121,12 +120,13 @@ class NodeExports:
     def close(self, timeout: float = 2.0) -> None:
         """Take the last records and let the exporters finish, at most `timeout` seconds.
 
-        Once a call is completed on one rank it is on all, and they end at about the same time: they are
-        waited for, half of that time at most. For ranks that run on, the next leader exports."""
+        Ranks that are still in a call are waited for, half of that time at most: the others of a rank that has
+        ended do so at about the same time, and a rank may have died as all came to their end. For ranks that
+        run on, the next leader exports."""
         deadline = time.monotonic() + timeout
         self._list_at = 0.0
         self.poll()
-        while self._completed & set(self._calls.values()) and time.monotonic() < deadline - timeout / 2:
+        while self._calls and time.monotonic() < deadline - timeout / 2:
             time.sleep(LINGER)
             self.poll()
         self._snapshot_at, self._is_last = 0.0, True
@@ -139,8 +139,6 @@ class NodeExports:
         match record.event:
             case events.CallStarted():
                 self._calls[path] = call
-            case events.IterationEnded(outcome="completed"):
-                self._completed.add(call)
             case events.RankExited():
                 self._calls.pop(path, None)
 

@@ -314,6 +314,27 @@ def test_exporter_that_is_not_installed_is_told_with_what_to_do(
     assert "pip install 'torch-resilience[otlp]'" in failed.reason
 
 
+def test_leader_whose_rank_died_at_the_end_of_the_job_sends_what_the_others_tell_then(
+    tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = job([Fault("kill", 1, 0)], world=3, started_ns=time.time_ns() - 5 * 10**9)
+    folder = tmp_path / "run"
+    (folder / "records").mkdir(parents=True)
+    texts = {rank: list(map(to_line, records)) for rank, records in told.files.items()}
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        exports = started(folder, emitted)
+        for rank, lines in texts.items():
+            (folder / "records" / f"node-{rank}.jsonl").write_bytes(b"".join(lines if rank == 1 else lines[:-9]))
+        closing = threading.Thread(target=exports.close, args=(60.0,))
+        closing.start()
+        for rank in (0, 2):
+            with (folder / "records" / f"node-{rank}.jsonl").open("ab") as file:
+                file.write(b"".join(texts[rank][-9:]))
+        closing.join()
+        assert receiver.spans.keys() == spans_of(told).keys()
+
+
 # -- metrics -----------------------------------------------------------------------------------
 
 

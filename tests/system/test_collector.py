@@ -37,11 +37,12 @@ def on_route(route: str, folder: Path) -> Iterator[tuple[Receiver, dict[str, str
         yield receiver, env | {"TRACEPARENT": f"00-{TRACE}-{PARENT}-01"}, between
 
 
-def arrived(receiver: Receiver, between: ExitStack, expected: int) -> list[Plain]:
-    """Wait for so many spans of ours, let the collector send all that it holds, and return what has come."""
+def arrived(receiver: Receiver, between: ExitStack, expected: list[Plain]) -> list[Plain]:
+    """Wait until all expected spans are there, let the collector send all that it holds, and return what has come."""
     deadline = time.monotonic() + LIMIT
-    while sum(span["scope"] == "resilience" for span in of_wire(list(receiver.requests))) < expected:
-        assert time.monotonic() < deadline, f"{len(of_wire(receiver.requests))} of {expected} spans have come"
+    while missing := {span["id"] for span in expected} - {span["id"] for span in of_wire(list(receiver.requests))}:
+        names = [(span["name"], span["attributes"]) for span in expected if span["id"] in missing]
+        assert time.monotonic() < deadline, f"{len(names)} of {len(expected)} spans have not come: {names}"
         time.sleep(0.02)
     between.close()
     return of_wire(receiver.requests)
@@ -80,7 +81,7 @@ def test_launched_job_is_one_trace_with_the_programs_own_spans_in_it(tmp_path: P
     with on_route(route, tmp_path) as (receiver, env, between):
         folder = run_job(tmp_path, "tracing_train.py", nodes, 2 // nodes, env)
         expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
-        came = arrived(receiver, between, len(expected))
+        came = arrived(receiver, between, expected)
     ours = [span for span in came if span["scope"] == "resilience"]
     assert_same(ours, expected)
     assert_one_trace(came)
@@ -131,7 +132,7 @@ def test_wrapper_alone_is_one_trace_too(fork_server: Any, tmp_path: Path, route:
             running.wait()
             folder = running.run
         expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
-        came = arrived(receiver, between, len(expected))
+        came = arrived(receiver, between, expected)
     assert_same(came, expected)
     assert_one_trace(came)
     assert {span["name"] for span in came} >= {"inprocess.iteration", "run", "restart", "interruption", "run.start"}
@@ -152,5 +153,5 @@ def test_file_of_spans_is_what_a_collector_takes(tmp_path: Path) -> None:
             with STRAIGHT.open(urllib.request.Request(f"{endpoint}/v1/traces", line, headers), timeout=LIMIT) as answer:
                 assert answer.status == 200
         expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
-        came = arrived(receiver, between, len(expected))
+        came = arrived(receiver, between, expected)
     assert_same(came, expected)
