@@ -76,9 +76,10 @@ class Handler(RendezvousHandler):
         self._workers, self._role = workers, role
         self._owns_stores = stores is None
         self._stores = stores or StoreProcess.start()
-        self._meeting = meet(parameters, self._stores, self._join_limit)
+        self._meeting = meet(parameters, self._stores, self._join_limit, is_interrupted)
         self._store: Any = self._connect()
-        self._ledger = Ledger(self._store)
+        self._beating = Beating(self._connect, self.id, self.interval, self._silences.limit, self._meeting.cut)
+        self._ledger = Ledger(self._store, lambda: self.why_cut_off)  # a client may come back, this agent may not
         self.job_store: Any = dist.PrefixStore("job", self._store)
         self._stores.ask(self._meeting.address)  # for the first cycle, while others are waited for
         self._seat: Seat | None = None
@@ -88,7 +89,6 @@ class Handler(RendezvousHandler):
         self._duplicates: dict[str, float] = {}  # id -> since when its rank is somebody else's too
         self._wrong = Timer(self._last_call)  # ranks that cannot be
         self._lease: str | None = None  # key of the leadership that this agent holds
-        self._beating = Beating(self._connect, self.id, self.interval, self._silences.limit, self._meeting.cut)
         self._has_left = False
         self._probing: Any = None
 
@@ -198,15 +198,17 @@ class Handler(RendezvousHandler):
     def lost_nodes(self) -> list[str]:
         """Return the nodes of this cycle that left it, or are lost: killed, stopped or cut off.
 
-        An agent looks at its neighbour only, and tells all. Raises: StoreError."""
+        An agent looks at one neighbour only, the nearest that is not known to be gone, and tells all.
+        Raises: StoreError."""
         seats = self._formation.seats
         rank = self._formation.rank_of(self.id)
         if rank is None:
             return []
         self._read()
-        neighbour = seats[rank - 1]
-        if neighbour.id != self.id and not self._gathering.is_gone(neighbour):
-            self._tell_lost([neighbour.id])
+        before = (seats[rank - back] for back in range(1, len(seats)))
+        neighbour = next((seat for seat in before if not self._gathering.is_gone(seat)), None)
+        if neighbour is not None and self._tell_lost([neighbour.id]):
+            self._read()
         return [seat.node for seat in seats if self._gathering.is_gone(seat)]
 
     @property

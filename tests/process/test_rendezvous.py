@@ -149,6 +149,20 @@ def test_neighbour_tells_of_a_lost_node_while_workers_run(make: Make) -> None:
     assert await_value(a, "lost_nodes", ["c"], also=b)
 
 
+def test_second_lost_node_is_found_though_its_watcher_was_the_first(make: Make) -> None:
+    """The cycle goes on meanwhile, as with min-healthy."""
+    them = make("1:4").several(4)
+    ranks = {agent.node: told.rank for agent, told in zip(them, meet(them), strict=True)}
+    host = ranks["a"]
+    watcher, watched = (next(agent for agent in them if ranks[agent.node] == (host + ahead) % 4) for ahead in (2, 1))
+    left = [agent for agent in them if agent not in (watcher, watched)]
+    watcher.kill()
+    assert await_value(left[0], "lost_nodes", [watcher.node], also=left[1])
+    watched.kill()
+    both = sorted((watcher.node, watched.node), key=lambda node: ranks[node])
+    assert await_value(left[0], "lost_nodes", both, also=left[1])
+
+
 def test_next_in_line_takes_over_from_a_leader_that_is_killed(make: Make) -> None:
     job = make("3")
     a, b = job.several(2)
@@ -329,11 +343,11 @@ def test_port_that_is_taken_is_told_by_the_node_that_must_host(make: Make) -> No
 
 
 def await_value(agent: Agent, name: str, value: object, also: Agent | None = None) -> bool:
-    """Ask until an agent answers this, and then another one, if there is one."""
+    """Ask until an agent answers this, and another one too, if there is one: who notices tells the other."""
     deadline = time.monotonic() + 30
-    for each in (agent, also or agent):
-        while each.do(name) != value:
-            assert time.monotonic() < deadline, f"{name} of agent {each.node} is {each.do(name)}, never {value}"
+    asked = [agent, also or agent]
+    while [each.do(name) for each in asked] != [value, value]:
+        assert time.monotonic() < deadline, f"{name} is {[each.do(name) for each in asked]}, never {value}"
     return True
 
 
