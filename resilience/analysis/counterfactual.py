@@ -53,7 +53,7 @@ def _limits(incidents: Sequence[Incident]) -> list[float]:
 
 def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
     """Distances between checkpoints that there was time for."""
-    if all(each.cost.lost_steps is None for each in incidents):
+    if all(each.cost.rework_s is None for each in incidents):
         return []
     return [every for every in CHECKPOINTS if every < times.productive_s] or [USUAL_CHECKPOINTS]
 
@@ -78,9 +78,8 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
     """A checkpoint after every `every` seconds of work: a fault finds half of that undone, on average.
 
     No incident loses more than the work since the one before; checkpoints of now are taken to cost nothing more."""
-    again = [(incident, rework) for incident in incidents if (rework := incident.cost.rework_s) is not None]
-    again += [(incident, 0.0) for incident in incidents if incident.cost.rework_s is None and _is_at_work(incident)]
-    now = sum(rework for _, rework in again)
+    again = [rework for incident in incidents if (rework := incident.cost.rework_s) is not None]
+    now = sum(again)
     mean = times.productive_s / (len(incidents) + 1)
     then = len(again) * min(every / 2, mean)
     writing = 0.0 if write_s is None else write_s * times.productive_s / every
@@ -134,11 +133,6 @@ def _missing(incidents: Sequence[Incident], until_wall_ns: int | None) -> list[t
         if left is not None and later is not None and 0 < left < size:
             found.append((size - left, size, max(0.0, (later - (incident.detected_wall_ns or later)) / 1e9)))
     return found
-
-
-def _is_at_work(incident: Incident) -> bool:
-    """Whether it is known that nothing was done again."""
-    return incident.cost.lost_steps == 0
 
 
 def _answer(kind: str, value: float, times: Times, saved: float, formula: str, inputs: str) -> WhatIf:
