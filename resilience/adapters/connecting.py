@@ -13,17 +13,17 @@ from __future__ import annotations
 import ctypes
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.2  # seconds between two attempts
 ATTEMPT_LIMIT = 5.0  # seconds for one attempt: a host that drops packets never answers
 
 
-def await_server(host: str, port: int, limit: float) -> str:
+def await_server(host: str, port: int, limit: float, is_interrupted: Callable[[], bool] = lambda: False) -> str:
     """Wait until something listens at host:port, at most `limit` seconds; returns its numeric address.
 
-    Raises: OSError, that of the last attempt."""
+    is_interrupted: True ends the wait. Raises: OSError, that of the last attempt."""
     deadline = time.monotonic() + limit
     pause = FIRST_PAUSE
     while True:
@@ -32,7 +32,7 @@ def await_server(host: str, port: int, limit: float) -> str:
             with socket.create_connection((host, port), timeout=max(0.001, min(ATTEMPT_LIMIT, left))) as line:
                 return str(line.getpeername()[0])
         except OSError:
-            if time.monotonic() + pause >= deadline:
+            if is_interrupted() or time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)
         pause = min(pause * 1.5, LAST_PAUSE)

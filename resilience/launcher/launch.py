@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import signal
 import socket
 import sys
 import time
@@ -29,12 +30,14 @@ from resilience import __version__
 from resilience.adapters import timeouts_file
 from resilience.adapters.environment import Exporting, Settings, agent_node_name, infrastructure_rank
 from resilience.adapters.processes import become_subreaper
+from resilience.adapters.store import execute
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.identity import fingerprint
+from resilience.core.restart import CompareSet
 from resilience.core.watch import Limits
-from resilience.errors import ConfigurationError
+from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command
@@ -67,25 +70,22 @@ def launch(command: Command) -> int:
         ending.callback(stores.close)
         config, entrypoint, arguments = settle(command)  # counting GPUs initialises CUDA, which no fork survives
         signals = Signals(config.signals_to_handle)
-        folder, job_id = run_folder(command, settings, config)
-        name = agent_node_name(job_id)
+        name = agent_node_name(settings.job_id or f"{config.run_id} {config.rdzv_endpoint}")
         rendezvous = parameters(config, command)
         choice = group_rank(command, rendezvous)
-        handler = Handler(
-            rendezvous,
-            stores,
-            name,
-            choice.rank if choice else None,
-            is_interrupted=signals.has_any,
-            workers=config.nproc_per_node,
-            role=config.role,
-        )
+        try:
+            handler = reach(rendezvous, config, stores, name, choice, signals)
+        except StoreError:
+            if not signals.has_any():
+                raise
+            (number, *_) = signals.take()
+            print(f"resilience run: {signal.Signals(number).name} before the rendezvous was reached", file=sys.stderr)
+            return 128 + number
         ending.callback(handler.shutdown)
+        folder, job_id = run_folder(command, settings, config, handler)
         account = Account(folder, job_id, name, settings.attempt, Console(command.config.log_level, folder))
         ending.callback(account.close)
-        options = command.options
-        asked = Asked(options.metrics_port, options.metrics_host, options.metrics_textfile)
-        exports = AgentExports.start(folder, name, account.emit, asked)
+        exports = AgentExports.start(folder, name, account.emit, asked_of_metrics(command))
         if exports is not None:
             ending.callback(exports.close, 2.0)
         ending.enter_context(bridged(account.emit, config.event_log_handler))
@@ -127,6 +127,31 @@ def launch(command: Command) -> int:
             account.console.last_words(summary(verdict, folder, node.failure, node.failures()))
         node.over(verdict)
         return verdict.exit_code
+
+
+def asked_of_metrics(command: Command) -> Asked:
+    """Return where the command line wants the metrics to be read."""
+    return Asked(command.options.metrics_port, command.options.metrics_host, command.options.metrics_textfile)
+
+
+def reach(
+    rendezvous: RendezvousParameters,
+    config: LaunchConfig,
+    stores: StoreProcess,
+    name: str,
+    choice: Choice | None,
+    signals: Signals,
+) -> Handler:
+    """Reach the place where the nodes meet, or make it. Raises: ConfigurationError, StoreError (also on a signal)."""
+    return Handler(
+        rendezvous,
+        stores,
+        name,
+        choice.rank if choice else None,
+        is_interrupted=signals.has_any,
+        workers=config.nproc_per_node,
+        role=config.role,
+    )
 
 
 def run(agent: Agent, node: Node) -> None:
@@ -245,11 +270,15 @@ def logs(command: Command, config: LaunchConfig, folder: Path) -> LogsSpecs:
     return RunFolderLogs(folder, set(map(int, shown.split(","))) if shown else None)
 
 
-def run_folder(command: Command, settings: Settings, config: LaunchConfig) -> tuple[Path, str]:
-    """Return the run folder and the job's name; leave job.json there."""
-    run_id = config.run_id
-    is_made = run_id in ("", "none") or command.torchrun.rdzv_endpoint == "localhost:0"
-    job_id = settings.job_id or (time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4] if is_made else run_id)
+def run_folder(command: Command, settings: Settings, config: LaunchConfig, handler: Handler) -> tuple[Path, str]:
+    """Return the run folder and the job's name; leave job.json there. Raises: StoreError.
+
+    A name that nobody has given is one node's, and the others take it over."""
+    job_id = settings.job_id or config.run_id
+    if settings.job_id is None and (job_id in ("", "none") or command.torchrun.rdzv_endpoint == "localhost:0"):
+        job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
+        if config.max_nodes > 1:
+            job_id = str(execute(CompareSet("job id", job_id), handler.job_store))
     folder = Path(command.options.run_dir or settings.run_dir).absolute() / job_id
     argv = tuple(sys.argv[1:])
     Job(

@@ -44,7 +44,9 @@ def agent(arguments: list[str]) -> None:
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
-    group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows."""
+    group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. WAITS: file that
+    it makes when it begins to wait for the rendezvous."""
+    from resilience.launcher import meeting
     from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
@@ -73,6 +75,15 @@ def agent(arguments: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         Handler.next_rendezvous = die  # type: ignore[assignment, method-assign]
+
+    if "WAITS" in os.environ:
+        wait = meeting.await_server
+
+        def tell(*args: Any) -> str:
+            Path(os.environ["WAITS"]).touch()
+            return wait(*args)
+
+        meeting.await_server = tell
 
     sick = os.environ.get("SICK_DEVICE")
     if sick is not None:

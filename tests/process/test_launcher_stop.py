@@ -53,3 +53,22 @@ def test_terminal_that_nobody_reads_holds_neither_a_restart_nor_the_end(launch: 
     assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
     assert job.of(events.JobEnded)[0].event.outcome == "exhausted"
     assert (job.job.run / "output" / "1" / "0.out").read_text() == "x" * 100_000 + "\n"
+
+
+def test_signal_ends_the_wait_for_a_rendezvous_that_is_not_there(launch: Launch, tmp_path: Path) -> None:
+    waits = tmp_path / "waits"
+    job = launch("", nodes="2", agents=1, per_agent=({"PET_RDZV_CONF": "is_host=0", "WAITS": str(waits)},))
+    job.job.await_sign_file(waits)
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    assert "SIGTERM before the rendezvous was reached" in job.output(stream=2)
+
+
+def test_nodes_agree_on_the_name_of_a_job_that_has_none(launch: Launch, tmp_path: Path) -> None:
+    job = launch("", "--rdzv-id", "none", nodes="2", agents=2, RESILIENCE_JOB_ID="")
+    assert job.wait() == [0, 0]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in (folder / "records").glob("*-agent.jsonl")} == {
+        "node0-agent.jsonl",
+        "node1-agent.jsonl",
+    }
