@@ -6,12 +6,14 @@ who comes second reads what the first has written. Nothing is deleted; an entry 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import gathering
 from resilience.core.gathering import Entry, Formation, Gathering, Nothing
 from resilience.core.restart import Add, CompareSet, Operation, Read, Set
+from resilience.errors import StoreError
 
 HOLE_LIMIT = 2.0  # seconds in which a writer that has its place writes, or is taken to have died
 
@@ -19,12 +21,16 @@ HOLE_LIMIT = 2.0  # seconds in which a writer that has its place writes, or is t
 class Ledger:
     """The log and the formations in a store. Every method raises StoreError if the store does not answer."""
 
-    def __init__(self, store: StoreLike) -> None:
+    def __init__(self, store: StoreLike, why_not: Callable[[], str] = lambda: "") -> None:
+        """why_not: asked before each operation; why this agent has no say any more, empty if it has."""
         self._store = store
+        self._why_not = why_not
         self._holes: dict[int, float] = {}  # place -> since when we know of it
 
     def do(self, operation: Operation) -> Any:
         """Perform one operation on the store."""
+        if why_not := self._why_not():
+            raise StoreError(f"the job's store is out of reach: {why_not}")
         return execute(operation, self._store)
 
     def append(self, entry: Entry) -> None:

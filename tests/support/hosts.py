@@ -29,11 +29,11 @@ PREFIX = "resilience-test-"
 def missing() -> str:
     """Return why there can be no hosts here, empty if there can."""
     if shutil.which("ip") is None:
-        return "three hosts need network namespaces: install iproute2"
+        return "NETWORKS THAT FAIL ARE NOT TESTED HERE: install iproute2"
     probe = f"{PREFIX}{os.getpid()}-probe"
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
     if made.returncode:
-        return f"three hosts need network namespaces: run as root with CAP_SYS_ADMIN ({made.stderr.strip()})"
+        return f"NETWORKS THAT FAIL ARE NOT TESTED HERE: run as root with CAP_SYS_ADMIN ({made.stderr.strip()})"
     _ip("netns", "del", probe)
     return ""
 
