@@ -30,13 +30,15 @@ DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
         messages.Open(1),
         messages.Assigned(7, 123, ORIGIN, "/run", LIMITS, ("out",), messages.Link(7, True, 1.5, LIMITS)),
         messages.Dismissed("why"),
+        messages.Look(),
         messages.Probe(3),
         messages.Leave(),
     ],
     messages.decode_for_agent: [
         messages.Found(InterruptionRecord(1, Interruption.HARD_TIMEOUT), ended=False),
-        messages.Requested("Continue", "why", 1),
+        messages.Requested("Continue", "why", 1, 7),
         messages.Connected(7, messages.Link(7, False)),
+        messages.Looked(7),
         messages.Alive(3),
     ],
 }
