@@ -115,7 +115,7 @@ class Node:
         self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
         self._requests: list[Request] = []
         self._stop: Verdict | None = None  # what a signal asks for
-        self._failed: Failure | None = None  # the first of this node
+        self._has_failed = False
         self._began_at = time.monotonic()
         self._waiting_since: float | None = None  # some nodes are through, others not
         self._look_at = 0.0
@@ -345,11 +345,11 @@ class Node:
             detail = f"SIGTERM to rank {failure.rank}"
             self.account.emit(events.StopRequested(detail, self._options.stop_grace))
             return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
-        if self._failed is None:
-            self.failure = failure
-            self._failed = failure_of(failure, self.handler.cycle, self.name, self._highest_step(), self._ran)
+        self.failure = failure
+        if not self._has_failed:
+            self._has_failed = True
             self._nodes.note("failed")
-        return self._weigh()
+        return self._weigh(failure_of(failure, self.handler.cycle, self.name, self._highest_step(), self._ran))
 
     def look(self, is_through: bool) -> Verdict | None:
         """What others did: a verdict of theirs, the end of the last worker, a node that is lost or wants to join.
@@ -372,13 +372,13 @@ class Node:
             return Verdict("interrupted", self.name, again="membership", detail="the others went on without this node")
         return self._weigh()
 
-    def _weigh(self) -> Verdict | None:
-        """What the nodes of this cycle call for."""
+    def _weigh(self, failure: Failure | None = None) -> Verdict | None:
+        """What the nodes of this cycle call for. failure: what happened here just now."""
         waiting = self.handler.num_nodes_waiting()  # asked first: for a lost node's place too, somebody may wait
         seen = self._nodes.look([self._ids[node] for node in self.handler.lost_nodes()])
         match control.weigh(self.policy, self._least, seen, self._waited(seen), self._options.exit_barrier_timeout):
             case "restart":
-                return self._after_loss(seen)
+                return self._after_loss(seen, failure)
             case "completed":
                 return self.agree(Verdict("completed", self.name))
             case "premature":
@@ -403,12 +403,11 @@ class Node:
         )
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
-    def _after_loss(self, seen: Nodes) -> Verdict | None:
-        """What follows from nodes that failed or are lost, if that is for this agent to say."""
-        if self._failed is not None:
-            return self._spend(
-                Verdict("failed", self.name, detail=self._failed.what, rank=self._failed.rank), self._failed
-            )
+    def _after_loss(self, seen: Nodes, failure: Failure | None) -> Verdict | None:
+        """What follows from nodes that failed or are lost, if that is for this agent to say: of what happened here
+        before, and the cycle went on with, nothing follows any more."""
+        if failure is not None:
+            return self._spend(Verdict("failed", self.name, detail=failure.what, rank=failure.rank), failure)
         if not seen.lost:
             return None  # the agent where it failed knows what, and says it at once
         lost = self._names(seen.lost)

@@ -119,6 +119,24 @@ def test_min_healthy_goes_on_without_a_lost_node(launch: Launch) -> None:
     assert [cycles(job, node) for node in ("node0", "node1")] == [["first"], ["first"]]
 
 
+def test_min_healthy_names_what_brought_it_below_the_minimum(launch: Launch) -> None:
+    script = """
+    say(f"up {node}")
+    if cycle == 0 and node == "node0":
+        sys.exit(5)
+    if cycle == 0:
+        await_file("never")
+    """
+    job = launch(script, *MIN_HEALTHY, nodes="2:3", agents=3)
+    job.await_record(events.WorkerExited, "node0")
+    for number in (1, 2):
+        job.job.await_sign_file(next_of(job, f"up node{number}.0."), 60.0)
+    job.job.signal(2, signal.SIGKILL)
+    assert [job.wait_agent(number).code for number in (0, 1)] == [0, 0]
+    (decided,) = job.of(events.RestartDecided)
+    assert decided.event.fingerprint == "lost node2"
+
+
 def test_min_healthy_restarts_below_the_minimum(launch: Launch) -> None:
     job = launch(
         "if cycle == 0 and rank: sys.exit(5)\nif cycle == 0: await_file('never')", *MIN_HEALTHY, nodes="2:3", agents=3
