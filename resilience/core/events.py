@@ -288,7 +288,7 @@ class StoreHosted(Event, frozen=True, tag="store.hosted"):
 
 
 class StoreLost(Event, frozen=True, tag="store.lost"):
-    """The wrapper's store does not answer any more."""
+    """The wrapper's store does not answer any more; where an agent tells it, that of the job."""
 
     level: ClassVar[Level] = "error"
     error: str
