@@ -210,6 +210,9 @@ class Agent(LocalElasticAgent):
         if now < self._look_at:
             return None
         self._look_at = now + self._worker_group.spec.monitor_interval
+        if self._running.apart >= self._node.apart_limit and self._node.policy == "any-failed":
+            done = [ended.rank for ended in self._running.ended if ended.code == 0]
+            return self._node.agree(self._node.premature(f"rank {', '.join(map(str, sorted(done)))}"))
         return self._node.look(is_through=not self._running.living)
 
     def _tell(self, ended: Ended, expected: bool) -> None:

@@ -58,7 +58,7 @@ class Options:
         metadata={"help": "let workers write straight to the terminal; no output is kept in the run folder"},
     )
     exit_barrier_timeout: float = dataclasses.field(
-        default=300.0, metadata={"help": "seconds by which nodes may finish apart"}
+        default=300.0, metadata={"help": "seconds by which workers may finish apart"}
     )
     join_timeout: float = dataclasses.field(
         default=600.0, metadata={"help": "seconds that a node waits for a free place, and a cycle for its nodes"}

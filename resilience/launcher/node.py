@@ -376,13 +376,13 @@ class Node:
         """What the nodes of this cycle call for. failure: what happened here just now."""
         waiting = self.handler.num_nodes_waiting()  # asked first: for a lost node's place too, somebody may wait
         seen = self._nodes.look([self._ids[node] for node in self.handler.lost_nodes()])
-        match control.weigh(self.policy, self._least, seen, self._waited(seen), self._options.exit_barrier_timeout):
+        match control.weigh(self.policy, self._least, seen, self._waited(seen), self.apart_limit):
             case "restart":
                 return self._after_loss(seen, failure)
             case "completed":
                 return self.agree(Verdict("completed", self.name))
             case "premature":
-                return self.agree(self._premature(seen))
+                return self.agree(self.premature(f"the workers of {', '.join(self._names(seen.waiting))}"))
         if control.takes_newcomers(self.policy, seen) and waiting:
             return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
         return None
@@ -395,11 +395,16 @@ class Node:
             self._waiting_since = time.monotonic()
         return time.monotonic() - self._waiting_since
 
-    def _premature(self, seen: Nodes) -> Verdict:
-        through = ", ".join(self._names(seen.waiting))
+    @property
+    def apart_limit(self) -> float:
+        """Seconds by which workers may finish apart."""
+        return self._options.exit_barrier_timeout
+
+    def premature(self, who: str) -> Verdict:
+        """The verdict on workers that ended well, and long before the others."""
         detail = (
-            f"premature completion: the workers of {through} ended well, and others did not within "
-            f"{self._options.exit_barrier_timeout:g} s (--exit-barrier-timeout)"
+            f"premature completion: {who} ended well, and others did not within {self.apart_limit:g} s "
+            "(--exit-barrier-timeout)"
         )
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 

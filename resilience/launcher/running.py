@@ -52,6 +52,7 @@ class Running:
         self.living = set(self._ranks)
         self.stuck: list[Ended] = []  # as if SIGKILL had ended them, but they are still there
         self.ended: list[Ended] = []
+        self._done_at: float | None = None  # when the first one ended well
         self._follower = self._follow(logs) if isinstance(logs, RunFolderLogs) else None
 
     def _follow(self, logs: RunFolderLogs) -> Follower:
@@ -85,8 +86,15 @@ class Running:
             if code is not None:
                 self.living.discard(local_rank)
                 new.append(Ended(local_rank, self._ranks[local_rank], process.pid, code))
+                if code == 0 and self._done_at is None:
+                    self._done_at = time.monotonic()
         self.ended += new
         return new
+
+    @property
+    def apart(self) -> float:
+        """Seconds for which some workers have been through while others are not."""
+        return time.monotonic() - self._done_at if self._done_at is not None and self.living else 0.0
 
     def give_up(self, pids: Collection[int]) -> list[Ended]:
         """Wait no more for living workers that SIGKILL does not end; answers them."""
