@@ -129,7 +129,9 @@ def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore
         ca_cert=parameters.get("ca_cert"),
         allow_reconnect=True,
     )
-    folder = f"{FOLDER}/{urlsafe_b64encode(parameters.run_id.encode()).decode()}"
+    attempt = int(parameters.get("attempt", 0))  # what an earlier one has left here, killed, is not of this one
+    name = parameters.run_id + (f" {attempt}" if attempt else "")
+    folder = f"{FOLDER}/{urlsafe_b64encode(name.encode()).decode()}"
     return EtcdStore(client, folder, timedelta(seconds=limit))
 
 

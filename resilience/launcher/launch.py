@@ -71,7 +71,7 @@ def launch(command: Command) -> int:
         config, entrypoint, arguments = settle(command)  # counting GPUs initialises CUDA, which no fork survives
         signals = Signals(config.signals_to_handle)
         name = agent_node_name(settings.job_id or f"{config.run_id} {config.rdzv_endpoint}")
-        rendezvous = parameters(config, command)
+        rendezvous = parameters(config, command, settings.attempt)
         choice = group_rank(command, rendezvous)
         try:
             handler = reach(rendezvous, config, stores, name, choice, signals)
@@ -226,9 +226,9 @@ def _settle(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[str]]:
     return config, entrypoint, arguments
 
 
-def parameters(config: LaunchConfig, command: Command) -> RendezvousParameters:
+def parameters(config: LaunchConfig, command: Command, attempt: int) -> RendezvousParameters:
     """Return torchelastic's parameters of the rendezvous."""
-    values = {"join_timeout": int(command.options.join_timeout), **config.rdzv_configs}
+    values = {"join_timeout": int(command.options.join_timeout), "attempt": attempt, **config.rdzv_configs}
     return RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

@@ -95,3 +95,15 @@ def test_job_that_is_over_leaves_nothing_in_etcd(fork_server: ForkServer, tmp_pa
             assert [told.cycle for told in meet(them)] == [0, 0]
             assert them[0].do("shutdown") is True
             assert them[1].do("shutdown") is True
+
+
+def test_what_a_killed_attempt_has_left_is_not_the_next_ones(
+    fork_server: ForkServer, tmp_path: Path, endpoint: str
+) -> None:
+    for attempt in range(2):
+        with agents(fork_server, tmp_path, "1", backend="etcd", endpoint=endpoint, attempt=attempt) as job:
+            agent = job.start("a")
+            agent.answer()
+            assert [told.cycle for told in meet([agent])] == [0]
+            agent.do("set_closed", "the job failed")
+            agent.kill()
