@@ -21,8 +21,9 @@ from resilience.monitor.config import FaultToleranceConfig, add_arguments
 MAX_RESTARTS = 10
 EPILOG = """\
 Exit status: 0 all workers completed; 1 a worker failed and no restart is left; 2 wrong use; 93
-the same failure three times in a row without progress (--same-failure-exit-code); 94 a rank asked
-to shut the workload down; 95 this node left (unhealthy or excluded); 128 + N stopped by signal N.
+starting again is of no use (the same failure again and again, or no progress; see the option
+--same-failure-exit-code); 94 a rank asked to shut the workload down; 95 this node left (unhealthy
+or excluded); 128 + N stopped by signal N.
 `resilience report RUN` tells what happened, `resilience status RUN --watch` what happens now."""
 
 
