@@ -1,0 +1,42 @@
+"""Connections of this process, found and ended from outside the library that made them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from resilience.adapters.connections import shut_down, tcp_sockets
+from resilience.adapters.serving import listen
+
+
+def serve() -> tuple[int, dist.TCPStore]:
+    listener = listen("127.0.0.1", 0)
+    port = int(listener.getsockname()[1])
+    return port, dist.TCPStore(
+        "127.0.0.1", port, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False
+    )
+
+
+def test_whoever_waits_for_an_answer_gets_an_error_and_other_servers_are_left_alone() -> None:
+    (port, _server), (other_port, _other) = serve(), serve()
+    client = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    bystander = dist.TCPStore("127.0.0.1", other_port, wait_for_workers=False)
+    failed: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            client.wait(["never"])
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert (port, None) in set(tcp_sockets())
+    assert shut_down("127.0.0.1", port) == 2  # the server's own client is one too
+    thread.join()  # if it had not come to wait by then, its question fails just the same
+    assert len(failed) == 1
+    bystander.set("key", "value")
+    with pytest.raises(RuntimeError):
+        client.set("key", "value")
