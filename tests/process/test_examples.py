@@ -59,7 +59,9 @@ def test_plain_script_trains_and_ends_at_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", WRAPPED)
-@pytest.mark.parametrize("launcher", [LAUNCH, TORCHRUN], ids=["plain", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", [LAUNCH, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["plain", "torchrun"]
+)
 def test_wrapped_script_goes_on_after_an_exception(tmp_path: Path, script: str, launcher: list[str]) -> None:
     spares = script.startswith("03")
     done = _run(tmp_path, launcher, 2 + spares, script, "exception@12:1")
@@ -77,6 +79,7 @@ def test_lost_rank_makes_the_world_smaller(tmp_path: Path) -> None:
     assert done.report.lost == (1,)
 
 
+@pytest.mark.slow
 def test_spare_takes_the_place_of_a_lost_rank_and_the_losses_stay_the_same(tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     undisturbed = _run(tmp_path / "undisturbed", LAUNCH, 2, "00_plain.py")

@@ -28,6 +28,7 @@ def torchrun(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_workers_with_our_rendezvous(tmp_path: Path) -> None:
     with torchrun(tmp_path, "--rdzv-endpoint=localhost:0", "--nproc-per-node=2") as job:
         out, err = job.communicate(timeout=100)

@@ -190,6 +190,7 @@ class Measured:
         self.largest = max(self.largest, size)
 
 
+@pytest.mark.slow
 def test_restart_of_10_000_ranks_costs_each_what_it_costs_each_of_1_000() -> None:
     small, large = Measured(1_000), Measured(10_000)
     for measured in (small, large):
