@@ -78,6 +78,18 @@ def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) 
     raise TypeError(f"{type(operation).__name__} is no store operation")
 
 
+def counts(store: Any, keys: list[str]) -> list[int]:
+    """Return the integers under keys that are all there; one operation where the store can do that.
+
+    Raises: StoreError."""
+    try:
+        if store.has_extended_api():
+            return [int(value) for value in store.multi_get(keys)]
+        return [int(store.get(key)) for key in keys]
+    except (RuntimeError, ValueError, OSError) as error:
+        raise lost(Read(tuple(keys)), error) from error
+
+
 def wait(
     store: StoreLike,
     key: str,

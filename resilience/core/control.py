@@ -23,23 +23,15 @@ STOPPED = 128 + 15  # as if the agent had been sent SIGTERM
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """What is seen of a cycle's nodes, by name. ended: no worker is left there, however they ended; failed: a
-    worker there ended badly; lost: the agent left, or gives no sign of life."""
+    """What is seen of a cycle's nodes, as counts. unhealthy: a worker there ended badly, or the node is lost (its
+    agent left, or gives no sign of life); waiting: those that are through, and well, and wait for the others; is_over:
+    no worker is left anywhere, however they ended; lost: names."""
 
-    all: frozenset[str]
-    ended: frozenset[str] = frozenset()
-    failed: frozenset[str] = frozenset()
+    all: int
+    unhealthy: int = 0
+    waiting: int = 0
     lost: frozenset[str] = frozenset()
-
-    @property
-    def healthy(self) -> frozenset[str]:
-        """Nodes whose workers all run, or are through, and well."""
-        return self.all - self.failed - self.lost
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        """Nodes that are through, and well, and wait for the others."""
-        return self.healthy & self.ended
+    is_over: bool = False
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -54,10 +46,9 @@ def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float)
 
     least: nodes that must be healthy under min-healthy; waited: seconds since the first node was through, and
     limit: seconds by which nodes may finish apart."""
-    unhealthy = nodes.all - nodes.healthy
-    if unhealthy and (policy == "any-failed" or len(nodes.healthy) < least):
+    if nodes.unhealthy and (policy == "any-failed" or nodes.all - nodes.unhealthy < least):
         return "restart"
-    if nodes.all <= nodes.ended | nodes.lost:
+    if nodes.is_over:
         return "completed"
     if nodes.waiting and waited >= limit:
         return "premature"
@@ -67,7 +58,7 @@ def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float)
 def takes_newcomers(policy: Policy, nodes: Nodes) -> bool:
     """Return whether a node that waits is a reason to end the cycle. Not once a node is through: its workers
     would start again for it."""
-    return policy == "any-failed" and not nodes.ended
+    return policy == "any-failed" and not nodes.waiting
 
 
 def answer(requests: Sequence[Request], node: str) -> Verdict | None:

@@ -115,13 +115,16 @@ class Silences:
         return [id for id in ids if self._silent_for(store, id) >= self.limit]
 
     def _silent_for(self, store: StoreLike, id: str) -> float:
+        if time.monotonic() - self._looked_at.get(id, float("-inf")) < self._interval:
+            return self._seen[id][1]
+        return self.hear(id, execute(Add(key(id), 0), store))
+
+    def hear(self, id: str, current: int) -> float:
+        """Take an agent's count as it is now; answers for how many seconds it has been silent."""
         now = time.monotonic()
         since = now - self._looked_at.get(id, float("-inf"))
         count, silent_for = self._seen.get(id, (-1, 0.0))
-        if since < self._interval:
-            return silent_for
         self._looked_at[id] = now
-        current = execute(Add(key(id), 0), store)
         silent_for = silent_for + min(since, 2 * self._interval) if current == count else 0.0
         self._seen[id] = current, silent_for
         return silent_for

@@ -1,7 +1,8 @@
 """What do the agents of a job write down for each other?  A log of entries, and one formation a cycle.
 
 An entry has its place by a counter, a formation by its cycle's number, and neither is ever written twice:
-who comes second reads what the first has written. Nothing is deleted; an entry has some hundred bytes."""
+who comes second reads what the first has written. Nothing is deleted: a cycle leaves an entry of some
+hundred bytes a node, and a formation with as much for each."""
 
 from __future__ import annotations
 
@@ -41,9 +42,10 @@ class Ledger:
             if self.do(CompareSet(f"log/{place}", text)) == text:
                 return  # else we were so late that the place was given up
 
-    def read(self, known: Gathering) -> Gathering:
-        """Take into account what the log holds beyond what is known."""
-        count = self.do(Add("log/count", 0))
+    def read(self, known: Gathering, count: int | None = None) -> Gathering:
+        """Take into account what the log holds beyond what is known. count: its entries, if that was just read."""
+        if count is None:
+            count = int(self.do(Add("log/count", 0)))
         entries = []
         for place in range(known.entries, count):
             (text,) = self.do(Read((f"log/{place}",)))

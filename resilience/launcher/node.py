@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from resilience.launcher.arguments import Options
     from resilience.launcher.gate import Gate, Patrol
     from resilience.launcher.monitors import Monitors
-    from resilience.launcher.rendezvous import Handler
+    from resilience.launcher.rendezvous import Around, Handler
     from resilience.launcher.running import Ended, Running
     from resilience.launcher.signals import Signals
     from resilience.launcher.zygote import Zygote
@@ -115,7 +115,6 @@ class Node:
         self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
         self._requests: list[Request] = []
         self._stop: Verdict | None = None  # what a signal asks for
-        self._has_failed = False
         self._began_at = time.monotonic()
         self._waiting_since: float | None = None  # some nodes are through, others not
         self._look_at = 0.0
@@ -186,6 +185,7 @@ class Node:
         self._nodes = CycleNodes(
             self.handler.job_store, self.handler.cycle, (seat.id for seat in seats), self.handler.id
         )
+        self._counter = f"job/{self._nodes.key}"
         self.account.emit(
             events.RendezvousCompleted(
                 group.group_rank or 0,
@@ -346,10 +346,12 @@ class Node:
             self.account.emit(events.StopRequested(detail, self._options.stop_grace))
             return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
         self.failure = failure
-        if not self._has_failed:
-            self._has_failed = True
-            self._nodes.note("failed")
-        return self._weigh(failure_of(failure, self.handler.cycle, self.name, self._highest_step(), self._ran))
+        text = self.handler.cycle_end()
+        if text is not None:
+            return self._obey(text)  # where all of them fail at once, one has said so for all
+        self._nodes.note("failed")
+        what = failure_of(failure, self.handler.cycle, self.name, self._highest_step(), self._ran)
+        return self._weigh(self.handler.look(self._counter), what)
 
     def look(self, is_through: bool) -> Verdict | None:
         """What others did: a verdict of theirs, the end of the last worker, a node that is lost or wants to join.
@@ -358,32 +360,32 @@ class Node:
         text = self.handler.cycle_end()
         if text is not None:
             return self._obey(text)
-        if is_through:
-            self._nodes.note("ended")
-        elif time.monotonic() < self._look_at:
+        is_new = is_through and self._nodes.note("ended")
+        if not is_new and time.monotonic() < self._look_at:
             return None
         self._look_at = time.monotonic() + min(NODES_EVERY, self.handler.interval)
-        if self.handler.is_cycle_ended():
+        around = self.handler.look(self._counter)
+        if around.is_over:
             text = self.handler.cycle_end()  # perhaps by now
             if text is not None:
                 return self._obey(text)
             if self.handler.last_words():
                 return self.closed("")
             return Verdict("interrupted", self.name, again="membership", detail="the others went on without this node")
-        return self._weigh()
+        return self._weigh(around)
 
-    def _weigh(self, failure: Failure | None = None) -> Verdict | None:
+    def _weigh(self, around: Around, failure: Failure | None = None) -> Verdict | None:
         """What the nodes of this cycle call for. failure: what happened here just now."""
-        waiting = self.handler.num_nodes_waiting()  # asked first: for a lost node's place too, somebody may wait
-        seen = self._nodes.look([self._ids[node] for node in self.handler.lost_nodes()])
+        seen = self._nodes.look(around.lost, around.counter)
         match control.weigh(self.policy, self._least, seen, self._waited(seen), self.apart_limit):
             case "restart":
                 return self._after_loss(seen, failure)
             case "completed":
                 return self.agree(Verdict("completed", self.name))
-            case "premature":
-                return self.agree(self.premature(f"the workers of {', '.join(self._names(seen.waiting))}"))
-        if control.takes_newcomers(self.policy, seen) and waiting:
+            case "premature" if self._nodes.is_waiting:
+                more = f" and {seen.waiting - 1} other nodes" if seen.waiting > 1 else ""
+                return self.agree(self.premature(f"the workers of {self.name}{more}"))
+        if control.takes_newcomers(self.policy, seen) and around.waiting:
             return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
         return None
 

@@ -13,8 +13,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -28,11 +29,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from resilience.adapters.environment import node_name
-from resilience.adapters.store import execute
+from resilience.adapters.store import counts, execute
 from resilience.core import gathering, group_ranks
 from resilience.core.gathering import Arrived, Excluded, Formation, Left, Nothing, Seat
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ConfigurationError, StoreError
+from resilience.launcher import beats
 from resilience.launcher.beats import Beating, Silences, Timer
 from resilience.launcher.ledger import Ledger
 from resilience.launcher.meeting import meet, rank_of, seconds
@@ -40,7 +42,19 @@ from resilience.launcher.stores import StoreProcess
 
 NOTICE = 0.25  # seconds between looks at what seldom happens
 LONGEST_PAUSE = 0.1  # seconds between two looks at the key that is waited for
+ASK_EVERY = 10  # looks at the log, after which it is asked for the next cycle even if nothing was said there
 LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
+
+
+class Around(NamedTuple):
+    """What an agent sees while its workers run. waiting: nodes that would take part in a new cycle; lost: ids of
+    agents of this cycle that left it or are lost; is_over: there is a next cycle, or none any more; counter: what it
+    holds."""
+
+    waiting: int
+    lost: frozenset[str]
+    is_over: bool
+    counter: int
 
 
 class Handler(RendezvousHandler):
@@ -89,6 +103,7 @@ class Handler(RendezvousHandler):
         self._duplicates: dict[str, float] = {}  # id -> since when its rank is somebody else's too
         self._wrong = Timer(self._last_call)  # ranks that cannot be
         self._lease: str | None = None  # key of the leadership that this agent holds
+        self._asked_at, self._looks_since_asked = -1, 0  # when it was asked for the newest cycle: entries, looks
         self._has_left = False
         self._probing: Any = None
 
@@ -137,7 +152,7 @@ class Handler(RendezvousHandler):
             while not newest.closed:
                 end = Formation(cycle=newest.cycle + 1, closed=reason)
                 newest = self._ledger.write(end)
-            self._ledger.append(Nothing())  # wakes the leader, who looks at the log
+                self._ledger.append(Nothing())  # wakes those who look at the log first
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes would take part if there was a new cycle now: those for which there is a
@@ -200,16 +215,35 @@ class Handler(RendezvousHandler):
 
         An agent looks at one neighbour only, the nearest that is not known to be gone, and tells all.
         Raises: StoreError."""
-        seats = self._formation.seats
-        rank = self._formation.rank_of(self.id)
-        if rank is None:
-            return []
-        self._read()
-        before = (seats[rank - back] for back in range(1, len(seats)))
-        neighbour = next((seat for seat in before if not self._gathering.is_gone(seat)), None)
-        if neighbour is not None and self._tell_lost([neighbour.id]):
+        return [seat.node for seat in self._formation.seats if seat.id in self.look().lost]
+
+    def look(self, counter: str = "log/count") -> Around:
+        """Return what is new around this agent, of which the cycle has a place. counter: a key of the store that
+        holds a number, read at the same time. One operation where nothing is. Raises: StoreError."""
+        neighbour = self._neighbour()
+        watched = [] if neighbour is None else [beats.key(neighbour.id)]
+        count, asked, *beat = counts(self._store, ["log/count", counter, *watched])
+        self._gathering = self._ledger.read(self._gathering, count)
+        if neighbour is not None and self._silences.hear(neighbour.id, beat[0]) >= self._silences.limit:
+            self._tell([neighbour.id])
             self._read()
-        return [seat.node for seat in seats if self._gathering.is_gone(seat)]
+        known = self._gathering
+        self._looks_since_asked += 1
+        if known.entries != self._asked_at or known.arrived or known.gone or self._looks_since_asked >= ASK_EVERY:
+            self._asked_at, self._looks_since_asked = known.entries, 0
+            is_over = self._ledger.newest(self._formation).cycle > self.cycle
+        else:
+            is_over = False  # whoever forms a cycle, or closes the rendezvous, has been seen in the log
+        lost = frozenset(seat.id for seat in self._formation.seats if known.is_gone(seat))
+        return Around(0 if is_over else known.waiting(self._most), lost, is_over, asked)
+
+    def _neighbour(self) -> Seat | None:
+        """The nearest node before this one that is not gone."""
+        seats, rank = self._formation.seats, self._formation.rank_of(self.id)
+        if rank is None:
+            return None
+        before = (seats[rank - back] for back in range(1, len(seats)))
+        return next((seat for seat in before if not self._gathering.is_gone(seat)), None)
 
     @property
     def time_left(self) -> float | None:
@@ -397,9 +431,12 @@ class Handler(RendezvousHandler):
     def _tell_lost(self, ids: Iterable[str]) -> bool:
         """Write down who of these agents is lost; answers whether anybody is."""
         lost = self._silences.lost(self._store, [id for id in ids if id != self.id])
+        self._tell(lost)
+        return bool(lost)
+
+    def _tell(self, lost: Iterable[str]) -> None:
         for id in lost:
             self._ledger.append(Left(id, f"gave no sign of life for {self._silences.limit:g} s"))
-        return bool(lost)
 
     def _has_duplicates(self) -> bool:
         """Answer whether two agents claim one rank. The later one is refused, unless the other turns out to
@@ -433,7 +470,12 @@ class Handler(RendezvousHandler):
     def _await_leaving(self) -> None:
         """Where the job's store is ours: wait until nobody needs it any more. Where it is etcd, and nobody
         else is left of a job that is over: clear up."""
-        known = gathering.Gathering()
+        if not self.is_host and self._meeting.forget is None:
+            return
+        known = self._gathering
+        known = msgspec.structs.replace(
+            known, arrived={seat.id: seat for seat in known.last.seats if not known.is_gone(seat)} | dict(known.arrived)
+        )
         closed_at: float | None = None
         while True:
             known = self._ledger.read(known)

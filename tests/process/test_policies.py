@@ -137,6 +137,19 @@ def test_min_healthy_names_what_brought_it_below_the_minimum(launch: Launch) -> 
     assert decided.event.fingerprint == "lost node2"
 
 
+def test_min_healthy_goes_on_without_two_nodes_of_which_one_watched_the_other(launch: Launch) -> None:
+    job = launch("say(f'up {node}')\nawait_file('go')", *MIN_HEALTHY, nodes="2:4", agents=4)
+    for number in range(4):
+        job.job.await_sign_file(next_of(job, f"up node{number}.0."), 60.0)
+    of_rank = {record.event.group_rank: record.origin.node for record in job.of(events.RendezvousCompleted)}
+    host = next(rank for rank, node in of_rank.items() if node == "node0")  # of the job's store
+    lost = [int(of_rank[(host + ahead) % 4].removeprefix("node")) for ahead in (2, 1)]
+    for number in lost:
+        job.job.signal(number, signal.SIGKILL)
+    (job.folder / "go").touch()
+    assert [job.wait_agent(number).code for number in {0, 1, 2, 3} - set(lost)] == [0, 0]  # once both are known lost
+
+
 def test_min_healthy_restarts_below_the_minimum(launch: Launch) -> None:
     job = launch(
         "if cycle == 0 and rank: sys.exit(5)\nif cycle == 0: await_file('never')", *MIN_HEALTHY, nodes="2:3", agents=3

@@ -1,9 +1,11 @@
-"""What agents know of each other's nodes, in whatever order they tell and look."""
+"""What agents know of each other's nodes, in whatever order they tell and look, and what it costs the store."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +14,8 @@ from resilience.launcher.cycle_nodes import CycleNodes, Fact
 from tests.unit.launcher.stores import Store
 
 
-def seen(all: str, ended: str = "", failed: str = "", lost: str = "") -> Nodes:
-    return Nodes(frozenset(all), frozenset(ended), frozenset(failed), frozenset(lost))
+def look(nodes: CycleNodes, store: Store, lost: Sequence[str] = ()) -> Nodes:
+    return nodes.look(lost, store.add(nodes.key, 0))
 
 
 def test_what_one_notes_all_know() -> None:
@@ -21,64 +23,107 @@ def test_what_one_notes_all_know() -> None:
     a, b = CycleNodes(store, 0, "ab", "a"), CycleNodes(store, 0, "ab", "b")
     a.note("failed")
     a.note("ended")
+    assert look(a, store) == look(b, store) == Nodes(2, unhealthy=1)
     b.note("ended")
-    assert a.look() == b.look() == seen("ab", ended="ab", failed="a")
+    assert look(a, store) == Nodes(2, unhealthy=1, waiting=1)
+    assert look(b, store) == Nodes(2, unhealthy=1, waiting=1, is_over=True)  # the last one knows, and says so to all
 
 
 def test_cycles_know_nothing_of_each_other() -> None:
     store = Store()
     CycleNodes(store, 0, "ab", "a").note("failed")
-    assert CycleNodes(store, 1, "ab", "a").look() == seen("ab")
+    assert look(CycleNodes(store, 1, "ab", "a"), store) == Nodes(2)
 
 
 def test_node_that_is_lost_and_was_of_another_cycle_is_not_missed() -> None:
-    assert CycleNodes(Store(), 0, "ab", "a").look(["b", "stranger"]) == seen("ab", lost="b")
-
-
-def test_look_at_which_nothing_has_changed_is_one_operation() -> None:
     store = Store()
-    nodes = CycleNodes(store, 0, "ab", "a")
+    seen = look(CycleNodes(store, 0, "ab", "a"), store, ["b", "stranger"])
+    assert seen == Nodes(2, unhealthy=1, lost=frozenset("b"))
+
+
+@pytest.mark.parametrize("facts", [["failed"], ["ended"], ["failed", "ended"]])
+def test_node_that_told_something_and_is_lost_then_counts_once(facts: list[Fact]) -> None:
+    store = Store()
+    a, b = (CycleNodes(store, 0, "abc", name) for name in "ab")
+    for fact in facts:
+        b.note(fact)
+    assert look(a, store, "b") == Nodes(3, unhealthy=1, lost=frozenset("b"))
+
+
+def test_whoever_completes_the_end_for_a_lost_node_looks_again_who_else_is_lost() -> None:
+    store = Store()
+    a = CycleNodes(store, 0, "abc", "a")
+    a.note("ended")
+    assert not look(a, store, "bc").is_over
+    assert look(a, store, "bc").is_over
+
+
+def test_look_at_which_nothing_has_changed_costs_nothing_beside_its_counter() -> None:
+    store = Store()
+    nodes = CycleNodes(store, 0, "abc", "a")
     nodes.note("failed")
-    nodes.look()
+    look(nodes, store, "b")
+    look(nodes, store, "b")
     before = store.operations
-    nodes.look()
+    look(nodes, store, "b")
     assert store.operations == before + 1
 
 
-@given(st.integers(2, 6), st.integers(0, 10**6))
-def test_facts_are_noted_once_and_never_taken_back(count: int, seed: int) -> None:
+def all_fail(agents: list[CycleNodes]) -> None:
+    for agent in agents:
+        agent.note("failed")
+
+
+def all_end(agents: list[CycleNodes]) -> None:
+    for agent in agents:
+        agent.note("ended")
+
+
+@pytest.mark.parametrize("happens", [all_fail, all_end])
+def test_common_failures_and_ends_cost_each_agent_the_same_for_any_number(
+    happens: Callable[[list[CycleNodes]], None],
+) -> None:
+    costs = {}
+    for count in (10, 50, 200):
+        store = Store()
+        names = [f"node{number}" for number in range(count)]
+        agents = [CycleNodes(store, 0, names, name) for name in names]
+        happens(agents)
+        for agent in agents:
+            for _ in range(3):
+                look(agent, store)
+        costs[count] = store.operations / count
+    assert max(costs.values()) < 10  # the first operation of each, its note, three looks
+    assert costs[200] < costs[10] + 0.5
+
+
+@given(st.integers(1, 40), st.integers(0, 10**6))
+def test_last_one_knows_that_it_is_over_and_nobody_earlier(count: int, seed: int) -> None:
+    """Nodes end, fail or are lost in any order; lost ones are known to some agent at some time."""
     chance = random.Random(seed)
-    names = "abcdef"[:count]
+    names = [f"node{number}" for number in range(count)]
     store = Store()
     views = {name: CycleNodes(store, 3, names, name) for name in names}
-    told: dict[Fact, set[str]] = {"failed": set(), "ended": set()}
-    known = {name: seen(names) for name in names}
-    facts: tuple[Fact, ...] = ("failed", "ended", "failed")
-    pending: list[tuple[str, Fact]] = [(name, fact) for name in names for fact in facts if chance.random() < 0.6]
-    chance.shuffle(pending)
-    acting: list[str] = []  # an agent has one thread: it does one thing after the other
-
-    def act(name: str, fact: Fact) -> None:
-        acting.append(name)
-        views[name].note(fact)
-        told[fact].add(name)
-        before_it = told["failed"].copy(), told["ended"].copy()
-        now = views[name].look()
-        assert now.failed >= known[name].failed and now.ended >= known[name].ended
-        assert now.failed >= before_it[0] and now.ended >= before_it[1]
-        known[name] = now
-        acting.remove(name)
-
-    def before() -> None:
-        others = [one for one in pending if one[0] not in acting]
-        if others and chance.random() < 0.3:
-            pending.remove(others[0])
-            act(*others[0])
-
-    store.before = before
-    while pending:
-        act(*pending.pop())
-    store.before = lambda: None
-    assert len(store.data) == len(told["failed"]) + len(told["ended"])
-    final = seen(names, "".join(told["ended"]), "".join(told["failed"]))
-    assert all(view.look() == final for view in views.values())
+    order = chance.sample(names, count)
+    lost = {name for name in names[1:] if chance.random() < 0.2}
+    failed, well = set(), set()
+    told: list[str] = []
+    for name in order:
+        if chance.random() < 0.3:
+            views[name].note("failed")
+            failed.add(name)
+        if name in lost:
+            told.append(name)
+        else:
+            views[name].note("ended")
+            well |= {name} - failed
+        living = [one for one in names if one not in lost]
+        for one in chance.sample(living, min(3, len(living))):
+            seen = look(views[one], store, told)
+            assert seen.unhealthy == len(failed | set(told))
+            assert seen.waiting == len(well)
+            assert not seen.is_over or name == order[-1]
+    for one in names:
+        if one not in lost:
+            look(views[one], store, told)
+    assert any(look(views[one], store, told).is_over for one in names if one not in lost)
