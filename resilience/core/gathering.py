@@ -9,6 +9,7 @@ other in the order of arrival. Who leads, who is lost and how long all this may 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -106,6 +107,17 @@ class Gathering(msgspec.Struct, frozen=True):
         living = sum(not self.is_gone(seat) for seat in self.last.seats)
         through = sum(id in seated for id in self.arrived)
         return through + max(0, min(len(self.arrived) - through, most - living))
+
+
+class Around(NamedTuple):
+    """What an agent sees while its workers run. waiting: nodes that would take part in a new cycle; lost: ids of
+    agents of this cycle that left it or are lost; is_over: there is a next cycle, or none any more; counter: what it
+    holds."""
+
+    waiting: int
+    lost: frozenset[str]
+    is_over: bool
+    counter: int
 
 
 class Assignment(msgspec.Struct, frozen=True):

@@ -33,11 +33,12 @@ from resilience.monitor import messages
 from resilience.telemetry import signs
 
 if TYPE_CHECKING:
+    from resilience.core.gathering import Around
     from resilience.launcher.account import Account
     from resilience.launcher.arguments import Options
     from resilience.launcher.gate import Gate, Patrol
     from resilience.launcher.monitors import Monitors
-    from resilience.launcher.rendezvous import Around, Handler
+    from resilience.launcher.rendezvous import Handler
     from resilience.launcher.running import Ended, Running
     from resilience.launcher.signals import Signals
     from resilience.launcher.zygote import Zygote
@@ -102,6 +103,7 @@ class Node:
         self._is_zygote_lost = False
         self._soiled = ""  # what cannot be ended here
         self._leaves = ""  # why this node goes while others may stay
+        self._had: set[int] = set()  # ranks that this node had in any cycle
         self._forget()
 
     def _forget(self) -> None:
@@ -214,6 +216,7 @@ class Node:
             world_size=worker.world_size,
         )
         self._ranks[worker.local_rank] = worker.global_rank
+        self._had.add(worker.global_rank)
         self._pids.add(worker.id)
         output = tuple(file for file in files[:2] if file)
         self.monitors.assign(worker.local_rank, worker.id, origin, self._limits, output)
@@ -432,7 +435,7 @@ class Node:
 
     def _highest_step(self) -> int:
         """The highest step that a worker here has told, in this attempt, by records or by its present signs."""
-        shown = signs.read_all(self.account.folder, self.name).values()
+        shown = signs.read_of(self.account.folder, self.name, self._had)
         steps = [each.step for each in shown if each.origin.attempt == self.account.origin.attempt]
         steps += [record.step for record in self._records.values()]
         self._step = max([self._step, *(step for step in steps if step is not None)])

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 from resilience.adapters.environment import node_name
 from resilience.adapters.store import counts, execute
 from resilience.core import gathering, group_ranks
-from resilience.core.gathering import Arrived, Excluded, Formation, Left, Nothing, Seat
+from resilience.core.gathering import Around, Arrived, Excluded, Formation, Left, Nothing, Seat
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher import beats
@@ -44,17 +44,6 @@ NOTICE = 0.25  # seconds between looks at what seldom happens
 LONGEST_PAUSE = 0.1  # seconds between two looks at the key that is waited for
 ASK_EVERY = 10  # looks at the log, after which it is asked for the next cycle even if nothing was said there
 LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
-
-
-class Around(NamedTuple):
-    """What an agent sees while its workers run. waiting: nodes that would take part in a new cycle; lost: ids of
-    agents of this cycle that left it or are lost; is_over: there is a next cycle, or none any more; counter: what it
-    holds."""
-
-    waiting: int
-    lost: frozenset[str]
-    is_over: bool
-    counter: int
 
 
 class Handler(RendezvousHandler):

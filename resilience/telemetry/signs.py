@@ -7,6 +7,7 @@ them, and a stale file only means that the rank shows nothing new."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -105,6 +106,18 @@ def write(folder: Path, signs: Signs) -> bool:
 def read(path: Path) -> Signs:
     """Read a rank's file. Raises: OSError, msgspec.DecodeError."""
     return msgspec.json.decode(path.read_bytes(), type=Signs)
+
+
+def read_of(folder: Path, node: str, ranks: Iterable[int]) -> list[Signs]:
+    """Return what these ranks of a node show, without a look at the files of others. What cannot be read is left
+    out."""
+    found = []
+    for rank in ranks:
+        try:
+            found.append(read(path_of(folder, node, rank)))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return found
 
 
 def read_all(folder: Path, node: str | None = None) -> dict[int, Signs]:

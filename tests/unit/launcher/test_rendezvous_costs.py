@@ -1,0 +1,104 @@
+"""What an agent's looks around cost the job's store: the same for any number of nodes. All agents in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from resilience.core import gathering
+from resilience.core.gathering import Formation, Seat
+from resilience.launcher import rendezvous
+from resilience.launcher.meeting import Meeting
+from resilience.launcher.rendezvous import Handler
+from tests.unit.launcher.stores import Store
+
+COUNTS = (4, 50, 200)
+Make = Callable[[int], tuple[Store, list[Handler]]]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make agents that take part in a cycle. None of them counts while the test runs, and the first hosts nothing."""
+    made: list[Handler] = []
+
+    def begin(count: int) -> tuple[Store, list[Handler]]:
+        store = Store()
+        place = Meeting(lambda: store, ("127.0.0.1", 1), "here")
+        monkeypatch.setattr(rendezvous, "meet", lambda *_: place)
+        monkeypatch.setattr(rendezvous.dist, "PrefixStore", lambda _, inner: inner)
+        conf: dict[str, Any] = {"keep_alive_interval": 3600, "keep_alive_max_attempt": 2}
+        parameters = RendezvousParameters("c10d", "here:1", "job", 1, count, **conf)
+        handlers = [Handler(parameters, _NoStores(), f"node{number}") for number in range(count)]  # type: ignore[arg-type]
+        made.extend(handlers)
+        seats = tuple(Seat(each.id, each.node, "here", 1) for each in handlers)
+        formation = Formation(cycle=0, seats=seats, entries=0)
+        store.add("log/count", 0)
+        handlers[0]._ledger.write(formation)
+        for each in handlers:
+            each._formation, each._gathering = formation, gathering.begin(formation)
+        return store, handlers
+
+    yield begin
+    for handler in made:
+        handler._beating._stop.set()
+
+
+class _NoStores:
+    """No process for stores."""
+
+    def ask(self, address: str) -> None:
+        pass
+
+
+def each_costs(store: Store, handlers: list[Handler], act: Callable[[Handler], Any]) -> float:
+    before = store.operations
+    for handler in handlers:
+        act(handler)
+    return (store.operations - before) / len(handlers)
+
+
+def test_look_at_which_nothing_is_new_is_one_operation(make: Make) -> None:
+    for count in COUNTS:
+        store, handlers = make(count)
+        each_costs(store, handlers, Handler.look)
+        costs = [each_costs(store, handlers, Handler.look) for _ in range(20)]
+        assert sum(costs) / 20 <= 1.2  # now and then one asks for the next cycle
+
+
+def test_loss_of_a_node_costs_each_agent_the_same_for_any_number(make: Make) -> None:
+    costs = {}
+    for count in COUNTS:
+        store, handlers = make(count)
+        handlers[1]._tell([handlers[2].id])
+        costs[count] = each_costs(store, handlers, Handler.look)
+        assert {handler.look().lost for handler in handlers} == {frozenset({handlers[2].id})}
+    assert max(costs.values()) <= 5
+
+
+def test_who_watches_is_the_nearest_that_is_not_gone(make: Make) -> None:
+    _, handlers = make(4)
+    handlers[3]._tell([handlers[2].id])
+    assert [each.node for each in map(Handler._neighbour, handlers) if each] == ["node3", "node0", "node1", "node2"]
+    for each in handlers:
+        each.look()
+    assert [each.node for each in map(Handler._neighbour, handlers) if each] == ["node3", "node0", "node1", "node1"]
+
+
+def test_leaving_reads_no_log(make: Make) -> None:
+    costs = {}
+    for count in COUNTS:
+        store, handlers = make(count)
+        handlers[0].set_closed()
+        costs[count] = each_costs(store, handlers, leave)
+    assert max(costs.values()) <= 8
+    assert costs[200] <= costs[4]
+
+
+def leave(handler: Handler) -> None:
+    """As at a job's end, but for the thread that counts, which the test does not wait for."""
+    handler.set_closed()
+    handler._ledger.append(gathering.Left(handler.id))
+    handler._await_leaving()
