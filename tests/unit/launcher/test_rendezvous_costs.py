@@ -28,7 +28,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         store = Store()
         place = Meeting(lambda: store, ("127.0.0.1", 1), "here")
         monkeypatch.setattr(rendezvous, "meet", lambda *_: place)
-        monkeypatch.setattr(rendezvous.dist, "PrefixStore", lambda _, inner: inner)
+        monkeypatch.setattr("torch.distributed.PrefixStore", lambda _, inner: inner)
         conf: dict[str, Any] = {"keep_alive_interval": 3600, "keep_alive_max_attempt": 2}
         parameters = RendezvousParameters("c10d", "here:1", "job", 1, count, **conf)
         handlers = [Handler(parameters, _NoStores(), f"node{number}") for number in range(count)]  # type: ignore[arg-type]
