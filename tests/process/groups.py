@@ -149,6 +149,25 @@ def cut_rounds(rounds: int, shape: bool) -> list[tuple[str, int]]:
     return cuts
 
 
+def cut_and_drop(rounds: int) -> int:
+    """Drop the groups in the moment in which they are cut, before gloo's threads can have seen it; answers how many
+    sockets were cut in all."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, sockets = new_client(), 0
+    for number in range(rounds):
+        build(store, f"round{number}", rank, world)
+        meet(store, f"built{number}", world)
+        sockets += collectives.cut_gloo_sockets().sockets
+        collectives.drop_groups()
+        meet(store, f"over{number}", world)
+        collectives.let_go()
+    if rank:
+        store.add("left", 1)
+    else:  # the host of the store goes last
+        meet(store, "left", world)
+    return sockets
+
+
 def resources() -> tuple[int, int]:
     """Descriptors and threads, with one world of groups up."""
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))

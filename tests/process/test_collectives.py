@@ -30,6 +30,12 @@ def target(body: Callable[..., Any]) -> str:
 
 
 @pytest.mark.parametrize("lazy", ["0", "1"])
+def test_groups_may_be_dropped_before_gloo_has_seen_the_cut(start: Start, lazy: str) -> None:
+    job = start(4, target(groups.cut_and_drop), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=20)
+    assert all(sockets > 0 for sockets in values(job))
+
+
+@pytest.mark.parametrize("lazy", ["0", "1"])
 def test_cut_frees_every_rank_and_spares_the_users_connections(start: Start, lazy: str) -> None:
     job = start(4, target(groups.cut_rounds), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=10, shape=False)
     cuts = values(job)
