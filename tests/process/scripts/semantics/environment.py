@@ -4,7 +4,7 @@ import ctypes
 import os
 import subprocess
 
-OURS = ("RESILIENCE_", "TORCHELASTIC_", "MASTER_")
+OURS = ("RESILIENCE_", "TORCHELASTIC_", "MASTER_", "TRACEPARENT")
 names = sorted(name for name in os.environ if not name.startswith(OURS) and name != "_")
 getenv = ctypes.CDLL(None).getenv
 getenv.restype = ctypes.c_char_p
