@@ -22,7 +22,7 @@ import msgspec
 
 from resilience.adapters import channel as lines
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.adapters.processes import Process
+from resilience.adapters.processes import Process, is_descendant
 from resilience.core.attribution import Exit
 from resilience.errors import MonitorError
 from resilience.monitor import messages
@@ -78,8 +78,12 @@ class Program:
             worker.dismiss()
         if process.pid in self._stopped:
             worker.request_stop()
-        while self._waiting:
-            worker.apply(self._waiting.popleft())
+        waiting, self._waiting = self._waiting, deque()
+        for line in waiting:
+            if self._is_of_next(line):
+                self._waiting.append(line)
+            else:
+                worker.apply(line)
         worker.run()
         self._worker = None
         del worker
@@ -96,12 +100,16 @@ class Program:
 
     def _accept(self) -> None:
         while (line := lines.accept(self._listener)) is not None:
-            if self._worker is not None:
+            if self._worker is not None and not self._is_of_next(line):
                 self._worker.apply(line)
             elif len(self._waiting) < MOST_WAITING:
                 self._waiting.append(line)
             else:
                 line.close()
+
+    def _is_of_next(self, line: Channel) -> bool:
+        """Whether the worker comes that is to be watched when this one's end is accounted for."""
+        return any(is_descendant(line.peer.pid, assigned.worker_pid) for assigned, _ in self._next)
 
     # -- the agent ------------------------------------------------------------------------------
 

@@ -108,7 +108,9 @@ def test_wrapper_records_the_same(start: Callable[..., Job]) -> None:
     assert [line["iteration"] for line in starts][-1] == 1
     values = [line for line in lines if line["kind"] == "value"]
     assert {value["section"] for value in values} == {"train", "heartbeat", "out_of_section"}
-    assert [value["i"] for value in values if value.get("end") == "cut"] == [50]
+    # Both raise in step 50, unless the first one's interruption finds the other before that.
+    cut = [json.loads(line) for path in paths for line in path.read_text().splitlines() if '"cut"' in line]
+    assert 50 in [value["i"] for value in cut]
 
 
 def test_timings_survive_the_ranks_death_and_say_how_a_section_ended(launch: Launch, tmp_path: Path) -> None:
