@@ -65,12 +65,6 @@ class Limits(msgspec.Struct, frozen=True):
     learned: dict[str, Learned] = {}
 
 
-def shortest(limits: Limits) -> Seconds | None:
-    """Return after which silence a rank is ended at the earliest, by what it shows itself; None for never."""
-    all_of_them = (limits.step, limits.heartbeat, limits.out_of_section, *limits.sections.values())
-    return min((limit.hard for limit in all_of_them if limit.hard is not None), default=None)
-
-
 class Doing(Enum):
     """What the rank is busy with, as far as limits care."""
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, Work
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from resilience.adapters import processes
-from resilience.core import control, cycle, events, watch
+from resilience.core import control, cycle, events
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
@@ -129,7 +129,9 @@ class Node:
     @property
     def shortest_limit(self) -> float | None:
         """Seconds of silence after which a rank's monitor ends it, at the earliest."""
-        return watch.shortest(self._limits)
+        limits = self._limits
+        weighed = (limits.step, limits.heartbeat, limits.out_of_section, *limits.sections.values())
+        return min((limit.hard for limit in weighed if limit.hard is not None), default=None)
 
     # -- before a cycle -------------------------------------------------------------------------
 
