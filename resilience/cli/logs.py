@@ -23,7 +23,7 @@ from resilience.analysis.merge import Choice, Timeline, incidents_of, last_ns, w
 from resilience.analysis.query import Answer, asked
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, seconds, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
-from resilience.cli.report import find_run
+from resilience.cli.run_argument import add_run, find_run
 from resilience.core.advice import ranks_in_words
 from resilience.errors import ConfigurationError
 
@@ -58,12 +58,7 @@ _NAMED = 5  # files named in a note
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = "Merge what all ranks, monitors and agents of a run said into one timeline."
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
-    )
+    add_run(parser)
     choose = parser.add_argument_group("which lines")
     choose.add_argument("--rank", metavar="RANKS", help="initial ranks, as 0-7,12")
     choose.add_argument("--level", choices=LEVELS, help="this level and above")

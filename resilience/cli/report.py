@@ -14,9 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.adapters.environment import Settings
 from resilience.analysis.counterfactual import WhatIf
-from resilience.analysis.load import Reader, is_run, runs_in
+from resilience.analysis.load import Reader
 from resilience.analysis.report import Report, as_json, report
 from resilience.cli.render import (
     Line,
@@ -31,6 +30,7 @@ from resilience.cli.render import (
     table,
     width_of_terminal,
 )
+from resilience.cli.run_argument import add_run, find_run
 from resilience.core.advice import named, ranks_in_words
 from resilience.core.attribution import Frame, InterruptionRecord
 from resilience.core.hangs import WORDS as HANGS
@@ -39,7 +39,6 @@ from resilience.core.symptoms import Class, is_ours, main_stack, user_frame
 from resilience.core.verdict import RULES
 from resilience.errors import ConfigurationError
 
-RUNS_NAMED = 8  # runs named in the message of a wrong argument
 LISTED = 12  # of missing things and notes, the rest is counted
 BAR = 24
 STACK_SHOWN = 3  # innermost frames
@@ -89,12 +88,7 @@ _CLASSES: dict[Class, str] = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = "Tell what broke in a run, where, since when, what it cost, and what to do next."
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
-    )
+    add_run(parser)
     parser.add_argument("--incident", type=int, metavar="N", help="show this incident only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs nothing else")
@@ -127,37 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show(report_lines(found, width))
     return 0
-
-
-def find_run(text: str | None) -> Path:
-    """Return the run folder that an argument means. Raises: ConfigurationError, naming the runs there are."""
-    root = Path(Settings.from_environment().run_dir)
-    if text is not None:
-        for folder in (Path(text), root / text):
-            if is_run(folder):
-                return folder
-        below = runs_in(Path(text))
-        if len(below) == 1:
-            return below[0]
-        if below:
-            raise ConfigurationError(
-                f"{text} holds {count(len(below), 'run')}, not one; name one of them:{_list(below)}"
-            )
-        what = "is no run folder: it has no records/" if Path(text).exists() else "does not exist"
-        known = runs_in(root)
-        hint = f"runs in {root}:{_list(known)}" if known else f"there are no runs in {root} either (RESILIENCE_RUN_DIR)"
-        raise ConfigurationError(f"{text} {what}; {hint}")
-    known = runs_in(root)
-    if not known:
-        raise ConfigurationError(
-            f"there are no runs in {root}; name the folder of one, or set RESILIENCE_RUN_DIR to where they are"
-        )
-    return known[0]
-
-
-def _list(runs: list[Path]) -> str:
-    more = f"\n  … and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
-    return "".join(f"\n  {path}" for path in runs[:RUNS_NAMED]) + more
 
 
 # -- the whole report --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import msgspec
 
 from resilience.analysis.status import Now, Watcher
 from resilience.cli.render import NARROWEST, show
-from resilience.cli.report import find_run
+from resilience.cli.run_argument import add_run, find_run
 from resilience.cli.status_screen import Screen, is_possible
 from resilience.cli.status_view import View, frame, pressed, status_lines
 from resilience.errors import ConfigurationError
@@ -34,12 +34,7 @@ RATE_OVER = 10.0  # seconds over which steps are counted
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = "Show how a job is doing: ranks, states, steps, open sections against their limits, restarts."
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
-    )
+    add_run(parser)
     parser.add_argument(
         "--watch", action="store_true", help="look again every second, until the job ends; on a terminal, h is for help"
     )

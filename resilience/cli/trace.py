@@ -19,7 +19,7 @@ from resilience.analysis.merge import incidents_of
 from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, Who, waterfall
 from resilience.cli.render import Line, cut, date, seconds, show, width_of_terminal, wrap
-from resilience.cli.report import find_run
+from resilience.cli.run_argument import add_run, find_run
 from resilience.core.incident import Incident
 from resilience.errors import ConfigurationError
 
@@ -32,12 +32,7 @@ STEPS = 12  # of the critical path that are told, the longest
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = "Tell where the time of a restart went, or write the spans of a run for a trace viewer."
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
-    )
+    add_run(parser)
     parser.add_argument("--incident", type=int, metavar="N", help="this incident's restart; default: the longest one")
     parser.add_argument(
         "--format",

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from resilience.core import cycle
+from resilience.core.attribution import Exit
 from resilience.core.cycle import Verdict
 
 Policy = Literal["any-failed", "min-healthy"]
@@ -53,6 +54,18 @@ def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float)
     if nodes.waiting and waited >= limit:
         return "premature"
     return "go on"
+
+
+def is_premature(policy: Policy, apart: float, limit: float) -> bool:
+    """Return whether workers of a node ended well too long before its others: apart, limit in seconds. With
+    min-healthy it may be a rank that its Wrapper has given up."""
+    return policy == "any-failed" and apart >= limit
+
+
+def is_preemption(policy: Policy, end: Exit | None) -> bool:
+    """Return whether a worker's end is no failure: a SIGTERM that nobody here sent is how a scheduler takes a place
+    away. With min-healthy it may have been a Wrapper's monitor, and the others go on."""
+    return policy == "any-failed" and end is not None and end.signal == "SIGTERM"
 
 
 def takes_newcomers(policy: Policy, nodes: Nodes) -> bool:

@@ -128,7 +128,7 @@ class Agent(LocalElasticAgent):
         self._running = running = Running(context, worker_group.workers, self._logs_specs)
         for worker in worker_group.workers:
             worker.id = context.pids()[worker.local_rank]
-            node.watch(worker, running.files(worker.local_rank))
+            node.witnesses.watch(worker, running.files(worker.local_rank))
             node.account.emit(
                 events.WorkerStarted(worker.local_rank, worker.global_rank, worker.id, context.how, context.reason)
             )
@@ -143,7 +143,7 @@ class Agent(LocalElasticAgent):
             for ended in node.let_finish(running):
                 self._tell(ended, expected=True)
         if verdict.failure is not None and verdict.failure.is_hang:
-            for ended in node.look_at_workers(running):
+            for ended in node.witnesses.look_at_workers(running):
                 self._tell(ended, expected=True)
         node.monitors.dismiss(verdict.detail or verdict.outcome)
         for ended in running.stop(signal.SIGTERM, node.stop_limit(verdict, self._shutdown_timeout)):
@@ -182,7 +182,7 @@ class Agent(LocalElasticAgent):
 
     def _requested(self) -> Verdict | None:
         """What a signal or a rank asks for."""
-        self._node.hear()
+        self._node.witnesses.hear()
         return self._node.request()
 
     def _failed(self, ended: Sequence[Ended]) -> Verdict | None:
@@ -193,14 +193,14 @@ class Agent(LocalElasticAgent):
         if not failures:
             return None
         for end in failures:
-            self._node.await_record(end, SETTLE)
-            self._node.record_of(end)
+            self._node.witnesses.await_record(end, SETTLE)
+            self._node.witnesses.record_of(end)
         return self._node.after_failure(failures)
 
     def _stuck(self) -> Verdict | None:
         """What a worker brings about that was killed for a hang and does not end."""
         assert self._running is not None
-        stuck = self._running.give_up(self._node.unkillable(self._running.pids()))
+        stuck = self._running.give_up(self._node.witnesses.unkillable(self._running.pids()))
         return self._node.after_failure(stuck) if stuck else None
 
     def _look_around(self) -> Verdict | None:
@@ -210,13 +210,10 @@ class Agent(LocalElasticAgent):
         if now < self._look_at:
             return None
         self._look_at = now + self._worker_group.spec.monitor_interval
-        if self._running.apart >= self._node.apart_limit and self._node.policy == "any-failed":
-            done = [ended.rank for ended in self._running.ended if ended.code == 0]
-            return self._node.agree(self._node.premature(f"rank {', '.join(map(str, sorted(done)))}"))
-        return self._node.look(is_through=not self._running.living)
+        return self._node.look(self._running)
 
     def _tell(self, ended: Ended, expected: bool) -> None:
-        self._node.reaped(ended)
+        self._node.witnesses.reaped(ended)
         code, number = (ended.code, None) if ended.code >= 0 else (None, ended.how)
         self._node.account.emit(events.WorkerExited(ended.local_rank, ended.rank, ended.pid, code, number, expected))
 

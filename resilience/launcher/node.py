@@ -1,7 +1,8 @@
 """What one node's agent has at hand, and what it does with it when something happens.
 
 Every question that ends a cycle is asked here: a failure, a request, another agent's verdict, the end of
-the last worker, a node that wants to join, one that is lost. Decisions are `core`'s; one verdict a cycle
+the last worker, a node that wants to join, one that is lost. What workers and monitors have told stands in
+`witnesses`, decisions are `core`'s; one verdict a cycle
 stands in the rendezvous, and whoever comes second obeys it. Of a failure, only the agent of its node
 decides, which knows it, or whoever notices that this agent is lost."""
 
@@ -14,12 +15,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from resilience.adapters import processes
 from resilience.core import control, cycle, events
-from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
+from resilience.core.attribution import InterruptionRecord
 from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
@@ -27,10 +28,8 @@ from resilience.core.watch import Limits
 from resilience.errors import StoreError
 from resilience.launcher.budget import JobBudget, failure_of
 from resilience.launcher.cycle_nodes import CycleNodes
-from resilience.launcher.monitors import Lost
-from resilience.launcher.stuck import Killed, in_words
-from resilience.monitor import messages
-from resilience.telemetry import signs
+from resilience.launcher.stuck import in_words
+from resilience.launcher.witnesses import LOOK, Witnesses
 
 if TYPE_CHECKING:
     from resilience.core.gathering import Around
@@ -44,9 +43,7 @@ if TYPE_CHECKING:
     from resilience.launcher.zygote import Zygote
 
 RankMode = Literal["infrastructure", "deterministic", "backend"]
-LOOK = 0.002  # seconds between looks for a dead worker's record
 READY = 5.0  # seconds that the first workers wait for their monitors, which need 0.2 s
-LOOK_LIMIT = 1.0  # seconds for a look at workers that are about to be stopped; it needs 0.1
 NODES_EVERY = 1.0  # seconds at most between looks at the other nodes while ours runs
 
 
@@ -98,24 +95,16 @@ class Node:
             ),
         )
         self._least = least
-        self._step = -1  # the highest that any worker here has told
         self._excluded_for: str | None = None  # why this node is to leave
         self._is_zygote_lost = False
         self._soiled = ""  # what cannot be ended here
         self._leaves = ""  # why this node goes while others may stay
-        self._had: set[int] = set()  # ranks that this node had in any cycle
+        self.witnesses = Witnesses(account, monitors, limits)
         self._forget()
 
     def _forget(self) -> None:
         """What is known of one cycle."""
-        self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
-        self._gone: set[int] = set()
-        self._killed = Killed(self._limits.grace)
-        self._ranks: dict[int, int] = {}  # of the workers, by local rank
-        self._pids: set[int] = set()  # of the workers; what those of the cycle before asked for is over
-        self._looked: set[int] = set()  # workers of which it is on record where they were
-        self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
-        self._requests: list[Request] = []
+        self.witnesses.forget()
         self._stop: Verdict | None = None  # what a signal asks for
         self._began_at = time.monotonic()
         self._waiting_since: float | None = None  # some nodes are through, others not
@@ -202,52 +191,12 @@ class Node:
         self.restarts_used = self._budget.used
         deadline = time.monotonic() + READY
         while not all(map(self.monitors.is_monitored, range(self._spec.local_world_size))):
-            self.hear()
+            self.witnesses.hear()
             if time.monotonic() > deadline:
                 break  # they run unmonitored until theirs is there
             time.sleep(LOOK)
 
-    def watch(self, worker: Worker, files: tuple[str, str, str]) -> None:
-        """Have a worker watched by its rank's monitor."""
-        origin = msgspec.structs.replace(
-            self.account.origin,
-            role="rank",
-            pid=worker.id,
-            initial_rank=worker.global_rank,
-            rank=worker.global_rank,
-            world_size=worker.world_size,
-        )
-        self._ranks[worker.local_rank] = worker.global_rank
-        self._had.add(worker.global_rank)
-        self._pids.add(worker.id)
-        output = tuple(file for file in files[:2] if file)
-        self.monitors.assign(worker.local_rank, worker.id, origin, self._limits, output)
-
-    def reaped(self, ended: Ended) -> None:
-        """Tell a worker's monitor how it ended, for it may have come too late to see it."""
-        self.monitors.reaped(ended.local_rank, ended.pid, exit_of(ended))
-
     # -- what happens ---------------------------------------------------------------------------
-
-    def hear(self) -> None:
-        """Take what the monitors say."""
-        for local_rank, message in self.monitors.poll(0.0):
-            match message:
-                case messages.Found(record):
-                    self._killed.note(record)
-                    if self._records.setdefault(record.pid or -1, record) is record:
-                        self.account.console.found(record)
-                case messages.Gone(worker_pid):
-                    self._gone.add(worker_pid)
-                case Lost(monitor_pid, why):
-                    self.account.emit_of(self._ranks.get(local_rank), events.MonitorLost(monitor_pid, why))
-                case messages.Stopping(worker_pid, is_heard):
-                    self._told[worker_pid] = is_heard
-                case messages.Looked(worker_pid):
-                    self._looked.add(worker_pid)
-                case messages.Requested(action, description, _, pid) if pid in self._pids:
-                    self.account.emit(events.ControlRequested(action, description, local_rank))
-                    self._requests.append(Request(action, description))
 
     def reap(self, running: Running) -> None:
         """Collect what workers have left behind, and the zygote if it is gone."""
@@ -259,10 +208,6 @@ class Node:
             self._is_zygote_lost = True
             self.account.emit(events.ZygoteLost(self.zygote.why_not))
 
-    def unkillable(self, pids: Sequence[int]) -> list[int]:
-        """Return which of these workers were killed for a hang and will not end."""
-        return self._killed.survivors(pids)
-
     def soil(self, stuck: Sequence[Ended]) -> None:
         """Workers cannot be ended: what they hold (devices, memory, files) is not free, so none starts here again."""
         self._soiled = in_words(stuck)
@@ -273,7 +218,7 @@ class Node:
         verdict = self._stop = self._signalled() or self._stop
         if verdict is None:
             self._look_at_devices()
-            verdict = control.answer(self._requests, self.name)
+            verdict = control.answer(self.witnesses.requests, self.name)
             if verdict is None:
                 return None
             if verdict.again is not None:  # for the others
@@ -287,7 +232,7 @@ class Node:
         refusal = self._patrol.refusal(time.monotonic())
         if refusal is not None:
             self.account.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
-            self._requests.append(Request("ExcludeThisNode", f"{refusal.check}: {refusal.detail}"[:500]))
+            self.witnesses.requests.append(Request("ExcludeThisNode", f"{refusal.check}: {refusal.detail}"[:500]))
 
     def _signalled(self) -> Verdict | None:
         """What the signals since the last look ask for."""
@@ -297,36 +242,6 @@ class Node:
             self.account.emit(events.StopRequested(detail, self._options.stop_grace))
             verdict = Verdict("preempted", self.name, exit_code=128 + number, detail=detail)
         return verdict
-
-    def await_record(self, ended: Ended, limit: float) -> None:
-        """Wait until a dead worker's monitor has told what it knows, `limit` seconds at most."""
-        deadline = time.monotonic() + limit
-        while ended.pid not in self._gone and time.monotonic() < deadline:
-            self.hear()
-            if self.monitors.is_monitored(ended.local_rank):
-                time.sleep(LOOK)
-            else:
-                return
-
-    def record_of(self, ended: Ended) -> InterruptionRecord:
-        """Return what is known of a worker's failure: its monitor's record; without one, the agent states what
-        the exit status says."""
-        known = self._records.get(ended.pid)
-        if known is not None:
-            return known
-        record = InterruptionRecord(
-            rank=ended.rank,
-            interruption=Interruption.TERMINATED,
-            message=f"process {ended.pid} ended ({ended.how})",
-            exit=exit_of(ended),
-            detector=Detector("exit"),
-            node=self.name,
-            pid=ended.pid,
-            detected_wall_ns=time.time_ns(),
-        )
-        self._records[ended.pid] = record
-        self.account.emit(events.Interrupted(record))
-        return record
 
     # -- verdicts -------------------------------------------------------------------------------
 
@@ -343,10 +258,8 @@ class Node:
 
     def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
         """What follows from workers that failed here; None if the others go on without them. Raises: StoreError."""
-        failure = self.record_of(failures[0])
-        if failure.exit is not None and failure.exit.signal == "SIGTERM" and self.policy == "any-failed":
-            # Nobody here sent it: the scheduler takes this rank's place away, which is no failure. With min-healthy
-            # it may have been a Wrapper's monitor, and the others go on.
+        failure = self.witnesses.record_of(failures[0])
+        if control.is_preemption(self.policy, failure.exit):
             detail = f"SIGTERM to rank {failure.rank}"
             self.account.emit(events.StopRequested(detail, self._options.stop_grace))
             return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
@@ -355,17 +268,20 @@ class Node:
         if text is not None:
             return self._obey(text)  # where all of them fail at once, one has said so for all
         self._nodes.note("failed")
-        what = failure_of(failure, self.handler.cycle, self.name, self._highest_step(), self._ran)
+        what = failure_of(failure, self.handler.cycle, self.name, self.witnesses.highest_step(), self._ran)
         return self._weigh(self.handler.look(self._counter), what)
 
-    def look(self, is_through: bool) -> Verdict | None:
+    def look(self, running: Running) -> Verdict | None:
         """What others did: a verdict of theirs, the end of the last worker, a node that is lost or wants to join.
 
-        is_through: no worker is left here. Raises: StoreError, RendezvousConnectionError."""
+        Raises: StoreError, RendezvousConnectionError."""
+        if control.is_premature(self.policy, running.apart, self._options.exit_barrier_timeout):
+            done = sorted(ended.rank for ended in running.ended if ended.code == 0)
+            return self.agree(self._premature(f"rank {', '.join(map(str, done))}"))
         text = self.handler.cycle_end()
         if text is not None:
             return self._obey(text)
-        is_new = is_through and self._nodes.note("ended")
+        is_new = not running.living and self._nodes.note("ended")
         if not is_new and time.monotonic() < self._look_at:
             return None
         self._look_at = time.monotonic() + min(NODES_EVERY, self.handler.interval)
@@ -382,14 +298,14 @@ class Node:
     def _weigh(self, around: Around, failure: Failure | None = None) -> Verdict | None:
         """What the nodes of this cycle call for. failure: what happened here just now."""
         seen = self._nodes.look(around.lost, around.counter)
-        match control.weigh(self.policy, self._least, seen, self._waited(seen), self.apart_limit):
+        match control.weigh(self.policy, self._least, seen, self._waited(seen), self._options.exit_barrier_timeout):
             case "restart":
                 return self._after_loss(seen, failure)
             case "completed":
                 return self.agree(Verdict("completed", self.name))
             case "premature" if self._nodes.is_waiting:
                 more = f" and {seen.waiting - 1} other nodes" if seen.waiting > 1 else ""
-                return self.agree(self.premature(f"the workers of {self.name}{more}"))
+                return self.agree(self._premature(f"the workers of {self.name}{more}"))
         if control.takes_newcomers(self.policy, seen) and around.waiting:
             return self.agree(Verdict("interrupted", self.name, again="membership", detail="a node wants to join"))
         return None
@@ -402,16 +318,11 @@ class Node:
             self._waiting_since = time.monotonic()
         return time.monotonic() - self._waiting_since
 
-    @property
-    def apart_limit(self) -> float:
-        """Seconds by which workers may finish apart."""
-        return self._options.exit_barrier_timeout
-
-    def premature(self, who: str) -> Verdict:
+    def _premature(self, who: str) -> Verdict:
         """The verdict on workers that ended well, and long before the others."""
         detail = (
-            f"premature completion: {who} ended well, and others did not within {self.apart_limit:g} s "
-            "(--exit-barrier-timeout)"
+            f"premature completion: {who} ended well, and others did not within "
+            f"{self._options.exit_barrier_timeout:g} s (--exit-barrier-timeout)"
         )
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
@@ -424,7 +335,9 @@ class Node:
             return None  # the agent where it failed knows what, and says it at once
         lost = self._names(seen.lost)
         what = f"node {', '.join(lost)} is lost"
-        failure = Failure(self.handler.cycle, f"lost {lost[0]}", what, lost[0], -1, self._highest_step(), ran=self._ran)
+        failure = Failure(
+            self.handler.cycle, f"lost {lost[0]}", what, lost[0], -1, self.witnesses.highest_step(), ran=self._ran
+        )
         return self._spend(Verdict("failed", self.name, detail=what), failure)
 
     def _names(self, ids: frozenset[str]) -> list[str]:
@@ -434,14 +347,6 @@ class Node:
     def _ran(self) -> float:
         """Seconds for which this cycle has run."""
         return time.monotonic() - self._began_at
-
-    def _highest_step(self) -> int:
-        """The highest step that a worker here has told, in this attempt, by records or by its present signs."""
-        shown = signs.read_of(self.account.folder, self.name, self._had)
-        steps = [each.step for each in shown if each.origin.attempt == self.account.origin.attempt]
-        steps += [record.step for record in self._records.values()]
-        self._step = max([self._step, *(step for step in steps if step is not None)])
-        return self._step
 
     def _spend(self, verdict: Verdict, failure: Failure) -> Verdict:
         """Ask the job's budget what a failure brings about; let the answer stand."""
@@ -473,36 +378,22 @@ class Node:
         except StoreError:
             return []
 
-    def look_at_workers(self, running: Running) -> list[Ended]:
-        """A rank hung: before the others are stopped, have it put on record where they are, which tells who waited
-        for whom. Answers who has left meanwhile."""
-        self.monitors.look()
-        ended: list[Ended] = []
-        deadline = time.monotonic() + LOOK_LIMIT
-        while not self._looked | self._gone >= set(running.pids()) and time.monotonic() < deadline:
-            time.sleep(LOOK)
-            self.hear()
-            ended += running.collect()
-        return ended
-
     def let_finish(self, running: Running) -> list[Ended]:
         """Give workers that look for it the time to write a checkpoint and leave; answers who has left.
 
         Ends at once if none looks, after the grace, and when a person asks again (SIGINT, SIGQUIT): schedulers send
         SIGTERM twice as it is."""
-        self._told.clear()
-        self.monitors.request_stop()
+        self.witnesses.ask_to_stop()
         ended: list[Ended] = []
         is_heard = False  # by any: then the others may come to it as well
         deadline = time.monotonic() + self._options.stop_grace
         while running.living and time.monotonic() < deadline:
             if {signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()):
                 break
-            self.hear()
+            self.witnesses.hear()
             ended += running.collect()
-            is_answered = all(pid in self._told or pid in self._gone for pid in running.pids())
-            is_heard |= any(self._told.values())
-            if is_answered and not is_heard:
+            is_heard |= self.witnesses.is_stop_heard
+            if not is_heard and self.witnesses.have_answered(running.pids()):
                 break
             time.sleep(LOOK)
         return ended
@@ -530,8 +421,3 @@ class Node:
             with contextlib.suppress(RendezvousConnectionError):
                 self.handler.set_closed(cycle.encode(verdict))
         self.handler.leave(self._leaves)
-
-
-def exit_of(ended: Ended) -> Exit:
-    """Return a worker's end in the words of records."""
-    return Exit(code=ended.code) if ended.code >= 0 else Exit(signal=ended.how)

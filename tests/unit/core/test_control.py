@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.control import GRAVEST_FIRST, Nodes, Policy, Request, answer, takes_newcomers, weigh
+from resilience.core.attribution import Exit
+from resilience.core.control import (
+    GRAVEST_FIRST,
+    Nodes,
+    Policy,
+    Request,
+    answer,
+    is_preemption,
+    is_premature,
+    takes_newcomers,
+    weigh,
+)
 
 NAMES = "abcde"
 
@@ -50,6 +61,23 @@ def test_min_healthy_restarts_only_below_the_minimum() -> None:
     assert call("min-healthy", nodes("abc", lost="b")) == "go on"
     assert call("min-healthy", nodes("abc", failed="b", lost="c")) == "restart"
     assert call("min-healthy", nodes("abc", failed="bc")) == "restart"
+
+
+@pytest.mark.parametrize(("policy", "apart", "said"), [("any-failed", 299.9, False), ("any-failed", 300.0, True)])
+def test_worker_may_end_well_before_the_others_of_its_node_for_a_while(
+    policy: Policy, apart: float, said: bool
+) -> None:
+    assert is_premature(policy, apart, 300.0) is said
+    assert is_premature("min-healthy", apart, 300.0) is False  # its Wrapper may have given it up
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(Exit(signal="SIGTERM"), True), (Exit(signal="SIGKILL"), False), (Exit(code=143), False), (None, False)],
+)
+def test_sigterm_that_nobody_here_sent_takes_the_place_away(end: Exit | None, said: bool) -> None:
+    assert is_preemption("any-failed", end) is said
+    assert is_preemption("min-healthy", end) is False
 
 
 def test_node_that_failed_and_then_is_lost_counts_once() -> None:

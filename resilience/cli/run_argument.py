@@ -1,0 +1,56 @@
+"""Which run does a command read?  The argument that all readers share.
+
+A run is named by its folder, by its name within RESILIENCE_RUN_DIR, or not at all: then it is the newest one there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from resilience.adapters.environment import Settings
+from resilience.analysis.load import is_run, runs_in
+from resilience.cli.render import count
+from resilience.errors import ConfigurationError
+
+RUNS_NAMED = 8  # runs named in the message of a wrong argument
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that `find_run` reads."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
+    )
+
+
+def find_run(text: str | None) -> Path:
+    """Return the run folder that an argument means. Raises: ConfigurationError, naming the runs there are."""
+    root = Path(Settings.from_environment().run_dir)
+    if text is not None:
+        for folder in (Path(text), root / text):
+            if is_run(folder):
+                return folder
+        below = runs_in(Path(text))
+        if len(below) == 1:
+            return below[0]
+        if below:
+            raise ConfigurationError(
+                f"{text} holds {count(len(below), 'run')}, not one; name one of them:{_list(below)}"
+            )
+        what = "is no run folder: it has no records/" if Path(text).exists() else "does not exist"
+        known = runs_in(root)
+        hint = f"runs in {root}:{_list(known)}" if known else f"there are no runs in {root} either (RESILIENCE_RUN_DIR)"
+        raise ConfigurationError(f"{text} {what}; {hint}")
+    known = runs_in(root)
+    if not known:
+        raise ConfigurationError(
+            f"there are no runs in {root}; name the folder of one, or set RESILIENCE_RUN_DIR to where they are"
+        )
+    return known[0]
+
+
+def _list(runs: list[Path]) -> str:
+    more = f"\n  … and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
+    return "".join(f"\n  {path}" for path in runs[:RUNS_NAMED]) + more

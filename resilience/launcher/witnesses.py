@@ -1,0 +1,171 @@
+"""What do the rank monitors tell of one cycle's workers?
+
+Collected while the agent's loop turns, and asked when something has happened: what became of a worker, where the
+others were, who knows that it is to stop, what a rank wants. What follows from any of it is `node`'s."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from torch.distributed.elastic.agent.server.api import Worker
+
+from resilience.core import events
+from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
+from resilience.core.control import Request
+from resilience.core.watch import Limits
+from resilience.launcher.monitors import Lost
+from resilience.launcher.stuck import Killed
+from resilience.monitor import messages
+from resilience.telemetry import signs
+
+if TYPE_CHECKING:
+    from resilience.launcher.account import Account
+    from resilience.launcher.monitors import Monitors
+    from resilience.launcher.running import Ended, Running
+
+LOOK = 0.002  # seconds between looks for what a monitor is to tell
+LOOK_LIMIT = 1.0  # seconds for a look at workers that are about to be stopped; it needs 0.1
+
+
+class Witnesses:
+    """The monitors of one node, and what they have told since its cycle began. Main thread only."""
+
+    def __init__(self, account: Account, monitors: Monitors, limits: Limits) -> None:
+        self._account = account
+        self._monitors = monitors
+        self._limits = limits
+        self._step = -1  # the highest that any worker here has told, in any cycle
+        self._had: set[int] = set()  # ranks that this node had in any cycle
+        self.forget()
+
+    def forget(self) -> None:
+        """A cycle begins."""
+        self.requests: list[Request] = []
+        self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
+        self._gone: set[int] = set()
+        self._killed = Killed(self._limits.grace)
+        self._ranks: dict[int, int] = {}  # of the workers, by local rank
+        self._pids: set[int] = set()  # of the workers; what those of the cycle before asked for is over
+        self._looked: set[int] = set()  # workers of which it is on record where they were
+        self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
+
+    def watch(self, worker: Worker, files: tuple[str, str, str]) -> None:
+        """Have a worker watched by its rank's monitor. files: of its stdout, stderr and error report."""
+        origin = msgspec.structs.replace(
+            self._account.origin,
+            role="rank",
+            pid=worker.id,
+            initial_rank=worker.global_rank,
+            rank=worker.global_rank,
+            world_size=worker.world_size,
+        )
+        self._ranks[worker.local_rank] = worker.global_rank
+        self._had.add(worker.global_rank)
+        self._pids.add(worker.id)
+        output = tuple(file for file in files[:2] if file)
+        self._monitors.assign(worker.local_rank, worker.id, origin, self._limits, output)
+
+    def reaped(self, ended: Ended) -> None:
+        """Tell a worker's monitor how it ended, for it may have come too late to see it."""
+        self._monitors.reaped(ended.local_rank, ended.pid, exit_of(ended))
+
+    def hear(self) -> None:
+        """Take what the monitors say."""
+        for local_rank, message in self._monitors.poll(0.0):
+            match message:
+                case messages.Found(record):
+                    self._killed.note(record)
+                    if self._records.setdefault(record.pid or -1, record) is record:
+                        self._account.console.found(record)
+                case messages.Gone(worker_pid):
+                    self._gone.add(worker_pid)
+                case Lost(monitor_pid, why):
+                    self._account.emit_of(self._ranks.get(local_rank), events.MonitorLost(monitor_pid, why))
+                case messages.Stopping(worker_pid, is_heard):
+                    self._told[worker_pid] = is_heard
+                case messages.Looked(worker_pid):
+                    self._looked.add(worker_pid)
+                case messages.Requested(action, description, _, pid) if pid in self._pids:
+                    self._account.emit(events.ControlRequested(action, description, local_rank))
+                    self.requests.append(Request(action, description))
+
+    # -- what became of a worker ------------------------------------------------------------------
+
+    def await_record(self, ended: Ended, limit: float) -> None:
+        """Wait until a dead worker's monitor has told what it knows, `limit` seconds at most."""
+        deadline = time.monotonic() + limit
+        while ended.pid not in self._gone and time.monotonic() < deadline:
+            self.hear()
+            if self._monitors.is_monitored(ended.local_rank):
+                time.sleep(LOOK)
+            else:
+                return
+
+    def record_of(self, ended: Ended) -> InterruptionRecord:
+        """Return what is known of a worker's failure: its monitor's record; without one, the agent states what
+        the exit status says."""
+        known = self._records.get(ended.pid)
+        if known is not None:
+            return known
+        record = InterruptionRecord(
+            rank=ended.rank,
+            interruption=Interruption.TERMINATED,
+            message=f"process {ended.pid} ended ({ended.how})",
+            exit=exit_of(ended),
+            detector=Detector("exit"),
+            node=self._account.node,
+            pid=ended.pid,
+            detected_wall_ns=time.time_ns(),
+        )
+        self._records[ended.pid] = record
+        self._account.emit(events.Interrupted(record))
+        return record
+
+    def unkillable(self, pids: Sequence[int]) -> list[int]:
+        """Return which of these workers were killed for a hang and will not end."""
+        return self._killed.survivors(pids)
+
+    def highest_step(self) -> int:
+        """Return the highest step that a worker here has told, in this attempt, by records or by its present signs."""
+        origin = self._account.origin
+        shown = signs.read_of(self._account.folder, self._account.node, self._had)
+        steps = [each.step for each in shown if each.origin.attempt == origin.attempt]
+        steps += [record.step for record in self._records.values()]
+        self._step = max([self._step, *(step for step in steps if step is not None)])
+        return self._step
+
+    # -- before workers are ended -----------------------------------------------------------------
+
+    def look_at_workers(self, running: Running) -> list[Ended]:
+        """A rank hung: before the others are stopped, have it put on record where they are, which tells who waited
+        for whom. Answers who has left meanwhile."""
+        self._monitors.look()
+        ended: list[Ended] = []
+        deadline = time.monotonic() + LOOK_LIMIT
+        while not self._looked | self._gone >= set(running.pids()) and time.monotonic() < deadline:
+            time.sleep(LOOK)
+            self.hear()
+            ended += running.collect()
+        return ended
+
+    def ask_to_stop(self) -> None:
+        """Let all programs know that the job is asked to stop."""
+        self._told.clear()
+        self._monitors.request_stop()
+
+    @property
+    def is_stop_heard(self) -> bool:
+        """Whether any program is known to look for that."""
+        return any(self._told.values())
+
+    def have_answered(self, pids: Collection[int]) -> bool:
+        """Whether it is known of all these workers if they look."""
+        return all(pid in self._told or pid in self._gone for pid in pids)
+
+
+def exit_of(ended: Ended) -> Exit:
+    """Return a worker's end in the words of records."""
+    return Exit(code=ended.code) if ended.code >= 0 else Exit(signal=ended.how)
