@@ -231,22 +231,30 @@ def _wrong(field: msgspec.structs.FieldInfo, variable: str, value: object, error
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """Where the launcher's ranks meet. is_agents: the launcher's agent hosts the store there."""
+    """Where the launcher's ranks meet. is_agents: the launcher's agent hosts the store there. is_one_node: the
+    launcher says that all ranks are on this host."""
 
     host: str | None
     port: int | None
     world_size: int | None
     is_agents: bool
+    is_one_node: bool = False
 
     @classmethod
     def from_environment(cls) -> Rendezvous:
-        """Read MASTER_ADDR, MASTER_PORT and WORLD_SIZE. Raises: ConfigurationError."""
+        """Read MASTER_ADDR, MASTER_PORT, WORLD_SIZE and GROUP_WORLD_SIZE. Raises: ConfigurationError."""
         return cls(
             host=os.environ.get("MASTER_ADDR") or None,
             port=_whole("MASTER_PORT"),
             world_size=_whole("WORLD_SIZE"),
             is_agents=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            is_one_node=os.environ.get("GROUP_WORLD_SIZE") == "1",
         )
+
+    @property
+    def server_host(self) -> str:
+        """The host name by which ranks reach a server that we host; empty if nothing is known of one."""
+        return "127.0.0.1" if self.is_one_node else self.host or ""
 
 
 def rank_and_world_size() -> tuple[int, int]:

@@ -1,24 +1,64 @@
-"""Where does a server of ours listen?"""
+"""On which address does a server of ours listen?
+
+On the one address by which its clients come: loopback where all of them are on this host. A server that
+listens on all addresses is open to every network of the host, and our stores know no password."""
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import socket
+
+LOOPBACK = "127.0.0.1"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on `port` of every address of this host, in the family of `host`.
+    """Return a socket that listens on `port` of the address that `host` stands for, in its family.
+
+    It listens on all addresses of the host where the one that others use cannot be known here: the name has
+    no address or several, it is not "localhost" and yet stands for loopback (as some systems map their own
+    name), or its address is not one of this host's (address translation).
 
     Left to itself a TCPStore listens on IPv6 and looks up the name of every client, as an IPv6 address, in
     the thread that serves all of them: where reverse DNS loses a packet the whole store stands still for
     5 s. IPv4 clients of this host are found in the hosts file. Raises: OSError."""
+    family, address = _address(host)
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    except socket.gaierror:  # by which name others come is their matter
-        family = socket.AF_INET
+        return _bound(family, address, port)
+    except OSError as error:
+        if not address or error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return _bound(family, "", port)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the numeric address by which this host reaches its own listening socket."""
+    address = str(listener.getsockname()[0])
+    if not ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+        return address
+    return "::1" if listener.family == socket.AF_INET6 else LOOPBACK
+
+
+def _address(host: str) -> tuple[socket.AddressFamily, str]:
+    """Return the family to listen in, and the address, empty for all of them."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:  # others may know the name
+        return socket.AF_INET, ""
+    family = found[0][0]
+    addresses = {str(entry[4][0]) for entry in found if entry[0] == family}
+    if host == "localhost" or host in addresses:
+        return family, str(found[0][4][0])
+    address = addresses.pop()
+    is_unsure = bool(addresses) or ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return family, "" if is_unsure else address
+
+
+def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("", port))
+        listener.bind((address, port))
         listener.listen(4096)
     except OSError:
         listener.close()

@@ -125,7 +125,7 @@ class Session:
                 waits=restart.Limits(barrier=wrapper.barrier_timeout.total_seconds()),
                 heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
                 interval=wrapper.monitor_process_interval.total_seconds(),
-                base_host=Rendezvous.from_environment().host or "",
+                base_host=Rendezvous.from_environment().server_host,
                 job=_job(origin, function) if state.initial_rank == 0 else None,
             )
         )
@@ -182,7 +182,7 @@ class Session:
         self.page.set_seat(seat)
         if seat.rank == 0 and not self._monitor.send(messages.Host(seat.iteration)):
             # The monitor is gone: better a store that ends with this process than none.
-            self._server = publish_server(seat.iteration, Rendezvous.from_environment().host or "", self.store)
+            self._server = publish_server(seat.iteration, Rendezvous.from_environment().server_host, self.store)
 
     def _log_context(self) -> dict[str, Any]:
         origin = self.emitter.origin

@@ -233,6 +233,8 @@ class TCPStore(dist.TCPStore, StoreMixin):
         host = _given(host_name, there.host, "host_name", "MASTER_ADDR")
         number = _given(port, there.port, "port", "MASTER_PORT")
         may_host = _may_host.get()
+        if may_host is not None and not there.is_agents:
+            host = there.server_host if there.is_one_node else host  # in a Wrapper every client is ours
         is_outside = may_host is None and not there.is_agents
         is_server = not there.is_agents and (rank_and_world_size()[0] == HOST_RANK if may_host is None else may_host)
         self._critical_ranks = (HOST_RANK,) if is_outside else ()

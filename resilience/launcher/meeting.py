@@ -21,7 +21,7 @@ from resilience.adapters.connecting import await_server, short_lookups
 from resilience.adapters.connections import shut_down
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher import etcd_store
-from resilience.launcher.stores import StoreProcess
+from resilience.launcher.stores import Hosted, StoreProcess
 
 DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's, for an endpoint without one
 ETCD_KINDS = ("etcd", "etcd-v2")
@@ -116,15 +116,14 @@ def meet(
         return _in_etcd(parameters, host, port, limit, is_interrupted)
     is_host = _hosts(parameters, kind, host)
     hosted = _host(stores, host, port, is_host, is_certain=kind == "static" or parameters.get("is_host") is not None)
-    is_host = hosted is not None
-    number = port if hosted is None else hosted
+    number = port if hosted is None else hosted.port
     if number == 0:
         raise ConfigurationError(
             f"the rendezvous endpoint {parameters.endpoint!r} has no port, and this node does not host it; "
             "give the port"
         )
-    if is_host:
-        target, own = "127.0.0.1" if ":" not in host else "::1", ""
+    if hosted is not None:
+        target, own = hosted.address, ""
         found = _own_address(host)
     else:
         target, own = _reach(host, number, limit, is_interrupted)
@@ -133,7 +132,7 @@ def meet(
         lambda: connect(target, number, limit),
         (target, number),
         parameters.local_addr or _address(parameters, host, own),
-        is_host,
+        hosted is not None,
         found={host: found} if found else {},
     )
 
@@ -180,7 +179,7 @@ def _hosts(parameters: RendezvousParameters, kind: str, host: str) -> bool:
         return False
 
 
-def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain: bool) -> int | None:
+def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain: bool) -> Hosted | None:
     """Host the store if that is this node's part, and nobody else on this host was faster."""
     if not is_host:
         return None

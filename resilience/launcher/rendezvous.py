@@ -300,7 +300,7 @@ class Handler(RendezvousHandler):
         _raise_if_closed(last)
         deadline = time.monotonic() + self._join_limit
         if self._seat is None:
-            port = self._stores.take()
+            port = self._stores.take().port
             self._seat = Seat(self.id, self.node, self._meeting.address, port, self._rank, self._workers, self._role)
         self._ledger.append(Arrived(self._seat))
         if self._gathering.last.cycle != last.cycle:

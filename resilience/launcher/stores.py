@@ -22,7 +22,7 @@ import msgspec
 import torch.distributed as dist
 
 from resilience.adapters.channel import Channel, ChannelClosed, pair
-from resilience.adapters.serving import listen
+from resilience.adapters.serving import LOOPBACK, address_of, listen
 from resilience.errors import LaunchError, StoreError
 
 START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Host(msgspec.Struct, frozen=True, tag=True):
-    """Open a server. address: any of this host, which tells the family; port: 0 for any free one."""
+    """Open a server. address: the one that its clients use; port: 0 for any free one."""
 
     address: str
     port: int
@@ -45,10 +45,12 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hosted(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Host, in order. port: 0 if it failed, and `error` says why."""
+    """The answer to Host, in order. port: 0 if it failed, and `error` says why. address: by which this host
+    reaches the server."""
 
     port: int
     error: str = ""
+    address: str = ""
 
 
 _requests: msgspec.msgpack.Decoder[Host | Release] = msgspec.msgpack.Decoder(Host | Release)
@@ -82,20 +84,20 @@ class StoreProcess:
             theirs.close()
         return cls(pid, ours, is_forked)
 
-    def host(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Open a TCPStore server that listens on `port` of every address of this host; answers its port.
+    def host(self, address: str = LOOPBACK, port: int = 0) -> Hosted:
+        """Open a TCPStore server and return where it listens.
 
-        address: any address of this host, of the family to listen in. Raises: StoreError."""
+        address: the one that its clients use (`adapters.serving`). port: 0 for any. Raises: StoreError."""
         self.ask(address, port)
         return self.take()
 
-    def ask(self, address: str = "127.0.0.1", port: int = 0) -> None:
-        """Have a server opened ahead of time; `take` answers its port. Raises: StoreError."""
+    def ask(self, address: str = LOOPBACK, port: int = 0) -> None:
+        """Have a server opened ahead of time; `take` returns where it listens. Raises: StoreError."""
         self._send(Host(address, port))
         self._asked += 1
 
-    def take(self) -> int:
-        """Return the port of the server that was asked for first. Raises: StoreError."""
+    def take(self) -> Hosted:
+        """Return where the server listens that was asked for first. Raises: StoreError."""
         assert self._asked, "no server was asked for"
         self._asked -= 1
         if not self._is_ready:
@@ -104,7 +106,7 @@ class StoreProcess:
         answer = self._hear(ANSWER_LIMIT)
         if answer.error:
             raise StoreError(f"no store server could be opened here: {answer.error}", error=answer.error)
-        return answer.port
+        return answer
 
     def release(self, port: int) -> None:
         """Close the server on `port`; its clients' next operation fails. Nothing happens if there is none."""
@@ -209,13 +211,13 @@ def _open(servers: dict[int, dist.TCPStore], address: str, port: int) -> Hosted:
     try:
         listener = listen(address, port)
         number = listener.getsockname()[1]
-        loopback = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
+        reached = address_of(listener)
         servers[number] = dist.TCPStore(
-            loopback, number, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False
+            reached, number, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False
         )
     except (OSError, RuntimeError, ValueError) as error:
         return Hosted(0, f"port {port}: {error}")
-    return Hosted(number)
+    return Hosted(number, address=reached)
 
 
 if __name__ == "__main__":

@@ -29,32 +29,32 @@ def client(port: int) -> dist.TCPStore:
 
 
 def test_servers_are_opened_and_closed_on_request(stores: StoreProcess) -> None:
-    one, two = stores.host(), stores.host()
+    one, two = stores.host().port, stores.host().port
     client(one).set("key", "one")
     assert not client(two).check(["key"])
     stores.release(one)
-    assert stores.host(port=one) == one  # it is free again, and empty
+    assert stores.host(port=one).port == one  # it is free again, and empty
     assert not client(one).check(["key"])
 
 
 def test_server_asked_for_ahead_of_time_is_there_when_it_is_taken(stores: StoreProcess) -> None:
     stores.ask()
     stores.ask()
-    assert client(stores.take()).num_keys() == client(stores.take()).num_keys()
+    assert client(stores.take().port).num_keys() == client(stores.take().port).num_keys()
 
 
 def test_port_that_is_taken_is_told_and_others_go_on(stores: StoreProcess) -> None:
-    port = stores.host()
+    port = stores.host().port
     with pytest.raises(StoreError, match="Address already in use"):
         stores.host(port=port)
-    client(stores.host()).set("key", "value")
+    client(stores.host().port).set("key", "value")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_for_the_agent_pass_it_by(stores: StoreProcess, number: int) -> None:
-    port = stores.host()
+    port = stores.host().port
     os.kill(stores.pid, number)
-    assert stores.host() != port
+    assert stores.host().port != port
     client(port).set("key", "value")
 
 
@@ -75,7 +75,7 @@ def test_its_death_is_told(stores: StoreProcess) -> None:
 def test_it_goes_with_an_agent_that_is_killed() -> None:
     def body(line: Connection) -> None:
         started = StoreProcess.start()
-        line.send((started.pid, started.host()))
+        line.send((started.pid, started.host().port))
         hear(line)
 
     with child(body) as agent:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import resilience
 from resilience.inprocess import CallWrapper, Wrapper
+from tests.support import hosts
 from tests.support.signs import hold
 
 STEPS = 12
@@ -17,7 +18,9 @@ RESULT = float(STEPS)
 
 
 def train_and_hold(at: str, step_held: int) -> float | None:
-    """Add the mean of ones at each step; all ranks hold at a step of the first iteration."""
+    """Add the mean of ones at each step; all ranks hold at a step of the first iteration. HOST: the host to be on."""
+    if (host := os.environ.get("HOST")) is not None:
+        hosts.enter(host)
     initial_rank = int(os.environ["RANK"])
 
     @Wrapper(heartbeat_timeout=timedelta(seconds=3))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.process.test_launcher import await_end
 from tests.process.test_launcher_nodes import has_ended, whys
 from tests.support.hosts import Hosts, hosts, missing
 from tests.support.ranks import Job
+from tests.system.jobs import RESULT
 
 pytestmark = pytest.mark.slow
 
@@ -335,3 +337,28 @@ def test_name_service_that_comes_late_is_waited_for(launch: Launch, three: Hosts
     up(job, 0, 3)
     go(job)
     assert job.wait() == [0, 0, 0]
+
+
+# -- a Wrapper without the launcher -------------------------------------------------------------------
+
+
+def test_wrapper_over_two_hosts_is_served_on_the_address_that_peers_use(
+    three: Hosts, start: Callable[..., Job]
+) -> None:
+    port = str(three[0].free_port())
+    job = start(
+        2,
+        "tests.system.jobs:train_and_hold",
+        env={"MASTER_ADDR": three[0].name, "MASTER_PORT": port, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        env_of=lambda rank: three[rank].env,
+        at="mid",
+        step_held=5,
+    )
+    for rank in range(2):
+        job.await_sign("mid", rank)
+    lines = Path(f"/proc/{job.monitor_pid(0)}/net/tcp").read_text().splitlines()[1:]  # of the whole host
+    listening = [line.split()[1].partition(":")[0] for line in lines if line.split()[3] == "0A"]
+    addresses = {socket.inet_ntoa(bytes.fromhex(text)[::-1]) for text in listening}
+    job.let_on("mid")
+    assert [rank.value for rank in job.wait()] == [RESULT] * 2
+    assert addresses == {three[0].address}
