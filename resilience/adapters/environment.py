@@ -6,6 +6,7 @@ the variables that launchers set for every rank. What a setting brings about is 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -409,15 +410,16 @@ _node_locks: list[socket.socket] = []  # held for this process's life
 
 def agent_node_name(job_id: str) -> str:
     """Return the name of the node of a launcher's agent: RESILIENCE_NODE, else the host's; further agents of
-    a job on one host are numbered."""
+    a job on one host are numbered. Another user who holds a number makes us take the next one, and no more."""
     given = Settings.from_environment().node
     if given is not None:
         return given
     host = socket.gethostname().replace("/", "-")
+    job = hashlib.sha256(job_id.encode(errors="surrogateescape")).hexdigest()[:32]  # a long id would be cut
     for number in range(10_000):
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            lock.bind(f"\0resilience-agent-{job_id}-{number}"[:100])
+            lock.bind(f"\0resilience-agent-{os.geteuid()}-{job}-{number}")
         except OSError:
             lock.close()
             continue

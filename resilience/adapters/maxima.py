@@ -6,6 +6,7 @@ none has (one for most jobs). Then one all-reduce. No rank is sent what grows wi
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from types import ModuleType
@@ -54,9 +55,22 @@ def _agreed(dist: ModuleType, own: list[str]) -> list[str]:
         (speaker,) = _reduced(dist, [float(dist.get_rank()) if new else -1.0])
         if speaker < 0:
             return agreed
-        told = [new]
-        dist.broadcast_object_list(told, src=int(speaker))
-        agreed += told[0]
+        agreed += _broadcast(dist, new, int(speaker))
+
+
+def _broadcast(dist: ModuleType, names: list[str], speaker: int) -> list[str]:
+    """Return the speaker's names. As text: what comes from another rank is never unpickled."""
+    import torch
+
+    is_speaker = dist.get_rank() == speaker
+    text = json.dumps(names).encode() if is_speaker else b""
+    (length,) = _reduced(dist, [float(len(text))])
+    data = torch.zeros(int(length), dtype=torch.uint8)
+    if is_speaker:
+        data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    data = data.to(_device(dist))
+    dist.broadcast(data, src=speaker)
+    return [str(name) for name in json.loads(bytes(data.cpu().tolist()))]
 
 
 def _reduced(dist: ModuleType, values: list[float]) -> list[float]:

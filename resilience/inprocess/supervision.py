@@ -1,14 +1,15 @@
 """Who watches the watchers?  One monitor a node looks after its neighbours.
 
-The monitors of a node agree on a leader without talking: whoever holds the node's abstract socket
-leads, and the kernel frees it when the holder dies. The leader raises its node's counter in the store,
+The monitors of a node have one leader: the one that holds the lock on a folder which only this user can
+enter. The kernel frees the lock when the holder dies. The leader raises its node's counter in the store,
 watches the counter of the next node in a ring, and looks whether the processes of its own node are
 alive. It stands in for ranks whose own monitor is gone too: a lost node, or a rank and its monitor
 that died together. At most one store operation a node and second in steady state."""
 
 from __future__ import annotations
 
-import socket
+import fcntl
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from resilience.adapters import processes
+from resilience.adapters import private, processes
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
@@ -102,7 +103,12 @@ class Supervisor:
                 exports.close(EXPORT_LIMIT)
 
     def _lead(self) -> _Lead:
-        return _Lead(f"\0resilience/{self._begin.origin.job_id}/{self._begin.origin.call}/{self._node}", self._done)
+        """Agree with the node's other monitors on a folder: its name is random, so nobody can make it before us."""
+        own = private.make()
+        agreed = str(execute(CompareSet(f"nodes/{self._node}/folder", own), self._store))
+        if agreed != own:
+            private.remove(own)
+        return _Lead(agreed, self._done)
 
     def _take_index(self) -> None:
         """Get this node's place in the ring; a successor inherits that of its predecessor."""
@@ -192,40 +198,28 @@ class Supervisor:
 
 
 class _Lead:
-    """Holds the node's name while in the body; answers False if this monitor left before its turn."""
+    """Holds the lock on the node's folder while in the body; False if this monitor left before its turn.
 
-    def __init__(self, name: str, done: threading.Event) -> None:
-        self._name = name[:107]
+    folder: the one that the node's monitors have agreed on. Where it is not there, or not ours alone, this monitor
+    shares no temporary folder with them (a container with the same host name): it leads for itself."""
+
+    def __init__(self, folder: str, done: threading.Event) -> None:
+        self._folder = folder
         self._done = done
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._fd = -1
 
     def __enter__(self) -> bool:
-        while not self._done.is_set():
-            try:
-                self._socket.bind(self._name)
-                self._socket.listen(4096)
-                return True
-            except OSError:
-                self._await_leader()
-        return False
-
-    def _await_leader(self) -> None:
-        """Wait until the present leader is gone: its end of a connection then closes."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(1.0)
-            try:
-                line.connect(self._name)
-                while not self._done.is_set():
-                    try:
-                        line.recv(1)
-                        return
-                    except TimeoutError:
-                        continue
-            except OSError:
-                self._done.wait(0.05)  # it is just leaving, or too many wait in line
+        try:
+            self._fd = private.enter(self._folder)
+        except OSError:
+            self._folder = private.make()
+            self._fd = private.enter(self._folder)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # waits; the kernel frees it when its holder dies, however it dies
+        return not self._done.is_set()
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        private.remove(self._folder)  # who has entered it keeps the lock, and hands it on
+        os.close(self._fd)
 
 
 def announce(store: StoreLike, node: str, member: Member) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from resilience.adapters import processes
+from resilience.adapters import private, processes
 from resilience.adapters.channel import ChannelClosed, close_all, listen
 from resilience.core.attribution import Exit
 from resilience.core.identity import Origin
@@ -58,7 +57,7 @@ class Monitors:
     def start(self) -> None:
         """Start a monitor for each local rank; they are ready a little later. Raises: MonitorError."""
         try:
-            self._sockets = _socket_folder()
+            self._sockets = Path(private.make(longest=PATH_LIMIT - 8))
             for local_rank in range(self._size):
                 self._places.append(_Place(self._sockets / str(local_rank)))
                 self._places[-1].start()
@@ -320,12 +319,3 @@ class _Place:
         self._listener.close()
         with contextlib.suppress(OSError):
             self.path.unlink()
-
-
-def _socket_folder() -> Path:
-    """Return a new folder that only this user can enter, with a path short enough for a socket in it."""
-    folder = Path(tempfile.mkdtemp(prefix="resilience-"))
-    if len(str(folder).encode()) > PATH_LIMIT - 8:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="resilience-", dir="/tmp"))
-    return folder

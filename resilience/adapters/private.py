@@ -1,0 +1,42 @@
+"""A folder that only this user can enter, under a name that nobody can guess.
+
+Another user of the host can neither look into it, nor connect to a socket in it, nor hold a lock on it, nor
+take its name before it exists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+PREFIX = "resilience-"
+
+
+def make(longest: int | None = None) -> str:
+    """Return the path of a new folder. longest: bytes that the path may have, else it lies in /tmp.
+
+    Raises: OSError."""
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    if longest is not None and len(os.fsencode(folder)) > longest:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")
+    return folder
+
+
+def enter(folder: str) -> int:
+    """Return a descriptor of the folder. Raises: OSError, also if others than this user can enter it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        os.close(fd)
+        raise PermissionError(f"{folder} can be entered by other users, expected a folder of mode 700 that is ours")
+    return fd
+
+
+def remove(folder: str) -> None:
+    """Remove the folder if it is empty and has such a name. Nothing happens if it is gone."""
+    if Path(folder).name.startswith(PREFIX):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
