@@ -328,7 +328,7 @@ class CallWrapper:
 
     def _failed(self, error: BaseException, stage: str) -> Result:
         """Answer how a stage ended that raised, and put the failure into the account."""
-        is_exception = isinstance(error, Exception)
+        is_exception = failure.is_exception(error)
         self._error = error
         kind = Interruption.EXCEPTION if is_exception else Interruption.BASE_EXCEPTION
         record = self._describe(error, kind, stage)

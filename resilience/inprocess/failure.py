@@ -32,6 +32,16 @@ def describe(error: BaseException) -> ExceptionInfo:
     )
 
 
+def is_exception(error: BaseException) -> bool:
+    """Return True if all ranks restart from this failure, False if it ends its rank.
+
+    torch's CheckpointException derives from BaseException, and `torch.distributed.checkpoint` raises it on every rank
+    when saving or loading fails on one: as a BaseException it would end the whole job."""
+    checkpoint = sys.modules.get("torch.distributed.checkpoint.api")  # not imported, so not raised either
+    restarts = (Exception,) if checkpoint is None else (Exception, checkpoint.CheckpointException)
+    return isinstance(error, restarts)
+
+
 def release(error: BaseException) -> None:
     """Clear the locals of every finished frame that the exception and its causes hold."""
     for link in (error, *_chain(error)):

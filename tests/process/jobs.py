@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import resilience
 from resilience.inprocess import CallWrapper, Compose, Wrapper
@@ -226,6 +227,29 @@ def train(
     for _ in range(calls):
         value = loop()
     return value
+
+
+def save_and_fail() -> int:
+    """Save a checkpoint that one rank cannot write; torch raises on all ranks."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo")
+        if call.iteration == 0:
+            state = {"value": UnsavedTensor() if os.environ["RANK"] == "1" else torch.ones(1)}
+            dcp.save(state, checkpoint_id="checkpoint")
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()
+
+
+class UnsavedTensor:
+    """What cannot be written into a checkpoint."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("cannot be saved")
 
 
 def finish_apart() -> int:

@@ -77,6 +77,12 @@ def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: 
     assert job.of(events.RankLeft, rank=1)
 
 
+def test_checkpoint_that_one_rank_cannot_save_restarts_all_and_ends_none(start: Start) -> None:
+    job = start(2, "tests.process.jobs:save_and_fail")  # torch raises its CheckpointException, a BaseException
+    assert [rank.value for rank in job.wait()] == [1, 1]
+    assert {kind for kinds in job.kinds(0).values() for kind in kinds} == {Interruption.EXCEPTION}
+
+
 @WORLDS
 @pytest.mark.parametrize(
     ("kind", "code", "name"),

@@ -2,8 +2,9 @@
 
 Starting eight ranks costs 22 s by spawn and under 1 s by fork. The server has a single thread (OpenBLAS is
 held to one), so that what it forks is clean. It reads a JSON request a line from stdin and answers with a
-JSON line for each process that began or ended. It adopts what a rank leaves behind, its monitor above all,
-so that nobody's end is lost. It ends when its stdin closes, and its ranks end with it."""
+JSON line for each process that began or ended. Its arguments are modules that it imports too. It adopts
+what a rank leaves behind, its monitor above all, so that nobody's end is lost. It ends when its stdin
+closes, and its ranks end with it."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ def main() -> None:
     import resilience.inprocess.wrap  # noqa: F401
 
     torch.set_num_threads(1)
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"the fork server has {threads} threads after its imports, expected 1: no safe fork")

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ START_LIMIT = 120.0  # seconds to import torch on a busy machine
 class ForkServer:
     """The preloaded process, one a test session."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        """preload: modules that every rank will have imported already."""
         env = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
         # gloo looks the host's own name up, which takes 5 s now and then where reverse DNS does not answer.
         env["GLOO_SOCKET_IFNAME"] = "lo"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forkserver"],
+            [sys.executable, "-m", "tests.support.forkserver", *preload],
             cwd=ROOT,
             env=env,
             stdin=subprocess.PIPE,
