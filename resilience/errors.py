@@ -3,6 +3,7 @@
     ResilienceError
     ├─ ConfigurationError (also ValueError) ── ConfigurationTypeError (also TypeError)
     ├─ ProtocolError          a peer or a bug of ours broke the rules
+    ├─ DecodeError (also ValueError)   bytes are not what was expected
     ├─ MonitorError ── RankMonitorClientError
     ├─ LaunchError ── UnhealthyNodeError
     ├─ StoreError             the key-value store is gone or does not answer
@@ -40,6 +41,10 @@ class ConfigurationTypeError(ConfigurationError, TypeError):
 
 class ProtocolError(ResilienceError):
     """A peer, or a bug of ours, broke the rules of a protocol."""
+
+
+class DecodeError(ResilienceError, ValueError):
+    """Bytes of a file, a message or the store are not what was expected."""
 
 
 class MonitorError(ResilienceError):

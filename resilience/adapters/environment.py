@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
-from resilience.errors import ConfigurationError
+from resilience.core import encoding
+from resilience.errors import ConfigurationError, DecodeError
 
 PREFIX = "RESILIENCE_"
 DISTRIBUTED = (
@@ -28,6 +29,8 @@ DISTRIBUTED = (
     "TORCHELASTIC_RESTART_COUNT",
 )
 """What the wrapper changes for the function, and puts back when it is left."""
+
+_PATHS = ("run_dir", "metrics_textfile", "timeouts")  # settings that are opened: what is no UTF-8 in them stays
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -131,8 +134,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for field in msgspec.structs.fields(Settings):
             value = getattr(self, field.name)
             try:
-                msgspec.convert(value, field.type)
-            except msgspec.ValidationError as error:
+                encoding.from_builtins(value, field.type)
+            except DecodeError as error:
                 raise _wrong(field, _variable(field), value, error) from error
         if self.interrupt_signal in (signal.SIGKILL, signal.SIGSTOP):
             raise ConfigurationError(
@@ -143,7 +146,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Return the settings in force. Raises: ConfigurationError, naming the variable."""
         env = os.environ if environment is None else environment
-        run_id = env.get("TORCHELASTIC_RUN_ID") or "none"
+        run_id = encoding.text(env.get("TORCHELASTIC_RUN_ID") or "none")
         is_elastic = run_id != "none"
         restarts = env.get("TORCHELASTIC_RESTART_COUNT") or "0"
         launchers = {
@@ -157,7 +160,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 names = (_variable(field), *launchers.get(field.name, ()))
                 name = next((name for name in names if env.get(name)), None)
                 if name is not None:
-                    values[field.name] = _parsed(field, name, env[name])
+                    given = env[name] if field.name in _PATHS else encoding.text(env[name])
+                    values[field.name] = _parsed(field, name, given)
         return cls(**values, run_id=run_id, restart_count=int(restarts) if restarts.isdecimal() else 0)
 
 
@@ -192,8 +196,8 @@ def _parsed(field: msgspec.structs.FieldInfo, variable: str, text: str) -> Any:
             case "step_timeout":
                 return float(text)
             case _:
-                return msgspec.convert(text, field.type, strict=False)
-    except ValueError as error:  # msgspec.ValidationError is one
+                return encoding.from_builtins(text, field.type, strict=False)
+    except ValueError as error:  # DecodeError is one
         raise _wrong(field, variable, text, error) from error
 
 
@@ -371,7 +375,7 @@ class Exporting(msgspec.Struct, frozen=True):
             delay_s=_positive(env, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
             queue=queue,
             batch=min(queue, _positive(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)),
-            traceparent=env.get("TRACEPARENT", ""),
+            traceparent=encoding.text(env.get("TRACEPARENT", "")),
         )
 
 
@@ -387,7 +391,7 @@ def node_name() -> str:
     if given is not None:
         return given
     group = os.environ.get("GROUP_RANK")
-    host = socket.gethostname().replace("/", "-")
+    host = encoding.text(socket.gethostname()).replace("/", "-")
     return host if group is None else f"{host}-g{group}"
 
 
@@ -414,8 +418,8 @@ def agent_node_name(job_id: str) -> str:
     given = Settings.from_environment().node
     if given is not None:
         return given
-    host = socket.gethostname().replace("/", "-")
-    job = hashlib.sha256(job_id.encode(errors="surrogateescape")).hexdigest()[:32]  # a long id would be cut
+    host = encoding.text(socket.gethostname()).replace("/", "-")
+    job = hashlib.sha256(encoding.text(job_id).encode()).hexdigest()[:32]  # a long id would be cut
     for number in range(10_000):
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

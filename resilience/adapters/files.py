@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from resilience.core.encoding import text
+
 REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
 
 
@@ -51,7 +53,7 @@ class LineFile:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except OSError:
+            except (OSError, ValueError):  # ValueError: a zero in the path
                 self._retry_at = time.monotonic() + REOPEN_EVERY
         return self._fd
 
@@ -61,7 +63,7 @@ def replace(path: Path, content: bytes) -> bool:
     try:
         with _written_beside(path, content) as temporary:
             temporary.replace(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a zero in the path
         return False
     return True
 
@@ -79,7 +81,7 @@ def create(path: Path, content: bytes) -> bool:
             except OSError:  # a file system without hard links: whole for whoever comes a moment later
                 with path.open("xb") as file:
                     file.write(content)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a zero in the path
         return False
     return True
 
@@ -95,7 +97,7 @@ def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:
         return ()
     if start:
         found = found[1:]  # cut off at its front
-    return tuple(line.decode(errors="replace") for line in found[-lines:] if line)
+    return tuple(text(line) for line in found[-lines:] if line)
 
 
 @contextlib.contextmanager

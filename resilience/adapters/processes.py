@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.core import encoding
 from resilience.core.attribution import Exit
 
 EXIT_POLL = 0.001  # seconds between looks at a dying process
@@ -48,7 +49,7 @@ class ProcessState(msgspec.Struct, frozen=True):
 def state(pid: int) -> ProcessState | None:
     """Return the state of a process, None if there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = encoding.text(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
@@ -127,7 +128,7 @@ def waits_in(pid: int) -> str:
     """Return the kernel's function in which the main thread of a process sleeps, empty if it runs or that is
     not told."""
     try:
-        name = Path(f"/proc/{pid}/task/{pid}/wchan").read_text()
+        name = encoding.text(Path(f"/proc/{pid}/task/{pid}/wchan").read_bytes())
     except OSError:
         return ""
     return "" if name == "0" else name
@@ -181,12 +182,12 @@ def is_descendant(pid: int, ancestor: int) -> bool:
 def oom_kills() -> int | None:
     """Return how many processes of this cgroup the kernel has killed for memory, None if unknown."""
     try:
-        memberships = Path("/proc/self/cgroup").read_text()
+        memberships = os.fsdecode(Path("/proc/self/cgroup").read_bytes())
     except OSError:
         return None
     for file in memory_files(memberships):
         try:
-            lines = file.read_text().splitlines()
+            lines = encoding.text(file.read_bytes()).splitlines()
         except OSError:
             continue
         for line in lines:

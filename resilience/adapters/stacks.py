@@ -12,7 +12,6 @@ goes nowhere: what happens to a DataLoader's worker did not happen to the rank."
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from typing import Literal
 import msgspec
 
 from resilience.adapters import interpreter, processes
+from resilience.core import encoding
 from resilience.core.attribution import Frame, ThreadStack
 
 DUMP_SIGNAL = signal.SIGRTMIN + 10
@@ -108,10 +108,10 @@ class Dump:
         return self._first_line().removeprefix(_MAIN).partition(" ")[0]
 
     def _first_line(self) -> str:
-        return os.pread(self.fd, _FIRST_LINE, 0).decode(errors="replace").partition("\n")[0]
+        return encoding.text(os.pread(self.fd, _FIRST_LINE, 0)).partition("\n")[0]
 
     def _text(self, start: int = 0) -> str:
-        return os.pread(self.fd, os.fstat(self.fd).st_size, start).decode(errors="replace")
+        return encoding.text(os.pread(self.fd, os.fstat(self.fd).st_size, start))
 
 
 _armed: Dump | None = None  # faulthandler has one file a signal, so a process has one dump
@@ -195,14 +195,14 @@ def _py_spy(pid: int, why: str) -> Stacks:
             timeout=PY_SPY_LIMIT,
         )
         if result.returncode:
-            words = result.stderr.decode(errors="replace").strip().splitlines()
+            words = encoding.text(result.stderr).strip().splitlines()
             return Stacks("none", reason=f"{why}; py-spy failed: {' '.join(words)[:200]}")
         threads = tuple(
             ThreadStack(
                 f"{thread.get('thread_name') or 'Thread'} {thread.get('thread_id', '')}".strip(),
                 tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in reversed(thread["frames"])),
             )
-            for thread in json.loads(result.stdout)
+            for thread in encoding.from_json(result.stdout)
         )
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         return Stacks("none", reason=f"{why}; py-spy failed: {type(error).__name__}")

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
 from resilience.core import restart
+from resilience.core.encoding import text
 from resilience.core.restart import Add, Await, Check, CompareSet, Read, Set
 from resilience.errors import StoreError
 
@@ -60,17 +61,17 @@ def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) 
     try:
         match operation:
             case Set(key, value):
-                return store.set(key, value)
+                return store.set(text(key), text(value))
             case Add(key, amount):
-                return store.add(key, amount)
+                return store.add(text(key), amount)
             case CompareSet(key, value):
-                return _text(store.compare_set(key, "", value))
+                return text(store.compare_set(text(key), "", text(value)))
             case Check(keys):
-                return bool(store.check(list(keys)))
+                return bool(store.check([text(key) for key in keys]))
             case Read(keys):
-                return tuple(_text(store.get(key)) if store.check([key]) else None for key in keys)
+                return tuple(text(store.get(key)) if store.check([key]) else None for key in map(text, keys))
             case Await(key, limit):
-                return wait(store, key, limit, chunk)
+                return wait(store, text(key), limit, chunk)
     except StoreError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
@@ -128,7 +129,3 @@ def lost(operation: restart.Operation, error: BaseException) -> StoreError:
         "its host process or node is gone or unreachable, so this rank cannot go on",
         operation=operation,
     )
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from resilience.adapters import files
+from resilience.core import encoding
 from resilience.core.events import TimeoutsLoaded
 from resilience.core.timeouts import SCHEMA, Timeouts, in_force, matches
 from resilience.core.watch import Limits
-from resilience.errors import ConfigurationError
+from resilience.errors import ConfigurationError, DecodeError
 
 NAME = "timeouts.yaml"
 AUTO = "auto"
@@ -22,7 +22,7 @@ HEAD = "# Written by `resilience calibrate`. Durations in seconds. What the entr
 
 def write(path: Path, timeouts: Timeouts) -> None:
     """Replace the file as a whole. Raises: ConfigurationError if that fails; the old one stays then."""
-    text = HEAD + yaml.safe_dump(_rounded(msgspec.to_builtins(timeouts)), sort_keys=False, width=100)
+    text = HEAD + encoding.to_yaml(_rounded(msgspec.to_builtins(timeouts)))
     if not files.replace(path, text.encode()):
         raise ConfigurationError(f"{path} could not be written; is there space, and may this user write there?")
 
@@ -30,12 +30,12 @@ def write(path: Path, timeouts: Timeouts) -> None:
 def read(path: Path) -> Timeouts:
     """Read a file of limits. Raises: ConfigurationError, naming what is wrong and where."""
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = encoding.from_yaml(path.read_bytes())
     except OSError as error:
         raise ConfigurationError(
             f"{path}: {error.strerror or error}; a file of `resilience calibrate` was expected"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except DecodeError as error:
         raise ConfigurationError(f"{path} is no YAML: {error}") from error
     found = loaded.get("schema") if isinstance(loaded, dict) else None
     if found != SCHEMA:
@@ -43,8 +43,8 @@ def read(path: Path) -> Timeouts:
             f"{path} has schema {found!r}, expected {SCHEMA}; write it again with this version's `resilience calibrate`"
         )
     try:
-        return msgspec.convert(loaded, Timeouts, strict=False)
-    except msgspec.ValidationError as error:
+        return encoding.from_builtins(loaded, Timeouts, strict=False)
+    except DecodeError as error:
         raise ConfigurationError(f"{path}: {error}; write it again with `resilience calibrate`") from error
 
 

@@ -15,6 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.core import encoding
+from resilience.core.identity import Nanoseconds
+from resilience.errors import DecodeError
+
 _MARKS = (b'"iteration.started"', b'"call.started"', b'"regroup"', b'"rendezvous"')
 Meeting = tuple[str, int, int, int, int]
 """Kind, attempt, cycle, call, iteration."""
@@ -60,12 +64,12 @@ class _Event(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    wall_ns: int
+    wall_ns: Nanoseconds
     origin: _Origin
     event: _Event
 
 
-_decode = msgspec.json.Decoder(_Head).decode
+_decode = encoding.reader(_Head)
 
 
 def clocks(files: Mapping[str, Sequence[Path]]) -> tuple[Clock, ...]:
@@ -109,7 +113,7 @@ def _heads(path: Path) -> Iterable[_Head]:
                 if any(mark in line for mark in _MARKS):
                     try:
                         yield _decode(line)
-                    except (msgspec.MsgspecError, UnicodeDecodeError):
+                    except DecodeError:
                         continue  # torn: other meetings tell as much
     except OSError:
         return

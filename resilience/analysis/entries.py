@@ -16,6 +16,7 @@ from resilience.analysis.folding import Said
 from resilience.analysis.lines import Kind, Line, fields_of
 from resilience.core.identity import Role
 from resilience.core.records import from_line
+from resilience.errors import DecodeError
 from resilience.telemetry.log import line_of
 
 
@@ -96,7 +97,7 @@ def _plain(line: Line) -> dict[str, Any]:
     if line.kind == "record":
         try:
             return line_of(from_line(line.raw))
-        except (msgspec.MsgspecError, ValueError):  # of a newer release: what it says, as far as known
+        except DecodeError:  # of a newer release: what it says, as far as known
             place = {"role": line.role, "iteration": line.iteration}
             plain = {**fields_of(line), **place, "node": line.node, "initial_rank": line.rank, "cycle": line.cycle}
     elif line.kind == "log":

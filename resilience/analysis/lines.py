@@ -19,7 +19,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.core import encoding
 from resilience.core.events import CATALOGUE
+from resilience.core.identity import Nanoseconds
+from resilience.errors import DecodeError
 from resilience.telemetry.log import OWN
 
 Kind = Literal["record", "log", "text", "bad"]
@@ -74,7 +77,7 @@ class _Tag(msgspec.Struct, gc=False):
 
 
 class _RecordHead(msgspec.Struct, gc=False):
-    wall_ns: int
+    wall_ns: Nanoseconds
     origin: _Place
     event: _Tag
 
@@ -104,9 +107,9 @@ class Known(msgspec.Struct, frozen=True):
     began_ns: int | None = None
 
 
-_decode_record = msgspec.json.Decoder(_RecordHead).decode
-_decode_log = msgspec.json.Decoder(_LogHead).decode
-_decode_any = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_record = encoding.reader(_RecordHead)
+_decode_log = encoding.reader(_LogHead)
+_decode_any = encoding.reader(dict[str, Any])
 
 
 class Source:
@@ -220,7 +223,7 @@ class Source:
                 log.cycle,
                 log.iteration,
             )
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+        except (DecodeError, ValueError):
             self.bad += 1
             return self._line("bad", raw, self.key or self._changed_ns, "warning", is_placed=True)
 
@@ -228,7 +231,7 @@ class Source:
         return at if at <= self._changed_ns + AHEAD_NS else self.key or self._changed_ns
 
     def _text(self, raw: bytes, end: int) -> Line:
-        text = raw[:200].decode(errors="replace")
+        text = encoding.text(raw[:200])
         stamp = self._stamp_of(text)
         if stamp is not None:
             self._stamp = stamp
@@ -273,7 +276,7 @@ class Source:
 
     def _line(self, kind: Kind, raw: bytes, at: int, level: str, is_placed: bool) -> Line:
         known = self.known
-        text = raw.decode(errors="backslashreplace")
+        text = encoding.text(raw)
         rank, node, cycle = known.rank, known.node, known.cycle
         return Line(at, kind, known.name, self._number, raw, level, text, rank, node, None, cycle, None, is_placed)
 
@@ -282,7 +285,10 @@ def fields_of(line: Line) -> dict[str, Any]:
     """Return all that a line says beside its message: an event's fields, or all keys of a log line."""
     if line.kind in ("text", "bad"):
         return {}
-    plain = _decode_any(line.raw)
+    try:
+        plain = _decode_any(line.raw)
+    except DecodeError:  # in a part that order and filters do not need
+        return {"undecodable": encoding.text(line.raw)}
     if line.kind == "record":
         plain = plain.get("event") or {}
     return {name: value for name, value in plain.items() if name != "event"}

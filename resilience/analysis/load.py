@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from resilience.core import events
 from resilience.core.advice import named
 from resilience.core.records import SCHEMA, Record, from_line
-from resilience.telemetry.recording import JOB_FILE, Job
+from resilience.errors import DecodeError
+from resilience.telemetry.recording import JOB_FILE, Job, read_job
 
 RECORDS = "records"
 NOTED = 20  # unreadable lines noted one by one a file; further ones are counted
@@ -114,11 +114,10 @@ def is_run(folder: Path) -> bool:
 
 def _job(folder: Path, missing: list[Missing]) -> Job | None:
     try:
-        plain: Any = msgspec.json.decode((folder / JOB_FILE).read_bytes())
-        return msgspec.convert(plain, Job, strict=False)
+        return read_job(folder)
     except FileNotFoundError:
         missing.append(Missing(JOB_FILE, "not there"))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, DecodeError) as error:
         missing.append(Missing(JOB_FILE, _words(error)))
     return None
 
@@ -148,7 +147,7 @@ def _read(path: Path, missing: list[Missing]) -> list[Record]:
             continue
         try:
             record = from_line(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        except DecodeError as error:
             bad += 1
             if number == len(lines) and not is_whole:
                 missing.append(Missing(name, "the last line is torn", number))

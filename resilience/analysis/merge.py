@@ -21,6 +21,7 @@ from resilience.analysis.load import RECORDS
 from resilience.core.incident import Incident
 from resilience.core.incidents import fold
 from resilience.core.records import Record, from_line
+from resilience.errors import DecodeError
 
 LOGS, OUTPUT = "logs", "output"
 BUFFERS = 48 << 20  # bytes of all files' buffers together
@@ -185,7 +186,7 @@ def records_in(path: Path, mark: bytes = b"") -> Iterator[Record]:
                 if mark in line:
                     try:
                         yield from_line(line)
-                    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+                    except DecodeError:
                         continue  # the timeline shows it as it is
     except OSError:
         return

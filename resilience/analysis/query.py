@@ -25,8 +25,9 @@ from resilience.analysis.entries import utc
 from resilience.analysis.lines import LEVEL_OF, fields_of
 from resilience.analysis.load import RECORDS
 from resilience.analysis.merge import LOGS, Choice, Timeline, files_of
+from resilience.core import encoding
 from resilience.core.timeouts import HEARTBEAT, OUT_OF_SECTION
-from resilience.errors import ConfigurationError
+from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
 
@@ -182,11 +183,11 @@ def _quoted(text: str) -> str:
 
 
 def _shape(kinds: dict[str, Any]) -> str:
-    return msgspec.json.encode(kinds).decode()
+    return encoding.to_json_text(kinds)
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    encode = msgspec.json.Encoder().encode
+    encode = encoding.to_json
     with path.open("wb") as file:
         for row in rows:
             file.write(encode(row) + b"\n")
@@ -203,7 +204,7 @@ def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
     for path in files_of(folder, "timings", ".json"):
         try:
             found = timings.read(path)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, DecodeError):
             continue  # `resilience calibrate` says what is wrong with it
         node, _, rank = path.stem.rpartition("-")
         for outcome, sections in (("completed", found.sections), ("failed", found.failed)):
@@ -217,7 +218,7 @@ def _periods_of(folder: Path) -> Iterator[dict[str, Any]]:
     for path in files_of(folder, "timings", ".hist"):
         try:
             found = durations.read_histograms(path)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, DecodeError):
             continue  # as above
         for name, periods in found.sections.items():
             for number, period in sorted(periods.items()):
@@ -242,7 +243,7 @@ def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
                         what = {"section": _NAMED.get(line.section, line.section), "ts": _micros(line.t)}
                         what |= {"duration_s": line.s, "outcome": line.end, "number": line.i, "since_start": line.j}
                         yield of | what | begun
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, DecodeError):
             continue  # what comes after a line that is none is left out
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.errors import DecodeError
 from resilience.telemetry import signs, timings
 from resilience.telemetry.timings import HEARTBEAT, Histogram, upper_bound
 
@@ -40,7 +41,7 @@ def sections_of(folder: Path) -> tuple[Section, ...]:
     for path in sorted((folder / "timings").glob("*.json")):
         try:
             of_rank = timings.read(path)
-        except (OSError, ValueError, msgspec.MsgspecError):
+        except (OSError, DecodeError):
             continue  # half written, or of another version
         total.merge(of_rank)
         for name in of_rank.sections.keys() | of_rank.failed.keys():

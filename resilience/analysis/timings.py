@@ -22,7 +22,7 @@ import msgspec
 from resilience.adapters import files
 from resilience.core.calibration import Cut, End, Pool, pooled, quantile
 from resilience.core.timeouts import HEARTBEAT, TABLE, Source
-from resilience.errors import ConfigurationError
+from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
 
@@ -167,7 +167,11 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     zipped = path.name.endswith(".gz")
     line = 0
     try:
-        with gzip.open(path, "rt", newline="") if zipped else path.open(newline="") as file:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", newline="")
+            if zipped
+            else path.open(encoding="utf-8", newline="") as file
+        ):
             table = csv.reader(file)
             names = next(table, [])
             if tuple(names[:5]) != COLUMNS or names[5:] not in ([], ["end"]):
@@ -232,7 +236,7 @@ def _ranks(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
     for path in paths:
         try:
             state = durations.read_histograms(path)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, DecodeError) as error:
             raise ConfigurationError(f"{path}: {error}; it is no timings file, or damaged") from error
         single = path.with_suffix(".jsonl")
         values, starts = _values(single)
@@ -252,7 +256,7 @@ def _values(path: Path) -> tuple[list[durations.Value], int]:
                     starts += 1
     except FileNotFoundError:
         pass
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, DecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     return values, max(1, starts)
 

@@ -17,9 +17,10 @@ import msgspec
 from resilience.analysis.clocks import Clock
 from resilience.analysis.load import RECORDS
 from resilience.analysis.merge import clocks_of, files_of, records_in, records_of
-from resilience.core import identity
+from resilience.core import encoding, identity
 from resilience.core.events import PHASES
 from resilience.core.incident import Incident
+from resilience.errors import DecodeError
 from resilience.telemetry.recording import JOB_FILE
 from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent
 from resilience.telemetry.spans import SpanView
@@ -43,8 +44,8 @@ Place = tuple[int, int]
 def parent_of(folder: Path) -> Trace | None:
     """Return the span that all of a job's are part of: what TRACEPARENT was, by job.json; None if it was not set."""
     try:
-        return parse_traceparent(msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=_Given).traceparent)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return parse_traceparent(encoding.from_json((folder / JOB_FILE).read_bytes(), _Given).traceparent)
+    except (OSError, DecodeError):
         return None
 
 

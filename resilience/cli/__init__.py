@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ WRONG_USE = 2  # exit status
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: the verb's, or 2 for wrong use."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a run holds may have characters that this terminal has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["--version"], ["-V"]):
         from resilience import __version__

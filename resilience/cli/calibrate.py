@@ -11,13 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from resilience.adapters import timeouts_file
 from resilience.analysis import timings
 from resilience.analysis.calibrate import DEFAULT, Target, calibrate
 from resilience.cli import calibrate_backtest, calibrate_plot
 from resilience.cli.render import Line, cut, seconds, show, table, width_of_terminal, wrap
+from resilience.core import encoding
 from resilience.core.timeouts import Deadline, Timeouts
 from resilience.errors import ConfigurationError
 
@@ -95,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         timeouts_file.write(arguments.out, found)
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        sys.stdout.buffer.write(encoding.to_json_page(found))
     elif arguments.format != "resilience":
         print(_flags(found, arguments.format))
     else:
@@ -241,7 +240,7 @@ def _diff(arguments: Sequence[str]) -> int:
         rows.append((name, before, after))
     if read.json:
         changes = {name: {"old": before, "new": after} for name, before, after in rows}
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(changes)) + b"\n")
+        sys.stdout.buffer.write(encoding.to_json_page(changes))
         return 0
     if old.fingerprint != new.fingerprint:
         show([((f"configurations differ: {old.fingerprint} and {new.fingerprint}", "yellow"),)])

@@ -16,6 +16,7 @@ from resilience.analysis import timings
 from resilience.analysis.timings import Input
 from resilience.cli.render import seconds
 from resilience.core import calibration
+from resilience.core.encoding import text
 from resilience.core.timeouts import FIRST, Deadline, Timeouts
 from resilience.errors import ConfigurationError
 
@@ -52,7 +53,7 @@ def write(path: Path, given: Input, found: Timeouts) -> None:
         parts.append(f'<g transform="translate({x},{y})">{_panel(name, found.deadlines[name], given)}</g>')
     if not names:
         parts.append('<text x="20" y="30">No deadline has enough durations to draw.</text>')
-    if not files.replace(path, ("\n".join([*parts, "</svg>"]) + "\n").encode()):
+    if not files.replace(path, text("\n".join([*parts, "</svg>"]) + "\n").encode()):
         raise ConfigurationError(f"{path} could not be written; is there space, and may this user write there?")
 
 

@@ -28,6 +28,7 @@ from resilience.cli.demo_board import Board, Doing
 from resilience.cli.demo_faults import HANG_LIMIT, Fault
 from resilience.cli.demo_train import Task, Trained, train
 from resilience.cli.ending import ENDING_SIGNALS, signals_deferred
+from resilience.core import encoding
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.initialize import Initialize, RetryController
@@ -141,7 +142,7 @@ def _take_part(plan: Plan, board: Board, process: int, text: Tensor) -> None:
     trained = function(plan.task, text, Disturber(board, process, plan.faults))
     board.do(process, Doing.FINISHED)
     if trained is not None:
-        _result_path(plan, process).write_bytes(msgspec.json.encode(trained))
+        _result_path(plan, process).write_bytes(encoding.to_json(trained))
 
 
 def _result_path(plan: Plan, process: int) -> Path:
@@ -242,9 +243,7 @@ class Team:
         """Return what came out, for each process that took part to the end."""
         paths = {process: _result_path(self.plan, process) for process in range(self.size)}
         return {
-            process: msgspec.json.decode(path.read_bytes(), type=Trained)
-            for process, path in paths.items()
-            if path.is_file()
+            process: encoding.from_json(path.read_bytes(), Trained) for process, path in paths.items() if path.is_file()
         }
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -120,7 +120,7 @@ class Demonstration:
             if code != expected:
                 self._hold(False, f"process {process} ended with {code}, expected {expected}; its last words:")
                 output = team.output_of(process)
-                for line in output.read_text(errors="replace").splitlines()[-12:] if output.is_file() else ():
+                for line in output.read_text(errors="backslashreplace").splitlines()[-12:] if output.is_file() else ():
                     self._screen.say((f"    {line}", "dim"))
         if team.left_behind:
             self._hold(False, f"{team.left_behind} processes were still there 10 s after the ranks had ended")

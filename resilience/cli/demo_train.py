@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import math
 import os
 import sysconfig
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import resilience
+from resilience.core import encoding
 from resilience.errors import CorruptCheckpoint
 from resilience.inprocess.call import CallWrapper
 
@@ -255,7 +255,7 @@ class Checkpoints:
         target = self.folder / f"step-{step:08d}.ckpt"
         unfinished = target.with_suffix(".tmp")
         with unfinished.open("wb") as file:
-            file.write(json.dumps(header).encode() + b"\n" + payload)
+            file.write(encoding.to_json(header) + b"\n" + payload)
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(target)
@@ -281,7 +281,7 @@ class Checkpoints:
 def _read_into(state: Tensor, path: Path) -> tuple[int, float, float]:
     try:
         line, _, payload = path.read_bytes().partition(b"\n")
-        header = json.loads(line)
+        header = encoding.from_json(line)
         step, length, digest = int(header["step"]), int(header["length"]), str(header["sha256"])
         losses = float(header["loss"]), float(header["first_loss"])
     except (OSError, ValueError, KeyError, TypeError) as error:

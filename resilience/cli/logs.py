@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-import msgspec
-
 from resilience.analysis.entries import entry_of, said_entry, utc
 from resilience.analysis.folding import Said, fold, template, templates
 from resilience.analysis.lines import LEVELS, Line, fields_of, said
@@ -24,6 +22,7 @@ from resilience.analysis.query import Answer, asked
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, seconds, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
 from resilience.cli.run_argument import add_run, find_run
+from resilience.core import encoding
 from resilience.core.advice import ranks_in_words
 from resilience.errors import ConfigurationError
 
@@ -100,9 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     each = (line for line in lines if line is not None)
     try:
         if arguments.json:
-            encode = msgspec.json.Encoder(enc_hook=str).encode
             plain = map(said_entry, fold(lines)) if is_folded else (entry_of(line, timeline.clocks) for line in each)
-            _write((encode(entry).decode() for entry in plain), arguments.follow)
+            _write((encoding.to_json_text(entry, str) for entry in plain), arguments.follow)
         else:
             rows = folded_rows(fold(lines)) if is_folded else rows_of(each, columns)
             _write(_texts(rows), arguments.follow)
@@ -116,8 +114,9 @@ def _ask(folder: Path, sql: str, as_json: bool) -> int:
     """Print the answer to a question in SQL."""
     with asked(folder, sql) as answer:
         if as_json:
-            encode = msgspec.json.Encoder(enc_hook=str).encode
-            _write((encode(dict(zip(answer.columns, row, strict=True))).decode() for row in answer.rows), False)
+            _write(
+                (encoding.to_json_text(dict(zip(answer.columns, row, strict=True)), str) for row in answer.rows), False
+            )
         else:
             _write(_table(answer), False)
         if answer.bad:

@@ -6,7 +6,6 @@ a machine. `incident_lines` shows one incident to whoever has it (the demonstrat
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -31,6 +30,7 @@ from resilience.cli.render import (
     width_of_terminal,
 )
 from resilience.cli.run_argument import add_run, find_run
+from resilience.core import encoding
 from resilience.core.advice import named, ranks_in_words
 from resilience.core.attribution import Frame, InterruptionRecord
 from resilience.core.hangs import WORDS as HANGS
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigurationError(f"--incident {arguments.incident}: {folder} {have}")
         found = msgspec.structs.replace(found, incidents=chosen)
     if arguments.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(found))).decode() + "\n")
+        sys.stdout.write(encoding.to_json_page(as_json(found)).decode())
         return 0
     width = width_of_terminal()
     if arguments.incident is not None:
@@ -380,7 +380,7 @@ def _log(chief: InterruptionRecord, width: int) -> Iterator[Line]:
         return
     last = chief.log_tail[-1]
     try:
-        line = json.loads(last)
+        line = encoding.from_json(last)
         last = f"{line['level']}: {line['event']}"
     except (ValueError, KeyError, TypeError):
         pass  # no line of ours: shown as it is

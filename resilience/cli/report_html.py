@@ -33,6 +33,7 @@ from resilience.cli.report_drawings import (
 )
 from resilience.core.advice import named
 from resilience.core.attribution import InterruptionRecord
+from resilience.core.encoding import text
 from resilience.core.incident import Incident
 from resilience.core.symptoms import is_ours
 from resilience.errors import ConfigurationError
@@ -71,7 +72,7 @@ class Told:
             "<h2>The whole report as text</h2><details><summary>as <code>resilience report</code> prints it</summary>"
             f"<pre tabindex=0>{_text(report_lines(found, TEXT_WIDTH))}</pre></details>",
         ]
-        style, script = ((Path(__file__).parent / name).read_text() for name in ("report.css", "report.js"))
+        style, script = ((Path(__file__).parent / name).read_text("utf-8") for name in ("report.css", "report.js"))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
@@ -108,7 +109,7 @@ class Told:
 
 def write(path: Path, folder: Path) -> None:
     """Write the page of a run. Raises: ConfigurationError if that fails."""
-    if not files.replace(path, Told(folder).page().encode()):
+    if not files.replace(path, text(Told(folder).page()).encode()):
         raise ConfigurationError(f"{path} could not be written; is there space, and may this user write there?")
 
 

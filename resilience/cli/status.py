@@ -20,6 +20,7 @@ from resilience.cli.render import NARROWEST, show
 from resilience.cli.run_argument import add_run, find_run
 from resilience.cli.status_screen import Screen, is_possible
 from resilience.cli.status_view import View, frame, pressed, status_lines
+from resilience.core import encoding
 from resilience.errors import ConfigurationError
 from resilience.telemetry import signs
 
@@ -73,9 +74,8 @@ def _printed(folder: Path, arguments: argparse.Namespace, now: Now | None) -> in
 
 def _show(now: Now, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        encoded = msgspec.json.encode(now)
-        text = encoded if arguments.watch else msgspec.json.format(encoded)
-        sys.stdout.write(text.decode() + "\n")
+        encoded = encoding.to_json(now) + b"\n" if arguments.watch else encoding.to_json_page(now)
+        sys.stdout.write(encoded.decode())
         sys.stdout.flush()
         return
     columns, height = shutil.get_terminal_size((80, 24))

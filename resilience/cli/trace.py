@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, Who, waterfall
 from resilience.cli.render import Line, cut, date, seconds, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_run
+from resilience.core import encoding
 from resilience.core.incident import Incident
 from resilience.errors import ConfigurationError
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.format == "text":
             found = _restart(folder, arguments.incident)
             if arguments.json:
-                out.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
+                out.write(encoding.to_json_page(found).decode())
             else:
                 show(waterfall_lines(found, width_of_terminal()), out)
             return 0
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             _write_events(perfetto(folder, parent), out)
         else:
             for message in otlp(folder, parent):
-                out.write(json.dumps(message) + "\n")
+                out.write(encoding.to_json_text(message) + "\n")
     return 0
 
 
@@ -73,7 +73,7 @@ def _opened(path: str | None) -> Iterator[TextIO]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(Path(path).open("w"))
+            file = stack.enter_context(Path(path).open("w", encoding="utf-8", errors="backslashreplace"))
         except OSError as error:
             raise ConfigurationError(f"--output {path}: cannot be written: {error.strerror or error}") from None
         yield file
@@ -83,7 +83,7 @@ def _write_events(events: Iterator[dict[str, Any]], out: TextIO) -> None:
     """One event a line, within one object, so that neither side has to hold all."""
     out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
     for number, event in enumerate(events):
-        out.write((",\n" if number else "") + json.dumps(event))
+        out.write((",\n" if number else "") + encoding.to_json_text(event))
     out.write("\n]}\n")
 
 

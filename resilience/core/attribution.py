@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from resilience.core.encoding import reader, to_json_text
+from resilience.core.identity import Nanoseconds
+
 if TYPE_CHECKING:
     from resilience.core.restart import Seat
 
@@ -119,7 +122,7 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     active_rank: int | None = None
     node: str | None = None
     pid: int | None = None
-    detected_wall_ns: int | None = None
+    detected_wall_ns: Nanoseconds | None = None
     arrival_order: int | None = None  # position in the store's order, from 1
     stage: str | None = None  # what the rank was doing: run, initialize, finalize, barrier …
     silent_for_s: float | None = None
@@ -138,12 +141,15 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def encode(record: InterruptionRecord) -> str:
     """Return the record as it stands in the store: JSON, without what only files need."""
-    return msgspec.json.encode(record).decode()
+    return to_json_text(record)
+
+
+_read = reader(InterruptionRecord)
 
 
 def decode(text: str | bytes) -> InterruptionRecord:
-    """Read a record back. Raises: msgspec.DecodeError."""
-    return msgspec.json.decode(text, type=InterruptionRecord)
+    """Read a record back. Raises: DecodeError."""
+    return _read(text)
 
 
 def missed_completion(seat: Seat, limit: float) -> str:

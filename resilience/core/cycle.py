@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from resilience.core.budget import Failure
+from resilience.core.encoding import reader, to_json_text
 from resilience.core.events import CycleOutcome, CycleReason
 
 FAILED = 1  # exit statuses of the launcher, beside 0, 2 for wrong use, and 128 + signal
@@ -31,14 +32,14 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 COMPLETED = Verdict(outcome="completed", node="")
 
-_decoder = msgspec.json.Decoder(Verdict)
+_read = reader(Verdict)
 
 
 def encode(verdict: Verdict) -> str:
     """Return the verdict as it stands in the rendezvous."""
-    return msgspec.json.encode(verdict).decode()
+    return to_json_text(verdict)
 
 
 def decode(text: str) -> Verdict:
-    """Read a verdict. Raises: msgspec.DecodeError."""
-    return _decoder.decode(text)
+    """Read a verdict. Raises: DecodeError."""
+    return _read(text)

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, get_args
 import msgspec
 
 from resilience.core.attribution import Frame, Hang, Interruption, InterruptionRecord
+from resilience.core.identity import WorldSize
 
 Level = Literal["debug", "info", "warning", "error"]
 Layer = Literal["inprocess", "launcher"]
@@ -45,7 +46,7 @@ class CallStarted(Event, frozen=True, tag="call.started"):
     """A wrapped function was called; all ranks are about to meet."""
 
     function: str
-    world_size: int
+    world_size: WorldSize
     resilience_version: str
     torch_version: str
     python_version: str
@@ -67,7 +68,7 @@ class CallEnded(Event, frozen=True, tag="call.ended"):
 class IterationStarted(Event, frozen=True, tag="iteration.started"):
     """All ranks met and this rank is about to initialise and enter the function."""
 
-    active_world_size: int
+    active_world_size: WorldSize
     state: Literal["active", "inactive"]
 
 
@@ -357,7 +358,7 @@ class RendezvousCompleted(Event, frozen=True, tag="rendezvous.completed"):
 
     group_rank: int
     nodes: int
-    world_size: int
+    world_size: WorldSize
     mode: Literal["infrastructure", "deterministic", "backend"]
     store: str
 

@@ -9,9 +9,11 @@ other in the order of arrival. Who leads, who is lost and how long all this may 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
+
+from resilience.core.encoding import reader, to_json_text
 
 FIRST = -1  # number of the formation before the first
 
@@ -210,20 +212,20 @@ def _with_previous(last: Formation, chosen: Sequence[Seat]) -> list[Assignment]:
     return made
 
 
-_entry: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
-_formation = msgspec.json.Decoder(Formation)
+_entry = reader(Entry)
+_formation = reader(Formation)
 
 
 def encode(value: Entry | Formation) -> str:
     """Return an entry or a formation as it stands in the store."""
-    return msgspec.json.encode(value).decode()
+    return to_json_text(value)
 
 
 def decode_entry(text: str) -> Entry:
-    """Read an entry. Raises: msgspec.DecodeError."""
-    return _entry.decode(text)
+    """Read an entry. Raises: DecodeError."""
+    return cast(Entry, _entry(text))
 
 
 def decode_formation(text: str) -> Formation:
-    """Read a formation. Raises: msgspec.DecodeError."""
-    return _formation.decode(text)
+    """Read a formation. Raises: DecodeError."""
+    return _formation(text)

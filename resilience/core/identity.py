@@ -7,11 +7,17 @@ ids unasked."""
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from resilience.core.encoding import text
+
 Role = Literal["rank", "monitor", "agent"]
+# What a decoder accepts: a number of another size is damage, and would cost a reader its memory or a date.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # as UTC up to the year 2262
+WorldSize = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 ROLES: tuple[Role, ...] = ("rank", "monitor", "agent")
 
 
@@ -23,14 +29,14 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     job_id: str
     node: str
     role: Role
-    pid: int
-    attempt: int = 0
-    cycle: int = 0
-    call: int = 0
-    iteration: int | None = None
-    initial_rank: int | None = None
-    rank: int | None = None
-    world_size: int | None = None
+    pid: Natural
+    attempt: Natural = 0
+    cycle: Natural = 0
+    call: Natural = 0
+    iteration: Natural | None = None
+    initial_rank: WorldSize | None = None
+    rank: WorldSize | None = None
+    world_size: WorldSize | None = None
     step: int | None = None
     layer: Literal["inprocess", "launcher"] = "inprocess"
 
@@ -64,7 +70,7 @@ class Job(msgspec.Struct, frozen=True):
 
 def fingerprint(*parts: object) -> str:
     """Return a short name that is equal for equal parts."""
-    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(text("\x1f".join(map(str, parts))).encode(), digest_size=6).hexdigest()
 
 
 def trace_id(job_id: str, attempt: int, cycle: int) -> int:
@@ -78,5 +84,5 @@ def span_id(job_id: str, attempt: int, cycle: int, *path: object) -> int:
 
 
 def _hash(*parts: object, size: int) -> int:
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=size).digest()
+    digest = hashlib.blake2b(text("\x1f".join(map(str, parts))).encode(), digest_size=size).digest()
     return int.from_bytes(digest, "big") or 1  # all zeros is no valid id

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from resilience.core.encoding import from_builtins
 from resilience.core.watch import Limit, Limits
-from resilience.errors import ConfigurationError, RankMonitorClientError
+from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
 
 OUT_OF_SECTION = "out_of_section"
 SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take a good part of it
@@ -183,8 +184,8 @@ def to_plain(state: State) -> dict[str, Any]:
 def from_plain(plain: Mapping[str, Any]) -> State:
     """Read what `to_plain` made. Raises: ConfigurationError."""
     try:
-        state = msgspec.convert(dict(plain), State)
-    except (TypeError, ValueError) as error:  # msgspec.ValidationError is a ValueError
+        state = from_builtins(dict(plain), State)
+    except (TypeError, DecodeError) as error:
         raise ConfigurationError(f"this is no state of a RankMonitorClient: {error}") from error
     missing = set(state.section_timeouts.calculated_sections) - set(state.section_timeouts.section)
     if missing:

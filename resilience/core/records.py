@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from resilience.core.encoding import reader, to_json, to_msgpack
 from resilience.core.events import AnyEvent
-from resilience.core.identity import Origin
+from resilience.core.identity import Nanoseconds, Natural, Origin
 
 SCHEMA = 1
 
@@ -18,35 +19,33 @@ class Record(msgspec.Struct, frozen=True):
     """One event with its place: `sequence` counts the records of one process from 0, so that gaps
     show; `wall_ns` is UTC and for display; `mono_ns` orders the records of one host."""
 
-    sequence: int
-    wall_ns: int
-    mono_ns: int
+    sequence: Natural
+    wall_ns: Nanoseconds
+    mono_ns: Nanoseconds
     origin: Origin
     event: AnyEvent
     schema: int = SCHEMA
 
 
-_json_encoder = msgspec.json.Encoder()
-_json_decoder = msgspec.json.Decoder(Record)
-_wire_encoder = msgspec.msgpack.Encoder()
-_wire_decoder = msgspec.msgpack.Decoder(Record)
+_from_line = reader(Record)
+_from_wire = reader(Record, "msgpack")
 
 
 def to_line(record: Record) -> bytes:
     """Return the record as one line of a record file, newline included."""
-    return _json_encoder.encode(record) + b"\n"
+    return to_json(record) + b"\n"
 
 
 def from_line(line: bytes) -> Record:
-    """Read a line back. Raises: msgspec.DecodeError (also for a torn line)."""
-    return _json_decoder.decode(line)
+    """Read a line back. Raises: DecodeError (also for a torn line)."""
+    return _from_line(line)
 
 
 def to_wire(record: Record) -> bytes:
     """Return the record as one message of the channel."""
-    return _wire_encoder.encode(record)
+    return to_msgpack(record)
 
 
 def from_wire(message: bytes) -> Record:
-    """Read a message back. Raises: msgspec.DecodeError."""
-    return _wire_decoder.decode(message)
+    """Read a message back. Raises: DecodeError."""
+    return _from_wire(message)

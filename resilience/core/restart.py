@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from resilience.core.attribution import missed_completion
+from resilience.core.encoding import to_json_text
 from resilience.errors import BarrierOverflow, BarrierTimeout
 
 T = TypeVar("T")
@@ -279,7 +280,7 @@ def enter(seat: Seat, limits: Limits) -> Protocol[Ending]:
 def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     """Take part in one iteration, from the start barrier to the agreement on who goes on."""
     at = Keys(seat.iteration)
-    yield Set(seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
+    yield Set(seat_key(seat.initial_rank), to_json_text(seat))
     yield from barrier(at.start, seat.rank, seat.world_size, limits.barrier)
     result = yield from _work(seat)
     if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED:

@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 
 from resilience.core.attribution import ExceptionInfo, Frame
+from resilience.core.encoding import text
 
 BEGIN = "Traceback (most recent call last):"
 MOST_FRAMES = 60
 MOST_MESSAGE = 2000  # characters
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
-_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d{1,9}), in (.+)$')
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 
 
@@ -53,4 +54,4 @@ def _more(lines: Sequence[str]) -> list[str]:
 def fingerprint(name: str, stack: Sequence[Frame]) -> str:
     """Equal for repetitions of one failure: no line numbers, no message, no installation paths."""
     parts = [name, *(f"{frame.file.rsplit('/', 2)[-1]}:{frame.function}" for frame in stack)]
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(text("\n".join(parts)).encode(), digest_size=6).hexdigest()

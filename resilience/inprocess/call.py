@@ -24,6 +24,7 @@ from resilience.adapters.interrupt import Interrupter
 from resilience.adapters.store import drive, wait
 from resilience.core import events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
+from resilience.core.encoding import text
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -272,7 +273,7 @@ class CallWrapper:
         wait(self._session.store, key, self._limits.barrier, self._chunk, self._watcher.decided.is_set)
         if self._watcher.is_interrupted:
             return Result(End.INTERRUPTED)
-        host, _, port = self._session.store.get(key).decode().rpartition(":")
+        host, _, port = text(self._session.store.get(key)).rpartition(":")
         self._watcher.store_port = int(port)
         self._set_environment(host, port)
         self._state.store = PrefixStore(self._state.iteration, self._session.hook_store)

@@ -12,6 +12,7 @@ import traceback
 from types import TracebackType
 
 from resilience.core.attribution import ExceptionInfo, Frame
+from resilience.core.encoding import text
 
 MAX_FRAMES = 60
 MAX_MESSAGE = 2000  # characters; a record must fit one message of the channel
@@ -88,4 +89,4 @@ def _fingerprint(name: str, stack: tuple[Frame, ...]) -> str:
     parts = [name]
     for frame in stack:
         parts.append(f"{frame.file.rsplit('/', 2)[-1]}:{frame.function}")
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(text("\n".join(parts)).encode(), digest_size=6).hexdigest()

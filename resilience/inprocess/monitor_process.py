@@ -25,9 +25,10 @@ import msgspec
 
 from resilience.adapters import processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, pair
+from resilience.core.encoding import text
 from resilience.core.events import Interrupted
 from resilience.core.records import Record
-from resilience.errors import ConfigurationError, MonitorError
+from resilience.errors import ConfigurationError, DecodeError, MonitorError
 from resilience.inprocess.outlet import StoreOutlet
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
@@ -92,11 +93,17 @@ class Handle:
         except ChannelClosed:
             return False
         if data is not None:
+            self._hear(data)
+        return True
+
+    def _hear(self, data: bytes) -> None:
+        try:
             answer = messages.decode_for_rank(data)
-            assert isinstance(answer, messages.Ready)
+        except DecodeError:
+            return  # no monitor of ours sends that; the thread that listens must not end by it
+        if isinstance(answer, messages.Ready):
             self._error = answer.error
             self._is_ready.set()
-        return True
 
     def await_ready(self, limit: float) -> None:
         """Wait until the monitor hosts the wrapper's store. Raises: MonitorError."""
@@ -150,7 +157,7 @@ def why_not_fork() -> str:
 
 def _name_of(path: str) -> str:
     try:
-        return Path(f"/proc/{path}/comm").read_text().strip()
+        return text(Path(f"/proc/{path}/comm").read_bytes()).strip()
     except OSError:
         return ""
 
@@ -166,7 +173,7 @@ def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: st
         _become_monitor(plan, page, channel, dump)
         code = 0
     except BaseException as error:  # the last stop before the process ends: say what it was
-        os.write(2, f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n".encode())
+        os.write(2, text(f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n").encode())
     finally:
         os._exit(code)
 

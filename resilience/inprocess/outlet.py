@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch.distributed as dist
 
 from resilience.adapters import connections
 from resilience.adapters.serving import listen
 from resilience.adapters.store import StoreLike, drive, execute
-from resilience.core import events, restart
+from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
 from resilience.errors import RankDiscarded, ResilienceError
@@ -155,7 +154,7 @@ class StoreOutlet:
         """The seat the rank published last, or the one it had at the call."""
         (text,) = execute(Read((seat_key(initial_rank),)), store)
         if text is not None:
-            return msgspec.json.decode(text, type=Seat)
+            return encoding.from_json(text, Seat)
         size = self._begun.origin.world_size
         assert size is not None
         return Seat(initial_rank, initial_rank, size, size, restart.ENTRY)

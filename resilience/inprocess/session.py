@@ -119,7 +119,7 @@ class Session:
         self._monitor.send(
             messages.Begin(
                 origin=origin,
-                folder=str(folder),
+                folder=os.fsencode(folder),
                 prefix=self._prefix,
                 limits=limits,
                 waits=restart.Limits(barrier=wrapper.barrier_timeout.total_seconds()),

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from resilience.adapters import private, processes
 from resilience.adapters.store import StoreLike, execute
-from resilience.core import events, restart
+from resilience.core import encoding, events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.membership import Peer, successor, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
@@ -92,7 +92,7 @@ class Supervisor:
 
         self._leads = True
         self._take_index()
-        exports = NodeExports.start(Path(self._begin.folder), self._node, self._emit)
+        exports = NodeExports.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
         try:
             while not self._done.wait(self._begin.interval):
                 self._look()
@@ -168,7 +168,7 @@ class Supervisor:
         if len(known) < size:
             slots = tuple(f"nodes/{node}/{slot}" for slot in range(1, size + 1))
             texts = execute(Read(slots), self._store)
-            known = [msgspec.json.decode(text, type=Member) for text in texts if text is not None]
+            known = [encoding.from_json(text, Member) for text in texts if text is not None]
             self._known[node] = known
         return known
 
@@ -179,7 +179,7 @@ class Supervisor:
         if execute(restart.Check((finished_key(member.initial_rank),)), self._store):
             return  # it had left cleanly
         (text,) = execute(Read((restart.seat_key(member.initial_rank),)), self._store)
-        seat = None if text is None else msgspec.json.decode(text, type=restart.Seat)
+        seat = None if text is None else encoding.from_json(text, restart.Seat)
         record = InterruptionRecord(
             rank=member.initial_rank,
             interruption=kind,
@@ -226,7 +226,7 @@ def announce(store: StoreLike, node: str, member: Member) -> None:
     """Make a rank and its node known to all, before anything can happen to them: called by the rank itself ahead
     of the first barrier. A node that is lost before its monitors have said a word is missed all the same."""
     slot = execute(Add(f"nodes/{node}/size", 1), store)
-    execute(Set(f"nodes/{node}/{slot}", msgspec.json.encode(member).decode()), store)
+    execute(Set(f"nodes/{node}/{slot}", encoding.to_json_text(member)), store)
     if slot == 1:  # the first of the node gives it its place in the ring
         place = execute(Add("nodes/count", 1), store)
         execute(Set(f"nodes/name/{place}", node), store)

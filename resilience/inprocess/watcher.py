@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from resilience.adapters import collectives
 from resilience.adapters.store import StoreLike, lost, wait
 from resilience.core.attribution import decode
+from resilience.core.encoding import text
 from resilience.core.events import (
     AbortFailed,
     AbortStuck,
@@ -88,7 +89,7 @@ class Watcher:
     def _run(self) -> None:
         try:
             wait(self._store, self._at.outcome, FOREVER, FOREVER)
-            self.outcome = self._store.get(self._at.outcome).decode()
+            self.outcome = text(self._store.get(self._at.outcome))
         except (StoreError, RuntimeError, OSError) as error:
             self.error = error if isinstance(error, StoreError) else lost(Await(self._at.outcome, 0), error)
             self.outcome = LOST

@@ -12,7 +12,6 @@ monitor trains on unwatched; then no rank calculates."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from threading import Timer
 from typing import Any
 
 from resilience.adapters import environment, files, maxima
+from resilience.core import encoding
 from resilience.errors import ConfigurationError, RankMonitorClientError
 from resilience.integrations import simulated
 from resilience.monitor import client
@@ -231,7 +231,7 @@ class Watching:
     def _keep(self, made: RankMonitorClient) -> None:
         path = self._path
         state = made.state_dict()
-        if path is None or not files.replace(path, json.dumps(state, indent=1).encode() + b"\n"):
+        if path is None or not files.replace(path, encoding.to_json_page(state)):
             self._logger.warning("calculated limits are not kept for the next start: %s cannot be written", path)
         self._say(f"limits: {made.hb_timeouts}, {made.section_timeouts}")
 
@@ -240,7 +240,7 @@ class Watching:
         if path is None or not path.is_file():
             return
         try:
-            made.load_state_dict(json.loads(path.read_bytes()))
+            made.load_state_dict(encoding.from_json(path.read_bytes()))
         except (OSError, ValueError) as error:  # a ConfigurationError is a ValueError
             self._logger.warning("kept limits are not taken up: %s: %s", path, error)
         else:

@@ -12,12 +12,12 @@ import time
 import msgspec
 
 from resilience.adapters.store import StoreLike
-from resilience.core import budget
+from resilience.core import budget, encoding
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.budget import Answer, Budget, Failure
 from resilience.launcher.shared_list import SharedList
 
-_decoder = msgspec.json.Decoder(Failure)
+_read = encoding.reader(Failure)
 
 
 class JobBudget:
@@ -47,11 +47,11 @@ class JobBudget:
 
     def spend(self, failure: Failure) -> None:
         """Note what a cycle ended with, unless that is known."""
-        text = msgspec.json.encode(msgspec.structs.replace(failure, at=0.0)).decode()
+        text = encoding.to_json_text(msgspec.structs.replace(failure, at=0.0))
         self._list.append(text, lambda: any(past.cycle == failure.cycle for past in self.history()))
 
     def _read(self, at: float) -> None:
-        self._seen += [msgspec.structs.replace(_decoder.decode(text), at=at) for text in self._list.read()]
+        self._seen += [msgspec.structs.replace(_read(text), at=at) for text in self._list.read()]
 
 
 def failure_of(record: InterruptionRecord, cycle: int, node: str, step: int, ran: float = 0.0) -> Failure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from resilience.core import events
+from resilience.core import encoding, events
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.records import Record
 from resilience.launcher import terminal
@@ -45,7 +45,7 @@ class Console:
 
     def last_words(self, text: str) -> None:
         """Show why the job is over, at any level."""
-        terminal.put(self._descriptor, f"{text}\n".encode(errors="replace"), time.monotonic() + PATIENCE)
+        terminal.put(self._descriptor, encoding.text(f"{text}\n").encode(), time.monotonic() + PATIENCE)
 
     def _sentence(self, record: Record) -> str:
         """One line for an event, empty for what is no news to a person."""
@@ -81,7 +81,7 @@ class Console:
             return
         if self._left_out:
             text = f"({_count(self._left_out, 'line')} not shown) {text}"
-        line = " ".join(f"resilience run: {text}".split()).encode(errors="replace")[: LONGEST - 1] + b"\n"
+        line = encoding.text(" ".join(f"resilience run: {text}".split())).encode()[: LONGEST - 1] + b"\n"
         if terminal.put(self._descriptor, line, time.monotonic()) == len(line):
             self._left_out = 0
         else:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from resilience.core.encoding import text
 from resilience.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class EtcdStore(dist.Store):
             raise ConnectionError(f"etcd does not answer: {error}") from error
 
     def _place(self, key: str) -> str:
-        return f"{self._folder}/{urlsafe_b64encode(key.encode()).decode()}"
+        return f"{self._folder}/{urlsafe_b64encode(text(key).encode()).decode()}"
 
 
 def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore:
@@ -137,4 +138,4 @@ def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore
 
 def _text(value: str | bytes) -> str:
     """Bytes as text, each a character: etcd's values are text."""
-    return value.decode("latin-1") if isinstance(value, bytes) else value.encode().decode("latin-1")
+    return value.decode("latin-1") if isinstance(value, bytes) else text(value).encode().decode("latin-1")

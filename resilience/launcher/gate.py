@@ -26,6 +26,7 @@ from typing import Protocol
 import msgspec
 
 from resilience.adapters.health import nvml
+from resilience.core import encoding
 
 LOOK = 0.02  # seconds between looks whether somebody wants the agent to stop
 DISK_LIMIT, STORE_LIMIT, DEVICE_LIMIT, COMMAND_LIMIT = 10.0, 30.0, 30.0, 60.0  # seconds
@@ -220,7 +221,7 @@ class Command:
             if code == 0:
                 return ""
             output.seek(max(0, output.seek(0, os.SEEK_END) - LAST))
-            said = " ".join(output.read().decode(errors="replace").split())
+            said = " ".join(encoding.text(output.read()).split())
         how = f"exited with {code}" if code > 0 else f"was ended by signal {-code}"
         return f"{self._text!r} {how} (--health-check)" + (f": {said}" if said else "")
 

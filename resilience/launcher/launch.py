@@ -16,7 +16,6 @@ import time
 import uuid
 from pathlib import Path
 
-import msgspec
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events as elastic_events
@@ -33,11 +32,12 @@ from resilience.adapters.processes import become_subreaper
 from resilience.adapters.store import execute
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
+from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.identity import fingerprint
 from resilience.core.restart import CompareSet
 from resilience.core.watch import Limits
-from resilience.errors import ConfigurationError, StoreError
+from resilience.errors import ConfigurationError, DecodeError, StoreError
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command
@@ -54,7 +54,7 @@ from resilience.launcher.summary import summary
 from resilience.launcher.zygote import Zygote
 from resilience.monitor.config import to_limits
 from resilience.telemetry.elastic import bridged
-from resilience.telemetry.recording import JOB_FILE, Job
+from resilience.telemetry.recording import Job, read_job
 from resilience.telemetry.setup import AgentExports, Asked
 
 
@@ -185,12 +185,19 @@ def limits_of(command: Command, settings: Settings, folder: Path, account: Accou
     if source is None:
         return configured
     is_shadow = command.options.timeouts_shadow or settings.timeouts_shadow
-    job = msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Job)
-    limits, told = timeouts_file.learned(source, folder.parent, configured, job.fingerprint, is_shadow)
+    limits, told = timeouts_file.learned(source, folder.parent, configured, _fingerprint(folder), is_shadow)
     account.emit(told)
     if told.note:
         print(f"resilience run: --timeouts {source}: {told.note}", file=sys.stderr)
     return limits
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return the configuration that the run folder names, which the first node has written; empty if unreadable."""
+    try:
+        return read_job(folder).fingerprint
+    except (OSError, DecodeError):
+        return ""
 
 
 def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
@@ -221,6 +228,7 @@ def _settle(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[str]]:
         args.master_port = 29500
     # The same script in an interpreter of its own: nothing that a script can see tells the two apart.
     args.run_path = False
+    args.rdzv_id = text(args.rdzv_id)  # names the job, its folder and its keys in the store
     config, entrypoint, arguments = torchrun.config_from_args(args)
     assert isinstance(entrypoint, str)
     return config, entrypoint, arguments

@@ -7,6 +7,7 @@ nothing. A rank without a monitor runs on; `is_monitored` says so. Single thread
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import time
@@ -89,9 +90,9 @@ class Monitors:
                 worker_pid=pid,
                 start_time=0 if state is None else state.start_time,
                 origin=origin,
-                folder=str(self._folder),
+                folder=os.fsencode(self._folder),
                 limits=limits,
-                output=tuple(output),
+                output=tuple(map(os.fsencode, output)),
             )
         )
 

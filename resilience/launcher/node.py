@@ -25,7 +25,7 @@ from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
 from resilience.core.watch import Limits
-from resilience.errors import StoreError
+from resilience.errors import DecodeError, StoreError
 from resilience.launcher.budget import JobBudget, failure_of
 from resilience.launcher.cycle_nodes import CycleNodes
 from resilience.launcher.stuck import in_words
@@ -145,7 +145,7 @@ class Node:
         words = self.handler.last_words()
         if not words:
             return self._leave(why)
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(DecodeError):
             return cycle.decode(words)  # the others have ended the job
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=words)
 

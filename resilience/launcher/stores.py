@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.adapters.serving import LOOPBACK, address_of, listen
+from resilience.core import encoding
 from resilience.errors import LaunchError, StoreError
 
 START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
@@ -53,8 +54,8 @@ class Hosted(msgspec.Struct, frozen=True, tag=True):
     address: str = ""
 
 
-_requests: msgspec.msgpack.Decoder[Host | Release] = msgspec.msgpack.Decoder(Host | Release)
-_answers = msgspec.msgpack.Decoder(Hosted)
+_requests = encoding.reader(Host | Release, "msgpack")
+_answers = encoding.reader(Hosted, "msgpack")
 
 
 class StoreProcess:
@@ -131,7 +132,7 @@ class StoreProcess:
             os.waitpid(self.pid, 0)
 
     def _send(self, request: Host | Release) -> None:
-        if not self._line.send(msgspec.msgpack.encode(request)):
+        if not self._line.send(encoding.to_msgpack(request)):
             raise StoreError(
                 f"the store process (pid {self.pid}) is gone, so this node can host no store", pid=self.pid
             )
@@ -144,7 +145,7 @@ class StoreProcess:
             except ChannelClosed as error:
                 raise StoreError(f"the store process (pid {self.pid}) has ended", pid=self.pid) from error
             if message is not None:
-                return _answers.decode(message)
+                return _answers(message)
             if time.monotonic() >= deadline:
                 raise StoreError(f"the store process (pid {self.pid}) did not answer within {limit:g} s", pid=self.pid)
 
@@ -152,7 +153,7 @@ class StoreProcess:
 def _may_fork() -> bool:
     """Return whether no other thread can hold a lock now. OpenBLAS's pool, whose threads bear the process's
     own name, survives a fork."""
-    names = {Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")}
+    names = {encoding.text(Path(f"/proc/self/task/{task}/comm").read_bytes()) for task in os.listdir("/proc/self/task")}
     return threading.active_count() == 1 and len(names) == 1
 
 
@@ -200,9 +201,9 @@ def serve(line: Channel, agent: int) -> None:
             return
         if message is None:
             continue
-        match _requests.decode(message):
+        match _requests(message):
             case Host(address, port):
-                line.send(msgspec.msgpack.encode(_open(servers, address, port)))
+                line.send(encoding.to_msgpack(_open(servers, address, port)))
             case Release(port):
                 servers.pop(port, None)
 
@@ -222,6 +223,6 @@ def _open(servers: dict[int, dist.TCPStore], address: str, port: int) -> Hosted:
 
 if __name__ == "__main__":
     end = Channel(socket.socket(fileno=int(sys.argv[1])))
-    end.send(msgspec.msgpack.encode(Hosted(0)))  # imported, and listening to requests
+    end.send(encoding.to_msgpack(Hosted(0)))  # imported, and listening to requests
     serve(end, int(sys.argv[2]))
     os._exit(0)  # nothing is left to be cleaned up, and the agent waits

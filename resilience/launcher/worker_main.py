@@ -203,7 +203,7 @@ def _reset_identity(command: list[str]) -> None:
 
 def show_as(command: Sequence[str]) -> None:
     """Let lists of processes show a command, as far as there is room: where the agent's own command stood."""
-    with open("/proc/self/stat") as file:
+    with open("/proc/self/stat", errors="backslashreplace") as file:
         fields = file.read().rpartition(")")[2].split()
     start, size = int(fields[45]), int(fields[46]) - int(fields[45])  # arg_start, arg_end; Source: proc(5)
     if start > 0 and size > 1:
@@ -229,7 +229,7 @@ def _reset_threads(environment: Mapping[str, str]) -> None:
 
 def _call_each(part: str, names: Sequence[str], argument: int) -> None:
     """Call the first of these functions that a library has, in each one loaded whose file name has this part."""
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     for path in sorted({column[5] for column in columns if len(column) == 6}):
         if part in os.path.basename(path):

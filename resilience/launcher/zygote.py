@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
+from resilience.core import encoding
 from resilience.errors import LaunchError
 from resilience.launcher import worker_main
 
@@ -166,7 +167,7 @@ class Zygote:
         memory = os.memfd_create("resilience-orders", os.MFD_CLOEXEC)
         try:
             with open(memory, "wb", closefd=False) as file:
-                file.write(msgspec.msgpack.encode([_sent(order, streams) for order in orders]))
+                file.write(encoding.to_msgpack([_sent(order, streams) for order in orders]))
             if not self._line.send(b"fork", [memory, *fds, *streams]):
                 raise LaunchError("the zygote does not take orders")
             answer = self._line.receive(ANSWER_LIMIT)
@@ -200,7 +201,7 @@ class Zygote:
 
 def cannot_fork() -> str:
     """Return why this process must not be forked, empty if it may be."""
-    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    threads = [encoding.text((task / "comm").read_bytes()).strip() for task in Path("/proc/self/task").iterdir()]
     if len(threads) > 1:
         return f"{len(threads)} threads run in the agent ({', '.join(sorted(threads))}), and a fork has only one"
     for fd in Path("/proc/self/fd").iterdir():
@@ -208,6 +209,9 @@ def cannot_fork() -> str:
             if os.readlink(fd).startswith("/dev/nvidia"):
                 return "the agent uses CUDA, which does not survive a fork"
     return ""
+
+
+_orders = encoding.reader(list[Sent], "msgpack")
 
 
 def _sent(order: Order, streams: Sequence[int]) -> Sent:
@@ -251,7 +255,7 @@ def _serve(line: Channel, agent: int) -> None:
 def _fork_all(fds: Sequence[int]) -> bytes:
     """Fork workers whose parent is gone at once; answers their places and pids, and what went wrong."""
     memory, folder, gate, *streams = fds
-    orders = msgspec.msgpack.decode(os.pread(memory, os.fstat(memory).st_size, 0), type=list[Sent])
+    orders = _orders(os.pread(memory, os.fstat(memory).st_size, 0))
     read, write = os.pipe()
     told = b""
     try:
@@ -299,6 +303,6 @@ def _be_worker(place: int, order: Sent, streams: Sequence[int], folder: int, gat
             {os.fsdecode(name): os.fsdecode(value) for name, value in order.environment.items()},
         )
     except BaseException as error:
-        os.write(2, f"a forked worker could not begin: {type(error).__name__}: {error}\n".encode())
+        os.write(2, encoding.text(f"a forked worker could not begin: {type(error).__name__}: {error}\n").encode())
     finally:
         os._exit(70)  # not reached otherwise

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from resilience.core import encoding
 from resilience.core.watch import HEARTBEAT, Limit, Limits
-from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.errors import ConfigurationError, ConfigurationTypeError, DecodeError
 
 SECTION = "fault_tolerance"  # the key of a YAML file
 GRACE = 5.0  # seconds between a termination signal other than SIGKILL, and SIGKILL
@@ -251,13 +252,12 @@ class FaultToleranceConfig:
 
     def to_yaml_file(self, cfg_path: str | Path) -> None:
         """Write the settings so that `from_yaml_file` reads them. Raises: OSError."""
-        import yaml
 
         values = dataclasses.asdict(self)
         values["rank_termination_signal"] = self.rank_termination_signal.name
         names = {number: name for name, number in LOG_LEVELS.items()}
         values["log_level"] = names.get(self.log_level, self.log_level)
-        Path(cfg_path).write_text(yaml.safe_dump({SECTION: values}, sort_keys=False))
+        Path(cfg_path).write_bytes(encoding.to_yaml({SECTION: values}).encode())
 
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(FaultToleranceConfig)}
@@ -373,11 +373,10 @@ def shown_default(field: dataclasses.Field[Any]) -> str:
 
 def _found(path: Path) -> Mapping[str, Any]:
     """Return the one mapping `fault_tolerance` of a YAML file."""
-    import yaml
 
     try:
-        document = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        document = encoding.from_yaml(path.read_bytes())
+    except DecodeError as error:
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
     places = list(_places(document, ""))
     if len(places) != 1:

@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from resilience.adapters import environment, interpreter, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all, connect
 from resilience.core import watch
 from resilience.core.restart import ENTRY, Seat
 from resilience.core.watch import Doing
-from resilience.errors import MonitorError
+from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
 from resilience.monitor.page import Page, RankSide
 
@@ -166,7 +164,7 @@ def _welcomed(channel: Channel, path: str, deadline: float) -> tuple[messages.We
         answer = messages.decode_for_rank(data)
     except ChannelClosed as error:
         raise MonitorError(f"the rank monitor at {path} closed the line") from error
-    except msgspec.DecodeError as error:
+    except DecodeError as error:
         raise MonitorError(f"the rank monitor at {path} speaks another version: {error}") from error
     if not isinstance(answer, messages.Welcome) or len(fds) != 1:
         close_all(fds)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.core import encoding
 from resilience.core.identity import Origin
 from resilience.core.timeouts import HEARTBEAT, OUT_OF_SECTION, Seen, fallback, staleness
 from resilience.core.watch import Learned
+from resilience.errors import DecodeError
 from resilience.monitor.page import Closed, OpenEntry
 from resilience.telemetry.durations import Header, Recorder, Start
 
@@ -151,6 +153,6 @@ class Keeper:
     def _fingerprint(self) -> str:
         """The run's configuration, as job.json tells it; empty until that is written."""
         try:
-            return msgspec.json.decode((self._folder / "job.json").read_bytes(), type=_Job).fingerprint
-        except (OSError, msgspec.MsgspecError):
+            return str(encoding.from_json((self._folder / "job.json").read_bytes(), _Job).fingerprint)
+        except (OSError, DecodeError):
             return ""

@@ -12,8 +12,10 @@ import msgspec
 from resilience.adapters.channel import LIMIT
 from resilience.core import restart, watch
 from resilience.core.attribution import Exit, InterruptionRecord
+from resilience.core.encoding import reader, to_msgpack
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
+from resilience.errors import DecodeError
 
 DESCRIPTION = 2000  # characters of a request's that are passed on
 
@@ -23,10 +25,11 @@ DESCRIPTION = 2000  # characters of a request's that are passed on
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """A call begins: who speaks, which limits hold, where the account is kept.
 
-    folder: the run folder. prefix: of the call's keys in the store. logfile: of the monitor itself."""
+    folder: the run folder, by `os.fsencode`: a path may be no UTF-8, and is opened. prefix: of the call's keys in
+    the store."""
 
     origin: Origin
-    folder: str
+    folder: bytes
     prefix: str
     limits: watch.Limits
     waits: restart.Limits
@@ -119,16 +122,16 @@ class Link(msgspec.Struct, frozen=True, tag="link"):
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """Watch this worker from now on.
 
-    start_time: of the process, in clock ticks after boot, for its pid may be another's meanwhile. output: the
-    files it writes to, for the end of its log. link: that a monitor before had, together with the
-    descriptors of page, line and dump."""
+    start_time: of the process, in clock ticks after boot, for its pid may be another's meanwhile. folder, output: the
+    run folder, and the files that the worker writes to, for the end of its log; paths by `os.fsencode`. link: that a
+    monitor before had, together with the descriptors of page, line and dump."""
 
     worker_pid: int
     start_time: int
     origin: Origin
-    folder: str
+    folder: bytes
     limits: watch.Limits
-    output: tuple[str, ...] = ()
+    output: tuple[bytes, ...] = ()
     link: Link | None = None
 
 
@@ -230,39 +233,38 @@ ToRank = Ready | Welcome | Refused
 FromAgent = Open | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
 ToAgent = Ready | Found | Gone | Requested | Stopping | Looked | Connected | Alive
 
-_encoder = msgspec.msgpack.Encoder()
-_from_rank = msgspec.msgpack.Decoder(FromRank)
-_to_rank = msgspec.msgpack.Decoder(ToRank)
-_from_agent = msgspec.msgpack.Decoder(FromAgent)
-_to_agent = msgspec.msgpack.Decoder(ToAgent)
+_from_rank = reader(FromRank, "msgpack")
+_to_rank = reader(ToRank, "msgpack")
+_from_agent = reader(FromAgent, "msgpack")
+_to_agent = reader(ToAgent, "msgpack")
 
 
 def encode(message: FromRank | ToRank | FromAgent | ToAgent) -> bytes:
     """Return the message as one datagram."""
-    return _encoder.encode(message)
+    return to_msgpack(message)
 
 
 def decode_for_monitor(message: bytes) -> FromRank:
-    """Read a rank's message. Raises: msgspec.DecodeError."""
-    decoded: FromRank = _from_rank.decode(_whole(message))
+    """Read a rank's message. Raises: DecodeError."""
+    decoded: FromRank = _from_rank(_whole(message))
     return decoded
 
 
 def decode_for_rank(message: bytes) -> ToRank:
-    """Read a monitor's message. Raises: msgspec.DecodeError."""
-    decoded: ToRank = _to_rank.decode(_whole(message))
+    """Read a monitor's message. Raises: DecodeError."""
+    decoded: ToRank = _to_rank(_whole(message))
     return decoded
 
 
 def decode_from_agent(message: bytes) -> FromAgent:
-    """Read an agent's message. Raises: msgspec.DecodeError."""
-    decoded: FromAgent = _from_agent.decode(_whole(message))
+    """Read an agent's message. Raises: DecodeError."""
+    decoded: FromAgent = _from_agent(_whole(message))
     return decoded
 
 
 def decode_for_agent(message: bytes) -> ToAgent:
-    """Read what a monitor tells its agent. Raises: msgspec.DecodeError."""
-    decoded: ToAgent = _to_agent.decode(_whole(message))
+    """Read what a monitor tells its agent. Raises: DecodeError."""
+    decoded: ToAgent = _to_agent(_whole(message))
     return decoded
 
 
@@ -277,5 +279,5 @@ def shortened(record: InterruptionRecord) -> InterruptionRecord:
 
 def _whole(message: bytes) -> bytes:
     if len(message) > LIMIT:
-        raise msgspec.DecodeError(f"a message of more than {LIMIT} bytes")
+        raise DecodeError(f"a message of more than {LIMIT} bytes")
     return message

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from resilience.core.encoding import text
 from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
@@ -325,8 +326,9 @@ class RankSide:
             raise ConfigurationTypeError(f"a name must be a str, not {type(name).__name__}: {name!r}")
         if not name:
             raise ConfigurationError("a name must not be empty: name what the section is for, such as 'data'")
-        text = name.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore").encode()  # no half character
-        padded, more = text.ljust(NAME_BYTES, b"\0"), b"(more)".ljust(NAME_BYTES, b"\0")
+        whole = text(name).replace("\0", "\\x00").encode()  # zeros end a name here
+        short = whole[:NAME_BYTES].decode(errors="ignore").encode()  # no half character
+        padded, more = short.ljust(NAME_BYTES, b"\0"), b"(more)".ljust(NAME_BYTES, b"\0")
         number = self._words[_NAME_COUNT] + 1
         if number > NAMES:
             return NAMES
@@ -518,7 +520,7 @@ class MonitorSide:
         while len(self._names) < number <= self._words[_NAME_COUNT]:
             start = _NAMES_AT + len(self._names) * NAME_BYTES
             raw = self._page.memory[start : start + NAME_BYTES]
-            self._names.append(raw.rstrip(b"\0").decode(errors="replace"))
+            self._names.append(text(raw.rstrip(b"\0")))
         return self._names[number - 1] if number <= len(self._names) else "?"
 
 

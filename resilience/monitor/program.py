@@ -24,7 +24,7 @@ from resilience.adapters import channel as lines
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import Process, is_descendant
 from resilience.core.attribution import Exit
-from resilience.errors import MonitorError
+from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
 from resilience.monitor.worker import WorkerMonitor, resumed
 
@@ -145,7 +145,7 @@ class Program:
             data, fds = received
             try:
                 self._obey(messages.decode_from_agent(data), fds)
-            except msgspec.DecodeError as error:
+            except DecodeError as error:
                 close_all(fds)
                 print(f"resilience monitor {os.getpid()}: {error}", file=sys.stderr)
 

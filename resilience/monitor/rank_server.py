@@ -84,7 +84,7 @@ class RankMonitorServer:
                 worker_pid=pid,
                 start_time=0 if state is None else state.start_time,
                 origin=Origin(job, node, "rank", pid, initial_rank=rank, rank=rank, world_size=world_size),
-                folder=str(self._folder),
+                folder=os.fsencode(self._folder),
                 limits=to_limits(self._config),
             )
         )

@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
-import msgspec
-
 from resilience.adapters import maxima
 from resilience.adapters.environment import Settings
 from resilience.core.calibration import MONTH, Pool, fit_pool, quantile, trial_probability
 from resilience.core.timeouts import OUT_OF_SECTION
+from resilience.errors import DecodeError
 from resilience.telemetry.durations import Durations, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
 
@@ -63,7 +62,7 @@ def _own(rank: int) -> list[Durations]:
     for path in Path(settings.run_dir).glob(f"*/timings/*-{rank}.hist"):
         try:
             state = read_histograms(path)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, DecodeError):
             continue
         if state.header.rank == rank:
             states.append(state)

@@ -20,13 +20,14 @@ import msgspec
 
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
-from resilience.core import events, hangs, shadow, tracebacks, watch
+from resilience.core import encoding, events, hangs, shadow, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
 from resilience.core.symptoms import main_stack
 from resilience.core.timeouts import raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
+from resilience.errors import DecodeError
 from resilience.monitor import messages
 from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.keeping import Keeper
@@ -176,7 +177,7 @@ class RankMonitor:
                 return False
             try:
                 self._handle(messages.decode_for_monitor(data))
-            except msgspec.DecodeError as error:
+            except DecodeError as error:
                 self._refuse(f"malformed message: {error}"[:200])
         return True
 
@@ -202,7 +203,7 @@ class RankMonitor:
     def _handle(self, message: messages.FromRank) -> None:
         match message:
             case messages.Begin():
-                self.open(message.origin, Path(message.folder), message.limits, message.job)
+                self.open(message.origin, Path(os.fsdecode(message.folder)), message.limits, message.job)
                 self._outlet.begin(message)
             case messages.Host(iteration):
                 self._outlet.host(iteration)
@@ -226,7 +227,7 @@ class RankMonitor:
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
             if job is not None:
-                files.create(folder / "job.json", msgspec.json.format(msgspec.json.encode(job)) + b"\n")
+                files.create(folder / "job.json", encoding.to_json_page(job))
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
 

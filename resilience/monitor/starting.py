@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 import resilience
 from resilience.adapters.channel import ChannelClosed, close_all, pair
+from resilience.errors import DecodeError
 from resilience.monitor import messages
 
 PROGRAM = "resilience.monitor.program"
@@ -68,7 +67,7 @@ class MonitorProcess:
         data, fds = received
         try:
             return messages.decode_for_agent(data), fds
-        except msgspec.DecodeError as error:  # what says that is no monitor of ours
+        except DecodeError as error:  # what says that is no monitor of ours
             close_all(fds)
             raise ChannelClosed(str(error)) from error
 

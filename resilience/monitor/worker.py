@@ -23,6 +23,7 @@ from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.core import events, watch
 from resilience.core.attribution import Exit, InterruptionRecord
 from resilience.core.watch import Doing, Observation
+from resilience.errors import DecodeError
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page
 from resilience.monitor.server import RankMonitor
@@ -83,10 +84,11 @@ class WorkerMonitor(RankMonitor):
         self._began = time.monotonic()
         self._witness.has_iterations = False
         self._witness.log_lines = LOG_TAIL_LINES
-        self.open(msgspec.structs.replace(assigned.origin, layer="launcher"), Path(assigned.folder), assigned.limits)
-        self._witness.logs = (*self._witness.logs, *map(Path, assigned.output))
-        with contextlib.suppress(OSError, msgspec.DecodeError):  # none yet: the first worker of this rank
-            self._timings = timings.read(Path(assigned.folder) / "timings" / f"{self._name}.json")
+        folder = Path(os.fsdecode(assigned.folder))
+        self.open(msgspec.structs.replace(assigned.origin, layer="launcher"), folder, assigned.limits)
+        self._witness.logs = (*self._witness.logs, *(Path(os.fsdecode(path)) for path in assigned.output))
+        with contextlib.suppress(OSError, DecodeError):  # none yet: the first worker of this rank
+            self._timings = timings.read(folder / "timings" / f"{self._name}.json")
 
     def run(self) -> None:
         """Watch until the worker is gone and the agent has been told, or until `leave`."""
@@ -178,7 +180,7 @@ class WorkerMonitor(RankMonitor):
         data, fds = received
         try:
             message = messages.decode_for_monitor(data)
-        except msgspec.DecodeError as error:
+        except DecodeError as error:
             self._refuse(f"malformed message: {error}"[:200])
             message = None
         pid = channel.peer.pid

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from resilience.adapters import files
 from resilience.adapters.files import LineFile
-from resilience.telemetry.timings import LARGEST_BUCKET, Histogram, upper_bound
+from resilience.core import encoding
+from resilience.errors import DecodeError
+from resilience.telemetry.timings import LARGEST_BUCKET, Count, Duration, Histogram, upper_bound
 
 End = Literal["ok", "cut", "killed", "hang"]
+Wall = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]  # seconds
 Start = Literal["cold", "warm", "iteration"]
 
 FIRST = 64  # calls after the first start that are kept one by one
@@ -46,7 +49,7 @@ class Started(msgspec.Struct, frozen=True, tag="start", tag_field="kind"):
     """The rank started (again): calls after it are counted from 0. at: wall seconds."""
 
     how: Start
-    at: float
+    at: Wall
     cycle: int = 0
     iteration: int = 0
 
@@ -58,8 +61,8 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True, tag="value", tag_fi
     section: str
     i: int
     j: int
-    t: float
-    s: float
+    t: Wall
+    s: Duration
     end: End = "ok"
 
 
@@ -67,16 +70,16 @@ class Period(msgspec.Struct):
     """All durations of a stretch of time. max_at: wall seconds of the maximum."""
 
     histogram: Histogram
-    max_at: float = 0.0
+    max_at: Wall = 0.0
 
 
 class Durations(msgspec.Struct):
     """Everything a rank's `.hist` file holds. period_s: length of a period; numbers count from the first."""
 
     header: Header
-    began_at: float
-    period_s: float = PERIOD
-    sections: dict[str, dict[int, Period]] = {}
+    began_at: Wall
+    period_s: Annotated[float, msgspec.Meta(ge=1.0, le=1e12)] = PERIOD
+    sections: dict[str, dict[Count, Period]] = {}
     seconds: float = 0.0  # observed in all
 
 
@@ -119,7 +122,7 @@ class Recorder:
         """Take over the files of the same run, if there are any and they can be read."""
         try:
             known = read_histograms(self._path)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, DecodeError):
             return
         if known.header.run != self._state.header.run:
             return
@@ -178,7 +181,7 @@ class Recorder:
     def flush(self, at: float) -> bool:
         """Write the histograms; answers whether it worked."""
         self._state.seconds = max(0.0, at - self._state.began_at)
-        return files.replace(self._path, msgspec.json.encode(self._state))
+        return files.replace(self._path, encoding.to_json(self._state))
 
     def close(self, at: float) -> None:
         self.flush(at)
@@ -212,7 +215,7 @@ class Recorder:
             self.dropped += 1
             return
         self._lines += 1
-        self.dropped += not self._values.write(msgspec.json.encode(line) + b"\n")
+        self.dropped += not self._values.write(encoding.to_json(line) + b"\n")
 
 
 def threshold(histogram: Histogram) -> float:
@@ -226,24 +229,24 @@ def threshold(histogram: Histogram) -> float:
     return 0.0
 
 
-_line = msgspec.json.Decoder(Header | Started | Value)
+_line = encoding.reader(Header | Started | Value)
+_histograms = encoding.reader(Durations)
 
 
 def read_values(path: Path) -> Iterator[tuple[int, Header | Started | Value]]:
     """Yield (line number, line) of a file of single values; a torn last line is left out.
 
-    Raises: OSError, msgspec.DecodeError with the number of the line in front."""
+    Raises: OSError, DecodeError with the number of the line in front."""
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 return
             try:
-                yield number, _line.decode(text)
-            except msgspec.DecodeError as error:
-                raise msgspec.DecodeError(f"line {number}: {error}") from error
+                yield number, _line(text)
+            except DecodeError as error:
+                raise DecodeError(f"line {number}: {error}") from error
 
 
 def read_histograms(path: Path) -> Durations:
-    """Read a file of histograms. Raises: OSError, msgspec.DecodeError."""
-    read: Durations = msgspec.json.decode(path.read_bytes(), type=Durations)
-    return read
+    """Read a file of histograms. Raises: OSError, DecodeError."""
+    return _histograms(path.read_bytes())

@@ -10,13 +10,12 @@ configures handlers of its own there."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from resilience.core import events
+from resilience.core import encoding, events
 from resilience.telemetry.sending import Emit
 
 GROUP = "torchelastic"  # what torch puts its own metrics in
@@ -58,7 +57,7 @@ class _Listener(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            told = json.loads(record.getMessage())
+            told = encoding.from_json(record.getMessage())
             self._emit(_event(told))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass

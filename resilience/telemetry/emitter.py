@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from resilience.core.encoding import cleaned
 from resilience.core.events import Event, TelemetryDropped
 from resilience.core.identity import Origin
 from resilience.core.records import Record
@@ -52,6 +53,10 @@ class Emitter:
             origin=self.origin,
             event=event,  # type: ignore[arg-type]  # every Event is in the catalogue
         )
+        try:
+            record = cleaned(record)
+        except Exception:  # the edge to user code: a field of a type that no event has
+            return False
         return all([_take(sink, record) for sink in self._sinks])
 
 

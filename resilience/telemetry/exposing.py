@@ -18,10 +18,9 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-import msgspec
-
 from resilience.adapters import files
-from resilience.core import events
+from resilience.core import encoding, events
+from resilience.errors import DecodeError
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.sending import Emit
 
@@ -101,6 +100,7 @@ class TextFile:
 def file_name(job_id: str, node: str) -> str:
     """Return the name of a node's file; names that are too long are cut, and told apart by a hash."""
     name = f"resilience-{job_id}-{node}"
+    name = encoding.text(name)
     if len(name.encode()) > _LONGEST_NAME:
         mark = hashlib.sha256(name.encode()).hexdigest()[:16]
         name = name.encode()[: _LONGEST_NAME - len(mark)].decode(errors="ignore") + mark
@@ -147,7 +147,7 @@ class MetricsServer:
     def announce(self) -> None:
         """Leave an entry for Prometheus's file_sd in the run folder."""
         entry = [{"targets": [self._target], "labels": {"job_id": self._folder.name, "node": self._node}}]
-        files.replace(self._entry, msgspec.json.encode(entry))
+        files.replace(self._entry, encoding.to_json(entry))
 
     def close(self, timeout: float) -> None:
         """Serve no longer, and let Prometheus look for this node no more; whoever takes over says that it is there."""
@@ -225,7 +225,7 @@ def announced(folder: Path) -> bytes:
     found: list[Any] = []
     for path in sorted((folder / "metrics").glob("*.sd.json")):
         try:
-            found += msgspec.json.decode(path.read_bytes(), type=list[Any])
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            found += encoding.from_json(path.read_bytes(), list[Any])
+        except (OSError, DecodeError):
             continue  # it goes, or is no entry of ours
-    return msgspec.json.encode(found)
+    return encoding.to_json(found)

@@ -8,7 +8,6 @@ has imported it. Logging never raises."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ import msgspec
 
 from resilience.adapters.environment import Exporting
 from resilience.adapters.files import LineFile
+from resilience.core import encoding
 from resilience.core.identity import Origin, Role
 from resilience.core.records import Record
 from resilience.telemetry import span, spans
@@ -204,16 +204,18 @@ def _with_fields(line: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, A
 
 def _encoded(line: Mapping[str, Any]) -> bytes:
     try:
-        return msgspec.json.encode(line, enc_hook=repr) + b"\n"
-    except Exception:  # values are the user's: odd keys, broken __repr__, lone surrogates
-        return json.dumps({name: _spelt(value) for name, value in line.items()}).encode() + b"\n"
+        return encoding.to_json(line, repr) + b"\n"
+    except Exception:  # values are the user's: odd keys, broken __repr__, nested without end, huge numbers
+        return encoding.to_json({name: _spelt(value) for name, value in line.items()}) + b"\n"
 
 
 def _spelt(value: object) -> Any:
-    if value is None or isinstance(value, (bool, int)):
+    if value is None or isinstance(value, bool):
         return value
     try:
-        return ascii(value) if not isinstance(value, str) else value
+        if isinstance(value, int):
+            return value if abs(value) < 2**63 else hex(value)
+        return ascii(value) if not isinstance(value, str) else str(value)
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"
 

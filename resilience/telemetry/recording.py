@@ -11,7 +11,10 @@ import msgspec
 
 from resilience.adapters import files
 from resilience.adapters.files import LineFile
+from resilience.core import encoding
+from resilience.core.identity import Nanoseconds, Natural, WorldSize
 from resilience.core.records import Record, from_line, to_line
+from resilience.errors import DecodeError
 
 JOB_FILE = "job.json"
 READ_AT_ONCE = 4 << 20  # bytes of one file a look
@@ -24,11 +27,11 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     said, the span that all of the job's are part of."""
 
     job_id: str
-    attempt: int = 0
-    created_wall_ns: int = 0
+    attempt: Natural = 0
+    created_wall_ns: Nanoseconds = 0
     function: str = ""
     command: tuple[str, ...] = ()
-    world_size: int | None = None
+    world_size: WorldSize | None = None
     hostname: str = ""
     resilience_version: str = ""
     torch_version: str = ""
@@ -39,7 +42,15 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def write(self, folder: Path) -> bool:
         """Create the file; answers False if it is there already, or could not be written."""
-        return files.create(folder / JOB_FILE, msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        return files.create(folder / JOB_FILE, encoding.to_json_page(self))
+
+
+_job = encoding.reader(Job, strict=False)
+
+
+def read_job(folder: Path) -> Job:
+    """Read the file job.json of a run folder. Raises: OSError, DecodeError."""
+    return _job((folder / JOB_FILE).read_bytes())
 
 
 class RecordFile:
@@ -85,6 +96,6 @@ class RecordTail:
         for line in whole.split(b"\n"):
             try:
                 found.append(from_line(line))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except DecodeError:
                 continue
         return found

@@ -28,7 +28,7 @@ from resilience.adapters import files
 from resilience.adapters.environment import Exporting, Settings, monitor_socket
 from resilience.core import events
 from resilience.core.records import Record
-from resilience.errors import ConfigurationError
+from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import signs, timings
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.recording import RecordTail
@@ -113,7 +113,7 @@ class NodeExports:
             if rank.isdecimal():
                 try:
                     found[int(rank)] = signs.read(signs.path_of(self._folder, self._node, int(rank)))
-                except (OSError, msgspec.DecodeError):
+                except (OSError, DecodeError):
                     continue  # it shows nothing yet
         return found
 
@@ -158,7 +158,7 @@ class NodeExports:
         for path in self._read:
             try:
                 total.merge(timings.read(self._folder / "timings" / f"{path.stem}.json"))
-            except (OSError, msgspec.DecodeError):
+            except (OSError, DecodeError):
                 continue  # not written yet, or it cannot be read now
         self._exports.metrics.take_timings(total)
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import files
+from resilience.core import encoding
 from resilience.core.identity import Origin
 from resilience.core.watch import HEARTBEAT, Limits
+from resilience.errors import DecodeError
 
 EVERY = 2.0  # seconds between two writes of a rank's file, at least
 A_SECOND = 128  # files that all ranks of a job write in a second, at most: they may share one file server
@@ -100,12 +102,15 @@ def path_of(folder: Path, node: str, rank: int) -> Path:
 def write(folder: Path, signs: Signs) -> bool:
     """Replace a rank's file; answers whether it worked."""
     rank = -1 if signs.origin.initial_rank is None else signs.origin.initial_rank
-    return files.replace(path_of(folder, signs.origin.node, rank), msgspec.json.encode(signs))
+    return files.replace(path_of(folder, signs.origin.node, rank), encoding.to_json(signs))
+
+
+_read = encoding.reader(Signs)
 
 
 def read(path: Path) -> Signs:
-    """Read a rank's file. Raises: OSError, msgspec.DecodeError."""
-    return msgspec.json.decode(path.read_bytes(), type=Signs)
+    """Read a rank's file. Raises: OSError, DecodeError."""
+    return _read(path.read_bytes())
 
 
 def read_of(folder: Path, node: str, ranks: Iterable[int]) -> list[Signs]:
@@ -115,7 +120,7 @@ def read_of(folder: Path, node: str, ranks: Iterable[int]) -> list[Signs]:
     for rank in ranks:
         try:
             found.append(read(path_of(folder, node, rank)))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, DecodeError):
             continue
     return found
 
@@ -133,7 +138,7 @@ def read_all(folder: Path, node: str | None = None) -> dict[int, Signs]:
             continue
         try:
             signs = read(path)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, DecodeError):
             continue  # it goes, or is of another version
         rank = int(named["rank"])
         # After a change of ranks between nodes an old file stays behind.

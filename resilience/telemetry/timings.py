@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from resilience.adapters import files
+from resilience.core import encoding
 
 RATIO = 1.01
 SMALLEST = 1e-6  # seconds: upper bound of bucket 0
@@ -20,13 +22,18 @@ _LOG_RATIO = math.log(RATIO)
 HEARTBEAT = ""  # the name under which heartbeat gaps are kept
 
 
+Bucket = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BUCKET)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Duration = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class Histogram(msgspec.Struct):
     """Durations in seconds. buckets: bucket number -> count; bucket i ends at SMALLEST * RATIO**i."""
 
-    buckets: dict[int, int] = {}
-    count: int = 0
-    sum: float = 0.0
-    max: float = 0.0
+    buckets: dict[Bucket, Count] = {}
+    count: Count = 0
+    sum: Duration = 0.0
+    max: Duration = 0.0
 
     def add(self, duration: float) -> None:
         number = 0 if duration <= SMALLEST else math.ceil(math.log(duration / SMALLEST) / _LOG_RATIO)
@@ -76,9 +83,12 @@ class Timings(msgspec.Struct):
 
     def write(self, path: Path) -> bool:
         """Replace the file; answers whether it worked. Nothing to write is nothing written."""
-        return not (self.sections or self.failed) or files.replace(path, msgspec.json.encode(self))
+        return not (self.sections or self.failed) or files.replace(path, encoding.to_json(self))
+
+
+_read = encoding.reader(Timings)
 
 
 def read(path: Path) -> Timings:
-    """Read a file of timings. Raises: OSError, msgspec.DecodeError."""
-    return msgspec.json.decode(path.read_bytes(), type=Timings)
+    """Read a file of timings. Raises: OSError, DecodeError."""
+    return _read(path.read_bytes())

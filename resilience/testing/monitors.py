@@ -10,9 +10,7 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from resilience.core import watch
+from resilience.core import encoding, watch
 from resilience.core.restart import ENTRY, Keys, Operation, Read, Seat, seat_key
 from resilience.core.watch import Limit
 from resilience.errors import BarrierTimeout
@@ -122,7 +120,7 @@ class Monitors:
         initial = errand.seat.initial_rank
         (text,) = yield Read((seat_key(initial),))
         size = len(self._cluster.ranks)
-        errand.seat = msgspec.json.decode(text, type=Seat) if text else Seat(initial, initial, size, size, ENTRY)
+        errand.seat = encoding.from_json(text, Seat) if text else Seat(initial, initial, size, size, ENTRY)
         self._referee.took_seat(errand.seat, by_stand_in=True)
         try:
             return str((yield from self._cluster.protocol.stand_in(errand.seat, invariants.LIMITS, record)))

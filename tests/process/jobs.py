@@ -106,9 +106,27 @@ def _fill_memory() -> None:
     raise MemoryError("out of memory, by schedule")
 
 
+GARBAGE = (
+    b"\xff" * 40,
+    b"\x91" * 60_000,
+    b"\x82\xa4type\xa7emitted\xa6record\xa3a\xffb",
+    b"\xdd\xff\xff\xff\xff",
+    b"\0",
+)
+
+
+def _send_garbage(call: CallWrapper) -> None:
+    """Send the monitor datagrams that nobody can decode, and a message that it does not expect."""
+    channel = call._session._monitor._channel
+    for data in GARBAGE:
+        assert channel.send(data)
+
+
 FAULTS: dict[str, Callable[[CallWrapper], Any]] = {
     "exception": lambda _: _raise(ValueError("broken, by schedule")),
     "memory_error": lambda _: _fill_memory(),
+    "undecodable": lambda _: _raise(ValueError("cannot decode " + os.fsdecode(b"caf\xe9.jpg"))),
+    "garbage": _send_garbage,
     "keyboard_interrupt": lambda _: _raise(KeyboardInterrupt()),
     "exit_3": lambda _: _raise(SystemExit(3)),
     "exit_0": lambda _: _raise(SystemExit(0)),

@@ -10,6 +10,8 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+from resilience.core import encoding
+
 LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS, _NOT_SUPPORTED, _NO_PERMISSION = 0, 3, 4
 _DEVICES = Path("/dev")
@@ -57,4 +59,4 @@ def _ask(library: Any, number: int) -> int:
 def _words(library: Any, code: int) -> str:
     library.nvmlErrorString.restype = ctypes.c_char_p
     text = library.nvmlErrorString(code)
-    return f"{text.decode(errors='replace') if text else 'error'} ({code})"
+    return f"{encoding.text(text) if text else 'error'} ({code})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from resilience.adapters.channel import LIMIT
 from resilience.core.attribution import Frame, Interruption, InterruptionRecord, ThreadStack
 from resilience.core.identity import Origin
 from resilience.core.watch import Limit, Limits
+from resilience.errors import DecodeError
 from resilience.monitor import messages
 
 LIMITS = Limits(step=Limit(None, 5.0), sections={"data": Limit(1.0)}, warmup={"data": Limit()}, warmup_occurrences=3)
@@ -28,7 +28,7 @@ DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
     messages.decode_for_rank: [messages.Welcome(1, 4, LIMITS), messages.Refused("why"), messages.Ready()],
     messages.decode_from_agent: [
         messages.Open(1),
-        messages.Assigned(7, 123, ORIGIN, "/run", LIMITS, ("out",), messages.Link(7, True, 1.5, LIMITS)),
+        messages.Assigned(7, 123, ORIGIN, b"/run", LIMITS, (b"out",), messages.Link(7, True, 1.5, LIMITS)),
         messages.Dismissed("why"),
         messages.Look(),
         messages.Probe(3),
@@ -56,7 +56,7 @@ def test_messages_of_another_line_are_refused(decode: Callable[[bytes], Any]) ->
     for other in DECODERS.values():
         for message in other:
             if type(message) not in own and not isinstance(message, messages.Limited | messages.Ready):
-                with pytest.raises(msgspec.DecodeError):
+                with pytest.raises(DecodeError):
                     decode(messages.encode(message))
 
 
@@ -65,14 +65,14 @@ def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
     for decode in DECODERS:
         try:
             decoded = decode(noise)
-        except msgspec.DecodeError:
+        except DecodeError:
             continue
         assert messages.encode(decoded)  # noise that happens to be a message is one
 
 
 def test_longer_message_than_a_line_carries_is_refused() -> None:
     whole = messages.encode(messages.Request("Continue", "x" * LIMIT))
-    with pytest.raises(msgspec.DecodeError, match="more than"):
+    with pytest.raises(DecodeError, match="more than"):
         messages.decode_for_monitor(whole)
 
 

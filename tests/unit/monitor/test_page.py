@@ -253,10 +253,10 @@ def test_name_that_is_none_is_refused(name: str, error: type[Exception]) -> None
     assert names(monitor) == []
 
 
-def test_name_that_is_not_unicode_does_no_harm() -> None:
+def test_name_that_is_not_unicode_is_escaped() -> None:
     rank, monitor = both_sides()
     rank.enter("data \udcff")
-    assert names(monitor) == ["data ?"]
+    assert names(monitor) == ["data \\udcff"]
 
 
 # -- misuse -------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from resilience.errors import DecodeError
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Header, Recorder, Started, Value
 
@@ -83,7 +83,7 @@ def test_torn_last_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) ->
     path.write_bytes(whole + b'{"kind":"value","sec')
     assert len(values(path)) == 1
     path.write_bytes(whole + b"nonsense\n")
-    with pytest.raises(msgspec.DecodeError, match="line 3"):
+    with pytest.raises(DecodeError, match="line 3"):
         values(path)
 
 

@@ -1,0 +1,176 @@
+"""How do text and values become bytes, and bytes values?  The only module that encodes and decodes.
+
+Messages of exceptions, paths, arguments, names of sections and of nodes are chosen by other people and may
+hold bytes that are not UTF-8; Python keeps those as lone surrogates, which no encoder takes. `text` writes
+such a byte as an escape, so nothing is lost and nothing fails. The encoders try the value as it is, which
+costs nothing, and escape its text only if that fails. The decoders raise one error, `DecodeError`, whatever
+the bytes are: no UTF-8, nested too deeply, cut off, numbers out of range. Encoders and decoders of types
+are built at their first use, because building all of them takes longer than importing this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast, overload
+
+import msgspec
+
+from resilience.errors import DecodeError
+
+T = TypeVar("T")
+LONGEST_REASON = 300  # characters of a decoder's message
+_LEAST, _MOST = -(2**63), 2**64 - 1  # integers that msgpack can hold
+_UNENCODABLE = (UnicodeEncodeError, OverflowError)
+# RecursionError: nested too deeply. TypeError and the others: PyYAML, on a scalar that contradicts its tag.
+_UNDECODABLE = (ValueError, RecursionError, OverflowError, TypeError, AttributeError, LookupError)
+_json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+
+
+# -- text --------------------------------------------------------------------------------------------
+
+
+def text(value: str | bytes) -> str:
+    """Return valid UTF-8: what is not is written as a backslash escape, so nothing is lost."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def cleaned(value: T) -> T:
+    """Return a struct whose text is all valid UTF-8: the same one if it is already. Raises: TypeError."""
+    try:
+        _msgpack.encode(value)
+    except _UNENCODABLE:
+        return cast(T, _escaped(value))
+    return value
+
+
+# -- encoding ----------------------------------------------------------------------------------------
+
+
+def to_json(value: Any, fallback: Callable[[Any], Any] | None = None) -> bytes:
+    """Return JSON. fallback: turns an object of an unknown type into one that can be encoded.
+
+    Raises: TypeError for a type that has no JSON, if there is no fallback."""
+    encode = _json.encode if fallback is None else msgspec.json.Encoder(enc_hook=fallback).encode
+    try:
+        return encode(value)
+    except _UNENCODABLE:
+        return encode(_escaped(msgspec.to_builtins(value, enc_hook=fallback)))
+
+
+def to_json_text(value: Any, fallback: Callable[[Any], Any] | None = None) -> str:
+    """Return JSON as text, as the key-value store holds it."""
+    return to_json(value, fallback).decode("utf-8")
+
+
+def to_json_page(value: Any) -> bytes:
+    """Return JSON for people: indented, with a newline at its end."""
+    return msgspec.json.format(to_json(value)) + b"\n"
+
+
+def to_msgpack(value: Any) -> bytes:
+    """Return MessagePack."""
+    try:
+        return _msgpack.encode(value)
+    except _UNENCODABLE:
+        return _msgpack.encode(_escaped(msgspec.to_builtins(value, builtin_types=(bytes,))))
+
+
+def to_yaml(value: Any) -> str:
+    """Return builtins as YAML for people, in their order."""
+    import yaml  # only few processes write YAML
+
+    return str(yaml.safe_dump(_escaped(value), sort_keys=False, width=100))
+
+
+def _escaped(value: Any) -> Any:
+    """Return a value with all text in it as `text` has it, and integers beyond 64 bits as text."""
+    match value:
+        case str():
+            return text(value)
+        case dict():
+            return {_escaped(key): _escaped(item) for key, item in value.items()}
+        case list():
+            return [_escaped(item) for item in value]
+        case tuple():
+            return tuple(map(_escaped, value))
+        case msgspec.Struct():
+            fields = {name: _escaped(getattr(value, name)) for name in value.__struct_fields__}
+            return msgspec.structs.replace(value, **fields)
+        case bool():
+            return value
+        case int() if not _LEAST <= value <= _MOST:
+            return hex(value)  # decimal digits of a huge one are refused by Python itself
+    return value
+
+
+# -- decoding ----------------------------------------------------------------------------------------
+
+
+@overload
+def reader(
+    kind: type[T], form: Literal["json", "msgpack"] = "json", strict: bool = True
+) -> Callable[[bytes | str], T]: ...
+@overload
+def reader(
+    kind: object, form: Literal["json", "msgpack"] = "json", strict: bool = True
+) -> Callable[[bytes | str], Any]: ...
+def reader(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = True) -> Callable[[bytes | str], Any]:
+    """Return a function that decodes values of one type. It raises DecodeError, and nothing else.
+
+    kind: a type, or a union of structs. strict: False lets text stand for a number."""
+    decode: Callable[[bytes | str], Any] | None = None
+
+    def read(data: bytes | str) -> Any:
+        nonlocal decode
+        if decode is None:
+            decoders: dict[str, Any] = {"json": msgspec.json.Decoder, "msgpack": msgspec.msgpack.Decoder}
+            decode = decoders[form](kind, strict=strict).decode
+            assert decode is not None
+        try:
+            return decode(data)
+        except _UNDECODABLE as error:
+            raise _refused(error) from error
+
+    return read
+
+
+@overload
+def from_json(data: bytes | str, kind: type[T], strict: bool = True) -> T: ...
+@overload
+def from_json(data: bytes | str, kind: object = Any, strict: bool = True) -> Any: ...
+def from_json(data: bytes | str, kind: Any = Any, strict: bool = True) -> Any:
+    """Decode JSON once. strict: False lets text stand for a number. Raises: DecodeError."""
+    return _guarded(lambda: msgspec.json.decode(data, type=kind, strict=strict))
+
+
+def from_yaml(data: bytes) -> Any:
+    """Decode YAML into builtins. Raises: DecodeError."""
+    import yaml  # only few processes read YAML
+
+    try:
+        return _guarded(lambda: yaml.safe_load(data.decode("utf-8-sig")))
+    except yaml.YAMLError as error:
+        raise _refused(error) from error
+
+
+@overload
+def from_builtins(value: Any, kind: type[T], strict: bool = True) -> T: ...
+@overload
+def from_builtins(value: Any, kind: object, strict: bool = True) -> Any: ...
+def from_builtins(value: Any, kind: Any, strict: bool = True) -> Any:
+    """Convert what `from_yaml` returned. strict: False lets text stand for a number. Raises: DecodeError."""
+    return _guarded(lambda: msgspec.convert(value, kind, strict=strict))
+
+
+def _guarded(decode: Callable[[], Any]) -> Any:
+    try:
+        return decode()
+    except _UNDECODABLE as error:
+        raise _refused(error) from error
+
+
+def _refused(error: Exception) -> DecodeError:
+    reason = "nested too deeply" if isinstance(error, RecursionError) else str(error) or type(error).__name__
+    return DecodeError(text(reason)[:LONGEST_REASON])

@@ -1,0 +1,121 @@
+"""Feeds the targets: which input comes when, how long one may take, and what is said of a failure."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import resource
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from tests.fuzz.targets import Target
+
+LIMIT = 30.0  # seconds that one input may take, on a busy machine
+MEMORY = 8 << 30  # bytes of address space: a size that somebody else chose must not fill the machine
+MOST_FAILURES = 20  # after so many different ones there is no use in going on
+
+
+class TooSlowError(BaseException):
+    """An input took longer than LIMIT: it may never end."""
+
+
+@dataclass
+class Outcome:
+    """What came of it. failed: inputs; failures: target, seed of the input, and what was raised, one for each place
+    in the code."""
+
+    inputs: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    failures: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def feed(
+    targets: Sequence[Target], inputs: int, seed: int, progress: Callable[[Outcome], None] = lambda _: None
+) -> Outcome:
+    """Feed so many inputs, to each target its share, until all are done or too many have failed."""
+    outcome = Outcome()
+    began = time.monotonic()
+    with _bounded_memory():
+        for number, target in enumerate(itertools.islice(_drawn(targets, seed), inputs)):
+            own = f"{seed}.{number}"
+            at = time.perf_counter()
+            error = _failure(target, own)
+            outcome.inputs[target.name] += 1
+            outcome.seconds[target.name] += time.perf_counter() - at  # type: ignore[assignment]
+            if error:
+                outcome.failed += 1
+                if _place(error) not in {_place(known) for _, _, known in outcome.failures}:
+                    outcome.failures.append((target.name, own, error))
+                if len(outcome.failures) >= MOST_FAILURES:
+                    break
+            if time.monotonic() - began > 10.0:
+                began = time.monotonic()
+                progress(outcome)
+    return outcome
+
+
+def once(targets: Sequence[Target], name: str, seed: str) -> str:
+    """Feed one input again; return what it raised, empty if nothing."""
+    return _failure(next(target for target in targets if target.name == name), seed)
+
+
+def _drawn(targets: Sequence[Target], seed: int) -> Iterator[Target]:
+    chance = random.Random(seed)
+    weights = list(itertools.accumulate(target.weight for target in targets))
+    while True:
+        yield from chance.choices(targets, cum_weights=weights, k=1000)
+
+
+def _failure(target: Target, seed: str) -> str:
+    try:
+        with _bounded_time():
+            target.run(seed)
+    except TooSlowError:
+        return f"took longer than {LIMIT:g} s\n{traceback.format_exc()}"
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def _place(error: str) -> str:
+    """Return the last place in a traceback that is the package's, else the last one."""
+    places = re.findall(r'File "(.+)", line (\d+)', error)
+    ours = [place for place in places if "/resilience/" in place[0] and "encoding.py" not in place[0]]
+    return ":".join((ours or places or [("", "")])[-1])
+
+
+@contextmanager
+def _bounded_time() -> Iterator[None]:
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TooSlowError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_used() + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _used() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
