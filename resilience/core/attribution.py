@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from resilience.core.encoding import reader, to_json_text
-from resilience.core.identity import Nanoseconds
+from resilience.core.identity import Nanoseconds, Seconds
 
 if TYPE_CHECKING:
     from resilience.core.restart import Seat
@@ -75,8 +75,8 @@ class OpenSection(msgspec.Struct, frozen=True, omit_defaults=True):
     """A section that was open, for how long (seconds), and its limit if it had one."""
 
     name: str
-    open_s: float
-    limit_s: float | None = None
+    open_s: Seconds
+    limit_s: Seconds | None = None
 
 
 class Collective(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     state: str | None = None
     cpu_s_delta: float | None = None
-    over_s: float | None = None
+    over_s: Seconds | None = None
     rss_bytes: int | None = None
     threads: int | None = None
 
@@ -104,7 +104,7 @@ class Detector(msgspec.Struct, frozen=True, omit_defaults=True):
     with the limit (seconds) it used, if any."""
 
     name: str
-    limit_s: float | None = None
+    limit_s: Seconds | None = None
 
 
 class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,8 +125,8 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     detected_wall_ns: Nanoseconds | None = None
     arrival_order: int | None = None  # position in the store's order, from 1
     stage: str | None = None  # what the rank was doing: run, initialize, finalize, barrier …
-    silent_for_s: float | None = None
-    last_heartbeat_age_s: float | None = None
+    silent_for_s: Seconds | None = None
+    last_heartbeat_age_s: Seconds | None = None
     step: int | None = None
     open_sections: tuple[OpenSection, ...] = ()
     last_collectives: tuple[Collective, ...] = ()

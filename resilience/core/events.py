@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 import msgspec
 
 from resilience.core.attribution import Frame, Hang, Interruption, InterruptionRecord
-from resilience.core.identity import WorldSize
+from resilience.core.identity import Seconds, WorldSize
 
 Level = Literal["debug", "info", "warning", "error"]
 Layer = Literal["inprocess", "launcher"]
@@ -53,7 +53,7 @@ class CallStarted(Event, frozen=True, tag="call.started"):
     hostname: str
     monitor: Literal["forked", "executed"]
     monitor_reason: str = ""  # why the monitor was executed instead of forked
-    monitor_start_s: float = 0.0
+    monitor_start_s: Seconds = 0.0
 
 
 class CallEnded(Event, frozen=True, tag="call.ended"):
@@ -61,7 +61,7 @@ class CallEnded(Event, frozen=True, tag="call.ended"):
 
     outcome: Outcome
     iterations: int
-    duration_s: float
+    duration_s: Seconds
     error: str = ""
 
 
@@ -76,7 +76,7 @@ class IterationEnded(Event, frozen=True, tag="iteration.ended"):
     """An iteration ended on this rank."""
 
     outcome: Outcome
-    duration_s: float
+    duration_s: Seconds
     closed_by: Literal["rank", "monitor"] = "rank"
 
 
@@ -95,9 +95,9 @@ class StageEnded(Event, frozen=True, tag="stage.ended"):
     level: ClassVar[Level] = "debug"
     stage: StageName
     outcome: Outcome
-    duration_s: float
+    duration_s: Seconds
     closed_by: Literal["rank", "monitor"] = "rank"
-    ended_ago_s: float = 0.0
+    ended_ago_s: Seconds = 0.0
 
 
 class RestartEnded(Event, frozen=True, tag="restart.ended"):
@@ -107,7 +107,7 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
     where the function shows none, to the entry. step: the one the function went on with, where known."""
 
     interruption: str
-    duration_s: float
+    duration_s: Seconds
     sign: Literal["heartbeat", "step", "ping", "section", "entry"]
     step: int | None = None
 
@@ -145,8 +145,8 @@ class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
     level: ClassVar[Level] = "warning"
     limit: str
     severity: Literal["soft", "hard"]
-    allowed_s: float
-    silent_for_s: float
+    allowed_s: Seconds
+    silent_for_s: Seconds
 
 
 class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
@@ -154,7 +154,7 @@ class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
     or section with a limit, and no step limit. A loop without progress would not be noticed."""
 
     level: ClassVar[Level] = "warning"
-    running_for_s: float
+    running_for_s: Seconds
 
 
 class RankSignalled(Event, frozen=True, tag="rank.signalled"):
@@ -187,7 +187,7 @@ class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
 
     initial_rank: int
     result: Literal["excluded", "completed", "discarded", "failed"]
-    duration_s: float
+    duration_s: Seconds
     error: str = ""
 
 
@@ -206,14 +206,14 @@ class CollectivesCut(Event, frozen=True, tag="abort.cut"):
     sockets: int
     store_connections: int
     method: Literal["epoll", "shape", "none"]
-    duration_s: float
+    duration_s: Seconds
 
 
 class AbortStuck(Event, frozen=True, tag="abort.stuck"):
     """Abort did not free the main thread within its limit; the process has to go."""
 
     level: ClassVar[Level] = "error"
-    limit_s: float
+    limit_s: Seconds
     where: str
 
 
@@ -228,7 +228,7 @@ class InterruptDelivered(Event, frozen=True, tag="interrupt.delivered"):
     """The main thread left the wrapped function because it was interrupted."""
 
     level: ClassVar[Level] = "debug"
-    duration_s: float
+    duration_s: Seconds
     signals: int
 
 
@@ -274,8 +274,8 @@ class NodeFellSilent(Event, frozen=True, tag="node.fell_silent"):
 
     level: ClassVar[Level] = "error"
     silent_node: str
-    allowed_s: float
-    silent_for_s: float
+    allowed_s: Seconds
+    silent_for_s: Seconds
     ranks: tuple[int, ...] = ()
 
 
@@ -285,7 +285,7 @@ class StoreHosted(Event, frozen=True, tag="store.hosted"):
     purpose: Literal["wrapper", "iteration"]
     address: str
     port: int
-    duration_s: float
+    duration_s: Seconds
 
 
 class StoreLost(Event, frozen=True, tag="store.lost"):
@@ -335,7 +335,7 @@ class CycleEnded(Event, frozen=True, tag="cycle.ended"):
     """The workers of a cycle are gone from this node; `duration_s` from the cycle's start."""
 
     outcome: CycleOutcome
-    duration_s: float
+    duration_s: Seconds
     detail: str = ""
 
 
@@ -350,7 +350,7 @@ class CyclePhaseEnded(Event, frozen=True, tag="cycle.phase.ended"):
 
     phase: CyclePhase
     outcome: Outcome
-    duration_s: float
+    duration_s: Seconds
 
 
 class RendezvousCompleted(Event, frozen=True, tag="rendezvous.completed"):
@@ -390,9 +390,9 @@ class WorkerProgressed(Event, frozen=True, tag="worker.progressed"):
     after_s: since its monitor watches it, which is its start. ago_s: how long before this record."""
 
     sign: Literal["heartbeat", "step", "ping", "section"]
-    after_s: float
+    after_s: Seconds
     step: int | None = None
-    ago_s: float = 0.0
+    ago_s: Seconds = 0.0
 
 
 class WorkerSeen(Event, frozen=True, tag="worker.seen"):
@@ -429,7 +429,7 @@ class StopRequested(Event, frozen=True, tag="stop.requested"):
     """Somebody asked the whole job to stop; workers have `grace_s` to write a checkpoint."""
 
     source: str
-    grace_s: float
+    grace_s: Seconds
 
 
 class ControlRequested(Event, frozen=True, tag="control.requested"):
@@ -478,7 +478,7 @@ class ElasticTold(Event, frozen=True, tag="elastic.told"):
     source: str
     state: str
     worker_rank: int | None = None
-    duration_s: float | None = None
+    duration_s: Seconds | None = None
     error: str = ""
 
 
@@ -497,8 +497,8 @@ class TimeoutExceededInShadow(Event, frozen=True, tag="timeouts.shadow_alarm"):
 
     level: ClassVar[Level] = "warning"
     limit: str
-    allowed_s: float
-    silent_for_s: float
+    allowed_s: Seconds
+    silent_for_s: Seconds
 
 
 class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
@@ -507,7 +507,7 @@ class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
     level: ClassVar[Level] = "warning"
     deadline: str
     why: str
-    fallback_s: float
+    fallback_s: Seconds
 
 
 CATALOGUE: tuple[type[Event], ...] = (

@@ -17,6 +17,7 @@ Role = Literal["rank", "monitor", "agent"]
 # What a decoder accepts: a number of another size is damage, and would cost a reader its memory or a date.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # as UTC up to the year 2262
+Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 WorldSize = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 ROLES: tuple[Role, ...] = ("rank", "monitor", "agent")
 
