@@ -9,6 +9,7 @@ import enum
 import importlib
 import inspect
 import json
+import re
 import sys
 import types
 import typing
@@ -214,7 +215,9 @@ def _doc(thing: object) -> str:
 
 def _type(hint: object) -> str:
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    return "`" + text.replace("typing.", "").replace("resilience.core.attribution.", "").replace("|", "or") + "`"
+    text = text.replace("typing.", "").replace("resilience.core.attribution.", "")
+    text = re.sub(r"^Optional\[(\w+)\]$", r"\1 or None", text)  # so an alias with bounds is written
+    return "`" + text.replace("|", "or") + "`"
 
 
 def _page(parts: list[str]) -> str:

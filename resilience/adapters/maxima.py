@@ -6,11 +6,14 @@ none has (one for most jobs). Then one all-reduce. No rank is sent what grows wi
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
+
+from resilience.core import encoding
+
+_names = encoding.reader(list[bytes], "msgpack")
 
 
 def over_ranks(values: Mapping[str, float]) -> dict[str, float]:
@@ -59,18 +62,18 @@ def _agreed(dist: ModuleType, own: list[str]) -> list[str]:
 
 
 def _broadcast(dist: ModuleType, names: list[str], speaker: int) -> list[str]:
-    """Return the speaker's names. As text: what comes from another rank is never unpickled."""
+    """Return the speaker's names, also such as are no UTF-8. What comes from another rank is never unpickled."""
     import torch
 
     is_speaker = dist.get_rank() == speaker
-    text = json.dumps(names).encode() if is_speaker else b""
+    text = encoding.to_msgpack([name.encode("utf-8", "surrogatepass") for name in names]) if is_speaker else b""
     (length,) = _reduced(dist, [float(len(text))])
     data = torch.zeros(int(length), dtype=torch.uint8)
     if is_speaker:
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     data = data.to(_device(dist))
     dist.broadcast(data, src=speaker)
-    return [str(name) for name in json.loads(bytes(data.cpu().tolist()))]
+    return [name.decode("utf-8", "surrogatepass") for name in _names(bytes(data.cpu().tolist()))]
 
 
 def _reduced(dist: ModuleType, values: list[float]) -> list[float]:
