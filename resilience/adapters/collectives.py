@@ -421,8 +421,8 @@ def _release_in_background(held: list[Any]) -> None:
     _dropping[:] = [thread for thread in _dropping if thread.is_alive()]
     if not _dropping:
         # A daemon thread inside a C++ destructor when the interpreter ends would abort the process.
-        atexit.unregister(_await_drops)
-        atexit.register(_await_drops)
+        atexit.unregister(await_drops)
+        atexit.register(await_drops)
     thread = threading.Thread(target=_release, args=(held,), name="resilience-drop", daemon=True)
     _dropping.append(thread)
     thread.start()
@@ -453,7 +453,9 @@ def _await_ends() -> None:
         time.sleep(0.002)
 
 
-def _await_drops() -> None:
-    deadline = time.monotonic() + EXIT_LIMIT
+def await_drops(limit: float = EXIT_LIMIT) -> int:
+    """Wait until the groups that were dropped are gone, at most `limit` seconds; return how many threads still drop."""
+    deadline = time.monotonic() + limit
     for thread in _dropping:
         thread.join(max(0.0, deadline - time.monotonic()))
+    return sum(thread.is_alive() for thread in _dropping)

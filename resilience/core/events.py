@@ -26,6 +26,7 @@ StageName = Literal[
     "abort",
     "finalize",
     "check",
+    "collect",
     "regroup",
     "resume",
 ]
@@ -33,7 +34,7 @@ Outcome = Literal["completed", "interrupted", "failed", "left", "lost"]
 CycleReason = Literal["first", "failure", "membership", "request"]
 CycleOutcome = Literal["completed", "failed", "interrupted", "preempted", "shutdown", "exhausted", "excluded"]
 CyclePhase = Literal["gate", "rendezvous", "spawn", "import", "run", "stop"]
-PHASES: tuple[str, ...] = ("detect", "agree", "abort", "finalize", "check", "regroup", "resume")
+PHASES: tuple[str, ...] = ("detect", "agree", "abort", "finalize", "check", "collect", "regroup", "resume")
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
@@ -98,6 +99,18 @@ class StageEnded(Event, frozen=True, tag="stage.ended"):
     duration_s: Seconds
     closed_by: Literal["rank", "monitor"] = "rank"
     ended_ago_s: Seconds = 0.0
+
+
+class GarbageCollected(Event, frozen=True, tag="garbage.collected"):
+    """Memory that the interrupted iteration had left was freed on this rank.
+
+    objects: unreachable objects that were found. groups_left: threads that still drop process groups."""
+
+    level: ClassVar[Level] = "debug"
+    objects: int
+    passes: int
+    duration_s: float
+    groups_left: int = 0
 
 
 class RestartEnded(Event, frozen=True, tag="restart.ended"):
@@ -529,6 +542,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     RankStoodInFor,
     EvidenceCaptured,
     CollectivesCut,
+    GarbageCollected,
     AbortStuck,
     AbortFailed,
     InterruptDelivered,
@@ -585,6 +599,7 @@ AnyEvent = (
     | RankStoodInFor
     | EvidenceCaptured
     | CollectivesCut
+    | GarbageCollected
     | AbortStuck
     | AbortFailed
     | InterruptDelivered

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
+NO_SERVER = "none"  # in place of an address: the iteration was interrupted before its store was published
 BLOCK = 32  # arrivals looked at together: bounds the bytes of one barrier operation at any world size
 
 
@@ -87,6 +88,7 @@ class Stage(Enum):
     ABORT = "abort"  # wait until this rank's groups are cut and its function has been left
     FINALIZE = "finalize"
     CHECK_AFTER = "check"
+    COLLECT = "collect"  # free what the interrupted iteration has left in memory
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -342,9 +344,9 @@ def _complete(at: Keys, seat: Seat, limits: Limits) -> Protocol[str]:
 
 
 def _recover() -> Protocol[Result]:
-    """Run the user's hooks between two iterations; the first that fails excludes this rank."""
+    """Run the user's hooks between two iterations, then free memory; the first that fails excludes this rank."""
     result = Result(End.RETURNED)
-    for stage in (Stage.FINALIZE, Stage.CHECK_AFTER):
+    for stage in (Stage.FINALIZE, Stage.CHECK_AFTER, Stage.COLLECT):
         result = yield Run(stage)
         if result.end is not End.RETURNED:
             break
@@ -361,7 +363,9 @@ def report(at: Keys, record: str) -> Protocol[str]:
     comes from the store, never from a clock."""
     position = yield Add(at.records, 1)
     yield Set(f"{at.records}/{position}", record)
-    return str((yield CompareSet(at.outcome, INTERRUPTED)))
+    outcome = str((yield CompareSet(at.outcome, INTERRUPTED)))
+    yield CompareSet(at.server, NO_SERVER)  # wakes ranks that wait for the address of the iteration's store
+    return outcome
 
 
 def arrival_in(operation: Operation) -> int | None:

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
 
 
+class OpenStage:
+    """A hook that runs. outcome: how it ended."""
+
+    outcome: Outcome = "failed"
+
+
 class Account:
     """One rank's account of one call. Used by the main thread only."""
 
@@ -62,20 +68,15 @@ class Account:
             self.phase("resume")
 
     @contextmanager
-    def stage(self, name: str, before: bool) -> Iterator[None]:
-        """Time a hook. After a fault the hook is a phase of the restart and timed as such."""
-        if not before:
-            yield
-            return
-        stage: StageName = "initialize" if name == "initialize" else "health_check"
+    def stage(self, name: StageName) -> Iterator[OpenStage]:
+        """Time a hook before the function; the body sets the outcome."""
         began = time.monotonic()
-        outcome: Outcome = "failed"
-        self._emit(StageStarted(stage))
+        stage = OpenStage()
+        self._emit(StageStarted(name))
         try:
-            yield
-            outcome = "completed"
+            yield stage
         finally:
-            self._emit(StageEnded(stage, outcome, time.monotonic() - began))
+            self._emit(StageEnded(name, stage.outcome, time.monotonic() - began))
 
     def entering(self) -> None:
         self._entered_at = time.monotonic()

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from resilience.adapters import collectives
+from resilience.adapters import collectives, garbage
 from resilience.adapters.environment import scoped_environment
 from resilience.adapters.interrupt import Interrupter
 from resilience.adapters.store import drive, wait
 from resilience.core import events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
 from resilience.core.encoding import text
+from resilience.core.events import StageName
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -62,6 +63,8 @@ from resilience.telemetry import workload
 
 if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
+
+DROP_LIMIT = 1.0  # seconds to wait for process groups that are still being dropped; it takes 10 ms a device
 
 _calls = itertools.count()
 _running: list[str] = []  # the wrapped function that is running: at most one a process
@@ -124,6 +127,7 @@ class CallWrapper:
 
     def _run(self, name: str) -> Any:
         began = time.monotonic()
+        garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
         with scoped_environment(), Session.open(self._wrapper, name, self._number, self._state) as session:
             self._session = session
@@ -264,6 +268,7 @@ class CallWrapper:
             Stage.ABORT: self._abort,
             Stage.FINALIZE: self._finalize,
             Stage.CHECK_AFTER: self._check_after,
+            Stage.COLLECT: self._collect,
         }
         return stages[stage]()
 
@@ -273,12 +278,16 @@ class CallWrapper:
         wait(self._session.store, key, self._limits.barrier, self._chunk, self._watcher.decided.is_set)
         if self._watcher.is_interrupted:
             return Result(End.INTERRUPTED)
-        host, _, port = text(self._session.store.get(key)).rpartition(":")
+        address = text(self._session.store.get(key))
+        if address == restart.NO_SERVER:
+            return Result(End.INTERRUPTED)
+        host, _, port = address.rpartition(":")
         self._watcher.store_port = int(port)
         self._set_environment(host, port)
         self._state.store = PrefixStore(self._state.iteration, self._session.hook_store)
         self._account.iteration_started(self._state)
-        return self._hook("initialize", self._wrapper.initialize, before=True)
+        hook = self._wrapper.initialize
+        return self._hook_before("initialize", None if hook is None else lambda: hook(self._state))
 
     def _set_environment(self, host: str, port: str) -> None:
         self._state.set_distributed_vars()
@@ -287,7 +296,10 @@ class CallWrapper:
         os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # read wherever the line above is set
 
     def _check_before(self) -> Result:
-        return self._hook("health_check", self._wrapper.health_check, before=True)
+        hook = self._wrapper.health_check
+        return self._hook_before(
+            "health_check", None if hook is None else lambda: self._state_of(hook(self._state, None))
+        )
 
     def _call_function(self) -> Result:
         self._account.entering()
@@ -377,40 +389,71 @@ class CallWrapper:
     def _finalize(self) -> Result:
         collectives.let_go()  # the last call has closed
         self._account.phase("finalize")
-        return self._hook("finalize", self._wrapper.finalize, before=False)
+        return self._hook_after("finalize", self._wrapper.finalize)
 
     def _check_after(self) -> Result:
         self._account.phase("check")
-        result = self._hook("health_check", self._wrapper.health_check, before=False)
-        if result.end is End.RETURNED:
-            self._account.phase("regroup")
-        elif isinstance(self._error, Exception) and not isinstance(self._error, HealthCheckError):
+        result = self._hook_after("health_check", self._wrapper.health_check)
+        is_excluded = result.end is not End.RETURNED
+        if is_excluded and isinstance(self._error, Exception) and not isinstance(self._error, HealthCheckError):
             cause = self._error
             self._error = HealthCheckError(f"the health check failed: {type(cause).__name__}: {cause}")
             self._error.__cause__ = cause
         return result
 
-    def _hook(self, name: str, hook: Callable[..., Any] | None, before: bool) -> Result:
-        """Run a hook under its limit. Before the function an Exception restarts all; after a fault any
-        exception excludes this rank."""
+    def _collect(self) -> Result:
+        """Free what the interrupted iteration has left and user code does not hold."""
+        self._account.phase("collect")
+        self._session.page.doing(Doing.HOOK, "collect")  # finalizers are user code
+        self._error = None
+        groups_left = collectives.await_drops(DROP_LIMIT)
+        collection = garbage.collect()
+        self._session.emit(
+            events.GarbageCollected(collection.objects, collection.passes, collection.duration_s, groups_left)
+        )
+        self._session.page.doing(Doing.WAITING)
+        self._account.phase("regroup")
+        return Result(End.RETURNED)
+
+    def _hook_before(self, name: StageName, hook: Callable[[], State] | None) -> Result:
+        """Run a hook before the function, under its limit. An interruption reaches it as it reaches the function.
+        An Exception restarts all, a BaseException ends this rank."""
+        if hook is None:
+            return Result(End.RETURNED)
+        self._session.page.doing(Doing.HOOK, name)
+        with self._account.stage(name) as stage:
+            try:
+                self._state = self._interrupter.call(hook, unless=lambda: self._watcher.is_interrupted)
+                stage.outcome = "completed"
+                return Result(End.RETURNED)
+            except BaseException as error:
+                if self._watcher.is_interrupted and self._interrupter.arrived:
+                    stage.outcome = "interrupted"
+                    return Result(End.INTERRUPTED)
+                return self._hook_failed(name, error)
+            finally:
+                self._session.page.doing(Doing.WAITING)
+
+    def _hook_after(self, name: str, hook: Callable[..., Any] | None) -> Result:
+        """Run a hook after a fault, under its limit. Whatever it raises excludes this rank."""
         if hook is None:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
         try:
-            with self._account.stage(name, before):
-                if name == "initialize":
-                    self._state = hook(self._state)
-                else:
-                    result = hook(self._state, None if before else self._cause())
-                    if result is not None:  # some hooks only look
-                        self._state, _ = result
+            self._state = self._state_of(hook(self._state, self._cause()))
             return Result(End.RETURNED)
         except BaseException as error:
-            self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
-            failed = self._failed(error, name)
-            return failed if before else Result(End.FATAL, failed.report)
+            return Result(End.FATAL, self._hook_failed(name, error).report)
         finally:
             self._session.page.doing(Doing.WAITING)
+
+    def _state_of(self, returned: tuple[State, Any] | None) -> State:
+        """Return the state out of what a hook returned; hooks that only look return None."""
+        return self._state if returned is None else returned[0]
+
+    def _hook_failed(self, name: str, error: BaseException) -> Result:
+        self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
+        return self._failed(error, name)
 
     def _cause(self) -> Exception | None:
         """This rank's own exception. One that only says that a peer has gone is somebody else's fault."""

@@ -163,7 +163,6 @@ def _name_of(path: str) -> str:
 
 
 def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
-    gc.freeze()  # else the first collection copies every page shared with the rank
     pid = os.fork()
     if pid:
         return pid

@@ -137,7 +137,7 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
     if kind < 17:
         return Stall(rank, iteration, Stage.FUNCTION, rng.choice(HANGS), rng.uniform(10, 200))
     if kind < 18:
-        stage = rng.choice((*HOOKS, Stage.ABORT))
+        stage = rng.choice((*HOOKS, Stage.ABORT, Stage.COLLECT))
         return Stall(rank, iteration, stage, rng.choice(HANGS[2:]), rng.uniform(1, 85))
     if kind < 19:
         if rng.random() < 0.5:

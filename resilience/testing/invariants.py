@@ -32,14 +32,15 @@ DISCARDED, TIMEOUT, KILLED = "discarded", "timeout", "killed"
 Last = tuple[Stage | None, End]
 BEGINNING: Last = (None, End.RETURNED)
 READY: Last = (Stage.CHECK_BEFORE, End.RETURNED)
-RECOVERED: Last = (Stage.CHECK_AFTER, End.RETURNED)
+RECOVERED: Last = (Stage.COLLECT, End.RETURNED)
 NEXT: dict[Last, Stage] = {
     BEGINNING: Stage.INITIALIZE,
     (Stage.INITIALIZE, End.RETURNED): Stage.CHECK_BEFORE,
     (Stage.ABORT, End.RETURNED): Stage.FINALIZE,
     (Stage.FINALIZE, End.RETURNED): Stage.CHECK_AFTER,
+    (Stage.CHECK_AFTER, End.RETURNED): Stage.COLLECT,
 }
-RECOVERING = (Stage.FINALIZE, Stage.CHECK_AFTER)
+RECOVERING = (Stage.FINALIZE, Stage.CHECK_AFTER, Stage.COLLECT)
 FAILURES = (End.FAILED, End.FATAL)
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Seconds = float
 
 DOING = {Stage.FUNCTION: Doing.FUNCTION, Stage.RESERVE: Doing.WAITING}
-AFTER_A_FAULT = (Stage.FINALIZE, Stage.CHECK_AFTER)
+BEFORE_THE_FUNCTION = (Stage.INITIALIZE, Stage.CHECK_BEFORE)
+AFTER_A_FAULT = (Stage.FINALIZE, Stage.CHECK_AFTER, Stage.COLLECT)
 KILLED_AFTER = 96.0  # seconds until a rank that is stuck is dead: the hard limit, grace, and a moment
 
 
@@ -46,10 +47,12 @@ class Stages:
             self._stick(rank)
         elif stage is Stage.ABORT:
             self._when_decided(rank, partial(self._abort_is_over, rank, rank.token, self._takes(rank, fault)))
-        elif stage is Stage.INITIALIZE and self._is_interrupted(rank) and self._rng.random() < 0.5:
-            self._leave_after(0.0, rank, stage, Result(End.INTERRUPTED))  # as while it waits for the store
+        elif stage in BEFORE_THE_FUNCTION and self._is_interrupted(rank) and self._rng.random() < 0.5:
+            self._leave_after(0.0, rank, stage, Result(End.INTERRUPTED))  # it saw that before the hook began
         else:
             self._leave_after(self._takes(rank, fault), rank, stage, self._result(rank, stage, fault))
+            if stage in BEFORE_THE_FUNCTION and isinstance(fault, Stall):
+                self._when_decided(rank, partial(self._interrupt_hook, rank, rank.token, stage))
 
     # -- hooks ------------------------------------------------------------------------------------
 
@@ -59,6 +62,11 @@ class Stages:
             self._cluster.stalls(rank, fault.duration)
             duration += fault.duration
         return duration
+
+    def _interrupt_hook(self, rank: Rank, token: int, stage: Stage) -> None:
+        """The iteration is decided: its watcher interrupts the hook."""
+        if rank.token == token and self._is_interrupted(rank):
+            self._leave_after(self._cluster.delay(), rank, stage, Result(End.INTERRUPTED))
 
     def _stick(self, rank: Rank) -> None:
         rank.silent_since = self._clock.now

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from resilience.adapters.health import cuda
+from resilience.core import events
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
 from resilience.inprocess.finalize import ThreadedFinalize
 from resilience.inprocess.health_check import CudaHealthCheck
 from resilience.inprocess.state import State
+from tests.support.ranks import Job
 
 SHORT = timedelta(seconds=0.05)
 LONG = timedelta(seconds=60)
@@ -133,3 +135,21 @@ def test_real_device_is_found_and_finishes() -> None:
     index = cuda.used_device(None)
     assert index == torch.cuda.current_device()
     assert cuda.finishes_within(60.0, index)
+
+
+# -- hooks that wait, in real ranks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", ["initialize", "health_check"])
+def test_rank_that_waits_in_a_hook_before_the_function_restarts_with_the_others(
+    start: Callable[..., Job], hook: str
+) -> None:
+    job = start(3, "tests.process.keeping:wait_in_a_hook", hook=hook)
+    assert [rank.value for rank in job.wait()] == [1, 1, 1]
+    assert {record.rank for record in job.interruptions(0)} == {1}
+    assert {record.origin.initial_rank for record in job.of(events.HookFailed)} == {1}
+
+
+def test_rank_that_waits_in_a_collective_of_a_hook_restarts_with_the_others(start: Callable[..., Job]) -> None:
+    job = start(3, "tests.process.keeping:wait_natively_in_initialize")
+    assert [rank.value for rank in job.wait()] == [1, 1, 1]

@@ -162,7 +162,12 @@ def test_exception_before_the_end_restarts(failing: Stage) -> None:
     assert ending == Ending(INTERRUPTED)
     assert store.data["0/records/1"] == f"{failing.value} failed"
     stages = [operation.stage for operation in log if isinstance(operation, Run)]
-    assert stages[stages.index(failing) + 1 :] == [Stage.ABORT, Stage.FINALIZE, Stage.CHECK_AFTER]
+    assert stages[stages.index(failing) + 1 :] == [
+        Stage.ABORT,
+        Stage.FINALIZE,
+        Stage.CHECK_AFTER,
+        Stage.COLLECT,
+    ]
 
 
 @pytest.mark.parametrize("failing", [Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FUNCTION])
@@ -174,6 +179,22 @@ def test_base_exception_ends_the_rank_without_hooks(failing: Stage) -> None:
     assert [operation.stage for operation in log if isinstance(operation, Run)][-1] is Stage.ABORT
     assert store.data["0/terminated/1"] == "0"
     assert "0/end/done" in store.data
+
+
+def test_report_ends_the_wait_for_a_store_that_is_not_published(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    log: list[Any] = []
+    assert drive(protocol.report(Keys(0), "a record"), store, log=log) == INTERRUPTED
+    assert store.data["0/server"] == "none"
+    written = [operation.key for operation in log if isinstance(operation, CompareSet)]
+    assert written == ["0/outcome", "0/server"]  # a rank that wakes finds the iteration decided
+
+
+def test_report_keeps_the_address_of_a_published_store(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    store.data["0/server"] = "10.0.0.1:4242"
+    drive(protocol.report(Keys(0), "a record"), store)
+    assert store.data["0/server"] == "10.0.0.1:4242"
 
 
 @pytest.mark.parametrize("failing", [Stage.FINALIZE, Stage.CHECK_AFTER])

@@ -1,0 +1,208 @@
+"""What is alive when a wrapped function is entered again?  Jobs that build models whose objects refer to each other.
+
+Nothing but a garbage collection frees such a model: a trainer that refers to its model and back, a module of FSDP2.
+Each job answers, by iteration, how many models of earlier iterations were alive at the entry, and the descriptors
+and threads of the process at that moment."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+import weakref
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.health_check import HealthCheck
+from resilience.inprocess.initialize import Initialize
+from resilience.inprocess.state import State
+
+ELEMENTS_PER_MIB = 1 << 18  # of float32
+Entry = dict[str, int]
+
+
+class Trainer:
+    """Refers to its model, and the model to it."""
+
+    def __init__(self, mib: int) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.model.weight = torch.nn.Parameter(torch.ones(mib * ELEMENTS_PER_MIB))
+        self.model.trainer = self
+
+
+def _entry(models: list[weakref.ref[Any]]) -> Entry:
+    process = psutil.Process()
+    return {
+        "alive": sum(model() is not None for model in models),
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+    }
+
+
+def _peak_bytes() -> int:
+    """Return the peak of resident memory since `_forget_peak`."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def restart_with_a_cyclic_model(restarts: int, mib: int) -> dict[str, Any]:
+    """Rank `iteration % world size` raises in each iteration but the last."""
+    models: list[weakref.ref[Any]] = []
+    entries: list[Entry] = []
+    steady = [0]
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> None:
+        assert call is not None
+        entries.append(_entry(models))
+        dist.init_process_group("gloo")
+        trainer = Trainer(mib)
+        trainer.groups = [dist.new_group(), dist.group.WORLD]
+        models.append(weakref.ref(trainer.model))
+        dist.all_reduce(trainer.model.weight.data[:1])
+        if call.iteration == 0:
+            steady[0] = psutil.Process().memory_info().rss
+            _forget_peak()
+        if call.iteration < restarts:
+            if call.iteration % dist.get_world_size() == dist.get_rank():
+                raise ValueError("by schedule")
+            dist.all_reduce(torch.ones(1))
+
+    gc.disable()  # what is collected by chance proves nothing
+    function()
+    return {"entries": entries, "steady_bytes": steady[0], "peak_bytes": _peak_bytes()}
+
+
+def restart_with_fsdp2(restarts: int) -> list[Entry]:
+    """As above, with a model that FSDP2 shards over a DeviceMesh, and one optimizer step in each iteration."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    models: list[weakref.ref[Any]] = []
+    entries: list[Entry] = []
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> list[Entry]:
+        assert call is not None
+        entries.append(_entry(models))
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        models.append(weakref.ref(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+        if call.iteration < restarts:
+            if call.iteration % dist.get_world_size() == dist.get_rank():
+                raise ValueError("by schedule")
+            dist.all_reduce(torch.ones(1))
+        return entries
+
+    gc.disable()
+    return function()
+
+
+class _Blocking:
+    """Its finalizer never returns."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        ctypes.CDLL(None).pause()
+
+
+def block_in_a_finalizer() -> int:
+    """Rank 1 raises and leaves garbage whose finalizer blocks; answers the iteration of the survivors."""
+
+    @Wrapper(
+        soft_timeout=timedelta(seconds=2.5),
+        hard_timeout=timedelta(seconds=5),
+        progress_watchdog_interval=timedelta(seconds=0.25),
+        termination_grace_time=timedelta(seconds=0.5),
+    )
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0:
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 1:
+                _Blocking()
+                raise ValueError("by schedule")
+            dist.all_reduce(torch.ones(1))
+        return call.iteration
+
+    gc.disable()
+    return function()
+
+
+def _wait_or_fail(state: State) -> None:
+    """Rank 1 fails in the first iteration; the others wait for a file that nobody writes."""
+    if state.iteration == 0:
+        if state.rank == 1:
+            raise ValueError("by schedule")
+        while not Path("never").exists():
+            time.sleep(0.01)
+
+
+class WaitingInitialize(Initialize):
+    def __call__(self, state: State) -> State:
+        _wait_or_fail(state)
+        return state
+
+
+class WaitingCheck(HealthCheck):
+    def __call__(self, state: State, error: Exception | None) -> tuple[State, Exception | None]:
+        if not self.has_run:
+            self.has_run = True
+            _wait_or_fail(state)
+        return state, error
+
+    has_run = False
+
+
+def wait_in_a_hook(hook: str) -> int:
+    """The named hook, before the function, waits on all ranks but one, which fails there."""
+    hooks: dict[str, Any] = {
+        "initialize": {"initialize": WaitingInitialize()},
+        "health_check": {"health_check": WaitingCheck()},
+    }
+
+    @Wrapper(**hooks[hook])
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return call.iteration
+
+    return function()
+
+
+def wait_natively_in_initialize() -> int:
+    """Rank 1 fails in `initialize`, the others wait there in a collective."""
+
+    class Gather(Initialize):
+        def __call__(self, state: State) -> State:
+            if state.iteration == 0:
+                dist.init_process_group("gloo")
+                if state.rank == 1:
+                    raise ValueError("by schedule")
+                dist.all_reduce(torch.ones(1))
+            return state
+
+    @Wrapper(initialize=Gather())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return call.iteration
+
+    return function()

@@ -1,0 +1,61 @@
+"""Nothing of an interrupted iteration is alive when the function is entered again, unless user code holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from resilience.core import events
+from tests.process.keeping import Entry
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+RESTARTS = 25
+
+
+def assert_flat(entries: list[Entry]) -> None:
+    assert len(entries) == RESTARTS + 1
+    assert [entry["alive"] for entry in entries] == [0] * len(entries)
+    for name in ("descriptors", "threads"):
+        values = [entry[name] for entry in entries[2:]]  # what is made once is there by then
+        assert max(values) == min(values), name
+
+
+def test_models_that_refer_to_themselves_do_not_survive_a_restart(start: Start) -> None:
+    job = start(2, "tests.process.keeping:restart_with_a_cyclic_model", restarts=RESTARTS, mib=4)
+    for rank in job.wait(limit=110):
+        assert_flat(rank.value["entries"])
+
+
+def test_fsdp2_models_do_not_survive_a_restart(start: Start) -> None:
+    job = start(2, "tests.process.keeping:restart_with_fsdp2", restarts=RESTARTS)
+    for rank in job.wait(limit=110):
+        assert_flat(rank.value)
+
+
+@pytest.mark.slow
+def test_peak_memory_of_restarts_with_a_model_of_one_gib_stays_near_the_steady_state(start: Start) -> None:
+    job = start(2, "tests.process.keeping:restart_with_a_cyclic_model", restarts=RESTARTS, mib=1024)
+    for rank in job.wait(limit=600):
+        assert_flat(rank.value["entries"])
+        assert rank.value["peak_bytes"] <= 1.1 * rank.value["steady_bytes"]
+
+
+def test_finalizer_that_blocks_costs_its_own_rank_only(start: Start) -> None:
+    job = start(3, "tests.process.keeping:block_in_a_finalizer")
+    ranks = job.wait_ranks()
+    assert [ranks[0].value, ranks[2].value] == [1, 1]
+    assert ranks[1].signal is not None
+    (finding,) = {record.event.limit for record in job.of(events.RankFellSilent, rank=1)}
+    assert finding == "hook:collect"
+
+
+def test_collection_is_a_phase_of_the_restart(start: Start) -> None:
+    job = start(2, "tests.process.keeping:restart_with_a_cyclic_model", restarts=1, mib=1)
+    job.wait()
+    for rank in (0, 1):
+        ended = [record.event for record in job.of(events.StageEnded, rank=rank)]
+        assert [event.outcome for event in ended if event.stage == "collect"] == ["completed"]
+        (collected,) = [record.event for record in job.of(events.GarbageCollected, rank=rank)]
+        assert collected.objects > 0
