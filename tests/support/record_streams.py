@@ -56,7 +56,7 @@ TORCH = Frame("/opt/lib/python3.11/site-packages/torch/distributed/distributed_c
 WAITS = (WRAPPED, TRAIN, TORCH)
 LOADS = (WRAPPED, TRAIN, LOAD)
 GONE = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711"
-PHASE_S = {"detect": 0.0, "abort": 0.004, "agree": 0.002, "finalize": 0.001, "check": 0.001}
+PHASE_S = {"detect": 0.0, "abort": 0.004, "agree": 0.002, "finalize": 0.001, "check": 0.001, "collect": 0.001}
 
 
 @dataclass(frozen=True)

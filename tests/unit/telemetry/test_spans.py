@@ -62,7 +62,7 @@ def test_ids_are_unique_and_children_lie_within_what_is_open(told: Job) -> None:
     assert {span.trace_id for span in spans} == {identity.trace_id("job", 0, 0)}
 
 
-def test_iteration_holds_its_stages_and_the_restart_its_seven_phases(told: Job) -> None:
+def test_iteration_holds_its_stages_and_the_restart_its_phases(told: Job) -> None:
     spans = spans_of(told.records)
     known = by_id(spans)
     for restart in named(spans, "restart"):
