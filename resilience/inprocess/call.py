@@ -8,14 +8,12 @@ other than by completion is represented in the store before it is raised."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
-import threading
 import time
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from resilience.adapters import collectives, garbage
@@ -43,7 +41,6 @@ from resilience.core.restart import (
 from resilience.core.symptoms import is_cascade
 from resilience.core.watch import Doing
 from resilience.errors import (
-    ConfigurationError,
     HealthCheckError,
     InternalError,
     RankDiscarded,
@@ -54,6 +51,7 @@ from resilience.errors import (
 from resilience.inprocess import failure
 from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, seat_of
+from resilience.inprocess.entry import alone, check_caller, inject
 from resilience.inprocess.outlet import note_arrival
 from resilience.inprocess.session import Session
 from resilience.inprocess.state import State
@@ -67,8 +65,6 @@ if TYPE_CHECKING:
 DROP_LIMIT = 1.0  # seconds to wait for process groups that are still being dropped; it takes 10 ms a device
 
 _calls = itertools.count()
-_running: list[str] = []  # the wrapped function that is running: at most one a process
-os.register_at_fork(after_in_child=_running.clear)
 
 
 class CallWrapper:
@@ -118,11 +114,11 @@ class CallWrapper:
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `function` until all active ranks completed; return this rank's value."""
-        _check_caller(function)
-        positional, named = _inject(function, self, args, kwargs)
+        check_caller(function)
+        positional, named = inject(function, CallWrapper, self, args, kwargs)
         self._function = lambda: function(*positional, **named)
         name = f"{function.__module__}.{function.__qualname__}"
-        with _alone(name):
+        with alone(name):
             return self._run(name)
 
     def _run(self, name: str) -> Any:
@@ -463,58 +459,3 @@ class CallWrapper:
 
     def _swallowed(self, swallow: Any) -> None:
         self._session.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
-
-
-@contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """Raises: ConfigurationError inside another wrapped function."""
-    if _running:
-        raise ConfigurationError(
-            f"{name} was called inside {_running[-1]}, which is wrapped too; one interruption cannot restart both. "
-            "Wrap only the outermost function"
-        )
-    _running.append(name)
-    try:
-        yield
-    finally:
-        _running.clear()
-
-
-def _check_caller(function: Callable[..., Any]) -> None:
-    """Raises: ConfigurationError unless called from the main thread with no process group alive."""
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError(
-            f"{function.__qualname__} was called from thread {threading.current_thread().name!r}; a wrapped "
-            "function runs in the main thread only, because only that can be interrupted everywhere. Call it "
-            "from the main thread"
-        )
-    if collectives.groups_alive():
-        raise ConfigurationError(
-            f"{function.__qualname__} was called while a process group is initialised; groups do not survive "
-            "a restart, so create them inside the wrapped function, or call destroy_process_group() before"
-        )
-
-
-def _inject(
-    function: Callable[..., Any], call: CallWrapper, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Fill every argument annotated CallWrapper or Optional[CallWrapper] that the caller left out."""
-    signature = inspect.signature(function)
-    try:
-        hints = typing.get_type_hints(function)
-    except Exception:  # annotations are the user's and may name anything
-        hints = {name: p.annotation for name, p in signature.parameters.items()}
-    wanted = [name for name in signature.parameters if _is_call_wrapper(hints.get(name))]
-    if not wanted:
-        return args, kwargs
-    bound = signature.bind_partial(*args, **kwargs)
-    for name in wanted:
-        if bound.arguments.get(name) is None:
-            bound.arguments[name] = call
-    return bound.args, bound.kwargs
-
-
-def _is_call_wrapper(hint: object) -> bool:
-    if isinstance(hint, str):
-        return hint.replace(" ", "").removeprefix("Optional[").removesuffix("]").split("|")[0].endswith("CallWrapper")
-    return hint is CallWrapper or CallWrapper in typing.get_args(hint)
