@@ -97,6 +97,12 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
+    def hang_up(self) -> None:
+        """Close the line for both ends and for every copy of them; a thread that receives here wakes up."""
+        with contextlib.suppress(OSError):  # the other end has hung up already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
     def _is_readable(self, wait: float) -> bool:
         poll = select.poll()  # select() cannot take a descriptor above 1023
         poll.register(self._socket, select.POLLIN)

@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.adapters.frames import current_frames
 from resilience.errors import RestartError
 
 LOOP_THREAD = "gloo_tcp_loop"
@@ -176,7 +177,7 @@ def blocked_in_distributed(thread_id: int) -> str | None:
     """Return 'file:line function' if the innermost Python frame of that thread is torch.distributed's.
 
     thread_id: threading's ident. A `Work.wait()` called by user code is the user's frame, so: None."""
-    frame: FrameType | None = sys._current_frames().get(thread_id)
+    frame: FrameType | None = current_frames().get(thread_id)
     if frame is None or "/torch/distributed/" not in frame.f_code.co_filename.replace(os.sep, "/"):
         return None
     return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"

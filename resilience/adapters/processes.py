@@ -124,6 +124,23 @@ class Process:
         return status if mask & _PIDFD_INFO_EXIT else None
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether no thread of a process runs or would if it had a processor; True of a process that is gone."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    return not any(_is_runnable(pid, thread) for thread in threads)
+
+
+def _is_runnable(pid: int, thread: str) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/task/{thread}/stat").read_bytes()
+    except OSError:
+        return False
+    return line[line.rindex(b")") :].startswith(b") R")
+
+
 def waits_in(pid: int) -> str:
     """Return the kernel's function in which the main thread of a process sleeps, empty if it runs or that is
     not told."""

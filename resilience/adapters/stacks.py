@@ -1,13 +1,17 @@
-"""Where does a process hang?  The stacks of all its threads, taken from outside.
+"""Where does a process hang?  The stacks of all its threads, taken so that no healthy process is harmed.
 
-`arm` in the rank registers faulthandler on a real-time signal: its handler needs no GIL, so it answers
-also for a rank that holds it in C. A stopped process answers nothing; py-spy, where it is installed and
-allowed, reads its memory instead. Where neither works the result says why.
+1. A thread of the process is asked. It reads the stacks under the GIL, so no thread can end meanwhile.
+2. Where it does not answer, faulthandler is asked by a real-time signal. Its handler needs no GIL and reads the
+   list of threads without any lock: a thread that ends meanwhile crashes the process (up to 6 in 100 dumps,
+   docs/decisions/a-rank-shows-its-own-stacks). So it is asked only if all threads of the process sleep, which means
+   that the GIL is held, or if the process is about to be killed anyway.
+3. A stopped process answers neither. py-spy, where it is installed and allowed, reads its memory from outside;
+   that takes a second, and is for a process that is about to be killed.
 
-The dump goes to memory that the rank's monitor shares, and so survives the rank. Its first line names the
-main thread, which faulthandler writes last and does not mark, and has the marks by which to see who holds the
-interpreter's lock (`adapters.interpreter`). What a process that the rank forks writes
-goes nowhere: what happens to a DataLoader's worker did not happen to the rank."""
+Where none of these works the result says why. The dump goes to memory that the rank's monitor shares, and so
+survives the rank. Its first line names the main thread, which faulthandler writes last and does not mark. What a
+process that the rank forks writes goes nowhere: what happens to a DataLoader's worker did not happen to the
+rank."""
 
 from __future__ import annotations
 
@@ -20,15 +24,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType
 from typing import Literal
 
 import msgspec
 
-from resilience.adapters import interpreter, processes
+from resilience.adapters import processes
+from resilience.adapters.frames import current_frames
 from resilience.core import encoding
 from resilience.core.attribution import Frame, ThreadStack
 
 DUMP_SIGNAL = signal.SIGRTMIN + 10
+THREAD = "resilience-stacks"  # that answers for a worker of the launcher; it holds no lock that a fork could inherit
+ASK_LIMIT = 0.3  # seconds for a thread of the process to answer; it needs a millisecond
+_LOOK = 0.004  # seconds between two looks at what is asked
+_ALL_ASLEEP = 6  # looks that find every thread asleep: the thread that was asked waits for the GIL
 DUMP_LIMIT = 0.5  # seconds for faulthandler to answer; it needs milliseconds
 PY_SPY_LIMIT = 2.0  # seconds for py-spy, which starts as a process of its own
 _POLL = 0.0005
@@ -45,15 +56,21 @@ _FATAL = {
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _HEADER = re.compile(r"(?m)^(?:Current thread|Thread) (0x[0-9a-f]+)(.*?) \(most recent call first\):$")
 _MAIN = "main thread "
-_FIRST_LINE = 1024  # bytes at most
+_FIRST_LINE = 100  # bytes at most
+_MOST_FRAMES = 100  # of a thread, as faulthandler has it
+
+Ask = Callable[[int], bool]
+"""Ask a thread of the process for its stacks, by a number; False if there is none to ask."""
 
 
 class Stacks(msgspec.Struct, frozen=True):
-    """The stacks of a process, innermost frame last, or the reason why there are none."""
+    """The stacks of a process, innermost frame last. reason: why there are none, or why not by a safer method.
+    is_gil_held: all threads slept, and the one that was asked did not get the GIL."""
 
-    method: Literal["faulthandler", "py-spy", "none"]
+    method: Literal["own-thread", "faulthandler", "py-spy", "none"]
     threads: tuple[ThreadStack, ...] = ()
     reason: str = ""
+    is_gil_held: bool = False
 
 
 NONE = Stacks("none", reason="not taken")
@@ -65,12 +82,28 @@ class Dump:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
+    def ask(self, pid: int, ask: Ask) -> Stacks:
+        """Ask a thread of the process and return what it says; why not if it does not within ASK_LIMIT."""
+        start = self._begin()
+        number = time.monotonic_ns()
+        if not ask(number):
+            return Stacks("none", reason="no thread of the process can be asked")
+        deadline = time.monotonic() + ASK_LIMIT
+        asleep = 0
+        while True:
+            text = self._text(start)
+            if text.endswith(_end(number)):
+                return Stacks("own-thread", parse(text, self._main()))
+            if asleep >= _ALL_ASLEEP:
+                return Stacks("none", reason="the thread that was asked waits for the GIL", is_gil_held=True)
+            if time.monotonic() >= deadline:
+                return Stacks("none", reason=f"the thread that was asked did not answer within {ASK_LIMIT:g} s")
+            time.sleep(_LOOK)
+            asleep += processes.is_asleep(pid)
+
     def request(self, process: processes.Process) -> tuple[ThreadStack, ...]:
-        """Ask for a dump and return it; () if it does not come within DUMP_LIMIT."""
-        start = os.fstat(self.fd).st_size
-        if start > _MOST:
-            start = len(self._first_line()) + 1
-            os.ftruncate(self.fd, start)
+        """Ask faulthandler for a dump and return it; () if it does not come within DUMP_LIMIT."""
+        start = self._begin()
         if not process.send(DUMP_SIGNAL):
             return ()
         deadline = time.monotonic() + DUMP_LIMIT
@@ -99,13 +132,16 @@ class Dump:
         # Of more than a hundred threads, faulthandler leaves out the oldest and says so.
         return text.endswith("\n...\n") or (text.endswith("\n") and self._main() in text)
 
-    def holder(self, process: processes.Process) -> interpreter.Holder | None:
-        """Return who holds the interpreter's lock of the process, None if that cannot be seen."""
-        marks = self._first_line().removeprefix(_MAIN).partition(" ")[2]
-        return interpreter.holder(process.pid, interpreter.from_text(marks))
+    def _begin(self) -> int:
+        """Return where the next dump begins, in a file that is not too long."""
+        start = os.fstat(self.fd).st_size
+        if start > _MOST:
+            start = len(self._first_line()) + 1
+            os.ftruncate(self.fd, start)
+        return start
 
     def _main(self) -> str:
-        return self._first_line().removeprefix(_MAIN).partition(" ")[0]
+        return self._first_line().removeprefix(_MAIN)
 
     def _first_line(self) -> str:
         return encoding.text(os.pread(self.fd, _FIRST_LINE, 0)).partition("\n")[0]
@@ -115,31 +151,59 @@ class Dump:
 
 
 _armed: Dump | None = None  # faulthandler has one file a signal, so a process has one dump
+_appending = -1
 
 
 def arm() -> Dump:
     """Make this process answer to DUMP_SIGNAL, and leave its stacks when it crashes, unless the user has
     faulthandler do that already. Main thread; once a process, again returns the same."""
-    global _armed
+    global _armed, _appending
     if _armed is not None:
         return _armed
     fd = os.memfd_create("resilience-stacks")
-    marks = interpreter.to_text(interpreter.marks())
-    os.write(fd, f"{_MAIN}0x{threading.main_thread().ident:016x} {marks}\n".encode())
+    os.write(fd, f"{_MAIN}0x{threading.main_thread().ident:016x}\n".encode())
     # Appended, so that each dump follows the one before, whoever else holds the descriptor.
     appending = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND)
     faulthandler.register(DUMP_SIGNAL, file=appending, all_threads=True, chain=False)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=appending, all_threads=True)
     os.register_at_fork(after_in_child=lambda: _disarm(appending))
-    _armed = Dump(fd)
+    _armed, _appending = Dump(fd), appending
     return _armed
+
+
+def answer(number: int) -> None:
+    """Write the stacks of all other threads of this process into its dump. For the thread that was asked."""
+    if _armed is None:
+        return
+    lines: list[str] = []
+    for thread, innermost in current_frames().items():
+        if thread == threading.get_ident():
+            continue
+        lines.append(f"Thread 0x{thread:016x} (most recent call first):")
+        frame: FrameType | None = innermost
+        count = 0
+        while frame is not None and count < _MOST_FRAMES:
+            code = frame.f_code
+            lines.append(f'  File "{_plain(code.co_filename)}", line {frame.f_lineno or 0} in {_plain(code.co_name)}')
+            frame, count = frame.f_back, count + 1
+        lines.append("")
+    os.write(_appending, ("\n".join(lines) + _end(number)).encode())  # in one piece
+
+
+def _end(number: int) -> str:
+    return f"\nend of {number}\n"
+
+
+def _plain(text: str) -> str:
+    """Return text on one line, whatever it holds."""
+    return " ".join(encoding.text(text).splitlines())
 
 
 def _disarm(appending: int) -> None:
     """In a forked child: let what faulthandler writes go nowhere."""
-    global _armed
-    _armed = None
+    global _armed, _appending
+    _armed, _appending = None, -1
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         # Not stderr: a monitor would keep its rank's output open beyond the rank's end.
@@ -149,23 +213,30 @@ def _disarm(appending: int) -> None:
         return
 
 
-def capture(process: processes.Process, dump: Dump | None, thorough: bool) -> Stacks:
+def capture(process: processes.Process, dump: Dump | None, thorough: bool, ask: Ask) -> Stacks:
     """Return the stacks of a process. dump: None if it has not armed itself, and would die of the signal.
 
-    thorough: start py-spy too, if faulthandler cannot answer; that may take PY_SPY_LIMIT, and is for a
-    process that is about to be ended anyway."""
+    thorough: the process is about to be ended anyway, so faulthandler may read what others change, and then
+    py-spy be started, which may take PY_SPY_LIMIT."""
     state = process.state()
     if state is None or state.state in "ZX":
         return Stacks("none", reason="the process has ended")
+    is_gil_held = False
     if state.state in "Tt":
         why = "the process is stopped and answers no signal"
     elif dump is None:
         why = "the process has not armed faulthandler"
-    elif threads := dump.request(process):
-        return Stacks("faulthandler", threads)
     else:
-        why = f"faulthandler did not answer within {DUMP_LIMIT:g} s (process state {state.state})"
-    return _py_spy(process.pid, why) if thorough else Stacks("none", reason=why)
+        own = dump.ask(process.pid, ask)
+        if own.threads:
+            return own
+        why, is_gil_held = own.reason, own.is_gil_held
+        if thorough or is_gil_held:
+            if threads := dump.request(process):
+                return Stacks("faulthandler", threads, why, is_gil_held)
+            why += f"; faulthandler did not answer within {DUMP_LIMIT:g} s (process state {state.state})"
+    result = _py_spy(process.pid, why) if thorough else Stacks("none", reason=why)
+    return msgspec.structs.replace(result, is_gil_held=is_gil_held)
 
 
 def parse(text: str, main: str = "") -> tuple[ThreadStack, ...]:
@@ -206,4 +277,4 @@ def _py_spy(pid: int, why: str) -> Stacks:
         )
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         return Stacks("none", reason=f"{why}; py-spy failed: {type(error).__name__}")
-    return Stacks("py-spy", threads, why)
+    return Stacks("py-spy", tuple(sorted(threads, key=lambda stack: not stack.thread.startswith("MainThread"))), why)

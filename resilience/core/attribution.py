@@ -133,7 +133,7 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     process: ProcessInfo | None = None
     hang: Hang | None = None  # in which way it hung (`core.hangs`), of a limit that was exceeded
     stacks: tuple[ThreadStack, ...] = ()
-    stack_method: str | None = None  # faulthandler, py-spy, traceback, none: <reason>
+    stack_method: str | None = None  # own-thread, faulthandler, py-spy, traceback, none: <reason>
     log_tail: tuple[str, ...] = ()
     progress_unknown: bool = False  # nothing was armed that could have shown a lack of progress
     schema: int = SCHEMA

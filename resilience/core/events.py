@@ -205,9 +205,11 @@ class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
 
 
 class EvidenceCaptured(Event, frozen=True, tag="evidence.captured"):
-    """Stacks of a rank were taken; `method` "none" says that there are none, and why."""
+    """Stacks of a rank were taken. method: own-thread by a thread of the rank, which cannot harm it; faulthandler by
+    a signal, only where the GIL is held or the rank is killed next; none says that there are none. reason: why
+    there are none, or why not by a safer method."""
 
-    method: Literal["faulthandler", "py-spy", "none"]
+    method: Literal["own-thread", "faulthandler", "py-spy", "none"]
     threads: int
     reason: str = ""
     path: str = ""

@@ -1,7 +1,7 @@
 """In which way does a rank hang?  One word, from what its monitor sees before anything is sent to it.
 
 The state of the process, its use of processors, where the main thread is in the program and in the kernel, and
-who holds the interpreter's lock tell apart what a limit alone does not: stopped from outside, waiting for
+whether another of its threads gets the GIL tell apart what a limit alone does not: stopped from outside, waiting for
 others in a collective, going round in a loop, stuck in C with the interpreter's lock or without, or waiting
 for a lock of Python that nobody gives back. A pure function; what cannot be seen is left out, and where
 nothing tells, there is no word."""
@@ -57,13 +57,17 @@ def in_collective(stack: tuple[Frame, ...]) -> bool:
 
 
 def classify(
-    process: ProcessInfo | None, stack: tuple[Frame, ...], line: str = "", waits_in: str = "", holder: str | None = None
+    process: ProcessInfo | None,
+    stack: tuple[Frame, ...],
+    line: str = "",
+    waits_in: str = "",
+    is_gil_held: bool = False,
 ) -> Hang | None:
     """Return how a rank hangs, None if nothing tells.
 
     process: with its use of processors during the silence. stack: of the main thread, innermost last; line: the
     program's text at its innermost frame. waits_in: the kernel's function that the main thread sleeps in, empty
-    if unknown. holder: of the interpreter's lock (main, other, nobody), None if unknown."""
+    if unknown. is_gil_held: a thread that was asked waits for the GIL while all others sleep."""
     state = None if process is None else process.state
     if state is not None and state in "Tt":
         return "stopped"
@@ -73,7 +77,7 @@ def classify(
         return "in_kernel"
     if is_busy(process):
         return "in_loop"
-    if holder in ("main", "other"):
+    if is_gil_held:
         return "holds_gil"
     if stack and _waits_below(stack[-1], line):
         return "in_collective"

@@ -11,6 +11,7 @@ import sys
 import traceback
 from types import TracebackType
 
+from resilience.adapters.frames import current_frames
 from resilience.core.attribution import ExceptionInfo, Frame
 from resilience.core.encoding import text
 
@@ -51,7 +52,7 @@ def release(error: BaseException) -> None:
 
 def stack_of(thread: int) -> tuple[Frame, ...]:
     """Return where a thread of this process is now, innermost frame last. Reads no source file."""
-    frame = sys._current_frames().get(thread)
+    frame = current_frames().get(thread)
     frames: list[Frame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
         frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))

@@ -98,12 +98,15 @@ class Handle:
 
     def _hear(self, data: bytes) -> None:
         try:
-            answer = messages.decode_for_rank(data)
+            message = messages.decode_for_rank(data)
         except DecodeError:
             return  # no monitor of ours sends that; the thread that listens must not end by it
-        if isinstance(answer, messages.Ready):
-            self._error = answer.error
-            self._is_ready.set()
+        match message:
+            case messages.Ready(error):
+                self._error = error
+                self._is_ready.set()
+            case messages.ShowStacks(number):
+                stacks.answer(number)
 
     def await_ready(self, limit: float) -> None:
         """Wait until the monitor hosts the wrapper's store. Raises: MonitorError."""
@@ -143,7 +146,8 @@ def start(wrapper: Wrapper, state: State, is_host: bool) -> Handle:
 
 def why_not_fork() -> str:
     """Return why a forked monitor could inherit a held lock, empty where it cannot."""
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    others = [name for name in names if name != stacks.THREAD]  # ours, waiting in the kernel
     if others:
         return f"the process has other threads: {', '.join(others[:3])}"
     cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from resilience.adapters import environment, interpreter, stacks
+from resilience.adapters import environment, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all, connect
 from resilience.core import watch
 from resilience.core.restart import ENTRY, Seat
@@ -86,7 +86,7 @@ class Link:
         if self.is_open:
             self.is_open = False
             self.pause()
-            self.channel.close()
+            self.channel.hang_up()
         if _link is self:
             _link = None
             on_change(None)
@@ -145,12 +145,12 @@ def _attach(path: str, deadline: float) -> Link:
         link = Link(side, channel, welcome)
         link.resume()
         dump = stacks.arm()
-        interpreter.allow_reading(channel.peer.pid)  # the agent, and so every monitor of its
         if not channel.send(messages.encode(messages.Attached(is_main)), [dump.fd]):
             raise MonitorError(f"the rank monitor at {path} is gone")
     except BaseException:
         channel.close()
         raise
+    threading.Thread(target=_show_stacks, args=(channel,), name=stacks.THREAD, daemon=True).start()
     return link
 
 
@@ -175,6 +175,20 @@ def _welcomed(channel: Channel, path: str, deadline: float) -> tuple[messages.We
     except BaseException:
         close_all(fds)
         raise
+
+
+def _show_stacks(channel: Channel) -> None:
+    """Show the monitor this process's stacks whenever it asks. A thread of its own, until the line is closed."""
+    while True:
+        try:
+            data = channel.receive(3600.0)
+            match None if data is None else messages.decode_for_rank(data):
+                case messages.ShowStacks(number):
+                    stacks.answer(number)
+        except ChannelClosed:
+            return
+        except DecodeError:  # of another version: it gets no answer
+            continue
 
 
 def _forget_in_child() -> None:

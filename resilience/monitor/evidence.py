@@ -27,7 +27,8 @@ class Witness:
     """Knows one rank. `page`, `program` and `dump` change when another program attaches.
 
     rank: the process whose life is watched. program: the one that shows signs of life, mostly the same.
-    logs: files whose ends are told, `log_lines` in all. has_iterations: the page tells of iterations."""
+    logs: files whose ends are told, `log_lines` in all. has_iterations: the page tells of iterations. ask: has a
+    thread of the program leave its stacks in the dump."""
 
     def __init__(self, page: MonitorSide, rank: processes.Process, dump: stacks.Dump | None) -> None:
         self.page = page
@@ -38,11 +39,12 @@ class Witness:
         self.logs: tuple[Path, ...] = ()
         self.log_lines = 5
         self.has_iterations = True
+        self.ask: stacks.Ask = lambda number: False
         self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
 
     def take_stacks(self, thorough: bool) -> stacks.Stacks:
         """Return the stacks of the program."""
-        return stacks.capture(self.program, self.dump, thorough)
+        return stacks.capture(self.program, self.dump, thorough, self.ask)
 
     def enrich(
         self, record: InterruptionRecord, seen: watch.Observation, limits: watch.Limits, with_process: bool = True
@@ -69,18 +71,18 @@ class Witness:
     def look(self) -> events.WorkerSeen:
         """Return where the program is now, though no limit of its own is exceeded."""
         process = self._process_info(0.0)
-        found = self.take_stacks(thorough=False).threads
-        stack = found[0].frames if found else ()  # the main thread's
-        return events.WorkerSeen(self.hang(process, stack), stack, self.page.read().step)
+        taken = self.take_stacks(thorough=False)
+        stack = taken.threads[0].frames if taken.threads else ()  # the main thread's
+        return events.WorkerSeen(self.hang(process, stack, taken.is_gil_held), stack, self.page.read().step)
 
-    def hang(self, process: ProcessInfo | None, stack: tuple[Frame, ...]) -> Hang | None:
-        """Return in which way the program hangs. process, stack: as seen just now, the main thread's."""
+    def hang(self, process: ProcessInfo | None, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
+        """Return in which way the program hangs, as seen just now. stack: the main thread's."""
         return hangs.classify(
             process,
             stack,
             linecache.getline(stack[-1].file, stack[-1].line) if stack else "",
             processes.waits_in(self.program.pid),
-            None if self.dump is None else self.dump.holder(self.program),
+            is_gil_held,
         )
 
     def take_sample(self, now: float) -> None:

@@ -94,6 +94,12 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     limits: watch.Limits
 
 
+class ShowStacks(msgspec.Struct, frozen=True, tag="stacks"):
+    """Leave the stacks of all threads in the dump, and this number behind them."""
+
+    number: int
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The monitor does not watch this process."""
 
@@ -229,7 +235,7 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 
 FromRank = Begin | Emitted | Host | Attached | Armed | Progressed | Request | Limited
-ToRank = Ready | Welcome | Refused
+ToRank = Ready | Welcome | Refused | ShowStacks
 FromAgent = Open | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
 ToAgent = Ready | Found | Gone | Requested | Stopping | Looked | Connected | Alive
 

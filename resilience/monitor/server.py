@@ -74,6 +74,7 @@ class RankMonitor:
         self._outlet = outlet
         self._dump = dump
         self._witness = Witness(page, rank, dump)
+        self._witness.ask = self._ask_for_stacks
         self._watch = Watch()
         self._emitter: Emitter | None = None
         self._file: RecordFile | None = None
@@ -323,6 +324,9 @@ class RankMonitor:
         self._stacks = self._witness.take_stacks(thorough=finding.severity == "hard")
         self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
 
+    def _ask_for_stacks(self, number: int) -> bool:
+        return self._channel is not None and self._channel.send(messages.encode(messages.ShowStacks(number)))
+
     def _ask_restart(self, finding: Finding) -> None:
         soft = finding.severity == "soft"
         record = self._enrich(
@@ -340,7 +344,7 @@ class RankMonitor:
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
             )
         )
-        hang = self._witness.hang(record.process, main_stack(record))
+        hang = self._witness.hang(record.process, main_stack(record), self._stacks.is_gil_held)
         if hang is not None:
             record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hangs.WORDS[hang]}")
         self.emit(events.Interrupted(record))

@@ -54,7 +54,7 @@ def test_first_sign_of_life_attaches_and_a_stalled_step_is_found(one: Node) -> N
     worker = one.start(code, Limits(step=Limit(None, 0.5), signal="SIGKILL"))
     assert one.hear(messages.Connected).link.pid == worker.pid
     found = one.hear(messages.Found)
-    assert (found.ended, found.record.step, found.record.stack_method) == (False, 7, "faulthandler")
+    assert (found.ended, found.record.step, found.record.stack_method) == (False, 7, "own-thread")
     assert found.record.stacks[0].frames[-1].function == "wait"
     gone = one.hear(messages.Gone)
     assert (gone.exit.signal, gone.goodbye) == ("SIGKILL", False)
@@ -375,7 +375,7 @@ def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(one: N
     drive(worker, 3)
     one.monitors.limit(Limits(step=Limit(None, 0.3), signal="SIGKILL"))
     found = one.hear(messages.Found)
-    assert (found.record.pid, found.record.step, found.record.stack_method) == (worker.pid, 3, "faulthandler")
+    assert (found.record.pid, found.record.step, found.record.stack_method) == (worker.pid, 3, "own-thread")
     assert one.hear(messages.Gone).exit.signal == "SIGKILL"
     assert not Path(f"/proc/{lost}").exists()
 

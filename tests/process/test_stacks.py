@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import os
 import select
 import shutil
 import signal
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -27,21 +30,55 @@ needs_py_spy = pytest.mark.skipif(
 )
 
 
+_lines: dict[int, int] = {}  # pid of a process that is armed -> where a thread of it is asked
+
+
 @contextmanager
 def armed(hang: Callable[[Connection], object]) -> Iterator[tuple[Child, Process, Dump]]:
-    """A process that has armed itself and hangs in `hang`."""
+    """A process that has armed itself and hangs in `hang`. A thread of it answers."""
+    questions, asking = os.pipe()
+
+    def answer() -> None:
+        while number := os.read(questions, 8):
+            stacks.answer(int.from_bytes(number, "little"))
 
     def body(line: Connection) -> None:
-        line.send(stacks.arm().fd)
+        os.close(asking)
+        fd = stacks.arm().fd
+        threading.Thread(target=answer, daemon=True).start()
+        line.send(fd)
         hang(line)
 
     with child(body) as other:
+        os.close(questions)
         # The memory is reached through /proc, as a monitor reaches it through an inherited descriptor.
         fd = os.open(f"/proc/{other.pid}/fd/{other.hear()}", os.O_RDWR)
+        _lines[other.pid] = asking
         try:
             yield other, Process(other.pid), Dump(fd)
         finally:
             os.close(fd)
+            os.close(_lines.pop(other.pid))
+
+
+def take(process: Process, dump: Dump, thorough: bool) -> stacks.Stacks:
+    def ask(number: int) -> bool:
+        return os.write(_lines[process.pid], number.to_bytes(8, "little")) == 8
+
+    return stacks.capture(process, dump, thorough, ask)
+
+
+def nobody(number: int) -> bool:
+    """There is no thread to ask."""
+    return False
+
+
+def await_method(method: str, process: Process, dump: Dump) -> stacks.Stacks:
+    """Take stacks until they come that way: the process may still be on its way to where it hangs."""
+    deadline = time.monotonic() + LIMIT
+    while (found := take(process, dump, thorough=False)).method != method:
+        assert time.monotonic() < deadline, found
+    return found
 
 
 def names(found: stacks.Stacks, thread: int = 0) -> list[str]:
@@ -64,8 +101,8 @@ def test_blocked_process_shows_all_its_threads_the_main_one_first() -> None:
 
     with armed(hang) as (other, process, dump):
         other.hear()
-        found = stacks.capture(process, dump, thorough=False)
-    assert (found.method, found.reason) == ("faulthandler", "")
+        found = take(process, dump, thorough=False)
+    assert (found.method, found.reason, found.is_gil_held) == ("own-thread", "", False)
     assert [stack.thread.split()[0] for stack in found.threads] == ["MainThread", "Thread"]
     assert "hang" in names(found) and names(found)[-1] != "hang"  # innermost last
     assert "wait_in_thread" in names(found, 1)
@@ -80,9 +117,59 @@ def test_process_that_holds_the_interpreter_lock_in_c_answers() -> None:
 
     with armed(hold_the_lock) as (other, process, dump):
         other.hear()
-        found = stacks.capture(process, dump, thorough=False)
-    assert found.method == "faulthandler"
+        found = await_method("faulthandler", process, dump)
+    assert (found.is_gil_held, found.reason) == (True, "the thread that was asked waits for the GIL")
     assert "hold_the_lock" in names(found)
+
+
+def test_lock_that_another_thread_holds_in_c_is_noticed_too() -> None:
+    def hang(line: Connection) -> None:
+        threading.Thread(target=ctypes.PyDLL(None).usleep, args=(60_000_000,)).start()
+        line.send("not reached, if the thread was faster")
+
+    with armed(hang) as (_, process, dump):
+        found = await_method("faulthandler", process, dump)
+    assert found.is_gil_held
+
+
+def test_process_in_c_without_the_interpreter_lock_answers_for_itself() -> None:
+    def hang(line: Connection) -> None:
+        line.send("ready")
+        ctypes.CDLL(None).usleep(60_000_000)
+
+    with armed(hang) as (other, process, dump):
+        other.hear()
+        found = await_method("own-thread", process, dump)
+    assert not found.is_gil_held and "hang" in names(found)
+
+
+def test_busy_process_that_keeps_the_lock_is_left_alone_until_it_is_to_be_killed() -> None:
+    """Whether its threads can end meanwhile is not known, and faulthandler's dump may crash it then."""
+
+    def hang(line: Connection) -> None:
+        line.send("ready")
+        deque(itertools.repeat(None), maxlen=0)  # in C, with the lock, for ever
+
+    with armed(hang) as (other, process, dump):
+        other.hear()
+        found = await_method("none", process, dump)
+        assert not found.is_gil_held
+        assert found.reason == f"the thread that was asked did not answer within {stacks.ASK_LIMIT:g} s"
+        found = take(process, dump, thorough=True)
+    assert found.method == "faulthandler" and "hang" in names(found)
+    assert found.reason == f"the thread that was asked did not answer within {stacks.ASK_LIMIT:g} s"
+
+
+def test_name_that_is_no_text_or_has_several_lines_does_not_tear_the_dump() -> None:
+    def hang(line: Connection) -> None:
+        space: dict[str, Callable[..., None]] = {}
+        exec(compile("def odd(hold, line): hold(line)", "caf\udce9\nof\u2028x.py", "exec"), space)
+        space["odd"](hold, line)
+
+    with armed(hang) as (other, process, dump):
+        other.hear()
+        found = take(process, dump, thorough=False)
+    assert [frame.file for frame in found.threads[0].frames if frame.function == "odd"] == [r"caf\udce9 of x.py"]
 
 
 def test_each_request_gets_its_own_dump() -> None:
@@ -94,11 +181,11 @@ def test_each_request_gets_its_own_dump() -> None:
 
     with armed(lambda line: (first(line), second(line))) as (other, process, dump):
         other.hear()
-        before = stacks.capture(process, dump, thorough=False)
-        again = stacks.capture(process, dump, thorough=False)
+        before = take(process, dump, thorough=False)
+        again = take(process, dump, thorough=False)
         other.tell()
         other.hear()
-        after = stacks.capture(process, dump, thorough=False)
+        after = take(process, dump, thorough=False)
     assert ["first" in names(found) for found in (before, again, after)] == [True, True, False]
     assert "second" in names(after)
 
@@ -109,7 +196,7 @@ def test_file_of_dumps_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPat
         other.hear()
         sizes = []
         for _ in range(6):
-            found = stacks.capture(process, dump, thorough=False)
+            found = take(process, dump, thorough=False)
             assert found.threads[0].thread.startswith("MainThread")
             sizes.append(os.fstat(dump.fd).st_size)
     assert max(sizes) < 1000 + 2 * sizes[0]
@@ -124,7 +211,7 @@ def test_many_threads_are_waited_for() -> None:
 
     with armed(hang) as (other, process, dump):
         other.hear()
-        found = stacks.capture(process, dump, thorough=False)
+        found = take(process, dump, thorough=False)
     assert len(found.threads) == 61
     assert found.threads[0].thread.startswith("MainThread") and "hang" in names(found)
 
@@ -132,6 +219,82 @@ def test_many_threads_are_waited_for() -> None:
 def test_arming_twice_keeps_the_one_dump_there_can_be() -> None:
     with child(lambda line: line.send(stacks.arm() is stacks.arm())) as other:
         assert other.hear() is True
+
+
+# -- it is not harmed ---------------------------------------------------------------------------------
+
+
+def recurse(depth: int) -> int:
+    return depth and recurse(depth - 1)
+
+
+def start_and_end_threads() -> None:
+    while True:
+        threads = [threading.Thread(target=recurse, args=(30,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def start_and_end_native_threads() -> None:
+    """Each takes the GIL for a moment, as a callback of a library does."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    callback = kind(lambda _: (recurse(20), None)[1])
+    thread = ctypes.c_ulong()
+    library = ctypes.CDLL(None)
+    while True:
+        library.pthread_create(ctypes.byref(thread), None, callback, None)
+        library.pthread_join(thread, None)
+
+
+def reduce_and_differentiate() -> None:
+    """Threads of gloo call back into Python, and those of autograd run for threads that end."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ones, weights = torch.ones(8), torch.ones(8, requires_grad=True)
+    while True:
+        dist.all_reduce(ones, async_op=True).get_future().then(lambda done: None).wait()
+        thread = threading.Thread(target=lambda: (weights * 2).sum().backward())
+        thread.start()
+        thread.join()
+
+
+def take_often(dumps: int, churn: Callable[[], None]) -> None:
+    def hang(line: Connection) -> None:
+        for _ in range(2):
+            threading.Thread(target=churn, daemon=True).start()
+        line.send("ready")
+        threading.Event().wait()
+
+    with armed(hang) as (other, process, dump):
+        other.hear()
+        taken = 0
+        while taken < dumps:
+            found = take(process, dump, thorough=False)
+            # On a busy host a thread may be late to answer; then nothing was done to the process.
+            assert found.method == "own-thread" or not found.is_gil_held, found.reason
+            assert not process.has_ended(), f"the process is gone after {taken} dumps"
+            if found.method == "own-thread":
+                assert found.threads[0].thread.startswith("MainThread") and "hang" in names(found)
+                taken += 1
+
+
+CHURNS = (start_and_end_threads, start_and_end_native_threads, reduce_and_differentiate)
+
+
+@pytest.mark.parametrize("churn", CHURNS)
+def test_dumps_while_threads_start_and_end_harm_nothing(churn: Callable[[], None]) -> None:
+    take_often(300, churn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("churn", CHURNS)
+def test_ten_thousand_dumps_while_threads_start_and_end_harm_nothing(churn: Callable[[], None]) -> None:
+    take_often(10_000, churn)
 
 
 # -- it does not --------------------------------------------------------------------------------------
@@ -147,7 +310,7 @@ def test_stopped_process_is_said_to_be_stopped() -> None:
         other.hear()
         stop(other)
         size = os.fstat(dump.fd).st_size
-        found = stacks.capture(process, dump, thorough=False)
+        found = take(process, dump, thorough=False)
         other.send_signal(signal.SIGCONT)
         other.tell()
         assert other.wait() == 0
@@ -161,7 +324,7 @@ def test_stopped_process_is_read_from_outside_where_that_is_allowed() -> None:
     with armed(hold) as (other, process, dump):
         other.hear()
         stop(other)
-        found = stacks.capture(process, dump, thorough=True)
+        found = take(process, dump, thorough=True)
     if found.method == "none":
         pytest.skip(f"not allowed here: {found.reason}")
     assert found.method == "py-spy" and "stopped" in found.reason
@@ -175,11 +338,22 @@ def test_process_that_ignores_the_signal_is_given_up_in_time(monkeypatch: pytest
         hold(line)
 
     monkeypatch.setattr(stacks, "DUMP_LIMIT", 0.05)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with armed(ignore) as (other, process, dump):
         other.hear()
-        found = stacks.capture(process, dump, thorough=False)
+        found = stacks.capture(process, dump, thorough=True, ask=nobody)
     assert found.method == "none"
-    assert found.reason.startswith("faulthandler did not answer within 0.05 s (process state ")
+    why = "no thread of the process can be asked; faulthandler did not answer within 0.05 s (process state "
+    assert found.reason.startswith(why)
+
+
+def test_process_that_nobody_can_be_asked_in_gets_no_signal_while_it_may_live_on() -> None:
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        size = os.fstat(dump.fd).st_size
+        found = stacks.capture(process, dump, thorough=False, ask=nobody)
+        assert os.fstat(dump.fd).st_size == size
+    assert (found.method, found.reason) == ("none", "no thread of the process can be asked")
 
 
 def test_missing_py_spy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +361,7 @@ def test_missing_py_spy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with armed(hold) as (other, process, dump):
         other.hear()
         stop(other)
-        found = stacks.capture(process, dump, thorough=True)
+        found = take(process, dump, thorough=True)
     assert found.reason == "the process is stopped and answers no signal; py-spy is not installed"
 
 
@@ -195,7 +369,7 @@ def test_missing_py_spy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("script", "reason"),
     [
         ("echo 'Error: Permission denied' >&2; exit 1", "py-spy failed: Error: Permission denied"),
-        ("echo '{'", "py-spy failed: JSONDecodeError"),
+        ("echo '{'", "py-spy failed: DecodeError"),
         ("exec tail -f /dev/null", "py-spy failed: TimeoutExpired"),
     ],
 )
@@ -208,7 +382,7 @@ def test_py_spy_that_fails_is_named(script: str, reason: str, tmp_path: Path, mo
     with armed(hold) as (other, process, dump):
         other.hear()
         stop(other)
-        found = stacks.capture(process, dump, thorough=True)
+        found = take(process, dump, thorough=True)
     assert (found.method, found.reason) == ("none", f"the process is stopped and answers no signal; {reason}")
 
 
@@ -217,9 +391,9 @@ def test_process_that_has_ended_has_no_stacks() -> None:
         other.hear()
         other.send_signal(signal.SIGKILL)
         assert process.has_ended(LIMIT)
-        assert stacks.capture(process, dump, thorough=True).reason == "the process has ended"
+        assert take(process, dump, thorough=True).reason == "the process has ended"
         other.wait()
-        assert stacks.capture(process, dump, thorough=True).reason == "the process has ended"
+        assert take(process, dump, thorough=True).reason == "the process has ended"
         assert dump.last_words() == ()
 
 
@@ -238,7 +412,7 @@ def test_crash_leaves_its_stacks_and_its_signal(number: signal.Signals) -> None:
         other.tell()
         assert os.WTERMSIG(other.wait()) == number
         assert dump.fatal_signal() == number.name
-        (main,) = dump.last_words()
+        main, *_ = dump.last_words()
     assert main.thread.startswith("MainThread") and main.frames[-1].function == "crash"
 
 

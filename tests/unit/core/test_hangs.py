@@ -17,32 +17,32 @@ BUSY = ProcessInfo(state="R", cpu_s_delta=0.95, over_s=1.0)
 
 
 @pytest.mark.parametrize(
-    ("process", "stack", "line", "waits_in", "holder", "word"),
+    ("process", "stack", "line", "waits_in", "is_gil_held", "word"),
     [
-        (ProcessInfo(state="T"), (), "", "do_signal_stop", None, "stopped"),
-        (ProcessInfo(state="t"), COLLECTIVE, "", "", "main", "stopped"),  # by a debugger, wherever it was
-        (ProcessInfo(state="D"), USER, "", "", None, "in_kernel"),
-        (IDLE, COLLECTIVE, "", "futex_do_wait", "nobody", "in_collective"),
-        (BUSY, COLLECTIVE, "", "", "nobody", "in_collective"),  # NCCL waits so
-        (BUSY, USER, "while True: pass", "", "main", "in_loop"),
-        (ProcessInfo(state="R", cpu_s_delta=0.2, over_s=1.0), USER, "", "", "main", "in_loop"),  # a full host
-        (IDLE, USER, "lib.read(fd)", "pipe_read", "main", "holds_gil"),
-        (IDLE, EVENT, "", "futex_do_wait", "other", "holds_gil"),  # a thread of its own has it
-        (IDLE, USER, "lib.read(fd)", "pipe_read", "nobody", "in_call"),
-        (IDLE, USER, "lib.read(fd)", "", None, "in_call"),
-        (IDLE, USER, "    lock.acquire()", "futex_do_wait", "nobody", "on_lock"),
-        (IDLE, USER, "    with self._lock:", "", None, "on_lock"),
-        (IDLE, USER, "    with library.guard:", "pipe_read", None, "in_call"),
-        (IDLE, USER, "    native.run()", "futex_do_wait", "nobody", "in_call"),
-        (IDLE, EVENT, "", "futex_do_wait", "nobody", "on_lock"),
-        (IDLE, (Frame("/usr/lib/python3.11/threading.py", 9, "run"),), "", "futex_do_wait", "nobody", "in_call"),
-        (IDLE, FORWARD, "", "futex_do_wait", "nobody", "in_collective"),
-        (IDLE, BACKWARD, "", "futex_do_wait", "nobody", "in_collective"),
-        (BUSY, BACKWARD, "", "", "nobody", "in_loop"),  # it computes
-        (IDLE, USER, "    work.wait()", "futex_do_wait", "nobody", "in_collective"),
-        (IDLE, (Frame("/usr/lib/python3.11/subprocess.py", 9, "wait"),), "x.wait()", "do_wait", "nobody", "in_call"),
-        (IDLE, (), "", "futex_do_wait", "nobody", None),
-        (None, (), "", "", None, None),
+        (ProcessInfo(state="T"), (), "", "do_signal_stop", False, "stopped"),
+        (ProcessInfo(state="t"), COLLECTIVE, "", "", True, "stopped"),  # by a debugger, wherever it was
+        (ProcessInfo(state="D"), USER, "", "", False, "in_kernel"),
+        (IDLE, COLLECTIVE, "", "futex_do_wait", False, "in_collective"),
+        (BUSY, COLLECTIVE, "", "", False, "in_collective"),  # NCCL waits so
+        (BUSY, USER, "while True: pass", "", True, "in_loop"),
+        (ProcessInfo(state="R", cpu_s_delta=0.2, over_s=1.0), USER, "", "", True, "in_loop"),  # a full host
+        (IDLE, USER, "lib.read(fd)", "pipe_read", True, "holds_gil"),
+        (IDLE, EVENT, "", "futex_do_wait", True, "holds_gil"),  # a thread of its own has it
+        (IDLE, USER, "lib.read(fd)", "pipe_read", False, "in_call"),
+        (IDLE, USER, "lib.read(fd)", "", False, "in_call"),
+        (IDLE, USER, "    lock.acquire()", "futex_do_wait", False, "on_lock"),
+        (IDLE, USER, "    with self._lock:", "", False, "on_lock"),
+        (IDLE, USER, "    with library.guard:", "pipe_read", False, "in_call"),
+        (IDLE, USER, "    native.run()", "futex_do_wait", False, "in_call"),
+        (IDLE, EVENT, "", "futex_do_wait", False, "on_lock"),
+        (IDLE, (Frame("/usr/lib/python3.11/threading.py", 9, "run"),), "", "futex_do_wait", False, "in_call"),
+        (IDLE, FORWARD, "", "futex_do_wait", False, "in_collective"),
+        (IDLE, BACKWARD, "", "futex_do_wait", False, "in_collective"),
+        (BUSY, BACKWARD, "", "", False, "in_loop"),  # it computes
+        (IDLE, USER, "    work.wait()", "futex_do_wait", False, "in_collective"),
+        (IDLE, (Frame("/usr/lib/python3.11/subprocess.py", 9, "wait"),), "x.wait()", "do_wait", False, "in_call"),
+        (IDLE, (), "", "futex_do_wait", False, None),
+        (None, (), "", "", False, None),
     ],
 )
 def test_word_says_in_which_way_it_hangs(
@@ -50,10 +50,10 @@ def test_word_says_in_which_way_it_hangs(
     stack: tuple[Frame, ...],
     line: str,
     waits_in: str,
-    holder: str | None,
+    is_gil_held: bool,
     word: str | None,
 ) -> None:
-    assert classify(process, stack, line, waits_in, holder) == word
+    assert classify(process, stack, line, waits_in, is_gil_held) == word
     assert word is None or WORDS[word]  # type: ignore[index]
 
 
