@@ -281,6 +281,11 @@ def local_rank() -> int | None:
     return _whole("LOCAL_RANK")
 
 
+def local_world_size() -> int | None:
+    """Return LOCAL_WORLD_SIZE, the number of ranks on this node; None where no launcher set it."""
+    return _whole("LOCAL_WORLD_SIZE")
+
+
 def _whole(name: str) -> int | None:
     text = os.environ.get(name, "")
     if text and not text.isdecimal():

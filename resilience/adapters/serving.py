@@ -1,4 +1,4 @@
-"""On which address does a server of ours listen?
+"""On which address does a server of ours listen, and at which one do its peers find it?
 
 On the one address by which its clients come: loopback where all of them are on this host. A server that
 listens on all addresses is open to every network of the host, and our stores know no password."""
@@ -64,3 +64,28 @@ def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.sock
         listener.close()
         raise
     return listener
+
+
+def local_address(base_host: str) -> str:
+    """Return the address of this host as its peers reach it: the one that leads to the base store.
+
+    Where that is this host itself, and its name stands for loopback here, the other hosts know the name better."""
+    if not base_host:
+        return socket.gethostname()
+    try:
+        family, _, _, _, address = socket.getaddrinfo(base_host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return base_host
+    is_known_elsewhere = base_host != "localhost" and not _is_numeric(base_host)
+    return base_host if is_known_elsewhere and ipaddress.ip_address(own.partition("%")[0]).is_loopback else own
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

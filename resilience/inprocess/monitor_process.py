@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from resilience.adapters import processes, stacks
+from resilience.adapters import descriptors, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.core.encoding import text
 from resilience.core.events import Interrupted
 from resilience.core.records import Record
-from resilience.errors import ConfigurationError, DecodeError, MonitorError
+from resilience.errors import ConfigurationError, DecodeError, MonitorError, StoreError
 from resilience.inprocess.outlet import StoreOutlet
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from resilience.inprocess.rank_assignment import RankAssignment
     from resilience.inprocess.rank_filter import RankFilter
     from resilience.inprocess.state import State
+    from resilience.inprocess.store import Notice
     from resilience.inprocess.wrap import Wrapper
 
 How = Literal["forked", "executed"]
@@ -46,8 +47,9 @@ How = Literal["forked", "executed"]
 class Plan:
     """What a monitor needs of its Wrapper. Inherited by a forked monitor, pickled for an executed one."""
 
-    def __init__(self, wrapper: Wrapper, state: State, is_host: bool) -> None:
+    def __init__(self, wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> None:
         self.is_host = is_host
+        self.notice = notice
         self.store_factory: Callable[..., Any] = wrapper.store_factory
         self.store_kwargs: dict[str, Any] = wrapper.store_kwargs
         self.rank_assignment: RankAssignment | None = wrapper.rank_assignment
@@ -108,8 +110,12 @@ class Handle:
             case messages.ShowStacks(number):
                 stacks.answer(number)
 
+    def close(self) -> None:
+        """Let go of the monitor. One that has not been told of a call ends."""
+        self._channel.close()
+
     def await_ready(self, limit: float) -> None:
-        """Wait until the monitor hosts the wrapper's store. Raises: MonitorError."""
+        """Wait until the monitor hosts the wrapper's store. Raises: MonitorError, StoreError."""
         deadline = time.monotonic() + limit
         while not self._is_ready.is_set():
             if time.monotonic() > deadline:
@@ -120,12 +126,13 @@ class Handle:
                     "monitor_process_logfile, if that is set"
                 )
         if self._error:
-            raise MonitorError(f"the monitor could not make the store: {self._error}")
+            raise StoreError(self._error)
 
 
-def start(wrapper: Wrapper, state: State, is_host: bool) -> Handle:
+def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Handle:
     """Start this rank's monitor, which hosts the wrapper's store if `is_host`.
 
+    notice: where the address of a store beside the launcher's own is published.
     Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
     page = Page.create()
@@ -133,7 +140,7 @@ def start(wrapper: Wrapper, state: State, is_host: bool) -> Handle:
     rank_side = RankSide(page)
     rank_side.lock_life()
     dump = stacks.arm()
-    plan = Plan(wrapper, state, is_host)
+    plan = Plan(wrapper, state, is_host, notice)
     reason = why_not_fork()
     if reason:
         pid = _execute(plan, page, theirs, dump, reason)
@@ -209,6 +216,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _redirect_output(plan.logfile)
+    descriptors.raise_limit()  # any rank may become rank 0, whose monitor hosts the stores of the process groups
     monitor: RankMonitor
 
     def ready(error: str) -> None:
@@ -219,6 +227,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         plan.store_kwargs,
         plan,
         is_host=plan.is_host,
+        notice=plan.notice,
         ready=ready,
         emit=lambda *new: monitor.emit(*new),
     )

@@ -7,7 +7,6 @@ barrier_timeout, and for the clients of the stores hosted here."""
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,15 +15,15 @@ from typing import Any
 import torch.distributed as dist
 
 from resilience.adapters import connections
-from resilience.adapters.serving import listen
+from resilience.adapters.serving import listen, local_address
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
-from resilience.errors import RankDiscarded, ResilienceError
+from resilience.errors import RankDiscarded, ResilienceError, StoreError
 from resilience.inprocess.assigning import Hooks, assign, seat_of
 from resilience.inprocess.state import State
-from resilience.inprocess.store import PrefixStore, hosting
+from resilience.inprocess.store import Notice, PrefixStore, hosting
 from resilience.inprocess.supervision import Supervisor, finished_key
 from resilience.monitor import messages
 
@@ -42,6 +41,7 @@ class StoreOutlet:
         store_kwargs: dict[str, Any],
         hooks: Hooks,
         is_host: bool,
+        notice: Notice,
         ready: Callable[[str], None],
         emit: Callable[..., None],
     ) -> None:
@@ -49,11 +49,14 @@ class StoreOutlet:
         self._kwargs = store_kwargs
         self._hooks = hooks
         self._is_host = is_host
+        self._notice = notice
         self._ready = ready
         self._emit = emit
         self._base: Any = None
+        self._hosting_s = 0.0  # that connecting to the base took, or hosting it
         self._store: StoreLike
         self._begun: messages.Begin
+        self._is_begun = False
         self._waits = restart.Limits()
         self._servers: list[Any] = []
         self._spare: Any = None
@@ -69,6 +72,7 @@ class StoreOutlet:
     # -- the loop's requests --------------------------------------------------------------------
 
     def begin(self, begin: messages.Begin) -> None:
+        self._is_begun = True
         self._tasks.put(lambda: self._begin(begin))
 
     def interrupt(self, record: InterruptionRecord) -> None:
@@ -78,10 +82,15 @@ class StoreOutlet:
         self._tasks.put(lambda: self._host(iteration))
 
     def stand_in(self, record: InterruptionRecord) -> None:
-        self._tasks.put(lambda: self._stand_in(record))
+        if self._is_begun:
+            self._tasks.put(lambda: self._stand_in(record))
 
     def finish(self) -> events.Event | None:
-        """Let what was asked for be done, then leave when nobody needs this host any more."""
+        """Let what was asked for be done, then leave when nobody needs this host any more.
+
+        A rank that ended before its first call has asked for nothing, and may never have found the store."""
+        if not self._is_begun:
+            return None
         self._tasks.put(self._finish)
         self._tasks.put(None)
         self._thread.join()
@@ -91,12 +100,14 @@ class StoreOutlet:
     # -- the worker -----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        began = time.monotonic()
         try:
-            with hosting(self._is_host):
+            with hosting(self._is_host, self._notice):
                 self._base = self._factory(**self._kwargs)
+            self._hosting_s = time.monotonic() - began
             self._ready("")
         except Exception as error:  # the factory is the user's; the rank learns why
-            self._ready(f"{type(error).__name__}: {error}")
+            self._ready(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")
             return
         while (task := self._tasks.get()) is not None:
             try:
@@ -107,6 +118,8 @@ class StoreOutlet:
     def _begin(self, begin: messages.Begin) -> None:
         self._begun = begin
         self._waits = begin.waits
+        if not self._servers and getattr(self._base, "is_hosted_here", False):
+            self._emit(events.StoreHosted("wrapper", self._base.host, self._base.port, self._hosting_s))
         self._store = dist.PrefixStore(begin.prefix, self._base)
         if self._supervisor is not None:
             self._supervisor.stop()
@@ -114,7 +127,7 @@ class StoreOutlet:
         self._supervisor.start()
 
     def _connect(self) -> Any:
-        with hosting(False):
+        with hosting(False, self._notice):
             return self._factory(**self._kwargs)
 
     def _represent(self, record: InterruptionRecord) -> None:
@@ -238,16 +251,3 @@ def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any
 def hook_store(prefix: str, base: Any) -> Any:
     """The part of the store that hooks get, apart from the protocol's own keys."""
     return dist.PrefixStore(f"{prefix}hooks", base)
-
-
-def local_address(base_host: str) -> str:
-    """Return the address of this host as its peers reach it: the one that leads to the base store."""
-    if not base_host:
-        return socket.gethostname()
-    try:
-        family, _, _, _, address = socket.getaddrinfo(base_host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return base_host

@@ -27,11 +27,11 @@ from resilience.core.attribution import Detector, Interruption, InterruptionReco
 from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.watch import Doing
-from resilience.inprocess import launched, supervision
+from resilience.inprocess import launched, supervision, unstarted
 from resilience.inprocess.monitor_process import Handle, start
 from resilience.inprocess.outlet import hook_store, publish_server
 from resilience.inprocess.progress import request_tick
-from resilience.inprocess.store import hosting
+from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
 from resilience.telemetry import log
 from resilience.telemetry.emitter import Emitter
@@ -51,18 +51,24 @@ os.register_at_fork(after_in_child=_sessions.clear)  # a forked child has no ses
 class Session:
     """One process's monitor and store connections. `open` finds or makes it for a call."""
 
-    def __init__(self, wrapper: Wrapper, state: State, is_host: bool) -> None:
+    def __init__(self, wrapper: Wrapper, state: State, is_host: bool, number: int, notice: Notice | None) -> None:
+        """notice: of the session whose monitor hosts the store already, if there is one."""
         self.settings = Settings.from_environment()
         self.node = node_name()
-        self._monitor: Handle = start(wrapper, state, is_host)
+        self._run_prefix = f"resilience/{self.settings.run_id}/{self.settings.restart_count}/"
+        self.notice = notice or Notice(f"{self._run_prefix}{number}/")
+        self._monitor: Handle = start(wrapper, state, is_host, self.notice)
         self._folder = Path()
         self.page = self._monitor.page
-        if is_host:
-            self._monitor.await_ready(READY_LIMIT)
-        with hosting(False):
-            self._base = wrapper.store_factory(**wrapper.store_kwargs)
-            self._watch_base = wrapper.store_factory(**wrapper.store_kwargs)
-        self._run_prefix = f"resilience/{self.settings.run_id}/{self.settings.restart_count}/"
+        try:
+            if is_host:
+                self._monitor.await_ready(READY_LIMIT)
+            with hosting(False, self.notice):
+                self._base = wrapper.store_factory(**wrapper.store_kwargs)
+                self._watch_base = wrapper.store_factory(**wrapper.store_kwargs)
+        except BaseException:
+            self._monitor.close()
+            raise
         self._ticker = threading.Thread(target=self._tick, name="resilience-ticker", daemon=True)
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
         self._ticker.start()
@@ -81,8 +87,14 @@ class Session:
         key = (*store, id(wrapper.rank_assignment), id(wrapper.rank_filter))
         session = _sessions.get(key)
         if session is None:
-            is_hosted = any(other[:2] == store for other in _sessions)
-            session = _sessions[key] = cls(wrapper, state, is_host=state.initial_rank == 0 and not is_hosted)
+            notice = next((other.notice for key, other in _sessions.items() if key[:2] == store), None)
+            began = time.monotonic()
+            try:
+                session = cls(wrapper, state, state.initial_rank == 0 and notice is None, number, notice)
+            except Exception as error:
+                _failed_to_start(function, number, state, error, time.monotonic() - began)
+                raise
+            _sessions[key] = session
         session._begin(wrapper, function, number, state)
         try:
             yield session
@@ -217,6 +229,19 @@ class Session:
             detected_wall_ns=time.time_ns(),
         )
         self.emit(events.MonitorLost(self._monitor.pid, "its channel closed"), events.Interrupted(record))
+
+
+def _failed_to_start(function: str, number: int, state: State, error: Exception, duration: float) -> None:
+    unstarted.record(
+        Settings.from_environment(),
+        node_name(),
+        number,
+        state.initial_rank,
+        state.initial_world_size,
+        error,
+        duration,
+        lambda origin: _job(origin, function),
+    )
 
 
 def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:

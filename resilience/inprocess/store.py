@@ -2,8 +2,10 @@
 
 `StoreMixin` adds to any torch Store what hooks and users of that API call: barriers and records. The
 restart protocol needs only the store's plain operations (`core.restart`), so any torch Store with the
-mixin will do. Who hosts a TCPStore depends on where it is made: inside a Wrapper, rank 0's monitor does
-and every rank is a client, so that the store outlives rank 0's process; elsewhere rank 0 does."""
+mixin will do. Which process hosts a TCPStore depends on where it is made. Elsewhere than in a Wrapper, rank 0
+does. In a Wrapper, rank 0's monitor does and every rank is a client, so the store outlives rank 0's process.
+Where a launcher's agent hosts a store already, that store is the default; a Wrapper that names another port
+gets a store of its own there, and rank 0's monitor publishes its address in the agent's store."""
 
 from __future__ import annotations
 
@@ -11,17 +13,19 @@ import errno
 import functools
 import os
 import socket
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
+from resilience.adapters import descriptors
 from resilience.adapters.connecting import await_server, short_lookups
-from resilience.adapters.environment import Rendezvous, rank_and_world_size
-from resilience.adapters.serving import listen
+from resilience.adapters.environment import Rendezvous, local_world_size, rank_and_world_size
+from resilience.adapters.serving import listen, local_address
 from resilience.adapters.store import StoreLike, drive, execute, wait
 from resilience.core import restart
 from resilience.core.attribution import InterruptionRecord, decode, encode
@@ -39,18 +43,46 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 CHUNK = 5.0  # seconds; longest single wait by default: no interrupt ends it, and torch warns whenever one runs out
 HOST_RANK = 0
 
+CONNECTIONS = 3  # of each rank to the Wrapper's store: its own, its watcher's, its monitor's; one more for each node
+GROUP_CONNECTIONS = 2  # of each rank to the stores of this iteration and the last: its process groups'
+REFUSED = "!"  # a published text that begins so is the reason why there is no store
+
+
+class Notice:
+    """Where rank 0's monitor publishes the address of a store that it hosts beside the launcher's own.
+
+    prefix: of the keys in the launcher's store, the same in all ranks and monitors of a call. Remembers the
+    places that it has read, so that later connections do not ask again."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.places: dict[int, _Place] = {}  # by the port that was asked for
+
+    def key(self, port: int) -> str:
+        return f"{self.prefix}store/{port}"
+
+
+class _Part(NamedTuple):
+    """What a process does for the Wrapper's store."""
+
+    is_host: bool
+    notice: Notice
+
+
 # None: outside any Wrapper. A context variable, because threads of one monitor connect on their own.
-_may_host: ContextVar[bool | None] = ContextVar("_may_host", default=None)
+_part: ContextVar[_Part | None] = ContextVar("_part", default=None)
 
 
 @contextmanager
-def hosting(is_host: bool) -> Iterator[None]:
-    """Decide for the body, in this thread, whether a TCPStore that is made there becomes the server."""
-    token = _may_host.set(is_host)
+def hosting(is_host: bool, notice: Notice | None = None) -> Iterator[None]:
+    """Decide for the body, in this thread, whether a TCPStore that is made there becomes the server.
+
+    notice: where the address of a store beside the launcher's own is published and read."""
+    token = _part.set(_Part(is_host, notice or Notice("resilience/")))
     try:
         yield
     finally:
-        _may_host.reset(token)
+        _part.reset(token)
 
 
 class StoreMixin:
@@ -215,7 +247,9 @@ class TCPStore(dist.TCPStore, StoreMixin):
         Wrapper, where ranks meet in a barrier of their own, nor on the store of a launcher's agent.
     multi_tenant, use_libuv: as in torch.
     Hosts on rank 0, or joins if something already listens there; inside a Wrapper see `hosting`. Where
-    TORCHELASTIC_USE_AGENT_STORE is True every process is a client.
+    TORCHELASTIC_USE_AGENT_STORE is True the agent hosts the store of MASTER_PORT and every process is a client
+    of it. With another port, inside a Wrapper, rank 0's monitor hosts the store there, or on any free port if
+    that one is taken; all others read its address in the agent's store.
     Raises: ConfigurationError; StoreError if the server cannot be made, or reached within `timeout`."""
 
     def __init__(
@@ -232,31 +266,28 @@ class TCPStore(dist.TCPStore, StoreMixin):
         there = Rendezvous.from_environment()
         host = _given(host_name, there.host, "host_name", "MASTER_ADDR")
         number = _given(port, there.port, "port", "MASTER_PORT")
-        may_host = _may_host.get()
-        if may_host is not None and not there.is_agents:
-            host = there.server_host if there.is_one_node else host  # in a Wrapper every client is ours
-        is_outside = may_host is None and not there.is_agents
-        is_server = not there.is_agents and (rank_and_world_size()[0] == HOST_RANK if may_host is None else may_host)
-        self._critical_ranks = (HOST_RANK,) if is_outside else ()
-        listener = _listen(host, number, or_join=is_outside) if is_server else None
-        if listener is not None:
-            number = listener.getsockname()[1]
-        address = _reach(host, number, limit)
+        size = world_size if world_size is not None else there.world_size
+        place = _place(_part.get(), there, host, number, size or 1, limit)
+        self._critical_ranks = (HOST_RANK,) if place.is_outside else ()
+        self.is_hosted_here = place.listener is not None
+        address = _reach(place.host, place.port, limit)
         try:
             with short_lookups():
                 super().__init__(
                     address,
-                    number,
-                    is_master=listener is not None,
-                    master_listen_fd=None if listener is None else listener.detach(),
-                    world_size=world_size if world_size is not None else there.world_size,
+                    place.port,
+                    is_master=place.listener is not None,
+                    master_listen_fd=None if place.listener is None else place.listener.detach(),
+                    world_size=size,
                     timeout=timeout,
-                    wait_for_workers=wait_for_workers and is_outside,
+                    wait_for_workers=wait_for_workers and place.is_outside,
                     multi_tenant=multi_tenant,
                     use_libuv=use_libuv,
                 )
         except (RuntimeError, ValueError) as error:
-            raise _unusable("use", host, number, error) from error
+            raise _unusable(f"could not use the store at {host}:{number}", place, error) from error
+        if place.publish is not None:
+            place.publish(f"{place.host}:{place.port}")
 
     @property
     def critical_ranks(self) -> tuple[int, ...]:
@@ -274,31 +305,140 @@ def _given(value: Any, fallback: Any, argument: str, variable: str) -> Any:
     return fallback if value is None else value
 
 
-def _listen(host: str, port: int, or_join: bool) -> socket.socket | None:
-    """or_join: None where somebody listens there already, which is then taken for the store of this job."""
+class _Place(NamedTuple):
+    """Where a store is. listener: of its server, if this process hosts it. publish: tells the others of it.
+    is_outside: no Wrapper and no agent takes care of it."""
+
+    host: str
+    port: int
+    listener: socket.socket | None = None
+    publish: Callable[[str], None] | None = None
+    is_outside: bool = False
+
+
+def _place(part: _Part | None, there: Rendezvous, host: str, port: int, size: int, limit: float) -> _Place:
+    """Decide where the store is, and listen there if this process hosts it. Raises: StoreError."""
+    if there.is_agents and port == there.port:
+        return _Place(host, port)
+    if part is None:
+        listener = _listen(host, port, or_join=True) if rank_and_world_size()[0] == HOST_RANK else None
+        return _Place(host, port if listener is None else listener.getsockname()[1], listener, is_outside=True)
+    if not there.is_agents:
+        host = there.server_host if there.is_one_node else host  # every client is ours
+        listener = _listen_for(size, host, port) if part.is_host else None
+        return _Place(host, port if listener is None else listener.getsockname()[1], listener)
+    if not part.is_host:
+        return _published(part.notice, there, port, limit)
+    publish = functools.partial(_join_launchers(there, limit).set, part.notice.key(port))
+    own = local_address(there.server_host or host)
+    try:
+        listener = _listen_for(size, own, port, or_any=True)
+    except StoreError as error:
+        publish(f"{REFUSED}{error}")
+        raise
+    return _Place(own, listener.getsockname()[1], listener, publish)
+
+
+def _listen_for(size: int, host: str, port: int, or_any: bool = False) -> socket.socket:
+    """Return the listening socket of a Wrapper's store that `size` ranks and their monitors will use."""
+    descriptors.make_room(
+        size * (CONNECTIONS + GROUP_CONNECTIONS) + -(-size // (local_world_size() or 1)),
+        f"host the stores of {size} ranks",
+    )
+    listener = _listen(host, port, or_any=or_any)
+    assert listener is not None
+    return listener
+
+
+def _listen(host: str, port: int, or_join: bool = False, or_any: bool = False) -> socket.socket | None:
+    """Return a listening socket.
+
+    or_join: None where somebody listens there already, which is then taken for the store of this job.
+    or_any: take any free port where that one cannot be had."""
     try:
         return listen(host, port)
     except OSError as error:
         if or_join and error.errno == errno.EADDRINUSE:
             return None
-        raise _unusable("host", host, port, error) from error
+        if or_any and error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return _listen(host, 0)
+        process = "rank 0's process" if or_join else "rank 0's monitor"
+        raise _unusable(
+            f"{process} could not host the store at {host}:{port}",
+            _Place(host, port),
+            error,
+            "free that port, or choose another one on all ranks with store_kwargs={'port': …} or MASTER_PORT",
+        ) from error
 
 
 def _reach(host: str, port: int, limit: float) -> str:
     try:
         return await_server(host, port, limit)
     except OSError as error:
-        raise _unusable(f"within {limit:g} s (timeout) reach", host, port, error) from error
+        what = f"could not reach the store at {host}:{port} within {limit:g} s (timeout)"
+        raise _unusable(what, _Place(host, port), error) from error
 
 
-def _unusable(what: str, host: str, port: int, error: Exception) -> StoreError:
-    first_line = next(iter(str(error).splitlines()), "")[:300]
-    return StoreError(
-        f"could not {what} the store at {host}:{port}: {type(error).__name__}: {first_line}; check MASTER_ADDR and "
-        "MASTER_PORT, that rank 0 runs, and that no other job uses the port",
-        host=host,
-        port=port,
+# -- a store of the Wrapper's own beside the launcher's ---------------------------------------------
+
+
+def _join_launchers(there: Rendezvous, limit: float) -> dist.TCPStore:
+    """Connect to the store of the launcher's agent. Raises: StoreError."""
+    assert there.host is not None and there.port is not None
+    try:
+        address = await_server(there.host, there.port, limit)
+        with short_lookups():
+            return dist.TCPStore(address, there.port, timeout=timedelta(seconds=limit), wait_for_workers=False)
+    except (OSError, RuntimeError) as error:
+        raise _unusable(
+            f"could not reach the launcher's store at {there.host}:{there.port} within {limit:g} s (timeout)",
+            _Place(there.host, there.port),
+            error,
+            "the launcher's agent should host it: look whether the agent on that host runs",
+        ) from error
+
+
+def _published(notice: Notice, there: Rendezvous, port: int, limit: float) -> _Place:
+    """Return the place of the store that rank 0's monitor hosts for those who ask for `port`.
+
+    Raises: StoreError, if it says that it cannot host it, or says nothing, or is not there within `limit`."""
+    if port in notice.places:
+        return notice.places[port]
+    deadline = time.monotonic() + limit
+    launchers = _join_launchers(there, limit)
+    failed, tried = OSError("no address was published"), ""
+    while wait(launchers, notice.key(port), max(0.0, deadline - time.monotonic()), CHUNK):
+        text = launchers.get(notice.key(port)).decode()
+        if text.startswith(REFUSED):
+            raise StoreError(text.removeprefix(REFUSED), host=there.host, port=port)
+        host, _, number = text.rpartition(":")
+        try:
+            left = min(CHUNK, deadline - time.monotonic())
+            place = _Place(await_server(host, int(number), max(0.001, left)), int(number))
+            return notice.places.setdefault(port, place)
+        except OSError as error:  # an earlier start may have left its address, and this one's follows
+            failed, tried = error, f", which is {text}"
+            if time.monotonic() >= deadline:
+                break
+    raise _unusable(
+        f"could not reach the wrapper's store (port {port}{tried}) within {limit:g} s (timeout)",
+        _Place(there.host or "", port),
+        failed,
+        "rank 0's monitor should host it and publish its address in the launcher's store at "
+        f"{there.host}:{there.port}: look whether rank 0 runs, and calls the wrapped function too",
     )
+
+
+def _unusable(
+    what: str,
+    place: _Place,
+    error: Exception,
+    advice: str = "rank 0's monitor should host it, or the launcher's agent where that set "
+    "TORCHELASTIC_USE_AGENT_STORE: check MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no other job uses "
+    "the port",
+) -> StoreError:
+    first_line = next(iter(str(error).splitlines()), "")[:300]
+    return StoreError(f"{what}: {type(error).__name__}: {first_line}; {advice}", host=place.host, port=place.port)
 
 
 class FileStore(dist.FileStore, StoreMixin):
@@ -339,6 +479,7 @@ __all__ = [
     "BarrierOverflow",
     "BarrierTimeout",
     "FileStore",
+    "Notice",
     "PrefixStore",
     "StoreMixin",
     "TCPStore",

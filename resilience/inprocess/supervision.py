@@ -78,9 +78,9 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            self._store = dist.PrefixStore(self._begin.prefix, self._connect())
             with self._lead() as is_leader:
                 if is_leader:
+                    self._store = dist.PrefixStore(self._begin.prefix, self._connect())
                     self._run_as_leader()
         except (ResilienceError, RuntimeError, OSError) as error:
             if not self._done.is_set():

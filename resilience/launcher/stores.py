@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import torch.distributed as dist
 
+from resilience.adapters import descriptors
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.adapters.serving import LOOPBACK, address_of, listen
 from resilience.core import encoding
@@ -190,6 +191,7 @@ def serve(line: Channel, agent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
+    descriptors.raise_limit()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != agent:
         return  # it went before we could ask to go with it

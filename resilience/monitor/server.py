@@ -183,10 +183,11 @@ class RankMonitor:
         return True
 
     def _hung_up(self) -> None:
-        """The rank has let go of its end."""
+        """The rank has let go of its end. If it has not begun a call, it could not, and needs no monitor."""
         assert self._channel is not None
         self._selector.unregister(self._channel)
         self._channel = None
+        self._is_over |= self._origin is None
 
     def _refuse(self, why: str) -> None:
         self._refused[why] += 1

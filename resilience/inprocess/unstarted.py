@@ -1,0 +1,60 @@
+"""What does a call put on record that never reached its store?
+
+Its monitor has no run folder yet, because ranks agree on the name of the job through the store. So the rank itself
+writes the record, into the folder of the job where the launcher names it, and else into one whose name all ranks
+of the start derive alike."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import files
+from resilience.adapters.environment import Rendezvous, Settings
+from resilience.core import events
+from resilience.core.identity import Job, Origin
+from resilience.telemetry.emitter import Emitter
+from resilience.telemetry.recording import RecordFile
+
+
+def record(
+    settings: Settings,
+    node: str,
+    call: int,
+    rank: int,
+    world_size: int,
+    error: BaseException,
+    duration: float,
+    job: Callable[[Origin], Job],
+) -> Path:
+    """Write down that this rank's call ended with `error` after `duration` seconds; return the run folder."""
+    origin = Origin(
+        job_id=settings.job_id or _name(),
+        node=node,
+        role="rank",
+        pid=os.getpid(),
+        attempt=settings.attempt,
+        cycle=settings.cycle or 0,
+        call=call,
+        initial_rank=rank,
+        rank=rank,
+        world_size=world_size,
+    )
+    folder = Path(settings.run_dir).absolute() / origin.job_id
+    file = RecordFile(folder / "records" / f"{node}-{rank}.jsonl")
+    text = f"{type(error).__name__}: {error}"[:2000]
+    Emitter(origin, [file]).emit(
+        events.StoreLost(text), events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=text[:500])
+    )
+    file.close()
+    files.create(folder / "job.json", msgspec.json.format(msgspec.json.encode(job(origin))) + b"\n")
+    return folder
+
+
+def _name() -> str:
+    there = Rendezvous.from_environment()
+    return f"unstarted-{there.host}-{there.port}-{time.strftime('%Y%m%d')}".replace("/", "-")

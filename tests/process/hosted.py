@@ -1,0 +1,38 @@
+"""What the ranks of the tests of hosting do. Each is called by name in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from resilience.inprocess import CallWrapper, Wrapper
+
+
+def restart_once(
+    port: int, timeout: float = 60.0, open_files: int | None = None, soft: int | None = None
+) -> dict[str, Any]:
+    """Fail once on rank 1, with a store on a port of its own.
+
+    open_files: the process's hard limit from here on; soft: its soft limit, if that is another one."""
+    if open_files is not None or soft is not None:
+        hard = open_files or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft or hard, hard))
+
+    @Wrapper(store_kwargs={"port": port, "timeout": timedelta(seconds=timeout)})
+    def train(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo")
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        if call.iteration == 0 and dist.get_rank() == int(os.environ["WORLD_SIZE"]) - 1:
+            raise ValueError("by schedule")
+        dist.all_reduce(ones)
+        dist.destroy_process_group()
+        return call.iteration
+
+    return {"iteration": train(), "soft": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}

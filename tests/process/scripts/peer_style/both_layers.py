@@ -1,0 +1,57 @@
+"""In the style of the peer's example of both layers: a rank monitor's client is attached anew in every iteration."""
+
+import os
+import sys
+
+import torch
+
+import resilience.fault_tolerance as fault_tolerance
+import resilience.inprocess as inprocess
+
+
+@inprocess.Wrapper(
+    store_kwargs={"port": int(os.getenv("MASTER_PORT", "29500")) + 2},
+    health_check=inprocess.health_check.CudaHealthCheck(),
+)
+def train(
+    client: fault_tolerance.RankMonitorClient,
+    base_store: torch.distributed.Store,
+    call_wrapper: inprocess.CallWrapper | None = None,
+) -> None:
+    assert call_wrapper is not None
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if client.is_initialized:
+        client.shutdown_workload_monitoring()
+    client.init_workload_monitoring()
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.PrefixStore(str(call_wrapper.iteration), base_store),
+        rank=rank,
+        world_size=world_size,
+    )
+    for step in range(4):
+        if (step, rank, call_wrapper.iteration) == (2, 1, 0):
+            raise RuntimeError(f"example fault in step {step}")
+        torch.distributed.all_reduce(torch.ones(4))
+        client.send_heartbeat()
+    sys.stdout.write(f"done in iteration {call_wrapper.iteration} size {world_size}\n")
+
+
+def main() -> None:
+    store = torch.distributed.TCPStore(
+        host_name=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]) + 1,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        is_master=int(os.environ["RANK"]) == 0,
+        multi_tenant=True,
+    )
+    client = fault_tolerance.RankMonitorClient()
+    try:
+        train(client, store)
+    finally:
+        if client.is_initialized:
+            client.shutdown_workload_monitoring()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Who hosts the Wrapper's store, where, and what happens if nobody can."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from resilience.adapters.serving import listen
+from resilience.analysis.load import load
+from resilience.analysis.report import report
+from resilience.core import events
+from tests.support.ranks import Job, free_port
+
+Start = Callable[..., Job]
+TARGET = "tests.process.hosted:restart_once"
+
+
+@pytest.fixture
+def agent() -> Iterator[dict[str, str]]:
+    """A launcher's store, and the variables that say so."""
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = dist.TCPStore(
+        "127.0.0.1", port, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False
+    )
+    yield {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "RESILIENCE_JOB_ID": "job"}
+    del server
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A port that somebody else has."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield int(listener.getsockname()[1])
+
+
+def base_ports(job: Job) -> set[int]:
+    """Return the ports on which stores of the Wrapper itself are hosted."""
+    return {record.event.port for record in job.of(events.StoreHosted) if record.event.purpose == "wrapper"}
+
+
+def assert_reported_and_gone(job: Job, ranks: int = 1) -> None:
+    """The start that failed is one incident, and nothing of it still runs."""
+    told = [record.origin.initial_rank for record in job.of(events.StoreLost)]
+    assert sorted(told) == list(range(ranks))
+    (incident,) = report(load(job.run)).incidents
+    assert (incident.kind, incident.status) == ("store_lost", "ended")
+    _, alive = psutil.wait_procs(job.left_behind(), 20.0)
+    assert alive == []
+    job.ran_to_its_end = True
+
+
+def test_port_beside_the_agents_store_is_hosted_by_the_monitor_of_rank_0(start: Start, agent: dict[str, str]) -> None:
+    port = free_port()
+    job = start(3, TARGET, env=agent, port=port)
+    assert [rank.value["iteration"] for rank in job.wait()] == [1] * 3
+    assert base_ports(job) == {port}
+
+
+def test_port_that_is_taken_beside_the_agents_store_gives_way_to_a_free_one(
+    start: Start, agent: dict[str, str], stranger: int
+) -> None:
+    job = start(3, TARGET, env=agent, port=stranger)
+    assert [rank.value["iteration"] for rank in job.wait()] == [1] * 3
+    (port,) = base_ports(job)
+    assert port != stranger
+
+
+def test_monitor_that_cannot_host_beside_the_agents_store_tells_all_ranks_why(
+    start: Start, agent: dict[str, str]
+) -> None:
+    job = start(2, TARGET, env=agent, port=free_port(), open_files=80)
+    for rank in job.wait_ranks():
+        assert rank.type == "StoreError", rank
+        assert "host the stores of 2 ranks" in rank.error and "the limit is 80" in rank.error
+    assert_reported_and_gone(job, 2)
+
+
+def test_port_that_is_taken_in_a_plain_environment_is_named(start: Start, stranger: int) -> None:
+    job = start(1, TARGET, env={"RESILIENCE_JOB_ID": "job"}, port=stranger)
+    (rank,) = job.wait_ranks()
+    assert rank.type == "StoreError"
+    assert f"rank 0's monitor could not host the store at 127.0.0.1:{stranger}" in rank.error
+    assert_reported_and_gone(job)
+
+
+def test_start_without_a_host_says_what_was_tried_and_is_an_incident(start: Start) -> None:
+    port = free_port()
+    job = start(1, TARGET, env={"RANK": "1", "WORLD_SIZE": "2"}, port=port, timeout=0.5)
+    (rank,) = job.wait_ranks()
+    assert rank.type == "StoreError"
+    for words in (f"127.0.0.1:{port}", "within 0.5 s", "rank 0's monitor should host it"):
+        assert words in rank.error
+    (record,) = job.of(events.StoreLost)
+    assert record.origin.initial_rank == 1 and f"127.0.0.1:{port}" in record.event.error
+    assert record.origin.job_id.startswith("unstarted-127.0.0.1-")
+
+
+def test_start_whose_host_never_publishes_says_who_should(start: Start, agent: dict[str, str]) -> None:
+    job = start(1, TARGET, env={**agent, "RANK": "1", "WORLD_SIZE": "2"}, port=free_port(), timeout=0.5)
+    (rank,) = job.wait_ranks()
+    assert rank.type == "StoreError"
+    assert "publish its address in the launcher's store at 127.0.0.1:" + agent["MASTER_PORT"] in rank.error
+
+
+def test_hosting_monitor_raises_its_own_limit_and_not_its_ranks(start: Start, agent: dict[str, str]) -> None:
+    job = start(2, TARGET, env=agent, port=free_port(), soft=64)
+    assert [rank.value for rank in job.wait()] == [{"iteration": 1, "soft": 64}] * 2

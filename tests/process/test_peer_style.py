@@ -1,0 +1,128 @@
+"""Scripts written for the compatible API run with the import changed, however they are started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from resilience.core import events
+from tests.support.account import Account
+from tests.support.ranks import free_port
+
+SCRIPTS = Path(__file__).parent / "scripts" / "peer_style"
+LIMIT = 100.0  # seconds
+START: Mapping[str, list[str]] = {
+    "torchrun": ["-m", "torch.distributed.run", "--standalone"],
+    "resilience run": ["-m", "resilience.launcher", "--standalone"],
+}
+
+
+@contextlib.contextmanager
+def process(command: list[str], folder: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a process group of its own; end what is left of it."""
+    environment = {
+        **os.environ,
+        "RESILIENCE_RUN_DIR": str(folder / "runs"),
+        "RESILIENCE_JOB_ID": "job",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        **more,
+    }
+    with (folder / f"out{more.get('RANK', '')}").open("w+") as output:
+        started = subprocess.Popen(
+            [sys.executable, *command],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            yield started
+        finally:
+            for pid in [started.pid, *(child.pid for child in _children(started.pid))]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            started.wait()
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def run(how: str, script: Path, folder: Path, ranks: int = 2) -> tuple[list[int], str]:
+    """Start the script on `ranks` ranks, wait for it; return exit codes, and all that was written."""
+    with ExitStack() as stack:
+        if how == "plain":
+            there = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            started = [
+                stack.enter_context(
+                    process([str(script), str(folder)], folder, RANK=str(rank), LOCAL_RANK=str(rank), **there)
+                )
+                for rank in range(ranks)
+            ]
+        else:
+            command = [*START[how], f"--nproc-per-node={ranks}", str(script), str(folder)]
+            started = [stack.enter_context(process(command, folder))]
+        deadline = time.monotonic() + LIMIT
+        codes = []
+        for each in started:
+            try:
+                codes.append(each.wait(max(0.1, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                codes.append(-1)
+        return codes, "".join(path.read_text(errors="replace") for path in sorted(folder.glob("out*")))
+
+
+def await_monitors(folder: Path, ranks: int) -> Account:
+    """Wait until every rank's monitor has written its last words."""
+    account, deadline = Account(folder / "runs" / "job"), time.monotonic() + 60
+    ended: set[int | None] = set()
+    while ended != set(range(ranks)):
+        assert time.monotonic() < deadline, f"only the monitors of ranks {ended} have ended"
+        time.sleep(0.05)
+        ended = {
+            record.origin.initial_rank
+            for record in account.records()
+            if isinstance(record.event, events.MonitorEnded) and record.origin.role == "monitor"
+        }
+    return account
+
+
+@pytest.mark.parametrize("how", ["plain", "torchrun", "resilience run"])
+@pytest.mark.parametrize(
+    ("name", "ranks", "says"),
+    [
+        ("basic", 2, ["done in iteration 1 size 2"] * 2),
+        ("advanced", 2, ["done in iteration 1 size 2 from step 3"] * 2),
+        ("composed", 3, ["done in iteration 2 size 2"] * 2),
+    ],
+)
+def test_script_in_the_style_of_the_compatible_api_recovers(
+    tmp_path: Path, how: str, name: str, ranks: int, says: list[str]
+) -> None:
+    codes, output = run(how, SCRIPTS / f"{name}.py", tmp_path, ranks)
+    assert set(codes) == {0}, output
+    assert [line for line in output.splitlines() if line.startswith("done")] == says, output
+    await_monitors(tmp_path, ranks)
+
+
+def test_script_of_both_layers_recovers(tmp_path: Path) -> None:
+    codes, output = run("resilience run", SCRIPTS / "both_layers.py", tmp_path)
+    assert codes == [0], output
+    assert output.count("done in iteration 1 size 2") == 2
