@@ -20,6 +20,7 @@ from resilience.adapters import collectives, garbage
 from resilience.adapters.environment import scoped_environment
 from resilience.adapters.interrupt import Interrupter
 from resilience.adapters.store import drive, wait
+from resilience.adapters.tcp_urls import meeting_at_own_store
 from resilience.core import events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
 from resilience.core.encoding import text
@@ -125,7 +126,11 @@ class CallWrapper:
         began = time.monotonic()
         garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
-        with scoped_environment(), Session.open(self._wrapper, name, self._number, self._state) as session:
+        with (
+            scoped_environment(),
+            meeting_at_own_store(),
+            Session.open(self._wrapper, name, self._number, self._state) as session,
+        ):
             self._session = session
             self._account = Account(session.emitter, lambda: session.page.step_value)
             self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=self._swallowed)

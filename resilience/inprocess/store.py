@@ -29,6 +29,7 @@ from resilience.adapters.serving import listen, local_address
 from resilience.adapters.store import StoreLike, drive, execute, wait
 from resilience.core import restart
 from resilience.core.attribution import InterruptionRecord, decode, encode
+from resilience.core.encoding import text
 from resilience.core.restart import Add, Await, Check, CompareSet, Protocol, Read, Set
 from resilience.errors import (
     BarrierError,
@@ -59,7 +60,7 @@ class Notice:
         self.places: dict[int, _Place] = {}  # by the port that was asked for
 
     def key(self, port: int) -> str:
-        return f"{self.prefix}store/{port}"
+        return text(f"{self.prefix}store/{port}")
 
 
 class _Part(NamedTuple):
@@ -334,7 +335,7 @@ def _place(part: _Part | None, there: Rendezvous, host: str, port: int, size: in
     try:
         listener = _listen_for(size, own, port, or_any=True)
     except StoreError as error:
-        publish(f"{REFUSED}{error}")
+        publish(text(f"{REFUSED}{error}"))
         raise
     return _Place(own, listener.getsockname()[1], listener, publish)
 
@@ -408,16 +409,16 @@ def _published(notice: Notice, there: Rendezvous, port: int, limit: float) -> _P
     launchers = _join_launchers(there, limit)
     failed, tried = OSError("no address was published"), ""
     while wait(launchers, notice.key(port), max(0.0, deadline - time.monotonic()), CHUNK):
-        text = launchers.get(notice.key(port)).decode()
-        if text.startswith(REFUSED):
-            raise StoreError(text.removeprefix(REFUSED), host=there.host, port=port)
-        host, _, number = text.rpartition(":")
+        answer = text(launchers.get(notice.key(port)))
+        if answer.startswith(REFUSED):
+            raise StoreError(answer.removeprefix(REFUSED), host=there.host, port=port)
+        host, _, number = answer.rpartition(":")
         try:
             left = min(CHUNK, deadline - time.monotonic())
             place = _Place(await_server(host, int(number), max(0.001, left)), int(number))
             return notice.places.setdefault(port, place)
         except OSError as error:  # an earlier start may have left its address, and this one's follows
-            failed, tried = error, f", which is {text}"
+            failed, tried = error, f", which is {answer}"
             if time.monotonic() >= deadline:
                 break
     raise _unusable(

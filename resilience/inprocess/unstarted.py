@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from resilience.adapters import files
 from resilience.adapters.environment import Rendezvous, Settings
-from resilience.core import events
+from resilience.core import encoding, events
 from resilience.core.identity import Job, Origin
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -46,12 +44,12 @@ def record(
     )
     folder = Path(settings.run_dir).absolute() / origin.job_id
     file = RecordFile(folder / "records" / f"{node}-{rank}.jsonl")
-    text = f"{type(error).__name__}: {error}"[:2000]
+    words = f"{type(error).__name__}: {error}"[:2000]
     Emitter(origin, [file]).emit(
-        events.StoreLost(text), events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=text[:500])
+        events.StoreLost(words), events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=words[:500])
     )
     file.close()
-    files.create(folder / "job.json", msgspec.json.format(msgspec.json.encode(job(origin))) + b"\n")
+    files.create(folder / "job.json", encoding.to_json_page(job(origin)))
     return folder
 
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from resilience.adapters.descriptors import SPARE
 from resilience.adapters.serving import listen
 from resilience.analysis.load import load
 from resilience.analysis.report import report
@@ -17,6 +18,7 @@ from tests.support.ranks import Job, free_port
 
 Start = Callable[..., Job]
 TARGET = "tests.process.hosted:restart_once"
+RANKS_A_NODE = 8
 
 
 @pytest.fixture
@@ -112,3 +114,47 @@ def test_start_whose_host_never_publishes_says_who_should(start: Start, agent: d
 def test_hosting_monitor_raises_its_own_limit_and_not_its_ranks(start: Start, agent: dict[str, str]) -> None:
     job = start(2, TARGET, env=agent, port=free_port(), soft=64)
     assert [rank.value for rank in job.wait()] == [{"iteration": 1, "soft": 64}] * 2
+
+
+# -- init_method="tcp://host:port" ---------------------------------------------------------------
+
+
+def test_groups_that_name_a_place_by_url_meet_again_after_a_restart(start: Start, stranger: int) -> None:
+    job = start(2, "tests.process.hosted:meet_by_url", port=stranger)
+    assert [rank.value for rank in job.wait()] == [{"sum": 4, "is_as_before": True}] * 2
+
+
+# -- many ranks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("world_size", "processes", "soft"), [(64, 2, 256), pytest.param(1024, 4, 1024, marks=pytest.mark.slow)]
+)
+def test_all_connections_of_a_world_fit_one_hosting_process_whose_soft_limit_is_too_low(
+    start: Start, world_size: int, processes: int, soft: int
+) -> None:
+    port = {"MASTER_PORT": str(free_port())}
+    host = start(1, "tests.process.crowd:host", env=port, size=world_size, soft=soft)
+    host.await_sign("hosted", 0)
+    count = world_size // processes
+    crowds = [
+        start(1, "tests.process.crowd:ranks", env=port, size=world_size, first=first, count=count)
+        for first in range(0, world_size, count)
+    ]
+    for crowd, first in zip(crowds, range(0, world_size, count), strict=True):
+        crowd.await_sign("completed", first, limit=900.0)
+    host.let_on("hosted")
+    (hosted,) = host.wait_ranks()
+    assert hosted.value is not None, host.output()
+    host.let_on("completed")
+    took = [rank for crowd in crowds for rank in crowd.wait_ranks(300.0)[0].value]
+    assert {tuple(sorted(rank))[:3] for rank in took if "failed" not in rank} == {("completed", "connected", "entered")}
+    last = {name: max(rank[name] for rank in took if name in rank) for name in took[0]}
+    nodes = world_size // RANKS_A_NODE
+    assert hosted.value["used"] - hosted.value["before"] <= 5 * world_size + nodes + SPARE
+    print(
+        f"{world_size} ranks: {hosted.value['used']} descriptors ({hosted.value['before']} before), "
+        f"limit {hosted.value['soft']} raised to {hosted.value['raised']}; barrier "
+        f"{last['entered'] - last['connected']:.2f} s after the last connection, interruption of all "
+        f"{last['interrupted'] - max(rank.get('failed', 0.0) for rank in took):.2f} s"
+    )
