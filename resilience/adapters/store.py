@@ -124,8 +124,9 @@ def _is_present(store: StoreLike, key: str) -> bool:
 
 def lost(operation: restart.Operation, error: BaseException) -> StoreError:
     """Return the error that says that the store does not answer."""
+    reason, _, _ = str(error).partition("\n")
     return StoreError(
-        f"the store did not answer {operation}: {type(error).__name__}: {str(error).splitlines()[0][:200]}; "
+        f"the store did not answer {operation}: {type(error).__name__}: {reason[:200]}; "
         "its host process or node is gone or unreachable, so this rank cannot go on",
         operation=operation,
     )

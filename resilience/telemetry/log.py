@@ -230,6 +230,6 @@ def _show(line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     if error is not None:
         text += f"{error}\n"
     try:
-        sys.stderr.write(text)
+        sys.stderr.write(encoding.text(text))
     except (OSError, ValueError, AttributeError):
         pass  # closed, full, or none at all: there is nobody left to tell

@@ -59,7 +59,7 @@ def _timings(folder: Path, node: str, rank: int) -> None:
     found = timings.Timings()
     recorder = Recorder(folder, Header("job", node, rank, 2, "f00d"), AT / 1e9)
     recorder.started("cold", AT / 1e9)
-    for number in range(300):
+    for number in range(80):
         seconds = chance.lognormvariate(-3, 0.3)
         for name in ("data", timings.HEARTBEAT):
             found.fold([(name, seconds)])

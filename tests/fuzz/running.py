@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def feed(
-    targets: Sequence[Target], inputs: int, seed: int, progress: Callable[[Outcome], None] = lambda _: None
+    targets: Sequence[Target], inputs: int, seed: str, progress: Callable[[Outcome], None] = lambda _: None
 ) -> Outcome:
     """Feed so many inputs, to each target its share, until all are done or too many have failed."""
     outcome = Outcome()
@@ -62,12 +62,23 @@ def feed(
     return outcome
 
 
+def merged(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return what came of all of them together."""
+    total = Outcome()
+    for outcome in outcomes:
+        total.inputs += outcome.inputs
+        total.seconds += outcome.seconds
+        total.failed += outcome.failed
+        total.failures += outcome.failures
+    return total
+
+
 def once(targets: Sequence[Target], name: str, seed: str) -> str:
     """Feed one input again; return what it raised, empty if nothing."""
     return _failure(next(target for target in targets if target.name == name), seed)
 
 
-def _drawn(targets: Sequence[Target], seed: int) -> Iterator[Target]:
+def _drawn(targets: Sequence[Target], seed: str) -> Iterator[Target]:
     chance = random.Random(seed)
     weights = list(itertools.accumulate(target.weight for target in targets))
     while True:

@@ -80,28 +80,28 @@ def _decoders() -> list[Target]:
     traceback = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: no\n'
     json, msgpack = encoding.to_json, encoding.to_msgpack
     table: list[tuple[str, int, Sequence[Any], Callable[[bytes], object]]] = [
-        ("record line", 90, [to_line(record) for record in records], from_line),
-        ("record message", 60, [to_wire(record) for record in records], from_wire),
-        ("message of a rank", 90, list(map(msgpack, of_rank)), messages.decode_for_monitor),
-        ("message for a rank", 20, [msgpack(messages.Welcome(1, 4, corpus.LIMITS))], messages.decode_for_rank),
-        ("message of an agent", 50, list(map(msgpack, of_agent)), messages.decode_from_agent),
-        ("message for an agent", 50, list(map(msgpack, for_agent)), messages.decode_for_agent),
-        ("interruption in the store", 80, [json(told) for told in interruptions], attribution.decode),
-        ("verdict in the store", 30, [json(verdict), json(cycle.COMPLETED)], lambda data: cycle.decode(data)),  # type: ignore[arg-type]
-        ("arrival in the store", 30, list(map(json, entries)), lambda data: gathering.decode_entry(data)),  # type: ignore[arg-type]
+        ("record line", 180, [to_line(record) for record in records], from_line),
+        ("record message", 120, [to_wire(record) for record in records], from_wire),
+        ("message of a rank", 180, list(map(msgpack, of_rank)), messages.decode_for_monitor),
+        ("message for a rank", 40, [msgpack(messages.Welcome(1, 4, corpus.LIMITS))], messages.decode_for_rank),
+        ("message of an agent", 100, list(map(msgpack, of_agent)), messages.decode_from_agent),
+        ("message for an agent", 100, list(map(msgpack, for_agent)), messages.decode_for_agent),
+        ("interruption in the store", 160, [json(told) for told in interruptions], attribution.decode),
+        ("verdict in the store", 60, [json(verdict), json(cycle.COMPLETED)], lambda data: cycle.decode(data)),  # type: ignore[arg-type]
+        ("arrival in the store", 60, list(map(json, entries)), lambda data: gathering.decode_entry(data)),  # type: ignore[arg-type]
         (
             "formation in the store",
             30,
             [json(gathering.Formation(1, (seat,), (seat,)))],
             lambda data: gathering.decode_formation(data),
         ),  # type: ignore[arg-type]
-        ("member in the store", 20, [json(Member(1, (2, 3), (4, 5)))], encoding.reader(Member)),
-        ("seat in the store", 20, [json(restart.Seat(1, 1, 4, 4, 0))], encoding.reader(restart.Seat)),
-        ("failure in the store", 20, [json(verdict.failure)], encoding.reader(budget.Failure)),
-        ("request for a store", 20, [msgpack(stores.Host("::", 0)), msgpack(stores.Release(1))], stores._requests),
-        ("order for workers", 20, [msgpack([zygote.Sent([b"a"], {b"A": b"b"}, 0, 1)])], zygote._orders),
-        ("any JSON", 40, [to_line(record) for record in records[:50]], encoding.from_json),
-        ("traceback of a program", 20, [traceback], lambda data: tracebacks.parse(encoding.text(data).split("\n"))),
+        ("member in the store", 40, [json(Member(1, (2, 3), (4, 5)))], encoding.reader(Member)),
+        ("seat in the store", 40, [json(restart.Seat(1, 1, 4, 4, 0))], encoding.reader(restart.Seat)),
+        ("failure in the store", 40, [json(verdict.failure)], encoding.reader(budget.Failure)),
+        ("request for a store", 40, [msgpack(stores.Host("::", 0)), msgpack(stores.Release(1))], stores._requests),
+        ("order for workers", 40, [msgpack([zygote.Sent([b"a"], {b"A": b"b"}, 0, 1)])], zygote._orders),
+        ("any JSON", 80, [to_line(record) for record in records[:50]], encoding.from_json),
+        ("traceback of a program", 40, [traceback], lambda data: tracebacks.parse(encoding.text(data).split("\n"))),
     ]
     made = [Target(name, weight, inputs, _only_bytes(decode)) for name, weight, inputs, decode in table]
     yaml = encoding.to_yaml(msgspec.to_builtins(_limits())).encode()
@@ -220,12 +220,12 @@ def _files(folder: Path) -> list[Target]:
 
     readable = (OSError, DecodeError)
     table: list[tuple[str, int, Path, Callable[[Path], object], tuple[type[Exception], ...]]] = [
-        ("file of timings", 10, run / "timings" / f"{stem}.json", timings.read, readable),
-        ("file of histograms", 10, state, durations.read_histograms, readable),
-        ("file of single values", 10, run / "timings" / f"{stem}.jsonl", values, readable),
+        ("file of timings", 8, run / "timings" / f"{stem}.json", timings.read, readable),
+        ("file of histograms", 8, state, durations.read_histograms, readable),
+        ("file of single values", 8, run / "timings" / f"{stem}.jsonl", values, readable),
         ("files of a monitor before", 5, state, goes_on, ()),
-        ("file of signs", 10, run / "timings" / f"{stem}.signs", signs.read, readable),
-        ("job.json", 10, run / "job.json", lambda path: read_job(path.parent), readable),
+        ("file of signs", 8, run / "timings" / f"{stem}.signs", signs.read, readable),
+        ("job.json", 8, run / "job.json", lambda path: read_job(path.parent), readable),
         ("file of limits", 3, limits, timeouts_file.read, (ConfigurationError,)),
         ("file of the configuration", 3, config, FaultToleranceConfig.from_yaml_file, (OSError, ConfigurationError)),
         ("record file in views", 3, run / "records" / f"{stem}.jsonl", viewed, ()),
@@ -262,7 +262,7 @@ COMMANDS: dict[str, int] = {  # and weights
     "status --json": 1,
     "logs": 1,
     "logs --json": 1,
-    "logs --level error --incident 1": 1,
+    "logs --level error --around 1": 1,
     "trace --output {out}": 1,
     "trace --format perfetto --output {out}": 1,
     "trace --incident 1": 1,

@@ -154,7 +154,7 @@ COMMANDS = (
     ("status", "--json"),
     ("logs",),
     ("logs", "--json"),
-    ("logs", "--incident", "1"),
+    ("logs", "--around", "1"),
     ("logs", "--sql", "select count(*) from records"),
     ("trace",),
     ("trace", "--format", "perfetto"),

@@ -70,9 +70,26 @@ class Broken:
         raise RuntimeError("no words")
 
 
+DEEP: list[object] = []
+for _ in range(10_000):
+    DEEP = [DEEP]
+
+
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), {1: 2, (3, 4): 5}, b"\xff\x00", "\ud800", object(), Broken(), {1, 2}, [Broken()], 2**80],
+    [
+        float("nan"),
+        {1: 2, (3, 4): 5},
+        b"\xff\x00",
+        "\ud800",
+        object(),
+        Broken(),
+        {1, 2},
+        [Broken()],
+        2**80,
+        pytest.param(10**5000, id="huge"),
+        pytest.param(DEEP, id="deep"),
+    ],
 )
 def test_no_value_can_make_logging_raise(value: object, lines: Callable[[], list[dict[str, Any]]]) -> None:
     resilience.get_logger().info("odd", value=value)
