@@ -34,7 +34,10 @@ API = (
     ("resilience.inprocess", ("Wrapper", "CallWrapper", "Compose")),
     ("resilience.inprocess.state", ("State", "Status")),
     ("resilience.inprocess.initialize", ("Initialize", "RetryController")),
-    ("resilience.inprocess.abort", ("Abort", "AbortTorchDistributed")),
+    (
+        "resilience.inprocess.abort",
+        ("Abort", "AbortTorchDistributed", "AbortTransformerEngine", "AbortCheckpointWriters"),
+    ),
     ("resilience.inprocess.finalize", ("Finalize", "ThreadedFinalize")),
     ("resilience.inprocess.health_check", ("HealthCheck", "CudaHealthCheck", "FaultCounter")),
     ("resilience.inprocess.rank_assignment", ("RankAssignment", "ShiftRanks", "FillGaps", "FilterGroupedByKey")),

@@ -4,7 +4,7 @@ Nothing public unblocks a thread inside a gloo collective: torch's `abort`, `shu
 `destroy_process_group` return and free nothing. Shutting down the group's own connected sockets does,
 within milliseconds. They are found exactly: every gloo TCP device has a thread named `gloo_tcp_loop`
 that sits in `epoll_wait`, and its epoll set is the list of the device's sockets. No other connection of
-the process is touched. Accelerator groups are aborted by torch. Groups are then dropped: torch's
+the process is touched. Groups of accelerators are `group_aborts`'s. Groups are then dropped: torch's
 registry is emptied at once, so that the next group can be built, and the last references, which cost
 about 10 ms a gloo device, go in the background.
 
@@ -32,7 +32,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.adapters import group_aborts
 from resilience.adapters.frames import current_frames
+from resilience.adapters.group_aborts import c10d as _c10d
 from resilience.errors import RestartError
 
 LOOP_THREAD = "gloo_tcp_loop"
@@ -41,7 +43,6 @@ EXIT_LIMIT = 5.0  # seconds that the process's exit waits for groups that are st
 READ_LIMIT = 2.0  # seconds for a device's thread to read the end of a stream; it takes 0.1 ms on an idle core
 CONNECT_LIMIT = 0.1  # seconds for a connection to this process's own listener
 NUMBER_BYTES = 8  # sequence_number_t in gloo/transport/tcp/address.h
-_UNABORTABLE = frozenset({"gloo", "mpi", "fake", "undefined"})
 
 
 Method = Literal["epoll", "shape", "none"]  # none: no gloo device was found, or /proc cannot be read
@@ -124,28 +125,6 @@ def cut_connections_to(port: int) -> int:
     return count
 
 
-def abort_accelerator_groups(timeout: float = 2.0) -> int:
-    """Abort every live group with an accelerator backend; returns how many did within `timeout` seconds.
-
-    All at once, one daemon thread a group: NCCL's abort can wait for the abort of another communicator
-    (https://github.com/pytorch/pytorch/issues/119797), and one that hangs is left behind. Never raises."""
-    c10d = _c10d()
-    if c10d is None:
-        return 0
-    done: list[bool] = []
-    threads = [
-        threading.Thread(target=_abort, args=(group, done), name="resilience-abort", daemon=True)
-        for group in list(c10d._world.pg_map)
-        if not _backends(c10d, group) <= _UNABORTABLE
-    ]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + timeout
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return len(done)
-
-
 def groups_alive() -> bool:
     """Whether torch.distributed holds a process group, finished or half built."""
     c10d = _c10d()
@@ -169,8 +148,9 @@ def drop_groups() -> None:
             f"torch {sys.modules['torch'].__version__} keeps its process groups in an unknown way "
             f"({type(error).__name__}: {error}), so they could not be dropped; expected torch 2.6 to 2.13"
         ) from error
+    aborting = group_aborts.forget()
     if held:
-        _release_in_background(held)
+        _release_in_background(held, aborting)
 
 
 def blocked_in_distributed(thread_id: int) -> str | None:
@@ -344,31 +324,6 @@ def _read(path: str) -> str:
 # -- torch's groups ---------------------------------------------------------------------------------
 
 
-def _c10d() -> Any:
-    """Return torch.distributed's implementation if it was imported and is built in, else None."""
-    return sys.modules.get("torch.distributed.distributed_c10d")
-
-
-def _backends(c10d: Any, group: Any) -> frozenset[str]:
-    """Return the names of the backends of a group, whose configuration reads `cpu:gloo,cuda:nccl`."""
-    config = str(c10d._world.pg_backend_config.get(group, ""))
-    return frozenset(part.rpartition(":")[2].strip().lower() for part in config.split(",") if part)
-
-
-def _abort(group: Any, done: list[bool]) -> None:
-    try:
-        if hasattr(group, "abort"):
-            group.abort()
-        else:  # torch 2.6: only the backends have it
-            for device in group._device_types:
-                backend = group._get_backend(device)
-                if hasattr(backend, "abort"):
-                    backend.abort()
-    except Exception:
-        return
-    done.append(True)
-
-
 _REGISTRY = (
     "pg_map",
     "pg_names",
@@ -418,23 +373,25 @@ def _unwrap_excepthook() -> None:
         sys.excepthook = hook
 
 
-def _release_in_background(held: list[Any]) -> None:
+def _release_in_background(held: list[Any], aborting: frozenset[int]) -> None:
     _dropping[:] = [thread for thread in _dropping if thread.is_alive()]
     if not _dropping:
         # A daemon thread inside a C++ destructor when the interpreter ends would abort the process.
         atexit.unregister(await_drops)
         atexit.register(await_drops)
-    thread = threading.Thread(target=_release, args=(held,), name="resilience-drop", daemon=True)
+    thread = threading.Thread(target=_release, args=(held, aborting), name="resilience-drop", daemon=True)
     _dropping.append(thread)
     thread.start()
 
 
-def _release(held: list[Any]) -> None:
+def _release(held: list[Any], aborting: frozenset[int]) -> None:
+    """Shut down and give up each group, one after another. aborting: ids of those that must not be shut down."""
     _await_ends()
     while held:
         group = held.pop(0)
         with contextlib.suppress(Exception):  # a thread's edge: what cannot be shut down is let go all the same
-            (group.shutdown if hasattr(group, "shutdown") else group.finalize)()
+            if id(group) not in aborting:
+                (group.shutdown if hasattr(group, "shutdown") else group.finalize)()
         del group
 
 

@@ -27,6 +27,7 @@ DISTRIBUTED = (
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RESTART_COUNT",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS",
 )
 """What the wrapper changes for the function, and puts back when it is left."""
 
@@ -96,6 +97,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "number or name of a signal that can be caught",
             "SIGRTMIN+9",
             "signal that interrupts the main thread; another one is taken if it is in use",
+        ),
+    ] = None
+    abort_wait: Annotated[
+        Seconds | None,
+        _setting(
+            "seconds above 0, less than `hard_timeout`",
+            "`hard_timeout` - `soft_timeout`",
+            "how long an abort may wait for what it ends, such as the groups of accelerators; until then no limit ends "
+            "the rank",
         ),
     ] = None
     step_timeout: Annotated[
@@ -296,6 +306,17 @@ def _whole(name: str) -> int | None:
 def torchrun_default(option: str) -> str | None:
     """Return the default that PET_<OPTION> sets for an option of torchrun, None where it is not set."""
     return os.environ.get(f"PET_{option}") or None
+
+
+def keep_nccl_watchdog_from_raising() -> None:
+    """Set TORCH_NCCL_RETHROW_CUDA_ERRORS=0, unless it is set: torch's watchdog thread, which looks at a group that was
+    aborted on purpose, raises what it finds there otherwise, and so ends the process."""
+    os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+
+
+def nvls_may_be_used() -> bool:
+    """Return True unless NCCL_NVLS_ENABLE=0 keeps NCCL from using NVLink SHARP."""
+    return os.environ.get("NCCL_NVLS_ENABLE") != "0"
 
 
 def async_error_handling() -> str:

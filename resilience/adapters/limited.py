@@ -8,15 +8,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from resilience.adapters import devices
+
 
 def returns_within(limit: float, function: Callable[[], object], name: str) -> bool:
     """Run `function` in a daemon thread; answers whether it returned within `limit` seconds.
 
-    name: of the thread. Raises: what the function raised in that time."""
+    name: of the thread, which works on the CUDA device of the calling one. Raises: what the function raised in that
+    time."""
     raised: list[BaseException] = []
+    device = devices.current()
 
     def work() -> None:
         try:
+            devices.use(device)
             function()
         except BaseException as error:  # handed over to the calling thread
             raised.append(error)

@@ -308,6 +308,7 @@ _NOTED = frozenset(
     (
         events.ProgressUnknown,
         events.AbortFailed,
+        events.GroupAborted,
         events.MonitorLost,
         events.StoreLost,
         events.NodeFellSilent,
@@ -332,6 +333,12 @@ def _note(event: events.Event) -> str | None:
             return "nothing was armed that shows progress: a loop that gets nowhere would not be noticed"
         case events.AbortFailed():
             return f"the abort hook raised: {event.error}"
+        case events.GroupAborted(outcome="timed out"):
+            return f"the abort of group {event.group} ({event.backend}) was given up after {event.duration_s:.3g} s"
+        case events.GroupAborted(outcome="failed"):
+            return f"the abort of group {event.group} ({event.backend}) failed: {event.error}"
+        case events.GroupAborted(note=note) if note:
+            return note
         case events.MonitorLost():
             return f"went on without a monitor: {event.reason}"
         case events.StoreLost():

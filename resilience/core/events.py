@@ -232,6 +232,19 @@ class AbortStuck(Event, frozen=True, tag="abort.stuck"):
     where: str
 
 
+class GroupAborted(Event, frozen=True, tag="abort.group"):
+    """The abort of an accelerator's process group ended, failed, or was given up after RESILIENCE_ABORT_WAIT.
+
+    A group whose abort was given up is left behind, and its abort goes on in a thread."""
+
+    group: str  # torch's name of it
+    backend: str
+    duration_s: float
+    outcome: Literal["aborted", "failed", "timed out"]
+    error: str = ""
+    note: str = ""  # what a person should know of such an abort
+
+
 class AbortFailed(Event, frozen=True, tag="abort.failed"):
     """The abort hook raised; the restart goes on."""
 
@@ -546,6 +559,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     CollectivesCut,
     GarbageCollected,
     AbortStuck,
+    GroupAborted,
     AbortFailed,
     InterruptDelivered,
     InterruptSwallowed,
@@ -603,6 +617,7 @@ AnyEvent = (
     | CollectivesCut
     | GarbageCollected
     | AbortStuck
+    | GroupAborted
     | AbortFailed
     | InterruptDelivered
     | InterruptSwallowed

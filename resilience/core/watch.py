@@ -39,7 +39,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     watchdog: since the main thread last proved to run bytecode. ping: since the last manual ping, once
     armed. hook: since a hook was entered (hard only). leave: since the interruption, while the function
-    has not been left (hard only). step: since the step counter last rose, once used. heartbeat and
+    has not been left (hard only). abort: seconds after the interruption in which no hard limit ends the rank,
+    for its abort may still run. step: since the step counter last rose, once used. heartbeat and
     initial_heartbeat: between heartbeats, and from their announcement, or a section opened or closed since,
     to the first. sections: by name, while open. out_of_section: while none is open, once one has been.
     warmup: in place of its own limit for the first `warmup_occurrences` times of a section, by name, or of
@@ -51,6 +52,7 @@ class Limits(msgspec.Struct, frozen=True):
     ping: Limit = NO_LIMIT
     hook: Limit = NO_LIMIT
     leave: Limit = NO_LIMIT
+    abort: Seconds = 0.0
     step: Limit = NO_LIMIT
     heartbeat: Limit = NO_LIMIT
     initial_heartbeat: Limit = NO_LIMIT
@@ -261,11 +263,16 @@ def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
     ]
     for name, since, limit in in_force(limits, seen):
         # The same sum as in next_deadline: now - since >= limit can be False at exactly that moment.
-        if limit.hard is not None and now >= since + limit.hard:
+        if limit.hard is not None and now >= _ends_at(limits, seen, since + limit.hard):
             findings.append(Finding(name, "hard", limit.hard, now - since))
         elif limit.soft is not None and now >= since + limit.soft:
             findings.append(Finding(name, "soft", limit.soft, now - since))
     return findings
+
+
+def _ends_at(limits: Limits, seen: Observation, moment: Seconds) -> Seconds:
+    """Return when a hard limit ends the rank that is exceeded at `moment`: not while its abort may still run."""
+    return moment if seen.interrupted_at is None else max(moment, seen.interrupted_at + limits.abort)
 
 
 def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limit]]:
@@ -321,7 +328,7 @@ def next_deadline(watch: Watch, seen: Observation, now: Seconds) -> Seconds | No
     moments = [now + limit for limit in _all(watch.limits)]
     for _, since, limit in in_force(watch.limits, seen):
         if limit.hard is not None:
-            moments.append(since + limit.hard)
+            moments.append(_ends_at(watch.limits, seen, since + limit.hard))
         if limit.soft is not None and watch.asked_in != seen.iteration:
             moments.append(since + limit.soft)
     return min(moments, default=None)

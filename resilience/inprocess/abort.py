@@ -2,14 +2,18 @@
 
 The main thread may be blocked in a collective that will never end; the abort hook, called beside it, cuts
 what it waits for. That the main thread then leaves the function is the watcher's work
-(`inprocess.watcher`); how groups are cut is `adapters.collectives`'."""
+(`inprocess.watcher`); how groups are cut is `adapters.collectives`', how those of
+accelerators are aborted `adapters.group_aborts`'."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 
-from resilience.adapters import collectives
+from resilience.adapters import checkpoint_writers, collectives, group_aborts
+from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
 from resilience.inprocess.state import State
 
 ABORT_LIMIT = timedelta(seconds=2)
@@ -17,24 +21,89 @@ ABORT_LIMIT = timedelta(seconds=2)
 replaced: a cut that lands while a group is being built can leave a rank stuck for good."""
 
 
+def abort_wait(given: float | None, soft_timeout: float, hard_timeout: float) -> float:
+    """Return how long an abort may wait for what it ends, in seconds. given: RESILIENCE_ABORT_WAIT, if it is set.
+
+    Raises: ConfigurationError unless that is less than hard_timeout, which is the limit of the whole hook."""
+    if given is not None and given >= hard_timeout:
+        raise ConfigurationError(
+            f"RESILIENCE_ABORT_WAIT is {given:g} s, expected less than hard_timeout ({hard_timeout:g} s), which is the "
+            "limit of the whole hook; lower the variable, or raise hard_timeout and barrier_timeout",
+            option="RESILIENCE_ABORT_WAIT",
+            value=given,
+            other=hard_timeout,
+        )
+    return hard_timeout - soft_timeout if given is None else given
+
+
 class Abort(ABC):
     """Called once in every interrupted iteration, in a thread beside the main thread, never inside
-    `atomic()`. An Exception is recorded, not raised: the restart goes on."""
+    `atomic()`. An Exception is recorded, not raised: the restart goes on.
+
+    The thread's current CUDA device is 0, whatever the main thread has chosen."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:
-        """Free the main thread from what it may wait for. Runs under hard_timeout."""
+        """Free the main thread from what it may wait for. Runs under hard_timeout; `state.abort_time_left()` says for
+        how many seconds it may wait for something."""
 
 
 class AbortTorchDistributed(Abort):
     """Ends what torch.distributed does in this process: shuts the connected sockets of its gloo groups,
-    which nothing in torch does, and aborts accelerator groups. No other connection is touched. Takes
-    milliseconds on gloo, at most ABORT_LIMIT on accelerators.
+    which nothing in torch does, and aborts the groups of accelerators, all at once. No other connection is touched.
 
-    The groups themselves are dropped once the main thread has left the function. Does nothing where
-    torch.distributed was not used."""
+    Takes milliseconds on gloo. Waits for the abort of every accelerator group, at most RESILIENCE_ABORT_WAIT; what
+    each did is an event (`abort.group`). The groups themselves are dropped once the main thread has left the
+    function. Does nothing where torch.distributed was not used."""
 
     def __call__(self, state: State) -> State:
         collectives.cut_gloo_sockets()
-        collectives.abort_accelerator_groups(ABORT_LIMIT.total_seconds())
+        group_aborts.abort_all(state.abort_time_left())
+        return state
+
+
+class AbortTransformerEngine(Abort):
+    """Gives up TransformerEngine's userbuffers, whose communicators no longer fit after a restart. The function has to
+    call `initialize_ub` again. Does nothing where transformer_engine.pytorch was not imported.
+
+    Its kernels have to be freed first: `Compose(AbortTransformerEngine(), AbortTorchDistributed())`; the last one runs
+    first."""
+
+    def __call__(self, state: State) -> State:
+        base = sys.modules.get("transformer_engine.pytorch.module.base")
+        if base is not None:
+            base.destroy_ub()
+        return state
+
+
+class AbortCheckpointWriters(Abort):
+    """Ends checkpoints that are still being written in the background, so that none of them writes into the next
+    iteration.
+
+    The process of `torch.distributed.checkpoint.async_save` is ended, and its checkpoint stays without `.metadata`.
+    A thread of async_save cannot be ended: its collectives have to be cut first, and it is waited for, at most
+    RESILIENCE_ABORT_WAIT, so `Compose(AbortCheckpointWriters(), AbortTorchDistributed())`; the last one runs first.
+    Does nothing where torch.distributed.checkpoint was not imported.
+
+    stop: called first; ends a checkpoint writer of your own, or waits for it.
+    Raises: TimeoutError if a thread still writes, which is recorded; ConfigurationError."""
+
+    def __init__(self, stop: Callable[[], object] | None = None) -> None:
+        if stop is not None and not callable(stop):
+            raise ConfigurationTypeError(f"stop is {stop!r}, expected a function or None", option="stop", value=stop)
+        self.stop = stop
+
+    def __call__(self, state: State) -> State:
+        if self.stop is not None:
+            self.stop()
+        checkpoint_writers.end_process()
+        limit = state.abort_time_left()
+        writing = checkpoint_writers.await_threads(limit)
+        if writing:
+            raise TimeoutError(
+                f"{writing} checkpoints are still being written after {limit:g} s (RESILIENCE_ABORT_WAIT); they may "
+                "write beside those of the next iteration. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
+                "a folder that is new in each iteration",
+                limit=limit,
+            )
         return state

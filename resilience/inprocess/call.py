@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from resilience.adapters import collectives, garbage
-from resilience.adapters.environment import scoped_environment
+from resilience.adapters.environment import keep_nccl_watchdog_from_raising, scoped_environment
 from resilience.adapters.interrupt import Interrupter
 from resilience.adapters.store import drive, wait
 from resilience.adapters.tcp_urls import meeting_at_own_store
@@ -50,6 +50,7 @@ from resilience.errors import (
     StoreError,
 )
 from resilience.inprocess import failure
+from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, seat_of
 from resilience.inprocess.entry import alone, check_caller, inject
@@ -132,6 +133,8 @@ class CallWrapper:
             Session.open(self._wrapper, name, self._number, self._state) as session,
         ):
             self._session = session
+            soft, hard = self._wrapper.soft_timeout, self._wrapper.hard_timeout
+            self._abort_wait = abort_wait(session.settings.abort_wait, soft.total_seconds(), hard.total_seconds())
             self._account = Account(session.emitter, lambda: session.page.step_value)
             self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=self._swallowed)
             self._interrupter.install()
@@ -179,7 +182,13 @@ class CallWrapper:
         at = Keys(seat.iteration)
         self._error = self._told = self._value = None
         self._watcher = Watcher(
-            self._session.watch_store, at, self._state, self._wrapper.abort, self._interrupter, self._session.emit
+            self._session.watch_store,
+            at,
+            self._state,
+            self._wrapper.abort,
+            self._interrupter,
+            self._session.emit,
+            abort_wait=self._abort_wait,
         )
         self._watcher.start()
         try:
@@ -295,6 +304,7 @@ class CallWrapper:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, port
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # every rank is a client of that store
         os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # read wherever the line above is set
+        keep_nccl_watchdog_from_raising()
 
     def _check_before(self) -> Result:
         hook = self._wrapper.health_check

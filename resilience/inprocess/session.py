@@ -28,6 +28,7 @@ from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.watch import Doing
 from resilience.inprocess import launched, supervision, unstarted
+from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.monitor_process import Handle, start
 from resilience.inprocess.outlet import hook_store, publish_server
 from resilience.inprocess.progress import request_tick
@@ -261,6 +262,7 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
         ping=both,
         hook=only_hard,
         leave=only_hard,
+        abort=abort_wait(settings.abort_wait, soft, hard),
         step=watch.NO_LIMIT if settings.step_timeout is None else own(settings.step_timeout),
         sections={name: own(limit) for name, limit in settings.section_timeouts.items()},
         grace=wrapper.termination_grace_time.total_seconds(),

@@ -6,6 +6,7 @@ compatible view of it, and what the function sees in its environment is set from
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -25,6 +26,7 @@ class Status(Enum):
 
 
 _SAME = -1  # filled in on construction
+ABORT_WAIT = 30.0  # seconds that an abort may take that no Wrapper has begun
 
 
 @dataclass
@@ -44,6 +46,7 @@ class State:
     iteration: int = 0
     status: Status = Status.INITIALIZED
     store: Any = field(default=None, repr=False, compare=False)
+    _abort_ends_at: float | None = field(default=None, init=False, repr=False, compare=False)  # monotonic seconds
 
     def __post_init__(self) -> None:
         if self.initial_rank == _SAME:
@@ -77,6 +80,14 @@ class State:
         """Set RANK and WORLD_SIZE as the function shall see them: WORLD_SIZE is the active world."""
         os.environ["RANK"] = str(self.rank)
         os.environ["WORLD_SIZE"] = str(self.active_world_size)
+
+    def abort_begins(self, limit: float) -> None:
+        """The Wrapper is about to call the abort hook, which may wait `limit` seconds in all."""
+        self._abort_ends_at = time.monotonic() + limit
+
+    def abort_time_left(self) -> float:
+        """Return how many seconds the abort hook that is being called may still wait; from 0 on."""
+        return ABORT_WAIT if self._abort_ends_at is None else max(0.0, self._abort_ends_at - time.monotonic())
 
     def activate_all_ranks(self) -> None:
         """Let every rank run the function, until a rank filter says otherwise."""

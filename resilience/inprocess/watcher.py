@@ -14,7 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resilience.adapters import collectives
+from resilience.adapters import collectives, group_aborts
+from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.store import StoreLike, lost, wait
 from resilience.core.attribution import decode
 from resilience.core.encoding import text
@@ -23,6 +24,7 @@ from resilience.core.events import (
     AbortStuck,
     AnyEvent,
     CollectivesCut,
+    GroupAborted,
     InterruptDelivered,
     OutcomeSeen,
 )
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 LOST = "lost"  # the outcome of an iteration whose store is gone
 FOREVER = timedelta(days=1).total_seconds()
 CUT_AGAIN = (0.01, 0.03, 0.1, 0.3, 1.0)  # pauses between cuts: faster ones keep peers in retry
+NVLS_NOTE = "NCCL may use NVLink SHARP, whose groups cannot be aborted; set NCCL_NVLS_ENABLE=0"
 ALONE_AFTER = 0.1  # seconds after which no peer connects any more to a group that is still being built
 
 
@@ -54,6 +57,8 @@ class Watcher:
         abort: Abort | None,
         interrupter: Interrupter,
         emit: Callable[..., None],
+        *,
+        abort_wait: float,
     ) -> None:
         self._store = store
         self._at = at
@@ -61,6 +66,7 @@ class Watcher:
         self._abort = abort
         self._interrupter = interrupter
         self._emit: Callable[[AnyEvent], None] = emit
+        self._abort_wait = abort_wait
         self._has_left = threading.Event()
         self._main = threading.main_thread().ident or 0
         self.decided = threading.Event()
@@ -114,6 +120,7 @@ class Watcher:
             began = time.monotonic()
             self._run_abort()
         signals = self._interrupt()
+        self._abort_late_groups()
         self._emit(InterruptDelivered(duration_s=time.monotonic() - began, signals=signals))
 
     def _run_abort(self) -> None:
@@ -121,10 +128,12 @@ class Watcher:
         # Groups still being built have no sockets of their own yet: what blocks is their store.
         store_connections = self._cut_store()
         if self._abort is not None:
+            self._state.abort_begins(self._abort_wait)
             try:
                 self._abort(self._state)
             except Exception as error:  # the hook is the user's: recorded, never raised
                 self._emit(AbortFailed(f"{type(error).__name__}: {error}"))
+        self._tell_group_aborts()
         cut = collectives.last_cut()
         self._emit(
             CollectivesCut(
@@ -134,6 +143,18 @@ class Watcher:
                 duration_s=time.monotonic() - began,
             )
         )
+
+    def _abort_late_groups(self) -> None:
+        """Abort the groups that came into being after the abort hook, and wait for them: nothing may be built or shut
+        down meanwhile."""
+        if self._abort is not None:
+            group_aborts.abort_all(self._abort_wait)
+            self._tell_group_aborts()
+
+    def _tell_group_aborts(self) -> None:
+        for done in group_aborts.last():
+            note = NVLS_NOTE if "nccl" in done.backend and nvls_may_be_used() else ""
+            self._emit(GroupAborted(done.group, done.backend, done.duration, done.outcome, done.error[:500], note))
 
     def _cut_store(self) -> int:
         return 0 if self.store_port is None else collectives.cut_connections_to(self.store_port)
@@ -152,11 +173,12 @@ class Watcher:
             pause = min(max(pause * 2, 0.001), 0.05)
             if self._abort is not None and now >= cut_at:
                 collectives.cut_gloo_sockets()
+                group_aborts.begin()  # user code may have built another one
                 self._cut_store()
                 if now - began > ALONE_AFTER and collectives.blocked_in_distributed(self._main):
                     collectives.connect_in_place_of_peers(self._state.world_size)
                 cut_at = now + next(pauses, CUT_AGAIN[-1])
-            if not is_reported and now - began > ABORT_LIMIT.total_seconds():
+            if not is_reported and not group_aborts.are_running() and now - began > ABORT_LIMIT.total_seconds():
                 where = collectives.blocked_in_distributed(self._main)
                 if where is not None:
                     self._emit(AbortStuck(limit_s=ABORT_LIMIT.total_seconds(), where=where))

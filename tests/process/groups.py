@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from resilience.adapters import collectives
+from resilience.adapters import collectives, group_aborts
 from resilience.adapters.serving import listen
 from resilience.errors import RankShouldRestart, RestartError
 
@@ -414,16 +414,22 @@ class Backend(dist.ProcessGroup):  # type: ignore[misc]
         return "accelerated"
 
 
-def abort_accelerators() -> int:
+def abort_accelerators() -> list[str]:
     dist.Backend.register_backend(
         "accelerated", lambda store, rank, size, timeout: Backend(rank, size), devices=["cpu"]
     )
     alone("mixed")
     for _ in range(4):
         dist.new_group([0], backend="accelerated")
-    count = collectives.abort_accelerator_groups(timeout=0.2)
+    group_aborts.abort_all(0.2)
+    told = group_aborts.last()
+    assert group_aborts.last() == []
+    group_aborts.abort_all(0.2)  # reaches no group twice
     assert [backend.aborted for backend in Backend.made] == [1, 1, 1, 1]
-    return count
+    assert {abort.backend for abort in told} == {"accelerated"}
+    assert len({abort.group for abort in told}) == 4
+    assert not group_aborts.are_running()
+    return [abort.outcome for abort in told]
 
 
 def cut_one_port(family: int, host: str) -> None:

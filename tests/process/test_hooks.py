@@ -79,18 +79,30 @@ def test_unusable_arguments_are_refused() -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A CUDA in use, with four devices, of which the second is the current one."""
+    """A CUDA in use, with four devices, of which the second is this thread's current one; that of a new one is 0."""
     waited: list[int] = []
+    chosen = threading.local()
+    chosen.device = 1
     fake = SimpleNamespace(
         is_initialized=lambda: True,
         device_count=lambda: 4,
-        current_device=lambda: 1,
+        current_device=lambda: getattr(chosen, "device", 0),
+        set_device=lambda index: setattr(chosen, "device", index),
         synchronize=waited.append,
         waited=waited,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     return fake
+
+
+def test_threaded_finalize_works_on_the_device_of_its_rank(device: SimpleNamespace) -> None:
+    devices: list[int] = []
+    ThreadedFinalize(LONG, lambda: devices.append(device.current_device()))(STATE, None)
+    assert devices == [1]
+    device.is_initialized = lambda: False  # then no device is chosen: that would initialise CUDA
+    ThreadedFinalize(LONG, lambda: devices.append(device.current_device()))(STATE, None)
+    assert devices == [1, 0]
 
 
 @pytest.mark.parametrize(("local_rank", "waited"), [(None, 1), ("3", 3), ("4", 1)])

@@ -5,10 +5,9 @@ a question. Imports no torch by itself."""
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from typing import Any
 
+from resilience.adapters import devices
 from resilience.adapters.limited import returns_within
 
 
@@ -16,8 +15,8 @@ def used_device(local_rank: int | None) -> int | None:
     """Return the index of the device this rank works on; None if it has not initialised CUDA.
 
     local_rank: the device, where it names one that is visible; else the calling thread's current one."""
-    cuda = _cuda()
-    if cuda is None or not cuda.is_initialized():
+    cuda = devices.cuda()
+    if cuda is None:
         return None
     if local_rank is not None and local_rank < cuda.device_count():
         return local_rank
@@ -29,10 +28,6 @@ def finishes_within(limit: float, device: int) -> bool:
 
     A thread that waits for a device in vain is left behind: pending work cannot be cancelled.
     Raises: the device's error, such as an illegal memory access in earlier work (RuntimeError)."""
-    cuda = _cuda()
+    cuda = devices.cuda()
     assert cuda is not None, "used_device found none"
     return returns_within(limit, partial(cuda.synchronize, device), "resilience-cuda-check")
-
-
-def _cuda() -> Any:
-    return getattr(sys.modules.get("torch"), "cuda", None)

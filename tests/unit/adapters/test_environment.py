@@ -16,8 +16,10 @@ from resilience.adapters.environment import (
     PREFIX,
     Rendezvous,
     Settings,
+    keep_nccl_watchdog_from_raising,
     local_rank,
     node_name,
+    nvls_may_be_used,
     scoped_environment,
     settings_table,
 )
@@ -43,6 +45,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "timeouts": ("limits.yaml", "limits.yaml"),
         "timeouts_shadow": ("1", True),
         "interrupt_signal": ("SIGUSR2", int(signal.SIGUSR2)),
+        "abort_wait": ("45", 45.0),
         "step_timeout": ("1.5", 1.5),
         "section_timeouts": ("data:30, a:b:0.5,", {"data": 30.0, "a:b": 0.5}),
     }
@@ -171,6 +174,29 @@ def test_node_is_the_host_and_the_group_where_there_is_one(monkeypatch: pytest.M
     assert node_name() == socket.gethostname()
     monkeypatch.setenv("GROUP_RANK", "2")
     assert node_name() == f"{socket.gethostname()}-g2"
+
+
+def test_nccls_watchdog_raises_only_if_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+    monkeypatch.delenv(name, raising=False)
+    with scoped_environment():
+        keep_nccl_watchdog_from_raising()
+        assert os.environ[name] == "0"
+    assert name not in os.environ
+    monkeypatch.setenv(name, "1")
+    with scoped_environment():
+        keep_nccl_watchdog_from_raising()
+        assert os.environ[name] == "1"
+
+
+@pytest.mark.parametrize(("value", "may_be_used"), [(None, True), ("1", True), ("2", True), ("0", False)])
+def test_nvls_is_out_of_use_only_if_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, may_be_used: bool
+) -> None:
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NCCL_NVLS_ENABLE", value)
+    assert nvls_may_be_used() is may_be_used
 
 
 def test_callers_variables_come_back_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

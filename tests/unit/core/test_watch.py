@@ -154,6 +154,18 @@ def test_entering_the_function_counts_as_bytecode(watcher: ModuleType) -> None:
         assert without_notes(watch_over(watcher, limits_of(watchdog=Limit(SOFT)), seen))[0][0] == START + SOFT
 
 
+@pytest.mark.parametrize("doing", [Doing.FUNCTION, Doing.WAITING, Doing.HOOK])
+def test_rank_is_not_ended_while_its_abort_may_still_run(watcher: ModuleType, doing: Doing) -> None:
+    interrupted_at = START + HARD - 1.0
+    silent = Observation(doing=doing, since=START, interrupted_at=interrupted_at)
+    limits = limits_of(watchdog=Limit(None, HARD), hook=Limit(None, HARD), abort=5.0)
+    at, command = watch_over(watcher, limits, silent)[0]
+    assert (at, type(command)) == (interrupted_at + 5.0, CaptureEvidence)
+    # An abort that is over long before the limit changes nothing.
+    early = msgspec.structs.replace(silent, interrupted_at=START + 1.0)
+    assert watch_over(watcher, limits, early)[0][0] == START + HARD
+
+
 def test_time_to_leave_begins_with_the_interruption_or_with_entering_after_it(watcher: ModuleType) -> None:
     for since, interrupted_at in ((1.0, START), (START, 1.0)):
         seen = in_function(since=since, interrupted_at=interrupted_at)
@@ -432,7 +444,10 @@ def _draw_limits(rng: Random) -> Limits:
         return Limit(soft, None if more is None else (soft or 1.0) + more)
 
     return Limits(
-        **{name: limit() for name in NAMES}, sections={"a": limit(), "b": limit()}, grace=rng.choice((0.5, 3.0))
+        **{name: limit() for name in NAMES},
+        sections={"a": limit(), "b": limit()},
+        grace=rng.choice((0.5, 3.0)),
+        abort=rng.choice((0.0, 3.0)),
     )
 
 
@@ -482,6 +497,11 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
     return rows
 
 
+def _held_until(limits: Limits, seen: Observation) -> float:
+    """No hard limit ends the rank before."""
+    return 0.0 if seen.interrupted_at is None else seen.interrupted_at + limits.abort
+
+
 def _check(limits: Limits, before: Watch, seen: Observation, now: float, decision: Decision) -> None:
     kinds = [type(command) for command in decision.commands]
     if before.is_over:
@@ -498,7 +518,9 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
         return
     rows = _rows(limits, seen)
     hard = {
-        name: (now - at) / limit.hard for name, (at, limit) in rows.items() if limit.hard and now >= at + limit.hard
+        name: (now - at) / limit.hard
+        for name, (at, limit) in rows.items()
+        if limit.hard and now >= max(at + limit.hard, _held_until(limits, seen))
     }
     soft = {
         name: (now - at) / limit.soft for name, (at, limit) in rows.items() if limit.soft and now >= at + limit.soft
@@ -524,7 +546,8 @@ def _check_wake(
     """It is awake in time for every deadline, also for that of a limit which is armed in the next moment."""
     every = [getattr(limits, name) for name in NAMES] + list(limits.sections.values())
     moments = [now + value for limit in every for value in (limit.soft, limit.hard) if value is not None]
-    moments += [at + limit.hard for at, limit in rows.values() if limit.hard is not None]
+    held = _held_until(limits, seen)
+    moments += [max(at + limit.hard, held) for at, limit in rows.values() if limit.hard is not None]
     if after.asked_in != seen.iteration:
         moments += [at + limit.soft for at, limit in rows.values() if limit.soft is not None]
     if moments:

@@ -1,0 +1,28 @@
+"""Which CUDA device does a thread work on?
+
+A thread begins with device 0 as its current one, whatever the main thread has chosen. Only asks where this process has
+initialised CUDA already: neither torch nor CUDA is initialised for the sake of a question. Imports no torch by
+itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def cuda() -> Any:
+    """Return torch.cuda if this process has initialised CUDA, else None."""
+    module = getattr(sys.modules.get("torch"), "cuda", None)
+    return module if module is not None and module.is_initialized() else None
+
+
+def current() -> int | None:
+    """Return the calling thread's current device; None if this process has not initialised CUDA."""
+    module = cuda()
+    return None if module is None else int(module.current_device())
+
+
+def use(device: int | None) -> None:
+    """Make `device`, from `current`, the calling thread's current device."""
+    if device is not None:
+        cuda().set_device(device)

@@ -1,0 +1,134 @@
+"""How do the process groups of accelerators end when an iteration is interrupted?
+
+Their collectives are not freed by a cut connection: torch aborts the group, which takes its time (NCCL: 0.5 s and
+more) and may hang. Each group is aborted in a thread of its own, all at the same time, and waited for. As long as an
+abort runs, no group may be built or shut down, so the caller waits before it goes on. An abort that outlasts its limit
+is given up: its thread goes on and keeps the group.
+
+Imports no torch by itself: where torch.distributed was never imported there is nothing to abort."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any, Literal
+
+import msgspec
+
+_UNABORTABLE = frozenset({"gloo", "mpi", "fake", "undefined"})
+
+
+class GroupAbort(msgspec.Struct, frozen=True):
+    """What the abort of one accelerator group did. duration: seconds so far, if it timed out."""
+
+    group: str
+    backend: str
+    duration: float
+    outcome: Literal["aborted", "failed", "timed out"]
+    error: str = ""
+
+
+_aborts: list[_Abort] = []  # one for each group of this iteration that an abort has reached
+
+
+def begin() -> None:
+    """Begin to abort each live accelerator group that no abort has reached yet. Returns at once. Never raises.
+
+    All at the same time, in one daemon thread a group: NCCL's abort can wait for the abort of another communicator
+    (https://github.com/pytorch/pytorch/issues/119797)."""
+    module = c10d()
+    if module is None:
+        return
+    known = [abort.group for abort in _aborts]
+    for group in list(module._world.pg_map):
+        backends = _backends(module, group)
+        if not backends <= _UNABORTABLE and not any(group is other for other in known):
+            name = str(module._world.pg_names.get(group, ""))
+            _aborts.append(_Abort(group, name, ",".join(sorted(backends - _UNABORTABLE))))
+
+
+def abort_all(limit: float) -> None:
+    """Abort every live accelerator group, and wait for each at most `limit` seconds from when its abort began.
+
+    An abort that takes longer goes on in its thread, and its group is left behind. Never raises."""
+    begin()
+    for abort in _aborts:
+        abort.wait(limit)
+
+
+def last() -> list[GroupAbort]:
+    """Return each abort that has been waited for since this was last asked."""
+    new = [abort for abort in _aborts if abort.done is not None and not abort.is_told]
+    for abort in new:
+        abort.is_told = True
+    return [abort.done for abort in new if abort.done is not None]
+
+
+def are_running() -> bool:
+    """Return True while the abort of a group runs that has not been given up."""
+    return any(abort.done is None and abort.thread.is_alive() for abort in _aborts)
+
+
+def forget() -> frozenset[int]:
+    """Forget the aborts of this iteration, whose groups are about to be dropped. Returns the ids of groups whose abort
+    still runs: they must not be shut down."""
+    ids = frozenset(id(abort.group) for abort in _aborts if abort.thread.is_alive())
+    _aborts.clear()
+    return ids
+
+
+def c10d() -> Any:
+    """Return torch.distributed's implementation if it was imported and is built in, else None."""
+    return sys.modules.get("torch.distributed.distributed_c10d")
+
+
+def _backends(module: Any, group: Any) -> frozenset[str]:
+    """Return the names of the backends of a group, whose configuration reads `cpu:gloo,cuda:nccl`."""
+    # A group whose registration was interrupted has no configuration yet; pg_map is filled first.
+    config = str(module._world.pg_backend_config.get(group) or module._world.pg_map.get(group, ("",))[0])
+    return frozenset(part.rpartition(":")[2].strip().lower() for part in config.split(",") if part)
+
+
+class _Abort:
+    """The abort of one group, in a thread of its own."""
+
+    def __init__(self, group: Any, name: str, backend: str) -> None:
+        self.group = group
+        self.done: GroupAbort | None = None  # once it has been waited for
+        self.is_told = False
+        self._name = name
+        self._backend = backend
+        self._began = time.monotonic()
+        self._ended = self._began
+        self._error = ""
+        self.thread = threading.Thread(target=self._run, name="resilience-abort", daemon=True)
+        self.thread.start()
+
+    def wait(self, limit: float) -> None:
+        """Wait until the abort has ended, at most until `limit` seconds after it began; `done` says how it went."""
+        if self.done is not None:
+            return
+        self.thread.join(max(0.0, self._began + limit - time.monotonic()))
+        if self.thread.is_alive():
+            self.done = GroupAbort(self._name, self._backend, time.monotonic() - self._began, "timed out")
+        else:
+            outcome: Literal["aborted", "failed"] = "failed" if self._error else "aborted"
+            self.done = GroupAbort(self._name, self._backend, self._ended - self._began, outcome, self._error)
+
+    def _run(self) -> None:
+        try:
+            _abort(self.group)
+        except Exception as error:  # a thread's edge; torch and its backends raise anything
+            self._error = f"{type(error).__name__}: {error}"
+        self._ended = time.monotonic()
+
+
+def _abort(group: Any) -> None:
+    if hasattr(group, "abort"):
+        group.abort()
+        return
+    for device in group._device_types:  # torch 2.6: only the backends have it
+        backend = group._get_backend(device)
+        if hasattr(backend, "abort"):
+            backend.abort()

@@ -1,0 +1,108 @@
+"""Restarts of groups that behave like NCCL's: asynchronous, freed by their abort only, which takes its time.
+
+The ranks run `tests.process.accelerated`; how the groups behave is told in `tests.support.asynchronous`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resilience.core import events
+from tests.process import accelerated
+from tests.support.ranks import Finished, Job
+
+Start = Callable[..., Job]
+LONG = 6.0  # seconds that an abort takes; no other limit of the default Wrapper is that short
+SHORT = {"soft_timeout": 4.0, "hard_timeout": 12.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}
+
+
+def target(body: Callable[..., Any]) -> str:
+    return f"{body.__module__}:{body.__name__}"
+
+
+def happened(rank: Finished) -> list[str]:
+    return [what for what, _ in rank.value["diary"]]
+
+
+def outcomes(job: Job, rank: int) -> Counter[str]:
+    """How the aborts of a rank's groups ended."""
+    return Counter(record.event.outcome for record in job.of(events.GroupAborted, rank=rank))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("frees_first", [True, False])
+def test_abort_of_every_group_is_waited_for_before_groups_are_built_again(start: Start, frees_first: bool) -> None:
+    job = start(2, target(accelerated.abort_several_groups), abort={"abort_s": LONG, "frees_first": frees_first})
+    ranks = job.wait(90)
+    assert not job.of(events.RankSignalled)
+    assert [rank.value["iteration"] for rank in ranks] == [1, 1], ranks
+    for number, rank in enumerate(ranks):
+        assert happened(rank)[:9] == ["built"] * 3 + ["abort began"] * 3 + ["abort ended"] * 3
+        assert "refused" not in happened(rank)
+        told = [record.event for record in job.of(events.GroupAborted, rank=number)]
+        assert [(event.backend, event.outcome, event.duration_s >= LONG) for event in told] == [
+            ("asynchronous", "aborted", True)
+        ] * 3
+        assert len({event.group for event in told}) == 3
+
+
+def test_rank_is_not_ended_while_its_abort_runs_though_it_is_silent_past_hard_timeout(start: Start) -> None:
+    # Rank 0 is silent from the start: 4 s until the restart, 9 s of abort; hard_timeout is 12 s.
+    job = start(
+        2,
+        target(accelerated.abort_several_groups),
+        abort={"abort_s": 9.0},
+        only=0,
+        hang=True,
+        timeouts=SHORT,
+        env={"RESILIENCE_ABORT_WAIT": "11.5"},
+    )
+    ranks = job.wait(90)
+    assert not job.of(events.RankSignalled)
+    assert [rank.value["iteration"] for rank in ranks] == [1, 1], ranks
+    assert outcomes(job, 0) == {"aborted": 3}
+
+
+@pytest.mark.parametrize(("kind", "outcome"), [("hangs", "timed out"), ("fails", "failed")])
+def test_group_whose_abort_hangs_or_fails_is_left_behind(start: Start, kind: str, outcome: str) -> None:
+    job = start(
+        2,
+        target(accelerated.abort_several_groups),
+        abort={kind: [1], "frees_first": True, "refuses": False},
+        env={"RESILIENCE_ABORT_WAIT": "1"},
+    )
+    ranks = job.wait(90)
+    assert [rank.value["iteration"] for rank in ranks] == [1, 1], ranks
+    for number, rank in enumerate(ranks):
+        assert outcomes(job, number) == {"aborted": 2, outcome: 1}
+        assert "shut down while it was being aborted" not in happened(rank)
+    [error] = {record.event.error for record in job.of(events.GroupAborted) if record.event.outcome == outcome}  # type: ignore[attr-defined]
+    assert ("unhandled cuda error" in error) is (outcome == "failed")
+
+
+def test_group_that_came_into_being_after_the_abort_is_aborted_too(start: Start) -> None:
+    job = start(2, target(accelerated.build_a_group_during_the_abort))
+    ranks = job.wait(90)
+    assert not job.of(events.RankSignalled)
+    assert [rank.value["iteration"] for rank in ranks] == [1, 1], ranks
+    assert ("abort ended", 2) in ranks[0].value["diary"]
+    assert outcomes(job, 0) == {"aborted": 3}
+
+
+def test_ddp_survives_restarts(start: Start) -> None:
+    undisturbed = start(3, target(accelerated.train_ddp), restarts=0, steps=6).wait(90)
+    job = start(3, target(accelerated.train_ddp), restarts=6, steps=6)
+    ranks = job.wait(90)
+    assert not job.of(events.RankSignalled)
+    assert [rank.value["iteration"] for rank in ranks] == [6] * 3, ranks
+    assert {tuple(rank.value["weights"]) for rank in ranks} == {tuple(undisturbed[0].value["weights"])}
+    assert all(not {"refused", "shut down while it was being aborted"} & set(happened(rank)) for rank in ranks)
+
+
+@pytest.mark.parametrize(("own", "inside"), [(None, "0"), ("1", "1")])
+def test_nccls_watchdog_raises_nothing_unless_the_user_wants_it(start: Start, own: str | None, inside: str) -> None:
+    env = {} if own is None else {"TORCH_NCCL_RETHROW_CUDA_ERRORS": own}
+    [rank] = start(1, target(accelerated.tell_environment), env=env).wait(60)
+    assert rank.value == [inside, own]
