@@ -41,10 +41,11 @@ def begin() -> None:
     if module is None:
         return
     known = [abort.group for abort in _aborts]
-    for group in list(module._world.pg_map):
-        backends = _backends(module, group)
-        if not backends <= _UNABORTABLE and not any(group is other for other in known):
-            name = str(module._world.pg_names.get(group, ""))
+    new = [group for group in list(module._world.pg_map) if not any(group is other for other in known)]
+    # All are looked up before the first abort begins: it frees the main thread, which may destroy the others.
+    described = [(group, str(module._world.pg_names.get(group, "")), _backends(module, group)) for group in new]
+    for group, name, backends in described:
+        if not backends <= _UNABORTABLE:
             _aborts.append(_Abort(group, name, ",".join(sorted(backends - _UNABORTABLE))))
 
 
