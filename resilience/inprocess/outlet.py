@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from resilience.adapters import connections
-from resilience.adapters.serving import listen, local_address
+from resilience.adapters.serving import are_next_free, listen_beside_free_ports, local_address
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
@@ -223,7 +223,7 @@ class StoreOutlet:
 
 def iteration_server(address: str) -> dist.TCPStore:
     """Return a fresh server for the process groups of one iteration, on a port of its own."""
-    listener = listen(address, 0)
+    listener = listen_beside_free_ports(address)
     port = listener.getsockname()[1]
     return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
@@ -243,7 +243,8 @@ def note_arrival(
 
 def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any = None) -> Any:
     """Make `server`, or a fresh one, the store of the process groups of one iteration."""
-    server = server or iteration_server(local_address(base_host))
+    if server is None or not are_next_free(server.host, server.port):  # made ahead of time, and overtaken
+        server = iteration_server(local_address(base_host))
     execute(Set(Keys(iteration).server, f"{server.host}:{server.port}"), store)
     return server
 

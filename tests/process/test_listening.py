@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from resilience.adapters.serving import address_of, listen
+from resilience.adapters.serving import NEIGHBOURS, address_of, are_next_free, listen, listen_beside_free_ports
 from resilience.core import events
 from tests.process.launching import Launched, launcher
 from tests.process.leftovers import processes_of
@@ -165,3 +165,11 @@ def test_name_that_others_may_know_by_another_address_is_listened_for_on_all(nam
 def test_port_that_is_taken_is_an_error_and_not_opened_on_all_addresses() -> None:
     with listen("127.0.0.1", 0) as first, pytest.raises(OSError, match="in use"):
         listen("127.0.0.1", first.getsockname()[1])
+
+
+def test_port_of_a_store_has_free_neighbours_unless_somebody_takes_them() -> None:
+    with listen_beside_free_ports("127.0.0.1") as listener:
+        port = listener.getsockname()[1]
+        assert are_next_free("127.0.0.1", port)
+        with listen("127.0.0.1", port + NEIGHBOURS):
+            assert not are_next_free("127.0.0.1", port)
