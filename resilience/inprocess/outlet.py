@@ -61,6 +61,7 @@ class StoreOutlet:
         self._servers: list[Any] = []
         self._spare: Any = None
         self._result: events.Event | None = None
+        self._job_goes_on = False  # without this rank: the store that is hosted here is still needed
         self._supervisor: Supervisor | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="resilience-store", daemon=True)
@@ -151,6 +152,7 @@ class StoreOutlet:
 
     def _stand_in(self, record: InterruptionRecord) -> None:
         self._result = self._drive_stand_in(record, self._store)
+        self._job_goes_on = True
 
     def _drive_stand_in(self, record: InterruptionRecord, store: StoreLike) -> events.RankStoodInFor:
         began = time.monotonic()
@@ -207,14 +209,17 @@ class StoreOutlet:
             rank = self._begun.origin.initial_rank
             assert rank is not None
             execute(Set(finished_key(rank), "1"), self._store)
+            outcome = Keys(self._last_seat(rank, self._store).iteration).outcome
+            self._job_goes_on |= execute(Read((outcome,)), self._store) != (restart.COMPLETED,)
 
     def _await_last_client(self) -> None:
         """A host leaves when nobody else is connected any more; after a call that completed, at the latest
-        when the barrier's limit has passed. While a job goes on without its rank it stays."""
+        when the barrier's limit has passed. While a job goes on without its rank it stays, whether the rank has died
+        or has left."""
         ports = {server.port for server in self._servers}
         if self._is_host and isinstance(self._base, dist.TCPStore):
             ports.add(self._base.port)
-        deadline = time.monotonic() + self._waits.barrier if self._result is None and ports else float("inf")
+        deadline = float("inf") if self._job_goes_on else time.monotonic() + self._waits.barrier
         looks = 0
         while ports and looks < LOOKS and time.monotonic() < deadline:
             looks = 0 if connections.has_foreign_clients(ports) else looks + 1

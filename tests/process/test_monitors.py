@@ -55,6 +55,17 @@ def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(s
     assert job.wait_ranks()[0].value == 1  # started again without rank 1
 
 
+def test_store_stays_longer_than_the_barriers_limit_when_the_rank_beside_it_has_left(start: Start) -> None:
+    limits = {"soft_timeout": 6.0, "hard_timeout": 7.0, "heartbeat_timeout": 6.0, "barrier_timeout": 8.0}
+    faults = [{"kind": "exit_3", "rank": 0, "iteration": 0, "step": 5}]
+    faults += [{"kind": "half_a_second", "rank": 1, "iteration": 1, "step": step} for step in range(20)]
+    faults += [{"kind": "exception", "rank": 1, "iteration": 1, "step": 20}]  # its restart needs the store
+    job = start(3, TRAIN, faults=faults, options=limits, steps=24)
+    ended = job.wait()
+    assert ended[0].code == 3
+    assert [rank.value for rank in ended[1:]] == [24.0, 24.0]
+
+
 def test_loss_of_the_store_ends_every_rank_with_a_clear_error(start: Start) -> None:  # F23
     options = FAST | {"heartbeat_timeout": 2.0, "barrier_timeout": 10.0}
     job = start(2, PATIENT, options=options)
