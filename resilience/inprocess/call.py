@@ -21,6 +21,7 @@ from resilience.adapters.environment import keep_nccl_watchdog_from_raising, sco
 from resilience.adapters.interrupt import Interrupter
 from resilience.adapters.store import drive, wait
 from resilience.adapters.tcp_urls import meeting_at_own_store
+from resilience.adapters.torch_modes import modes, restore
 from resilience.core import events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
 from resilience.core.encoding import text
@@ -118,6 +119,7 @@ class CallWrapper:
         """Call `function` until all active ranks completed; return this rank's value."""
         check_caller(function)
         positional, named = inject(function, CallWrapper, self, args, kwargs)
+        self._modes = modes()
         self._function = lambda: function(*positional, **named)
         name = f"{function.__module__}.{function.__qualname__}"
         with alone(name):
@@ -314,6 +316,7 @@ class CallWrapper:
 
     def _call_function(self) -> Result:
         self._account.entering()
+        restore(self._modes)  # an interruption may have prevented a context manager from doing it
         self._session.page.doing(Doing.FUNCTION)
         self._session.page.on_progress = self._progressed if self._account.is_restarting else None
         try:

@@ -22,6 +22,7 @@ import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import resilience
 from resilience.inprocess import CallWrapper, Compose, Wrapper
@@ -268,6 +269,24 @@ class UnsavedTensor:
 
     def __reduce__(self) -> Any:
         raise ValueError("cannot be saved")
+
+
+def leave_modes_on() -> tuple[bool, bool, str]:
+    """Fail inside torch's modes, as if an interruption had kept each context manager from leaving its own. Returns
+    what of them the next iteration meets: gradients, autocast, the device of a new tensor."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> tuple[bool, bool, str]:
+        assert call is not None
+        if call.iteration == 0:
+            torch.no_grad().__enter__()
+            torch.autocast("cpu").__enter__()
+            torch.device("meta").__enter__()
+            FakeTensorMode().__enter__()
+            raise ValueError("by schedule")
+        return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), str(torch.ones(1).device)
+
+    return function()
 
 
 def finish_apart() -> int:

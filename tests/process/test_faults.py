@@ -77,6 +77,11 @@ def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: 
     assert job.of(events.RankLeft, rank=1)
 
 
+def test_modes_of_torch_that_a_failure_left_on_are_off_when_the_function_starts_again(start: Start) -> None:
+    job = start(2, "tests.process.jobs:leave_modes_on")
+    assert [rank.value for rank in job.wait()] == [(True, False, "cpu")] * 2
+
+
 def test_checkpoint_that_one_rank_cannot_save_restarts_all_and_ends_none(start: Start) -> None:
     job = start(2, "tests.process.jobs:save_and_fail")  # torch raises its CheckpointException, a BaseException
     assert [rank.value for rank in job.wait()] == [1, 1]
