@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -317,15 +317,46 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
     return function()
 
 
-def restart_often(restarts: int) -> list[tuple[int, int, int]]:
-    """Fail in every iteration but the last; answers (resident KiB, threads, descriptors) at the start of each."""
-    seen: list[tuple[int, int, int]] = []
-    process = psutil.Process()
+class Held(NamedTuple):
+    """What a process holds."""
+
+    resident_kib: int
+    threads: int
+    descriptors: int
+
+    @classmethod
+    def now(cls) -> Held:
+        process = psutil.Process()
+        return cls(process.memory_info().rss // 1024, process.num_threads(), process.num_fds())
+
+
+def settled(at_most: Held | None = None) -> Held:
+    """Return what this process holds once that has not changed for a second, or once it is `at_most` that; after a
+    minute whatever it then is. Groups of the iteration before go in the background."""
+    held, looks = Held.now(), 0
+    deadline = time.monotonic() + 60
+    while looks < 20 and time.monotonic() < deadline:
+        if at_most is not None and held.threads <= at_most.threads and held.descriptors <= at_most.descriptors:
+            break
+        time.sleep(0.05)
+        now = Held.now()
+        looks = looks + 1 if now[1:] == held[1:] and at_most is None else 0
+        held = now
+    return held
+
+
+def restart_often(restarts: int) -> list[Held]:
+    """Fail in every iteration but the last; answers what the process holds when it has settled, after a tenth of the
+    restarts and after all."""
+    seen: list[Held] = []
 
     @Wrapper()
-    def function(call: CallWrapper | None = None) -> list[tuple[int, int, int]]:
+    def function(call: CallWrapper | None = None) -> list[Held]:
         assert call is not None
-        seen.append((process.memory_info().rss // 1024, process.num_threads(), process.num_fds()))
+        if call.iteration == restarts // 10:
+            seen.append(settled())
+        elif call.iteration == restarts:
+            seen.append(settled(at_most=seen[0]))
         dist.init_process_group("gloo")
         ones = torch.ones(1)
         dist.all_reduce(ones)
