@@ -48,7 +48,7 @@ def simulate(seeds: Sequence[int], fewest: int, most: int) -> int:
     number = failures = 0
     ends: Counter[str] = Counter()
     iterations: Counter[int] = Counter()
-    steps = excused = 0
+    steps = waited = 0
     seconds = 0.0
     for seed in seeds:
         number += 1
@@ -65,13 +65,13 @@ def simulate(seeds: Sequence[int], fewest: int, most: int) -> int:
         iterations[report.iterations] += 1
         steps += report.steps
         seconds += report.seconds
-        excused += bool(report.excuses)
+        waited += bool(report.vain_waits)
     took = time.monotonic() - began
     print(f"{number:,} schedules of {fewest} to {most} ranks in {took:.0f} s: {number / took:,.0f} a second")
     print(f"{steps:,} steps, {seconds / 3600:,.0f} virtual hours")
     print("iterations begun:", ", ".join(f"{count:,} x {size}" for size, count in sorted(iterations.items())))
     print("ranks ended:", ", ".join(f"{count:,} {end}" for end, count in ends.most_common()))
-    print(f"{excused:,} excused from the barrier limits; {failures} broke an invariant")
+    print(f"{waited:,} with waits that reached their limit, each explained; {failures} broke an invariant")
     return failures
 
 

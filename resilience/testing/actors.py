@@ -48,7 +48,6 @@ class Rank(Actor):
         "interrupted_at",
         "is_answering",
         "is_critical",
-        "late_by",
         "linger",
         "lingers_since",
         "monitor",
@@ -75,7 +74,6 @@ class Rank(Actor):
         self.published = ENTRY  # the iteration of the seat that it published last
         self.is_answering = False  # has left the function and is about to answer the last call
         self.called_at = 0.0
-        self.late_by = 0.0
         # Its page.
         self.doing = Doing.OUTSIDE
         self.since = 0.0

@@ -49,8 +49,6 @@ Steps = Generator[Operation, Any, str]
 
 # How long one operation takes: mostly a fraction of a millisecond, sometimes half a second.
 DELAYS = tuple(10 ** (-4 + 3.7 * step / 255) for step in range(256))
-# A rank that is this much later than the others, all in all, excuses a BarrierTimeout.
-LATE = LIMITS.barrier - 20.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -61,7 +59,7 @@ class Report(msgspec.Struct, frozen=True):
     most_operations: int  # of one rank
     seconds: Seconds
     ends: tuple[str, ...]
-    excuses: tuple[str, ...]
+    vain_waits: tuple[str, ...]  # that reached their limit, explained by some other rank
 
 
 class Cluster:
@@ -115,7 +113,7 @@ class Cluster:
             most_operations=max(rank.operations for rank in self.ranks),
             seconds=ended_at,
             ends=tuple(rank.truth.end or "hung" for rank in self.ranks),
-            excuses=tuple(self.referee.excuses),
+            vain_waits=tuple(self.referee.vain_waits),
         )
 
     def note(self, who: object, what: object) -> None:
@@ -214,10 +212,8 @@ class Cluster:
         operation = actor.operation
         assert isinstance(operation, Await)
         is_there = operation.key in self.store.data
-        if not is_there and operation.key.endswith("/last_call/done"):
-            self.referee.waited_in_vain(actor.seat)
-        if not is_there and operation.key.endswith("/exit/done"):
-            self.referee.held_up(actor.seat)
+        if not is_there:
+            self.referee.overdue(actor.truth, actor.seat, operation.key, operation.limit, self.clock.now)
         if not is_there and operation.key.endswith("/outcome"):
             self.referee.may_say(missed_completion(actor.seat, operation.limit))
         self.step(actor, is_there)
@@ -277,7 +273,7 @@ class Cluster:
                     self.referee.completed(rank.truth)
                     yield from self.protocol.depart(following, LIMITS, rank.is_critical)
                     if rank.is_critical:
-                        self.referee.departed(following)
+                        self.referee.departed(rank.truth)
                 if ending.outcome != INTERRUPTED:
                     return str(ending.outcome)
         except BarrierTimeout:
@@ -318,9 +314,7 @@ class Cluster:
 
     def comes_late(self, rank: Rank, duration: Seconds) -> None:
         """A rank, or whoever stands in for it, keeps the others waiting for so long."""
-        rank.late_by += duration
-        if rank.late_by > LATE:
-            self.referee.excuse(f"{rank} is late by {rank.late_by:.0f} s in all")
+        self.referee.stalls(rank.truth, self.clock.now, duration)
 
     def kill(self, rank: Rank) -> None:
         """A rank's process is gone."""
@@ -328,7 +322,7 @@ class Cluster:
             return
         self.note(rank, "killed")
         rank.token += 1
-        self.referee.died(rank.truth)
+        self.referee.died(rank.truth, self.clock.now)
         if rank.monitor.is_alive:
             self.monitors.look(rank.monitor, self.delay())
         else:

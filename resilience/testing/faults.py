@@ -96,6 +96,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 HANGS: tuple[How, ...] = ("sleep", "spin", "stuck", "slow")  # hooks can only do the last two
 HOOKS = (Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FINALIZE, Stage.CHECK_AFTER)
+LIMITS = (60.0, 90.0, 120.0)  # seconds: soft, hard, and of waits for each other
 OPERATIONS = 90  # a rank has done about as many after two restarts
 STAND_IN_OPERATIONS = 30
 
@@ -135,7 +136,10 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
     if kind < 15:
         return Fail(rank, iteration, rng.choice(HOOKS), rng.choice((End.FAILED, End.FATAL)))
     if kind < 17:
-        return Stall(rank, iteration, Stage.FUNCTION, rng.choice(HANGS), rng.uniform(10, 200))
+        how, duration = rng.choice(HANGS), rng.uniform(10, 200)
+        if rng.random() < 0.3:  # right at a limit: what is late by a moment meets what gives up at that moment
+            how, duration = "slow", rng.choice(LIMITS) + rng.uniform(-1.0, 1.0)
+        return Stall(rank, iteration, Stage.FUNCTION, how, duration)
     if kind < 18:
         stage = rng.choice((*HOOKS, Stage.ABORT, Stage.COLLECT))
         return Stall(rank, iteration, stage, rng.choice(HANGS[2:]), rng.uniform(1, 85))

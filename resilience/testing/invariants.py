@@ -2,8 +2,9 @@
 
 The referee is told what each rank and each process that stands in for one really does, and reads the store
 over their shoulder. It knows no protocol step: only who was where, who returned, who died, and what must
-never be. A schedule that leaves a rank late, or without anybody to speak for it, is *excused*: ranks may then
-end by BarrierTimeout; everything else still holds.
+never be. A wait may only reach its limit if other ranks explain it: they were stalled by the schedule for nearly all
+of that time, one of them or several in turn, or one is stuck or dead and nobody is left to end it or to stand in for
+it. Such a wait excuses nothing but itself and the BarrierTimeout that follows from it.
 Raises: InternalError with the attribute `invariant`, from whatever call first sees it broken."""
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from resilience.errors import InternalError
 from resilience.testing.store import MemoryStore
 
 LIMITS = Limits()  # how long ranks wait for each other
+SLACK = 20.0  # seconds of a wait that operations may take; the rest of it has to be somebody's stall
 
 # How a rank can end, beside COMPLETED and LEFT.
 DISCARDED, TIMEOUT, KILLED = "discarded", "timeout", "killed"
@@ -79,6 +81,7 @@ class Truth:
     __slots__ = (
         "end",
         "frozen_before",
+        "has_waited_in_vain",
         "is_fatal",
         "is_grouped",
         "is_suspected",
@@ -87,6 +90,7 @@ class Truth:
         "must_say",
         "seat",
         "spoken_for",
+        "stalls",
         "standing",
     )
 
@@ -102,6 +106,8 @@ class Truth:
         self.frozen_before = ENTRY - 1  # last iteration that was frozen when it died or was suspected
         self.standing = 0  # processes that stand in for it now
         self.spoken_for: str | None = None  # what its stand-in answered
+        self.has_waited_in_vain = False
+        self.stalls: list[tuple[float, float]] = []  # from when to when it made no progress
 
     @property
     def is_alive(self) -> bool:
@@ -115,16 +121,36 @@ class Referee:
         self._data = store.data
         self.worlds: dict[int, World] = {}
         self.truths = [Truth(Seat(rank, rank, ranks, ranks, ENTRY)) for rank in range(ranks)]
-        self.excuses: list[str] = []
+        self.vain_waits: list[str] = []  # those that somebody explains
         self._true: set[str] = set()  # every record that may stand in the store
         self._last_frozen = ENTRY - 1
         self._superfluous: list[Seat] = []  # of ranks whose stand-ins gave up waiting for the others
         for truth in self.truths:
             self.took_seat(truth.seat)
 
-    def excuse(self, why: str) -> None:
-        """The schedule asks too much: somebody may time out."""
-        self.excuses.append(why)
+    # -- who waits for whom -----------------------------------------------------------------------
+
+    def stalls(self, truth: Truth, now: float, duration: float) -> None:
+        """The schedule keeps a rank, or whoever stands in for it, from going on for so long."""
+        if duration:
+            truth.stalls.append((now, now + duration))
+
+    def goes_on(self, truth: Truth, now: float) -> None:
+        """A stall is over, perhaps before its time."""
+        truth.stalls = [(begin, min(end, now)) for begin, end in truth.stalls]
+
+    def overdue(self, truth: Truth, seat: Seat, key: str, limit: float, now: float) -> None:
+        """A rank, or its stand-in, waited for a key until the limit, and it is not there."""
+        if key.endswith("/last_call/done"):
+            if not self.worlds[seat.iteration].uncalled:
+                raise broken("no vain wait", f"{seat} waited for the last call though all had answered it")
+            return
+        others = [other for other in self.truths if other is not truth]
+        stalled = covered([stall for other in others for stall in other.stalls], now - limit, now)
+        if stalled < limit - SLACK and not any(other.is_unspoken for other in others):
+            raise broken("no vain wait", f"{seat} waited {limit:g} s for {key}, others were late for {stalled:.0f} s")
+        truth.has_waited_in_vain = True
+        self.vain_waits.append(f"{seat} for {key}")
 
     # -- where ranks are --------------------------------------------------------------------------
 
@@ -174,6 +200,8 @@ class Referee:
             raise broken("stages in order", f"{seat} runs {stage} after {truth.last}")
         if stage is Stage.INITIALIZE and len(world.came) < world.size and f"{seat.iteration}/outcome" not in self._data:
             raise broken("start together", f"{seat} starts, only {sorted(world.came)} have come")
+        if stage is Stage.ABORT and self._data.get(f"{seat.iteration}/outcome") != INTERRUPTED:
+            raise broken("one outcome", f"{seat} aborts an iteration that was not decided as interrupted")
         if stage is Stage.FINALIZE and world.inside and called_for < LIMITS.last_call:
             raise broken("last call", f"{seat} finalizes after {called_for:.3g} s, {world.inside} are in the function")
 
@@ -201,20 +229,11 @@ class Referee:
         if outcome != COMPLETED:
             raise broken("one outcome", f"{truth.seat} completed an iteration that was decided as {outcome}")
 
-    def held_up(self, seat: Seat) -> None:
-        """A rank waited in vain for the others to depart."""
-        if not self.excuses:
-            raise broken("no vain wait", f"{seat} waited for the others to depart until it was no use")
-
-    def departed(self, seat: Seat) -> None:
-        """The rank that holds the store departs: everybody else needs it no more."""
-        if self.worlds[seat.iteration].before_end and not self.excuses:
+    def departed(self, truth: Truth) -> None:
+        """The rank that holds the store departs: everybody else needs it no more, or it has waited long enough."""
+        seat = truth.seat
+        if self.worlds[seat.iteration].before_end and not truth.has_waited_in_vain:
             raise broken("the store goes last", f"{seat} departs before {self.worlds[seat.iteration].before_end}")
-
-    def waited_in_vain(self, seat: Seat) -> None:
-        """A rank waited for the whole last call: somebody was missing."""
-        if not self.worlds[seat.iteration].uncalled:
-            raise broken("no vain wait", f"{seat} waited for the last call though all had answered it")
 
     def ended(self, truth: Truth, end: str) -> None:
         """A rank ended, and why."""
@@ -227,11 +246,12 @@ class Referee:
             raise broken("no fault swallowed", f"{seat} had to leave, and completed")
         if end == DISCARDED and not (truth.is_suspected or truth.is_grouped):
             raise broken("no healthy rank excluded", f"{seat} was given no seat")
-        if end == TIMEOUT and not self.excuses:
-            raise broken("no rank forgotten", f"{seat} waited until a barrier timed out")
+        if end == TIMEOUT and not truth.has_waited_in_vain:
+            raise broken("no rank forgotten", f"{seat} gave up at a barrier without a wait")
 
-    def died(self, truth: Truth) -> None:
+    def died(self, truth: Truth, now: float) -> None:
         truth.is_unspoken = False
+        self.goes_on(truth, now)
         if not truth.is_suspected:
             truth.frozen_before = self._last_frozen
         self.ended(truth, KILLED)
@@ -340,16 +360,16 @@ class Referee:
     def _settle_world(self, iteration: int, world: World) -> None:
         outcome = self._data.get(f"{iteration}/outcome")
         members = [self.truths[initial] for initial in world.holders.values()]
-        if len(world.holders) < world.size and not self.excuses:
+        if len(world.holders) < world.size and not self._is_stuck:
             raise broken("consecutive ranks", f"iteration {iteration} has {sorted(world.holders)} of {world.size}")
         if outcome == COMPLETED:
             for truth in members:
                 has_left = truth.end == LEFT and truth.seat.iteration == iteration
-                if truth.is_alive and truth.end != COMPLETED and not has_left and not self.excuses:
+                if truth.is_alive and truth.end != COMPLETED and not has_left and not truth.is_unspoken:
                     raise broken("completion is never half", f"{truth.seat} {truth.end}")
             if iteration + 1 in self.worlds:
                 raise broken("completion is never half", f"iteration {iteration + 1} after a completed one")
-        elif outcome is None and iteration != ENTRY and any(truth.is_alive for truth in members) and not self.excuses:
+        elif outcome is None and iteration != ENTRY and any(truth.is_alive for truth in members) and not self._is_stuck:
             raise broken("every iteration is decided", f"iteration {iteration}")
         elif outcome not in (None, INTERRUPTED):
             raise broken("one outcome", f"iteration {iteration} was decided as {outcome!r}")
@@ -357,6 +377,15 @@ class Referee:
             truth = self.truths[world.holders[rank]]
             if truth.is_alive and not truth.is_fatal and not truth.is_suspected:
                 raise broken("no healthy rank excluded", f"{truth.seat} in iteration {iteration}")
+
+
+def covered(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
+    """Return how much of the time from `begin` to `end` lies in at least one interval."""
+    total, at = 0.0, begin
+    for first, last in sorted(intervals):
+        total += max(0.0, min(end, last) - max(at, first))
+        at = max(at, last)
+    return total
 
 
 def parse_frozen(text: str) -> frozenset[int]:

@@ -68,7 +68,6 @@ class Monitors:
     def is_unmonitored(self, rank: Rank) -> None:
         """A rank makes no progress, and nobody will end it."""
         rank.truth.is_unspoken = True
-        self._referee.excuse(f"{rank} stalls and has no monitor")
 
     def is_unspoken(self, rank: Rank) -> None:
         """Nobody stands in for a dead rank: a neighbour notices when nothing has been heard for long enough."""
@@ -173,7 +172,6 @@ class Monitors:
             self._stand_in(self._cluster.rng.choice(neighbours), rank, "terminated")
         else:
             rank.truth.is_unspoken = True
-            self._referee.excuse(f"nobody is left to stand in for {rank}")
 
     def _neighbours(self, rank: Rank) -> list[Monitor]:
         return [other.monitor for other in self._cluster.ranks if other.monitor.is_alive and other is not rank]

@@ -83,6 +83,7 @@ class Stages:
 
     def _leave(self, rank: Rank, stage: Stage, result: Result) -> None:
         rank.silent_since = rank.pinged_at = rank.lingers_since = None
+        self._cluster.referee.goes_on(rank.truth, self._clock.now)
         rank.does(Doing.WAITING, self._clock.now)
         self._cluster.referee.leaves(rank.truth, stage, result)
         if stage is Stage.ABORT:
@@ -105,6 +106,7 @@ class Stages:
         else:
             duration = self._cluster.delay() * self._rng.choice((0.1, 1.0, 10.0))
             if isinstance(fault, Stall):
+                self._cluster.comes_late(rank, fault.duration)
                 duration += fault.duration
             self._leave_after(duration, rank, Stage.FUNCTION, self._result(rank, Stage.FUNCTION, fault))
         self._when_decided(rank, partial(self._interrupt, rank, rank.token, how == "stuck"))

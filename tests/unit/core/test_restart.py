@@ -241,6 +241,49 @@ def test_success_that_came_first_stands(protocol: ModuleType) -> None:
     assert store.data["0/outcome"] == COMPLETED
 
 
+def test_success_that_is_later_than_the_limit_and_earlier_than_the_report_stands(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.arrive(Keys(0).start, 1, 2), store)
+    steps, answer = protocol.iterate(Seat(0, 0, 2, 2, 0), LIMITS), None
+    while (operation := steps.send(answer)) != Await("0/outcome", LIMITS.completion):
+        answer = RETURNED if isinstance(operation, Run) else store.perform(operation)
+    assert drive(protocol.iterate(Seat(1, 1, 2, 2, 0), LIMITS), store) == Ending(COMPLETED)
+    ending = None
+    answer = False  # the limit was reached a moment before
+    while ending is None:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as stop:
+            ending = stop.value
+        else:
+            answer = store.perform(operation)  # it runs no stage any more
+    assert ending == Ending(COMPLETED)
+
+
+def test_rank_that_leaves_is_listed_by_its_current_rank(protocol: ModuleType) -> None:
+    seat = alone(initial_rank=3)
+    for steps in (protocol.iterate(seat, LIMITS), protocol.stand_in(seat, LIMITS, "gone")):
+        store = MemoryStore()
+        drive(steps, store, fails_at(Stage.FUNCTION, End.FATAL))
+        assert (store.data["0/terminated/1"], store.data["0/frozen"]) == ("0", "0")
+
+
+def test_spare_that_leaves_after_completion_departs_under_its_current_rank(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.arrive(Keys(0).start, 1, 2), store)
+    drive(protocol.iterate(Seat(0, 0, 2, 1, 0), LIMITS), store)
+    spare = Seat(initial_rank=5, rank=1, world_size=2, active_world_size=1, iteration=0)
+    assert drive(protocol.iterate(spare, LIMITS), store, fails_at(Stage.INITIALIZE, End.FATAL)) == Ending(LEFT)
+    assert "0/exit/0/1" in store.data
+
+
+def test_timeout_names_the_current_rank(protocol: ModuleType) -> None:
+    seat = Seat(initial_rank=5, rank=1, world_size=2, active_world_size=2, iteration=ENTRY)
+    with pytest.raises(BarrierTimeout) as raised:
+        drive(protocol.enter(seat, LIMITS), MemoryStore())
+    assert raised.value.rank == 1  # type: ignore[attr-defined]
+
+
 def test_arrival_orders_come_from_the_store_and_are_unique(protocol: ModuleType) -> None:
     store = MemoryStore()
     for record in "abc":
