@@ -57,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write(options, rounds, results)
             if not result.failed and not result.lost_healthy and not options.keep:
                 shutil.rmtree(folder / f"{each.number}")
+        found = _write(options, rounds, results)
+        print(f"\n{figures.table(found)}\n\nwritten to {options.out}", flush=True)
     finally:
         server.close()
-    found = _write(options, rounds, results)
-    print(f"\n{figures.table(found)}\n\nwritten to {options.out}")
     is_good = not found["healthy_ranks_lost"] and not found["rounds_failed"] and bool(results)
     if is_good and not options.keep:
         shutil.rmtree(folder)

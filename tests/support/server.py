@@ -60,8 +60,14 @@ class ForkServer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(30)
-        self._process.stdout.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        finally:
+            self._process.wait()
+            self._process.stdout.close()
 
     def _read_until(self, is_done: Callable[[dict[str, Any]], bool], limit: float) -> bool:
         deadline = time.monotonic() + limit
