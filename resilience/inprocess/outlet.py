@@ -24,7 +24,7 @@ from resilience.errors import RankDiscarded, ResilienceError, StoreError
 from resilience.inprocess.assigning import Hooks, assign, seat_of
 from resilience.inprocess.state import State
 from resilience.inprocess.store import Notice, PrefixStore, hosting
-from resilience.inprocess.supervision import Supervisor, finished_key
+from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.monitor import messages
 
 LOOKS = 4  # consecutive looks, LOOK_EVERY seconds apart, that must find no client before a host leaves
@@ -124,7 +124,8 @@ class StoreOutlet:
         self._store = dist.PrefixStore(begin.prefix, self._base)
         if self._supervisor is not None:
             self._supervisor.stop()
-        self._supervisor = Supervisor(begin, self._connect, self._represent, self._emit)
+        folder = agree_on_folder(self._store, begin.origin.node)
+        self._supervisor = Supervisor(begin, folder, self._connect, self._represent, self._emit)
         self._supervisor.start()
 
     def _connect(self) -> Any:

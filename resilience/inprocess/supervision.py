@@ -25,7 +25,6 @@ from resilience.core import encoding, events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.membership import Peer, successor, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
-from resilience.errors import ResilienceError
 from resilience.monitor import messages
 
 EXPORT_LIMIT = 2.0  # seconds for what is still to be exported when this monitor leaves
@@ -46,11 +45,14 @@ class Supervisor:
     def __init__(
         self,
         begin: messages.Begin,
+        folder: str,
         connect: Callable[[], Any],
         represent: Callable[[InterruptionRecord], None],
         emit: Callable[..., None],
     ) -> None:
+        """folder: that the node's monitors have agreed on; connect: for the one that leads, and for it alone."""
         self._begin = begin
+        self._folder = folder
         self._connect = connect
         self._represent = represent
         self._emit = emit
@@ -78,11 +80,11 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            with self._lead() as is_leader:
+            with _Lead(self._folder, self._done) as is_leader:
                 if is_leader:
                     self._store = dist.PrefixStore(self._begin.prefix, self._connect())
                     self._run_as_leader()
-        except (ResilienceError, RuntimeError, OSError) as error:
+        except Exception as error:  # the edge of the thread: a node without a leader must be on record
             if not self._done.is_set():
                 self._emit(events.StoreLost(f"supervision: {type(error).__name__}: {error}"[:500]))
 
@@ -101,14 +103,6 @@ class Supervisor:
         finally:
             if exports is not None:
                 exports.close(EXPORT_LIMIT)
-
-    def _lead(self) -> _Lead:
-        """Agree with the node's other monitors on a folder: its name is random, so nobody can make it before us."""
-        own = private.make()
-        agreed = str(execute(CompareSet(f"nodes/{self._node}/folder", own), self._store))
-        if agreed != own:
-            private.remove(own)
-        return _Lead(agreed, self._done)
 
     def _take_index(self) -> None:
         """Get this node's place in the ring; a successor inherits that of its predecessor."""
@@ -220,6 +214,16 @@ class _Lead:
     def __exit__(self, *_: object) -> None:
         private.remove(self._folder)  # who has entered it keeps the lock, and hands it on
         os.close(self._fd)
+
+
+def agree_on_folder(store: StoreLike, node: str) -> str:
+    """Return the folder whose lock the leader of a node holds: the same for all monitors of the node. Its name is
+    random, so nobody can make it before us. Raises: OSError, and what stores raise."""
+    own = private.make()
+    agreed = str(execute(CompareSet(f"nodes/{node}/folder", own), store))
+    if agreed != own:
+        private.remove(own)
+    return agreed
 
 
 def announce(store: StoreLike, node: str, member: Member) -> None:
