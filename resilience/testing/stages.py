@@ -99,10 +99,10 @@ class Stages:
             self._stick(rank)
         elif how == "sleep":
             rank.silent_since = self._clock.now
-            self._cluster.stalls(rank, 0.0)
+            self._cluster.stalls(rank, KILLED_AFTER)  # or until it is interrupted
         elif how == "spin":
             rank.pinged_at = self._clock.now
-            self._cluster.stalls(rank, 0.0)
+            self._cluster.stalls(rank, KILLED_AFTER)  # or until it is interrupted
         else:
             duration = self._cluster.delay() * self._rng.choice((0.1, 1.0, 10.0))
             if isinstance(fault, Stall):
