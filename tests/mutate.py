@@ -26,7 +26,7 @@ import pytest
 
 from resilience.core import restart, watch
 from resilience.testing.cluster import Cluster
-from resilience.testing.faults import VICTIMS, Schedule, draw, everywhere
+from resilience.testing.faults import VICTIMS, Schedule, draw, everywhere, raised_everywhere
 from tests.unit.core import test_restart, test_watch
 
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
@@ -212,7 +212,7 @@ EVERYWHERE = [
     for victim in VICTIMS
     for restarts in (0, 1)
     for schedule in everywhere(victim, ranks=3, rank=1, restarts=restarts, block=2)
-]
+] + [schedule for times in (1, 2, 99) for schedule in raised_everywhere(times, ranks=3, rank=1, restarts=1)]
 
 
 def trials_of(module: ModuleType) -> Iterator[tuple[str, Trial]]:

@@ -7,7 +7,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 def tcp_sockets() -> Iterator[tuple[int, int | None]]:
@@ -47,6 +50,45 @@ def shut_down(address: str, port: int) -> int:
         except OSError:  # it is not connected, or no more
             continue
     return ended
+
+
+class Connection(NamedTuple):
+    """One TCP connection of this process: its descriptor, its inode, and the port at the other end."""
+
+    fd: int
+    inode: int
+    port: int
+
+    def shut_down(self) -> None:
+        """End it, unless it has been closed: whoever waits for an answer there gets an error at once."""
+        try:
+            with socket.socket(fileno=os.dup(self.fd)) as copy:
+                if os.fstat(copy.fileno()).st_ino == self.inode:  # else the descriptor belongs to something new
+                    copy.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed, or not connected any more
+
+
+def opened_by(connect: Callable[[], T]) -> tuple[T, list[Connection]]:
+    """Call `connect`; return its result and the connections of this process that were not there before.
+
+    Other threads may open some meanwhile: their ports tell them apart."""
+    before = set(_connected())
+    made = connect()
+    return made, [connection for connection in _connected() if connection not in before]
+
+
+def _connected() -> Iterator[Connection]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            fd = int(name)
+            if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                    yield Connection(fd, os.fstat(copy.fileno()).st_ino, copy.getpeername()[1])
+        except OSError:
+            continue
 
 
 def _copies() -> Iterator[socket.socket]:

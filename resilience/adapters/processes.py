@@ -13,7 +13,8 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,36 @@ _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes), include/uapi/linux/pi
 _PIDFD_INFO_EXIT = 1 << 3
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+MEANT_FOR_A_JOB = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGALRM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""Signals that a terminal, a scheduler or a user sends to all processes of a job, a monitor among them."""
+
+
+@contextmanager
+def job_signals_blocked() -> Iterator[None]:
+    """Block the signals that are meant for a job, in this thread. A process started in the body begins with them
+    blocked, too, until it calls `ignore_job_signals`: none can end it before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_A_JOB)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_job_signals() -> None:
+    """Ignore from now on the signals that are meant for a job."""
+    for number in MEANT_FOR_A_JOB:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, MEANT_FOR_A_JOB)
 
 
 class ProcessState(msgspec.Struct, frozen=True):

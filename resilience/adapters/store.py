@@ -10,8 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
+from resilience.adapters import patience
+from resilience.adapters.patience import ask
 from resilience.core import restart
 from resilience.core.encoding import text
 from resilience.core.restart import Add, Await, Check, CompareSet, Read, Set
@@ -61,15 +64,15 @@ def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) 
     try:
         match operation:
             case Set(key, value):
-                return store.set(text(key), text(value))
+                return ask(store, lambda: store.set(text(key), text(value)))
             case Add(key, amount):
-                return store.add(text(key), amount)
+                return ask(store, lambda: store.add(text(key), amount))
             case CompareSet(key, value):
-                return text(store.compare_set(text(key), "", text(value)))
+                return text(ask(store, lambda: store.compare_set(text(key), "", text(value))))
             case Check(keys):
-                return bool(store.check([text(key) for key in keys]))
+                return bool(ask(store, lambda: store.check([text(key) for key in keys])))
             case Read(keys):
-                return tuple(text(store.get(key)) if store.check([key]) else None for key in map(text, keys))
+                return tuple(ask(store, partial(_value, store, text(key))) for key in keys)
             case Await(key, limit):
                 return wait(store, text(key), limit, chunk)
     except StoreError:
@@ -85,8 +88,8 @@ def counts(store: Any, keys: list[str]) -> list[int]:
     Raises: StoreError."""
     try:
         if store.has_extended_api():
-            return [int(value) for value in store.multi_get(keys)]
-        return [int(store.get(key)) for key in keys]
+            return [int(value) for value in ask(store, lambda: store.multi_get(keys))]
+        return [int(ask(store, partial(store.get, key))) for key in keys]
     except (RuntimeError, ValueError, OSError) as error:
         raise lost(Read(tuple(keys)), error) from error
 
@@ -107,7 +110,8 @@ def wait(
         if left <= 0 or (give_up is not None and give_up()):
             return _is_present(store, key)
         try:
-            store.wait([key], timedelta(seconds=max(0.001, min(left, chunk))))
+            pause = max(0.001, min(left, chunk))
+            ask(store, partial(store.wait, [key], timedelta(seconds=pause)), pause)
             return True
         except (RuntimeError, ValueError, OSError):
             # A timeout and a dead server raise alike: a look at the key tells them apart.
@@ -117,16 +121,33 @@ def wait(
 
 def _is_present(store: StoreLike, key: str) -> bool:
     try:
-        return bool(store.check([key]))
+        return bool(ask(store, lambda: store.check([key])))
     except (RuntimeError, ValueError, OSError) as error:
         raise lost(Await(key, 0.0), error) from error
 
 
 def lost(operation: restart.Operation, error: BaseException) -> StoreError:
     """Return the error that says that the store does not answer."""
+    here = patience.current()
+    if here is not None and here.ran_out_after is not None:
+        key = getattr(operation, "key", None) or ", ".join(getattr(operation, "keys", ()))
+        return StoreError(
+            f"the store did not answer {type(operation).__name__} of {key!r} within {here.ran_out_after:.1f} s; the "
+            f"limit is {here.limit:g} s (barrier_timeout). The process that hosts the store (rank 0's monitor, or the "
+            "launcher's store process) is stopped, or its node is overloaded or unreachable. Look there; raise "
+            "barrier_timeout if that host may be away for longer",
+            operation=operation,
+            key=key,
+            waited_s=here.ran_out_after,
+            limit=here.limit,
+        )
     reason, _, _ = str(error).partition("\n")
     return StoreError(
         f"the store did not answer {operation}: {type(error).__name__}: {reason[:200]}; "
         "its host process or node is gone or unreachable, so this rank cannot go on",
         operation=operation,
     )
+
+
+def _value(store: StoreLike, key: str) -> str | None:
+    return text(store.get(key)) if store.check([key]) else None

@@ -37,18 +37,20 @@ class Learned(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     """All limits in force for one rank.
 
-    watchdog: since the main thread last proved to run bytecode. ping: since the last manual ping, once
-    armed. hook: since a hook was entered (hard only). leave: since the interruption, while the function
-    has not been left (hard only). abort: seconds after the interruption in which no hard limit ends the rank,
-    for its abort may still run. step: since the step counter last rose, once used. heartbeat and
-    initial_heartbeat: between heartbeats, and from their announcement, or a section opened or closed since,
-    to the first. sections: by name, while open. out_of_section: while none is open, once one has been.
-    warmup: in place of its own limit for the first `warmup_occurrences` times of a section, by name, or of
-    a gap between heartbeats ("heartbeat"). signal: what ends a rank past a hard limit. grace: between that
-    and SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that
-    are weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline."""
+    watchdog: since the main thread last proved to run bytecode. store: in place of all others, since an answer of
+    the job's store was due that the main thread waits for, which runs no bytecode meanwhile (hard only). ping:
+    since the last manual ping, once armed. hook: since a hook was entered (hard only). leave: since the
+    interruption, while the function has not been left (hard only). abort: seconds after the interruption in which
+    no hard limit ends the rank, for its abort may still run. step: since the step counter last rose, once used.
+    heartbeat and initial_heartbeat: between heartbeats, and from their announcement, or a section opened or
+    closed since, to the first. sections: by name, while open. out_of_section: while none is open, once one has
+    been. warmup: in place of its own limit for the first `warmup_occurrences` times of a section, by name, or of a
+    gap between heartbeats ("heartbeat"). signal: what ends a rank past a hard limit. grace: between that and
+    SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that are
+    weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline."""
 
     watchdog: Limit = NO_LIMIT
+    store: Limit = NO_LIMIT
     ping: Limit = NO_LIMIT
     hook: Limit = NO_LIMIT
     leave: Limit = NO_LIMIT
@@ -101,11 +103,18 @@ class Observation(msgspec.Struct, frozen=True):
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
+    store_due_at: Seconds | None = None  # the main thread waits for the job's store, whose answer is due then
     is_stuck: bool = False  # the rank says that its abort did not free it
     is_gone: bool = False
-    said_goodbye: bool = False
+    said_goodbye: bool = False  # the store says all about it: it completed the call, or is excluded
+    has_left: bool = False  # it is out of the call
     is_dismissed: bool = False  # it is being ended on purpose
     agent_lost_at: Seconds | None = None
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether no limit applies to what the rank is doing."""
+        return self.doing is Doing.OUTSIDE or self.said_goodbye or self.has_left
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -153,11 +162,16 @@ class StandIn(msgspec.Struct, frozen=True, tag=True):
     """The rank is gone: close its account and represent it until it is excluded."""
 
 
+class Represent(msgspec.Struct, frozen=True, tag=True):
+    """The rank left the call and was interrupted before it could say so in the store. Its process lives on:
+    represent it until it is excluded."""
+
+
 class Finish(msgspec.Struct, frozen=True, tag=True):
     """The rank left cleanly or as it was told to: nothing more to watch."""
 
 
-Command = AskRestart | CaptureEvidence | Terminate | Kill | NoteUnknown | StandIn | Finish
+Command = AskRestart | CaptureEvidence | Terminate | Kill | NoteUnknown | StandIn | Represent | Finish
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -170,6 +184,7 @@ class Watch(msgspec.Struct, frozen=True):
     finding: Finding | None = None  # why it is being terminated
     is_orphan: bool = False
     is_killed: bool = False
+    is_represented: bool = False  # although it lives
     is_over: bool = False
 
 
@@ -194,7 +209,10 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
         return Decision(watch)
     if seen.is_gone:
         over = msgspec.structs.replace(watch, is_over=True)
-        return Decision(over, (Finish() if seen.said_goodbye or seen.is_dismissed else StandIn(),))
+        is_accounted_for = seen.said_goodbye or seen.is_dismissed or watch.is_represented
+        return Decision(over, (Finish() if is_accounted_for else StandIn(),))
+    if seen.has_left and not seen.said_goodbye and not watch.is_represented:
+        return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
     if seen.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
         return _end_orphan(watch, seen.agent_lost_at, now)
     if watch.kill_at is not None:
@@ -223,7 +241,7 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
 def _note_at(watch: Watch, seen: Observation) -> Seconds | None:
     """When to note that progress is unknown; None if it is known, or noted, or not to be expected."""
     soft = watch.limits.watchdog.soft
-    is_running = seen.doing is Doing.FUNCTION and seen.interrupted_at is None
+    is_running = seen.doing is Doing.FUNCTION and seen.interrupted_at is None and not seen.is_outside
     if soft is None or not is_running or watch.noted_in == seen.iteration or shows_progress(watch.limits, seen):
         return None
     return seen.since + soft
@@ -258,9 +276,9 @@ def _gravity(finding: Finding) -> tuple[float, str]:
 
 def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
     """Return every limit that is exceeded, at most one finding a limit (hard rather than soft)."""
-    findings = [
-        Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since)) for _ in (1,) if seen.is_stuck
-    ]
+    findings = []
+    if seen.is_stuck and not seen.is_outside:
+        findings.append(Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since)))
     for name, since, limit in in_force(limits, seen):
         # The same sum as in next_deadline: now - since >= limit can be False at exactly that moment.
         if limit.hard is not None and now >= _ends_at(limits, seen, since + limit.hard):
@@ -277,8 +295,10 @@ def _ends_at(limits: Limits, seen: Observation, moment: Seconds) -> Seconds:
 
 def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limit]]:
     """Return (name, last sign of life, limit) for each limit that applies to what the rank is doing."""
-    if seen.doing is Doing.OUTSIDE:
+    if seen.is_outside:
         return []
+    if seen.store_due_at is not None:
+        return [("store", seen.store_due_at, limits.store)]
     if seen.doing is Doing.HOOK:
         return [(f"hook:{seen.hook}", seen.since, limits.hook)]
     # Entering what it is doing proved that the main thread ran.
@@ -338,6 +358,7 @@ def _all(limits: Limits) -> list[Seconds]:
     """Return every limit that is set, in seconds."""
     fields = (
         limits.watchdog,
+        limits.store,
         limits.ping,
         limits.hook,
         limits.leave,

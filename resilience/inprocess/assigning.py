@@ -4,15 +4,16 @@ Used alike by the rank itself and by whoever stands in for it, so that both find
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from resilience.core.restart import ENTRY, Seat
+from resilience.core.restart import ENTRY, Assign, Seat
 from resilience.errors import InternalError, RankDiscarded, RestartError
+from resilience.inprocess.state import State
+from resilience.inprocess.store import PrefixStore
 
 if TYPE_CHECKING:
     from resilience.inprocess.rank_assignment import RankAssignment
     from resilience.inprocess.rank_filter import RankFilter
-    from resilience.inprocess.state import State
 
 
 class Hooks(Protocol):
@@ -54,3 +55,14 @@ def seat_of(state: State, iteration: int) -> Seat:
     """Return the state's place as the protocol knows it."""
     active = state.world_size if iteration == ENTRY else state.active_world_size
     return Seat(state.initial_rank, state.rank, state.world_size, active, iteration)
+
+
+def seat_after(hooks: Hooks, operation: Assign, store: Any, initial_world_size: int | None) -> Seat | None:
+    """Return the seat that a rank gets that is represented, None if it gets none. From its seat alone, because it may
+    have been interrupted in the middle of an assignment. store: what hooks get."""
+    seat = operation.seat
+    state = State.from_seat(seat, PrefixStore(seat.iteration, store), initial_world_size)
+    try:
+        return seat_of(assign(hooks, state, operation.terminated), seat.iteration + 1)
+    except RankDiscarded:
+        return None

@@ -4,10 +4,15 @@
 decides what happens next and in which order, this module makes it happen in the process (hooks,
 environment, the function itself) and gives an account of it. The iteration's `Watcher` frees the main
 thread; the `Session` holds what outlives a call (monitor, page, store). Whatever leaves the loop
-other than by completion is represented in the store before it is raised."""
+other than by completion is represented in the store before it is raised.
+
+An exception may land between any two bytecodes, on the way out too: a second SIGTERM, a SIGALRM handler.
+So the rank says goodbye to its monitor right after the last store operation that the others may need, and a
+rank that is out of the call without a goodbye is represented by its monitor."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -19,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 from resilience.adapters import collectives, garbage
 from resilience.adapters.environment import keep_nccl_watchdog_from_raising, scoped_environment
 from resilience.adapters.interrupt import Interrupter
-from resilience.adapters.store import drive, wait
+from resilience.adapters.store import drive, execute
 from resilience.adapters.tcp_urls import meeting_at_own_store
 from resilience.adapters.torch_modes import modes, restore
 from resilience.core import events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
-from resilience.core.encoding import text
 from resilience.core.events import StageName
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
     Assign,
     Await,
+    Check,
     End,
     Ending,
     Keys,
@@ -43,6 +48,7 @@ from resilience.core.restart import (
 from resilience.core.symptoms import is_cascade
 from resilience.core.watch import Doing
 from resilience.errors import (
+    BarrierTimeout,
     HealthCheckError,
     InternalError,
     RankDiscarded,
@@ -53,9 +59,9 @@ from resilience.errors import (
 from resilience.inprocess import failure
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.account import Account, Sign
-from resilience.inprocess.assigning import assign, seat_of
+from resilience.inprocess.assigning import assign, seat_after, seat_of
 from resilience.inprocess.entry import alone, check_caller, inject
-from resilience.inprocess.outlet import note_arrival
+from resilience.inprocess.outlet import await_server, note_arrival
 from resilience.inprocess.session import Session
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore
@@ -83,6 +89,7 @@ class CallWrapper:
         self._interrupter: Interrupter
         self._watcher: Watcher
         self._account: Account
+        self._said_goodbye = False
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
         self._told: InterruptionRecord | None = None  # of that failure
         self._value: Any = None
@@ -147,6 +154,7 @@ class CallWrapper:
                 error = raised
                 raise
             finally:
+                session.leave()  # again in Session.open, for an exception that lands here
                 self._interrupter.remove()
                 session.emit(
                     events.CallEnded(
@@ -169,16 +177,29 @@ class CallWrapper:
                     self._depart(seat)
                     return self._value
                 if ending.outcome == restart.LEFT:
+                    self._say_goodbye()
                     assert self._error is not None
                     raise self._error
         except RankDiscarded as error:
+            self._say_goodbye()  # all ranks know: they find the same seats
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
             raise
         except BaseException as error:
-            if error is not self._error:
+            if not self._said_goodbye:
                 self._stand_in_for_myself(seat, error)
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"[:500]))
             raise
+        finally:
+            self._release_watcher()
+
+    def _say_goodbye(self) -> None:
+        self._session.say_goodbye()
+        self._said_goodbye = True
+
+    def _release_watcher(self) -> None:
+        """The main thread is out of the function: the watcher has nothing to free any more."""
+        if hasattr(self, "_watcher"):
+            self._watcher.left()
 
     def _iterate(self, seat: Seat) -> Ending:
         at = Keys(seat.iteration)
@@ -190,15 +211,16 @@ class CallWrapper:
             self._wrapper.abort,
             self._interrupter,
             self._session.emit,
+            patience=self._session.watch_patience,
             abort_wait=self._abort_wait,
         )
         self._watcher.start()
         try:
             ending: Ending = self._drive(restart.iterate(seat, self._limits))
         finally:
+            self._release_watcher()
             collectives.let_go()
         if ending.outcome == COMPLETED:
-            self._watcher.left()
             self._account.iteration_ended("completed")
         elif ending.outcome == restart.LEFT:
             self._account.iteration_ended("left")
@@ -210,6 +232,7 @@ class CallWrapper:
         """Nothing is lost any more when the store is: the call has completed."""
         try:
             self._drive(restart.depart(seat, self._limits, self._session.is_critical))
+            self._say_goodbye()
         except StoreError as error:
             self._session.emit(events.StoreLost(str(error)[:500]))
 
@@ -228,11 +251,11 @@ class CallWrapper:
         """Leave so that the others go on without this rank, as far as the store still answers."""
         record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
         try:
-            self._drive(restart.stand_in(seat, self._limits, encode(record)))
+            with contextlib.suppress(BarrierTimeout):  # then it has written all the same what the others need
+                self._drive(restart.stand_in(seat, self._limits, encode(record)))
+            self._say_goodbye()
         except ResilienceError as lost:
             self._session.emit(events.HookFailed("leave", f"{type(lost).__name__}: {lost}"[:500]))
-        if hasattr(self, "_watcher"):
-            self._watcher.left()
 
     # -- performing the protocol ----------------------------------------------------------------
 
@@ -243,11 +266,12 @@ class CallWrapper:
         match operation:
             case Run(stage):
                 return self._run_stage(stage)
-            case Assign(seat, terminated):
-                try:
-                    return self._next_seat(seat, terminated)
-                except RankDiscarded:
-                    return None
+            case Assign():
+                store, size = self._session.hook_store, self._state.initial_world_size
+                following = seat_after(self._wrapper, operation, store, size)
+                if following is not None:
+                    self._session.move_to(following)
+                return following
             case Await(key, limit) if key.endswith("/outcome"):
                 self._session.page.doing(Doing.WAITING)
                 return self._await_decision(limit)
@@ -286,12 +310,9 @@ class CallWrapper:
 
     def _initialize(self) -> Result:
         self._session.page.doing(Doing.WAITING)
-        key = Keys(self._state.iteration).server
-        wait(self._session.store, key, self._limits.barrier, self._chunk, self._watcher.decided.is_set)
-        if self._watcher.is_interrupted:
-            return Result(End.INTERRUPTED)
-        address = text(self._session.store.get(key))
-        if address == restart.NO_SERVER:
+        decided = self._watcher.decided.is_set
+        address = await_server(self._state.iteration, self._session.store, self._limits.barrier, self._chunk, decided)
+        if address is None or self._watcher.is_interrupted:
             return Result(End.INTERRUPTED)
         host, _, port = address.rpartition(":")
         self._watcher.store_port = int(port)
@@ -349,7 +370,7 @@ class CallWrapper:
             return Result(End.FATAL, self._failed(error, "reserve").report)
         self._session.page.doing(Doing.WAITING)
         while not self._await_decision(self._chunk):
-            pass  # a spare waits as long as the job runs
+            execute(Check((Keys(self._state.iteration).outcome,)), self._session.store)  # is the store still there?
         self._account.left_function(self._watcher.is_interrupted, failed=False)
         return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
 
@@ -397,7 +418,10 @@ class CallWrapper:
     def _await_noticed(self) -> float:
         """Wait until the interruption has come back from the store; answers when it did."""
         if not self._await_decision(self._limits.barrier):
-            raise InternalError("an interruption was reported, and the store never announced it")
+            raise StoreError(
+                f"an interruption was reported, and the store did not announce it within {self._limits.barrier:g} s "
+                "(barrier_timeout); is the process that hosts the store stopped, or its node unreachable?"
+            )
         return self._watcher.decided_at
 
     def _finalize(self) -> Result:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
@@ -174,9 +173,14 @@ def _name_of(path: str) -> str:
 
 
 def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
+    with processes.job_signals_blocked():  # the monitor gets the mask, and unblocks them once it ignores them
+        pid = os.fork()
+        if not pid:
+            _run_forked(plan, page, channel, other_end, dump)
+    return pid
+
+
+def _run_forked(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> NoReturn:
     code = 1
     try:
         other_end.close()
@@ -200,7 +204,8 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
     fds = (page.fd, channel.fileno(), dump.fd)
     read, write = os.pipe()
     command = [sys.executable, "-m", "resilience.inprocess.monitor_process", str(read), *map(str, fds)]
-    child = subprocess.Popen(command, pass_fds=(read, *fds), stdin=subprocess.DEVNULL)
+    with processes.job_signals_blocked():  # as for a forked one
+        child = subprocess.Popen(command, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, start_new_session=True)
     os.close(read)
     with os.fdopen(write, "wb") as pipe:
         pipe.write(pickled)
@@ -209,12 +214,12 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
 
 def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump) -> None:
     """Run in the monitor's own process until its rank is gone and accounted for."""
-    os.setsid()  # a signal to the rank's group, or Ctrl-C, must not take the witness along
+    if os.getsid(0) != os.getpid():
+        os.setsid()  # a signal to the rank's group, or Ctrl-C, must not take the witness along
+    processes.ignore_job_signals()
     gc.disable()
     # A store server looks up its clients' names in the thread that serves them all: bound what that costs.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     _redirect_output(plan.logfile)
     descriptors.raise_limit()  # any rank may become rank 0, whose monitor hosts the stores of the process groups
     monitor: RankMonitor

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from resilience.adapters import connections
+from resilience.adapters import connections, patience
+from resilience.adapters.patience import Patience
 from resilience.adapters.serving import are_next_free, listen_beside_free_ports, local_address
-from resilience.adapters.store import StoreLike, drive, execute
+from resilience.adapters.store import StoreLike, drive, execute, wait
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
-from resilience.errors import RankDiscarded, ResilienceError, StoreError
-from resilience.inprocess.assigning import Hooks, assign, seat_of
-from resilience.inprocess.state import State
-from resilience.inprocess.store import Notice, PrefixStore, hosting
+from resilience.errors import ResilienceError, StoreError
+from resilience.inprocess.assigning import Hooks, seat_after
+from resilience.inprocess.store import Notice, hosting
 from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.monitor import messages
 
@@ -54,6 +54,7 @@ class StoreOutlet:
         self._emit = emit
         self._base: Any = None
         self._hosting_s = 0.0  # that connecting to the base took, or hosting it
+        self._patience: Patience | None = None
         self._store: StoreLike
         self._begun: messages.Begin
         self._is_begun = False
@@ -94,7 +95,10 @@ class StoreOutlet:
             return None
         self._tasks.put(self._finish)
         self._tasks.put(None)
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(LOOK_EVERY)
+            if self._patience is not None:
+                self._patience.check()  # this process must end, also when the store never answers
         self._await_last_client()
         return self._result
 
@@ -104,12 +108,17 @@ class StoreOutlet:
         began = time.monotonic()
         try:
             with hosting(self._is_host, self._notice):
-                self._base = self._factory(**self._kwargs)
+                self._base, opened = patience.connect(lambda: self._factory(**self._kwargs))
+            self._patience = Patience(self._base, opened, self._waits.barrier)
             self._hosting_s = time.monotonic() - began
             self._ready("")
         except Exception as error:  # the factory is the user's; the rank learns why
             self._ready(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")
             return
+        with patience.bounded(self._patience):
+            self._perform_tasks()
+
+    def _perform_tasks(self) -> None:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
@@ -121,6 +130,8 @@ class StoreOutlet:
         self._waits = begin.waits
         if not self._servers and getattr(self._base, "is_hosted_here", False):
             self._emit(events.StoreHosted("wrapper", self._base.host, self._base.port, self._hosting_s))
+        if self._patience is not None:
+            self._patience.limit = begin.waits.barrier
         self._store = dist.PrefixStore(begin.prefix, self._base)
         if self._supervisor is not None:
             self._supervisor.stop()
@@ -186,18 +197,9 @@ class StoreOutlet:
         return perform
 
     def _assign(self, operation: Assign) -> Seat | None:
-        seat = operation.seat
-        state = State.from_seat(
-            seat,
-            PrefixStore(seat.iteration, hook_store(self._begun.prefix, self._base)),
-            initial_world_size=self._begun.origin.world_size,
-        )
-        try:
-            state = assign(self._hooks, state, operation.terminated)
-        except RankDiscarded:
-            return None
-        following = seat_of(state, seat.iteration + 1)
-        if following.rank == 0:
+        store = hook_store(self._begun.prefix, self._base)
+        following = seat_after(self._hooks, operation, store, self._begun.origin.world_size)
+        if following is not None and following.rank == 0:
             self._host(following.iteration)
         return following
 
@@ -253,6 +255,24 @@ def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any
         server = iteration_server(local_address(base_host))
     execute(Set(Keys(iteration).server, f"{server.host}:{server.port}"), store)
     return server
+
+
+def await_server(
+    iteration: int, store: StoreLike, limit: float, chunk: float, give_up: Callable[[], bool]
+) -> str | None:
+    """Return where the store of an iteration's process groups is (host:port); None if there will be none, or if
+    `give_up` answered True before it was there. Raises: StoreError."""
+    key = Keys(iteration).server
+    wait(store, key, limit, chunk, give_up)
+    (address,) = execute(Read((key,)), store)
+    if address is None and not give_up():
+        raise StoreError(
+            f"no store for the process groups of iteration {iteration} was published within {limit:g} s "
+            "(barrier_timeout); rank 0's monitor hosts it: is that process stopped, or its node overloaded?",
+            key=key,
+            limit=limit,
+        )
+    return None if address == restart.NO_SERVER else address
 
 
 def hook_store(prefix: str, base: Any) -> Any:

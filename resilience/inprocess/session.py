@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from resilience.adapters import patience
 from resilience.adapters.environment import Exporting, Launcher, Rendezvous, Settings, node_name
+from resilience.adapters.patience import Patience
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
@@ -65,11 +67,14 @@ class Session:
             if is_host:
                 self._monitor.await_ready(READY_LIMIT)
             with hosting(False, self.notice):
-                self._base = wrapper.store_factory(**wrapper.store_kwargs)
-                self._watch_base = wrapper.store_factory(**wrapper.store_kwargs)
+                self._base, own = patience.connect(lambda: wrapper.store_factory(**wrapper.store_kwargs))
+                self._watch_base, watchers = patience.connect(lambda: wrapper.store_factory(**wrapper.store_kwargs))
         except BaseException:
             self._monitor.close()
             raise
+        limit = wrapper.barrier_timeout.total_seconds()
+        self._patience = Patience(self._base, own, limit, self.page.asks_store, self.page.store_answered)
+        self.watch_patience = Patience(self._watch_base, watchers, limit)
         self._ticker = threading.Thread(target=self._tick, name="resilience-ticker", daemon=True)
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
         self._ticker.start()
@@ -79,6 +84,7 @@ class Session:
         self.hook_store: Any
         self._server: Any = None
         self._prefix = ""
+        self._call = 0
 
     @classmethod
     @contextmanager
@@ -96,13 +102,16 @@ class Session:
                 _failed_to_start(function, number, state, error, time.monotonic() - began)
                 raise
             _sessions[key] = session
-        session._begin(wrapper, function, number, state)
         try:
-            yield session
+            with patience.bounded(session._patience):
+                session._begin(wrapper, function, number, state)
+                yield session
         finally:
             session._end()
 
     def _begin(self, wrapper: Wrapper, function: str, number: int, state: State) -> None:
+        self._call = number
+        self._patience.limit = self.watch_patience.limit = wrapper.barrier_timeout.total_seconds()
         self._prefix = f"{self._run_prefix}{number}/"
         self.store = dist.PrefixStore(self._prefix, self._base)
         self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
@@ -147,7 +156,6 @@ class Session:
         supervision.announce(
             self.store, self.node, supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         )
-        self.page.say_goodbye(False)
         self._announce(function)
         client.activate(self.page)
         log.configure(folder / "logs" / f"{self.node}-{state.initial_rank}.jsonl", self._log_context)
@@ -156,12 +164,22 @@ class Session:
         return str(execute(CompareSet(f"{self._run_prefix}{name}", proposal), self._base))
 
     def _end(self) -> None:
+        self.leave()
         self.page.doing(Doing.OUTSIDE)  # what follows the call is none of our business
         client.deactivate()
         log.configure(None, None)
-        self.page.say_goodbye()
 
     # -- for the call ---------------------------------------------------------------------------
+
+    def say_goodbye(self) -> None:
+        """The store says all about this rank: nobody has to represent it in this call."""
+        self.page.say_goodbye(self._call)
+
+    def leave(self) -> None:
+        """The rank is out of the call, whatever became of its way out. If it has not said goodbye, its monitor
+        represents it now. Changes nothing when repeated."""
+        self.page.leave_call(self._call)
+        self._monitor.send(messages.Left())
 
     @property
     def is_critical(self) -> bool:
@@ -205,12 +223,19 @@ class Session:
     # -- the ticker -----------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Ask the main thread for proof of life, and notice if the monitor is gone."""
-        while True:
-            if not self._monitor.is_alive(self._interval):
-                self._monitor_lost()
-                return
+        """Ask the main thread for proof of life, end what waits for the store for too long, and notice if the
+        monitor is gone."""
+        while self._monitor.is_alive(self._interval):
             request_tick(self.page)
+            self._check_patience()
+        self._monitor_lost()
+        while True:
+            time.sleep(self._interval)
+            self._check_patience()
+
+    def _check_patience(self) -> None:
+        self._patience.check()
+        self.watch_patience.check()
 
     def _monitor_lost(self) -> None:
         """Go on unmonitored, and say so: from now on this process writes its record file itself."""
@@ -250,6 +275,8 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
     soft, hard = wrapper.soft_timeout.total_seconds(), wrapper.hard_timeout.total_seconds()
     both = watch.Limit(soft, hard)
     only_hard = watch.Limit(None, hard)
+    # The rank itself gives up at barrier_timeout; this is for one that cannot.
+    store = watch.Limit(None, wrapper.barrier_timeout.total_seconds() + hard - soft)
 
     def own(limit: float) -> watch.Limit:
         return watch.Limit(limit, limit + hard - soft)
@@ -259,6 +286,7 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
     return watch.Limits(
         signal="SIGKILL" if is_whole else "SIGTERM",
         watchdog=both,
+        store=store,
         ping=both,
         hook=only_hard,
         leave=only_hard,

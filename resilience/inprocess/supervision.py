@@ -60,6 +60,7 @@ class Supervisor:
         self._allowed = begin.heartbeat_timeout
         self._beat_every = self._allowed / BEATS
         self._beat_at = 0.0
+        self._looked_at = 0.0
         self._done = threading.Event()
         self._store: StoreLike
         self._peer: Peer | None = None
@@ -139,6 +140,9 @@ class Supervisor:
     def _look_at(self, name: str) -> None:
         count = execute(Add(f"nodes/{name}/beat", 0), self._store)
         now = time.monotonic()
+        if now - self._looked_at > 2 * self._beat_every:
+            self._peer = None  # we or the store stood still: then so may the peer have, for no fault of its own
+        self._looked_at = now
         if self._peer is None or self._peer.node != name:
             self._peer = Peer(name, count, now)
         verdict = weigh(self._peer, count, now, self._allowed)

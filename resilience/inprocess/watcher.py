@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from resilience.adapters import collectives, group_aborts
 from resilience.adapters.environment import nvls_may_be_used
-from resilience.adapters.store import StoreLike, lost, wait
+from resilience.adapters.patience import Patience, bounded
+from resilience.adapters.store import StoreLike, execute, wait
 from resilience.core.attribution import decode
-from resilience.core.encoding import text
 from resilience.core.events import (
     AbortFailed,
     AbortStuck,
@@ -28,7 +28,7 @@ from resilience.core.events import (
     InterruptDelivered,
     OutcomeSeen,
 )
-from resilience.core.restart import COMPLETED, Await, Keys
+from resilience.core.restart import COMPLETED, Keys, Read
 from resilience.errors import StoreError
 from resilience.inprocess import failure
 from resilience.inprocess.abort import ABORT_LIMIT
@@ -58,9 +58,11 @@ class Watcher:
         interrupter: Interrupter,
         emit: Callable[..., None],
         *,
+        patience: Patience,
         abort_wait: float,
     ) -> None:
         self._store = store
+        self._patience = patience
         self._at = at
         self._state = state
         self._abort = abort
@@ -93,11 +95,15 @@ class Watcher:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        with bounded(self._patience):
+            self._watch()
+
+    def _watch(self) -> None:
         try:
             wait(self._store, self._at.outcome, FOREVER, FOREVER)
-            self.outcome = text(self._store.get(self._at.outcome))
-        except (StoreError, RuntimeError, OSError) as error:
-            self.error = error if isinstance(error, StoreError) else lost(Await(self._at.outcome, 0), error)
+            (self.outcome,) = execute(Read((self._at.outcome,)), self._store)
+        except StoreError as error:
+            self.error = error
             self.outcome = LOST
         self.decided_at = time.monotonic()
         stack = () if self.outcome == COMPLETED else failure.stack_of(self._main)  # before anything moves
@@ -110,9 +116,9 @@ class Watcher:
         if self.outcome == LOST:
             return None
         try:
-            key = f"{self._at.records}/1"
-            return decode(self._store.get(key)).rank if self._store.check([key]) else None
-        except (RuntimeError, OSError, ValueError):
+            (text,) = execute(Read((f"{self._at.records}/1",)), self._store)
+            return None if text is None else decode(text).rank
+        except (StoreError, ValueError):
             return None  # only tells whom to blame in a log line; the record itself is the truth
 
     def _free_main_thread(self) -> None:

@@ -17,12 +17,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import torch.distributed as dist
 
 from resilience.adapters import descriptors
 from resilience.adapters.channel import Channel, ChannelClosed, pair
+from resilience.adapters.processes import ignore_job_signals, job_signals_blocked
 from resilience.adapters.serving import LOOPBACK, address_of, listen
 from resilience.core import encoding
 from resilience.errors import LaunchError, StoreError
@@ -160,9 +162,14 @@ def _may_fork() -> bool:
 
 def _fork(line: Channel) -> int:
     agent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
+    with job_signals_blocked():
+        pid = os.fork()
+        if not pid:
+            _serve_forked(line, agent)
+    return pid
+
+
+def _serve_forked(line: Channel, agent: int) -> NoReturn:
     try:
         keep = line.fileno()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -176,20 +183,20 @@ def _fork(line: Channel) -> int:
 
 def _execute(line: Channel) -> int:
     fd = line.fileno()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "resilience.launcher.stores", str(fd), str(os.getpid())],
-        pass_fds=(fd,),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    with job_signals_blocked():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "resilience.launcher.stores", str(fd), str(os.getpid())],
+            pass_fds=(fd,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
     process.returncode = 0  # reaped by `close`, not by subprocess
     return process.pid
 
 
 def serve(line: Channel, agent: int) -> None:
     """Be the store process until the line closes or the agent ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_job_signals()
     signal.set_wakeup_fd(-1)
     descriptors.raise_limit()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -45,6 +45,10 @@ class Emitted(msgspec.Struct, frozen=True, tag="emitted"):
     record: Record
 
 
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """The rank is out of its call: look at the page."""
+
+
 class Host(msgspec.Struct, frozen=True, tag="host"):
     """This rank is rank 0 of `iteration`: host the store of its process groups and publish it."""
 
@@ -234,7 +238,7 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     number: int
 
 
-FromRank = Begin | Emitted | Host | Attached | Armed | Progressed | Request | Limited
+FromRank = Begin | Emitted | Left | Host | Attached | Armed | Progressed | Request | Limited
 ToRank = Ready | Welcome | Refused | ShowStacks
 FromAgent = Open | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
 ToAgent = Ready | Found | Gone | Requested | Stopping | Looked | Connected | Alive

@@ -27,7 +27,7 @@ from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 
-MAGIC = 0x52_45_53_49_4C_01  # "RESIL", layout 1
+MAGIC = 0x52_45_53_49_4C_02  # "RESIL", layout 2
 NAMES = 128  # different names of sections, hooks and collectives
 NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
@@ -40,14 +40,15 @@ _MAGIC = 0
 _SEQUENCE = 1
 _WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT = 2, 3, 4, 5, 6, 7
 _SIGNS = slice(_PING, _SECTION_LEFT + 1)  # forgotten when an iteration begins
-_GOODBYE, _IS_LOCKED = 8, 9
+_GOODBYE, _IS_LOCKED, _LEFT = 8, 9, 23  # the first and the last hold the number of a call + 1
 _STOP, _ASKS = 10, 22  # what is wanted of the program; it looks at that
 _ASKED, _ENDED = 1, 2  # the job is asked to stop; this process is being ended, whatever becomes of the job
 _ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
 _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
 _MUTEX = 24  # 16 words: a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64
-_OPEN = 40
+_STORE_DUE = 40
+_OPEN = 41
 _OPEN_WORDS = 2  # name, entered at
 _RING = _OPEN + _OPEN_WORDS * SECTIONS
 _RING_WORDS = 3  # name, duration, when
@@ -119,6 +120,7 @@ class RankSide:
     longest_outside: int = 0  # ns between the end of the last open section and the next one
     longest: dict[str, int]  # ns in a section, by name; without those that an exception left
 
+    _asked_at: int = 0  # monotonic ns
     _open: dict[str, tuple[int, int]]  # open sections: name -> (slot, entered at)
     _free: list[int]  # a stack of slots, _top of them free
     _top: int
@@ -258,6 +260,27 @@ class RankSide:
         words[_DOING_NOW] = what
         words[_SINCE] = now
         words[_HOOK] = number
+        words[_STORE_DUE] = 0
+        words[_SEQUENCE] += 1
+
+    def asks_store(self, allowed: float) -> None:
+        """The main thread is about to ask the job's store something; it allows that `allowed` seconds by itself."""
+        words = self._words
+        self._asked_at = now = time.monotonic_ns()
+        due = now + int(allowed * 1e9)
+        words[_SEQUENCE] |= 1
+        words[_STORE_DUE] = due
+        words[_SEQUENCE] += 1
+
+    def store_answered(self) -> None:
+        """The main thread has its answer, or an error: it runs. The wait counts as nothing that it was doing."""
+        words = self._words
+        now = time.monotonic_ns()
+        words[_SEQUENCE] |= 1
+        if words[_STORE_DUE]:
+            words[_WATCHDOG] = now
+            words[_SINCE] += now - self._asked_at
+            words[_STORE_DUE] = 0
         words[_SEQUENCE] += 1
 
     def set_seat(self, seat: Seat) -> None:
@@ -309,9 +332,13 @@ class RankSide:
         """Whether nobody has asked this program to stop, nor is about to end it."""
         return self._words[_STOP] == 0
 
-    def say_goodbye(self, is_leaving: bool = True) -> None:
-        """Tell whether the end of this process would be a clean one."""
-        self._words[_GOODBYE] = int(is_leaving)
+    def say_goodbye(self, call: int) -> None:
+        """The store says all about this rank in a call: the rank has completed it, or is excluded."""
+        self._words[_GOODBYE] = call + 1
+
+    def leave_call(self, call: int) -> None:
+        """This rank has left a call. If it has not said goodbye, somebody else has to represent it."""
+        self._words[_LEFT] = call + 1
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -391,7 +418,9 @@ class PageView(msgspec.Struct, frozen=True):
     step_at: float | None
     section_left_at: float | None
     open_sections: tuple[OpenEntry, ...]
-    said_goodbye: bool
+    store_due_at: float | None  # the rank waits for an answer of the store, due then
+    goodbye_call: int | None  # the last call that this rank said goodbye to
+    left_call: int | None  # the last call that it left
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -450,7 +479,9 @@ class MonitorSide:
             step_at=words[_STEP_AT] * _NS or None,
             section_left_at=None if entries else words[_SECTION_LEFT] * _NS or None,
             open_sections=tuple(entries),
-            said_goodbye=bool(words[_GOODBYE]),
+            store_due_at=words[_STORE_DUE] * _NS or None,
+            goodbye_call=words[_GOODBYE] - 1 if words[_GOODBYE] else None,
+            left_call=words[_LEFT] - 1 if words[_LEFT] else None,
         )
 
     def request_stop(self) -> bool:

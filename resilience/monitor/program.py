@@ -10,7 +10,6 @@ import contextlib
 import gc
 import os
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -22,7 +21,7 @@ import msgspec
 
 from resilience.adapters import channel as lines
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.adapters.processes import Process, is_descendant
+from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
 from resilience.core.attribution import Exit
 from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
@@ -240,8 +239,7 @@ def _process(assigned: messages.Assigned) -> Process | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # what is meant for the job must not take the witness along
+    ignore_job_signals()
     line, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
     Program(Channel(line), listener).run()
 

@@ -91,6 +91,8 @@ class RankMonitor:
         self._show_at = time.monotonic() + signs.EVERY
         self._interrupted: tuple[int, float] | None = None  # iteration, when
         self._stuck_in: int | None = None
+        self._own_record: InterruptionRecord | None = None  # the last one that the rank made in this call
+        self._has_completed = False  # the rank, this call
         self._refused: Counter[str] = Counter()  # messages, by why
         self._refused_at = float("-inf")
         self._is_gone = False
@@ -205,10 +207,15 @@ class RankMonitor:
     def _handle(self, message: messages.FromRank) -> None:
         match message:
             case messages.Begin():
+                if self._has_left() and not self._watch.is_represented:
+                    self._represent()  # in the call before, while the outlet still knows that one
+                self._own_record, self._has_completed = None, False
                 self.open(message.origin, Path(os.fsdecode(message.folder)), message.limits, message.job)
                 self._outlet.begin(message)
             case messages.Host(iteration):
                 self._outlet.host(iteration)
+            case messages.Left():
+                pass  # the page says it too; this wakes the loop
             case messages.Emitted(record):
                 self._take(record)
             case _:
@@ -243,6 +250,8 @@ class RankMonitor:
         event = record.event
         match event:
             case events.Interrupted(interruption):
+                if interruption.rank == self._initial_rank:
+                    self._own_record = interruption
                 event = events.Interrupted(self._enrich(interruption, with_process=False))
                 record = msgspec.structs.replace(record, event=event)
             case events.OutcomeSeen():
@@ -261,8 +270,9 @@ class RankMonitor:
                 self._open["iteration"] = record
                 if self._keeper is not None:
                     self._keeper.started("iteration", record.origin.cycle, record.origin.iteration or 0)
-            case events.IterationEnded():
+            case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
+                self._has_completed = outcome == "completed"
         if self._emitter is not None and record.origin.iteration is not None:
             origin = record.origin
             self._emitter.move(iteration=origin.iteration, rank=origin.rank, world_size=origin.world_size)
@@ -277,6 +287,7 @@ class RankMonitor:
 
     def _observe(self) -> Observation:
         view = self._page.read()
+        call = None if self._origin is None else self._origin.call
         interrupted_at = None
         if self._interrupted is not None and self._interrupted[0] == view.iteration:
             interrupted_at = self._interrupted[1]
@@ -295,9 +306,11 @@ class RankMonitor:
                 Sign(section.name, section.entered_at, self._closed[section.name] + 1) for section in view.open_sections
             ),
             interrupted_at=interrupted_at,
+            store_due_at=view.store_due_at,
             is_stuck=self._stuck_in == view.iteration and view.doing is Doing.FUNCTION,
             is_gone=self._is_gone,
-            said_goodbye=view.said_goodbye,
+            said_goodbye=call is not None and view.goodbye_call == call,
+            has_left=call is not None and view.left_call == call,
         )
 
     # -- commands -------------------------------------------------------------------------------
@@ -317,6 +330,8 @@ class RankMonitor:
                     self._signal(finding, ("SIGCONT", "SIGTERM", "SIGKILL"))
                 case watch.StandIn():
                     self._rank_died()
+                case watch.Represent():
+                    self._represent()
                 case watch.Finish():
                     self._rank_finished()
 
@@ -382,6 +397,29 @@ class RankMonitor:
         self._close_open_spans()
         self._outlet.stand_in(record)
         self._is_over = True
+
+    def _has_left(self) -> bool:
+        """Whether the rank is out of its call and has not said goodbye to it."""
+        seen = self._observe()
+        return seen.has_left and not seen.said_goodbye
+
+    def _represent(self) -> None:
+        """The rank left its call without a word in the store; its process goes on."""
+        record = self._own_record
+        if record is None:
+            record = self._enrich(
+                InterruptionRecord(
+                    rank=self._initial_rank,
+                    interruption=Interruption.BASE_EXCEPTION,
+                    message=f"process {self._rank.pid} left the wrapped function, and an exception kept it from "
+                    "saying so in the store",
+                    detector=Detector("monitor"),
+                )
+            )
+            if not self._has_completed:
+                self.emit(events.Interrupted(record))
+        self._close_open_spans()
+        self._outlet.stand_in(record)
 
     def _exit_status(self) -> Exit:
         """How the rank ended. Out of memory: it was killed, and the kernel killed somebody here for it."""

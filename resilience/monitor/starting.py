@@ -15,6 +15,7 @@ from pathlib import Path
 
 import resilience
 from resilience.adapters.channel import ChannelClosed, close_all, pair
+from resilience.adapters.processes import job_signals_blocked
 from resilience.errors import DecodeError
 from resilience.monitor import messages
 
@@ -29,15 +30,16 @@ class MonitorProcess:
         self._line, theirs = pair()
         fds = (theirs.fileno(), listener.fileno())
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-S", "-m", PROGRAM, *map(str, fds)],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",  # no module of a user's working directory comes first
-                env=_environment(),
-                start_new_session=True,
-            )
+            with job_signals_blocked():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-S", "-m", PROGRAM, *map(str, fds)],
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",  # no module of a user's working directory comes first
+                    env=_environment(),
+                    start_new_session=True,
+                )
         except OSError:
             self._line.close()
             raise

@@ -39,10 +39,12 @@ class Rank(Actor):
     """A live rank, and what its page shows."""
 
     __slots__ = (
+        "asks_since",
         "called_at",
         "dies_before",
         "doing",
         "faults",
+        "has_left",
         "hook",
         "ignores_term",
         "interrupted_at",
@@ -50,10 +52,12 @@ class Rank(Actor):
         "is_critical",
         "linger",
         "lingers_since",
+        "lives_on",
         "monitor",
         "operations",
         "pinged_at",
         "published",
+        "raises",
         "since",
         "takes_monitor_along",
     )
@@ -69,12 +73,16 @@ class Rank(Actor):
         self.is_critical = False  # its process holds the store
         self.faults: dict[tuple[int, Stage], Fail | Stall] = {}
         self.linger: dict[int, Seconds] = {}
+        self.raises: dict[int, bool] = {}  # at which of its operations; whether after it took effect
         # Where it is.
         self.operations = 0
         self.published = ENTRY  # the iteration of the seat that it published last
         self.is_answering = False  # has left the function and is about to answer the last call
         self.called_at = 0.0
+        self.lives_on = False  # its process, out of the call
         # Its page.
+        self.asks_since: Seconds | None = None  # it waits for a store that stands still
+        self.has_left = False
         self.doing = Doing.OUTSIDE
         self.since = 0.0
         self.hook = ""
@@ -96,11 +104,13 @@ class Rank(Actor):
             doing=self.doing,
             since=self.since,
             hook=self.hook,
-            watchdog_at=now if self.silent_since is None else self.silent_since,
+            watchdog_at=min((at for at in (self.silent_since, self.asks_since) if at is not None), default=now),
+            store_due_at=self.asks_since,
             ping_at=self.pinged_at,
             interrupted_at=self.interrupted_at,
-            is_gone=self.truth.end is not None,
-            said_goodbye=self.truth.is_alive,
+            is_gone=self.truth.end is not None and not self.lives_on,
+            said_goodbye=self.truth.end is not None and self.truth.is_alive and not self.has_left,
+            has_left=self.has_left,
         )
 
     def stalled_since(self) -> Seconds | None:

@@ -37,7 +37,7 @@ from resilience.errors import BarrierTimeout
 from resilience.testing import invariants
 from resilience.testing.actors import Actor, Errand, Monitor, Rank
 from resilience.testing.clock import VirtualClock
-from resilience.testing.faults import Fail, Kill, Linger, Pause, Schedule, Stall, Suspect
+from resilience.testing.faults import Fail, Freeze, Kill, Linger, Pause, Raise, Schedule, Stall, Suspect
 from resilience.testing.invariants import LIMITS, Referee, broken
 from resilience.testing.monitors import Monitors
 from resilience.testing.stages import Stages
@@ -46,6 +46,9 @@ from resilience.testing.store import MemoryStore
 Seconds = float
 Trace = Callable[[Seconds, str, object], None]
 Steps = Generator[Operation, Any, str]
+
+
+Raised = SystemExit  # what lands in a virtual rank, as from a signal handler
 
 # How long one operation takes: mostly a fraction of a millisecond, sometimes half a second.
 DELAYS = tuple(10 ** (-4 + 3.7 * step / 255) for step in range(256))
@@ -87,6 +90,7 @@ class Cluster:
             "grouped": assign_grouped,
         }[schedule.assignment]
         self.ranks = [Rank(truth, self.rng.random() < 0.2) for truth in self.referee.truths]
+        self.frozen_until = 0.0  # the store stands still
         self.monitors = Monitors(self, watcher)
         self._stages = Stages(self)
 
@@ -142,6 +146,10 @@ class Cluster:
                     rank.linger[iteration] = duration
                 case Pause(_, operation, duration):
                     rank.pauses[operation] = duration
+                case Raise(_, operation, times, after):
+                    rank.raises |= dict.fromkeys(range(operation, operation + times), after)
+                case Freeze(_, at, duration):
+                    self.clock.after(at, self, 0, Cluster._freeze, duration)
                 case Suspect(_, at):
                     self.clock.after(at, self.monitors, 0, Monitors.suspect, rank)
         for rank in self.ranks:
@@ -157,11 +165,11 @@ class Cluster:
 
     # -- performing operations --------------------------------------------------------------------
 
-    def step(self, actor: Actor, answer: Any) -> None:
-        """Give an actor its answer, and put down what it asks for next."""
+    def step(self, actor: Actor, answer: Any, raised: Raised | None = None) -> None:
+        """Give an actor its answer, or raise in it, and put down what it asks for next."""
         actor.token += 1
         try:
-            operation = actor.protocol.send(answer)
+            operation = actor.protocol.send(answer) if raised is None else actor.protocol.throw(raised)
             while isinstance(operation, Assign):
                 operation = actor.protocol.send(self._follow(actor, operation))
         except StopIteration as stop:
@@ -173,14 +181,36 @@ class Cluster:
             delay += self._pause(actor)
         return self.clock.after(delay, actor, actor.token, self._perform)
 
+    def _freeze(self, duration: Seconds) -> None:
+        self.note("the store", f"stands still for {duration:.1f} s")
+        self.frozen_until = max(self.frozen_until, self.clock.now + duration)
+        for rank in self.ranks:
+            self.comes_late(rank, duration)
+
+    def _is_held_up(self, actor: Actor, again: Callable[..., None], *arguments: Any) -> bool:
+        """Return True if the store stands still: what is asked of it happens when it goes on."""
+        if self.frozen_until <= self.clock.now:
+            if isinstance(actor, Rank):
+                actor.asks_since = None
+            return False
+        if isinstance(actor, Rank) and actor.asks_since is None:
+            actor.asks_since = self.clock.now
+            self.monitors.look(actor.monitor, 0.0)
+        self.clock.after(self.frozen_until - self.clock.now + self.delay(), actor, actor.token, again, *arguments)
+        return True
+
     def _perform(self, actor: Actor) -> None:
         """An actor's operation takes effect now, unless a fault strikes first."""
         operation, process = actor.operation, actor.process
+        if not isinstance(operation, Run) and self._is_held_up(actor, self._perform):
+            return None
         actor.silent_since = None
         process.operations += 1
         if process.operations == process.dies_before:
             return self._struck(process)
         self.note(actor, operation)
+        if isinstance(actor, Rank) and process.operations in actor.raises:
+            return self._raise(actor, operation)
         if isinstance(operation, (Set, CompareSet)):
             before = self.store.data.get(operation.key)
             answer = self.store.perform(operation)
@@ -194,6 +224,16 @@ class Cluster:
             answer = self.store.perform(operation)
         return self.step(actor, answer)
 
+    def _raise(self, rank: Rank, operation: Operation) -> None:
+        """An exception lands in a rank before its operation, or after that has taken effect."""
+        self.note(rank, "raises")
+        if rank.raises[rank.operations] and not isinstance(operation, (Await, Run)):
+            before = self.store.data.get(operation.key) if isinstance(operation, (Set, CompareSet)) else None
+            self.store.perform(operation)
+            if isinstance(operation, (Set, CompareSet)):
+                self.referee.wrote(rank.truth, False, operation, before)
+        self.step(rank, None, Raised())
+
     def _await(self, actor: Actor, operation: Await) -> None:
         if isinstance(actor, Rank):
             actor.does(Doing.WAITING, self.clock.now)
@@ -204,11 +244,13 @@ class Cluster:
 
     def _tell(self, actor: Actor, token: int) -> None:
         """What an actor waits for is there; it learns of it a moment later."""
-        if actor.token == token:
+        if actor.token == token and not self._is_held_up(actor, self.step, True):
             self.clock.after(self.delay(), actor, token, self.step, True)
 
     def _overdue(self, actor: Actor) -> None:
         """A wait is over. Like a store's client, look once more."""
+        if self._is_held_up(actor, self._overdue):
+            return
         operation = actor.operation
         assert isinstance(operation, Await)
         is_there = operation.key in self.store.data
@@ -247,9 +289,13 @@ class Cluster:
 
     def _ended(self, actor: Actor, result: str) -> None:
         if isinstance(actor, Rank):
-            self.referee.ended(actor.truth, result)
-            actor.does(Doing.OUTSIDE, self.clock.now)
-            self.monitors.look(actor.monitor, self.delay())
+            if actor.has_left and (not actor.monitor.is_alive or self.rng.random() < 0.5):
+                self.ends_unrepresented(actor)
+            else:
+                actor.lives_on = actor.has_left
+                self.referee.ended(actor.truth, result)
+                actor.does(Doing.OUTSIDE, self.clock.now)
+                self.monitors.look(actor.monitor, self.delay())
         elif isinstance(actor, Errand):
             self.monitors.ended(actor, result)
 
@@ -277,13 +323,31 @@ class Cluster:
                 if ending.outcome != INTERRUPTED:
                     return str(ending.outcome)
         except BarrierTimeout:
-            self.referee.suspected(rank.truth)
-            record = self.referee.may_say(f"{rank.seat.initial_rank}:timeout")
-            try:
-                yield from self.protocol.stand_in(rank.seat, LIMITS, record)
-            except BarrierTimeout:
-                pass  # nobody is left to agree with
-            return invariants.TIMEOUT
+            return (yield from self._leave(rank, invariants.TIMEOUT))
+        except Raised:
+            return (yield from self._leave(rank, invariants.RAISED))
+
+    def _leave(self, rank: Rank, why: str) -> Steps:
+        """An exception landed in a rank: it represents itself, unless another one keeps it from that. It says
+        goodbye only after the last operation."""
+        self.referee.suspected(rank.truth)
+        rank.published, rank.is_answering = rank.seat.iteration, False
+        try:
+            record = self.referee.may_say(f"{rank.seat.initial_rank}:{why}")
+            result = yield from self.protocol.stand_in(rank.seat, LIMITS, record)
+        except BarrierTimeout:
+            result = invariants.TIMEOUT  # it has done its part, whatever keeps the others
+        except Raised:
+            rank.has_left = True  # and no goodbye
+            return invariants.RAISED
+        if why == invariants.RAISED:
+            self.referee.stood_in(rank.truth, rank.seat, result)
+        return why
+
+    def ends_unrepresented(self, rank: Rank) -> None:
+        """The process of a rank ends that left and has said no goodbye."""
+        rank.truth.end, rank.lives_on = None, False
+        self.kill(rank)
 
     def _assigned(self, actor: Actor, seat: Seat, terminated: frozenset[int]) -> Seat | None:
         following = self._seat_after(seat, terminated)

@@ -68,6 +68,24 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
     duration: Seconds
 
 
+class Raise(msgspec.Struct, frozen=True, tag=True):
+    """An exception lands in a rank outside its stages, as from a signal handler: at its `operation`-th operation and,
+    on its way out, at each of the `times` - 1 after that. after: when the operation has taken effect, not before."""
+
+    rank: int
+    operation: int
+    times: int = 1
+    after: bool = False
+
+
+class Freeze(msgspec.Struct, frozen=True, tag=True):
+    """The process that hosts the store stands still at a moment, for `duration`: it answers nobody meanwhile."""
+
+    rank: int
+    at: Seconds
+    duration: Seconds
+
+
 class Suspect(msgspec.Struct, frozen=True, tag=True):
     """A neighbour takes a living rank for dead and stands in for it."""
 
@@ -75,7 +93,7 @@ class Suspect(msgspec.Struct, frozen=True, tag=True):
     at: Seconds
 
 
-Fault = Kill | Fail | Stall | Linger | Pause | Suspect
+Fault = Kill | Fail | Stall | Linger | Pause | Raise | Freeze | Suspect
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -124,7 +142,7 @@ def draw(seed: int, fewest: int = 3, most: int = 8) -> Schedule:
 
 def _fault(rng: Random, rank: int, iteration: int) -> Fault:
     operation = rng.randint(1, rng.choice((25, 50, OPERATIONS)))
-    kind = rng.randrange(20)
+    kind = rng.randrange(23)
     if kind < 6:
         return Kill(rank, "rank", operation)
     if kind < 8:
@@ -147,6 +165,10 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
         if rng.random() < 0.5:
             return Linger(rank, iteration, rng.uniform(0.5, 120))
         return Pause(rank, operation, rng.uniform(1, 150))
+    if kind < 21:
+        return Raise(rank, operation, rng.choice((1, 2, 2, 3, 10, 99)), rng.random() < 0.5)
+    if kind < 22:
+        return Freeze(rank, rng.random() * rng.choice((1, 3, 10)), rng.uniform(1, 95))
     return Suspect(rank, rng.random() * rng.choice((1, 3, 10)))
 
 
@@ -162,4 +184,15 @@ def everywhere(victim: Victim, ranks: int, rank: int, restarts: int = 0, block: 
     return [
         Schedule(seed=number, ranks=ranks, faults=(Kill(rank, victim, number), *faults), block=block)
         for number in range(1, last + 1)
+    ]
+
+
+def raised_everywhere(times: int, ranks: int, rank: int, restarts: int = 0, latency: float = 1.0) -> list[Schedule]:
+    """Return the schedules that raise in one rank at each of its operations in turn, before and after it, and
+    `times` - 1 times more on its way out. restarts: as in `everywhere`."""
+    others = tuple(Fail((rank + 1) % ranks, number, Stage.FUNCTION) for number in range(restarts))
+    return [
+        Schedule(seed=number, ranks=ranks, faults=(Raise(rank, number, times, after), *others), latency=latency)
+        for number in range(1, OPERATIONS + 1)
+        for after in (False, True)
     ]

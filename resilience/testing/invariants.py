@@ -29,7 +29,7 @@ LIMITS = Limits()  # how long ranks wait for each other
 SLACK = 20.0  # seconds of a wait that operations may take; the rest of it has to be somebody's stall
 
 # How a rank can end, beside COMPLETED and LEFT.
-DISCARDED, TIMEOUT, KILLED = "discarded", "timeout", "killed"
+DISCARDED, TIMEOUT, RAISED, KILLED = "discarded", "timeout", "raised", "killed"
 
 Last = tuple[Stage | None, End]
 BEGINNING: Last = (None, End.RETURNED)
@@ -348,12 +348,13 @@ class Referee:
             raise broken("no rank forgotten", f"{truth.seat} waits for ever")
         if truth.standing:
             raise broken("stand-ins end", f"{truth.standing} of {truth.seat} wait for ever")
-        if truth.is_alive and truth.must_say:
+        if truth.is_alive and truth.must_say and truth.end != RAISED:  # then its monitor spoke for it
             raise broken("no fault without a record", f"{truth.must_say} of {truth.seat}")
-        if truth.is_alive or truth.is_unspoken or truth.spoken_for == DISCARDED:
+        is_out = truth.is_alive and truth.end != RAISED
+        if is_out or truth.is_unspoken or truth.spoken_for == DISCARDED:
             return
         if truth.spoken_for is None:
-            raise broken("no rank forgotten", f"{truth.seat} is dead and nobody has stood in for it")
+            raise broken("no rank forgotten", f"{truth.seat} is gone and nobody has stood in for it")
         if not any(record.startswith(f"{truth.seat.initial_rank}:") for record in records):
             raise broken("no death without a record", f"{truth.seat}")
 
@@ -364,7 +365,7 @@ class Referee:
             raise broken("consecutive ranks", f"iteration {iteration} has {sorted(world.holders)} of {world.size}")
         if outcome == COMPLETED:
             for truth in members:
-                has_left = truth.end == LEFT and truth.seat.iteration == iteration
+                has_left = truth.end in (LEFT, RAISED) and truth.seat.iteration == iteration
                 if truth.is_alive and truth.end != COMPLETED and not has_left and not truth.is_unspoken:
                     raise broken("completion is never half", f"{truth.seat} {truth.end}")
             if iteration + 1 in self.worlds:

@@ -24,7 +24,12 @@ Seconds = float
 
 HARD = 90.0
 WATCH = watch.Limits(
-    watchdog=Limit(60.0, HARD), ping=Limit(60.0, HARD), hook=Limit(None, HARD), leave=Limit(None, HARD), grace=5.0
+    watchdog=Limit(60.0, HARD),
+    store=Limit(None, invariants.LIMITS.barrier + 30.0),
+    ping=Limit(60.0, HARD),
+    hook=Limit(None, HARD),
+    leave=Limit(None, HARD),
+    grace=5.0,
 )
 HEARTBEAT_TIMEOUT = 30.0  # after which a neighbour stands in for a rank whose monitor is gone too
 
@@ -55,6 +60,8 @@ class Monitors:
         if rank.stalled_since() is not None:
             self.is_unmonitored(rank)
         self._end(monitor)
+        if rank.lives_on and rank.truth.spoken_for is None:
+            self._cluster.ends_unrepresented(rank)
         if not rank.truth.is_alive and rank.truth.spoken_for is None and not rank.truth.standing:
             self.is_unspoken(rank)
 
@@ -103,6 +110,8 @@ class Monitors:
                 self._cluster.kill(rank)
             case watch.StandIn():
                 self._stand_in(monitor, rank, "terminated")
+            case watch.Represent():
+                self._stand_in(monitor, rank, "raised")
             case watch.Finish():
                 self._perhaps_done(monitor)
 
@@ -142,6 +151,9 @@ class Monitors:
         if errand.stands_in:
             errand.truth.standing -= 1
             self._referee.stood_in(errand.truth, errand.seat, result)
+            if errand.rank is monitor.rank and errand.rank.lives_on:  # and in the end its process ends too
+                errand.rank.lives_on = False
+                self.look(monitor, self._cluster.delay())
         if errand.rank is monitor.rank and monitor.queue:
             self._send(monitor.queue.pop(0))
         self._perhaps_done(monitor)

@@ -53,7 +53,7 @@ def test_killed_rank_is_noticed_and_its_page_can_still_be_read(page: Page, numbe
         assert monitor.wait_for_death(LIMIT)
         assert os.WTERMSIG(rank.wait()) == number
     view = monitor.read()
-    assert (view.iteration, view.doing, view.step, view.said_goodbye) == (2, Doing.FUNCTION, 17, False)
+    assert (view.iteration, view.doing, view.step, view.goodbye_call) == (2, Doing.FUNCTION, 17, None)
     assert [section.name for section in view.open_sections] == ["data"]
     assert monitor.wait_for_death(0.0)  # and it stays dead
 
@@ -62,12 +62,12 @@ def test_rank_that_leaves_says_goodbye_first(page: Page) -> None:
     def body(line: Connection) -> None:
         rank = RankSide(page)
         rank.lock_life()
-        rank.say_goodbye()
+        rank.say_goodbye(0)
 
     monitor = MonitorSide(page)
     with child(body):
         assert monitor.wait_for_death(LIMIT)
-    assert monitor.read().said_goodbye
+    assert monitor.read().goodbye_call == 0
 
 
 def test_rank_that_has_not_locked_its_page_yet_is_not_taken_for_dead(page: Page) -> None:
@@ -154,7 +154,7 @@ def test_forked_child_of_a_rank_writes_into_no_page_and_its_end_is_no_death(page
             beat()
             rank.ping()
             rank.doing(Doing.WAITING)
-            rank.say_goodbye()
+            rank.say_goodbye(0)
             section.__exit__(None, None, None)  # the section that its parent has open
             line.send(told)
             worker(line)
@@ -173,7 +173,7 @@ def test_forked_child_of_a_rank_writes_into_no_page_and_its_end_is_no_death(page
         rank.tell()
         assert monitor.wait_for_death(LIMIT)
     assert (view.step, view.heartbeat_at, view.ping_at, view.doing) == (1, None, None, Doing.OUTSIDE)
-    assert not view.said_goodbye
+    assert view.goodbye_call is None
     assert [section.name for section in view.open_sections] == ["data"]
     assert monitor.drain() == ([], 0)
 

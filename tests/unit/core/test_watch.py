@@ -27,6 +27,7 @@ from resilience.core.watch import (
     Limits,
     NoteUnknown,
     Observation,
+    Represent,
     Sign,
     StandIn,
     Terminate,
@@ -82,6 +83,7 @@ def in_function(**signs: Any) -> Observation:
 # What is silent from START on, and the limit that notices. Everything else is alive, or not armed.
 SILENT: dict[str, tuple[Limits, Observation]] = {
     "watchdog": (limits_of(watchdog=BOTH), in_function(since=0.0, watchdog_at=START)),
+    "store": (limits_of(store=BOTH), Observation(doing=Doing.WAITING, store_due_at=START)),
     "ping": (limits_of(ping=BOTH), in_function(ping_at=START)),
     "step": (limits_of(step=BOTH), in_function(step_at=START)),
     "heartbeat": (limits_of(heartbeat=BOTH), in_function(heartbeat_at=START)),
@@ -170,6 +172,31 @@ def test_time_to_leave_begins_with_the_interruption_or_with_entering_after_it(wa
     for since, interrupted_at in ((1.0, START), (START, 1.0)):
         seen = in_function(since=since, interrupted_at=interrupted_at)
         assert watch_over(watcher, limits_of(leave=Limit(None, HARD)), seen)[0][0] == START + HARD
+
+
+def test_rank_that_left_without_a_goodbye_is_represented_once_although_it_lives(watcher: ModuleType) -> None:
+    seen = in_function(has_left=True, watchdog_at=START)
+    assert watch_over(watcher, limits_of(watchdog=BOTH), seen) == [(START, Represent())]
+    state = watcher.decide(Watch(), seen, START).state
+    gone = msgspec.structs.replace(seen, is_gone=True)
+    assert watcher.decide(state, gone, START + 1.0).commands == (Finish(),)
+    assert watcher.decide(Watch(), gone, START + 1.0).commands == (StandIn(),)
+
+
+def test_rank_that_said_goodbye_is_weighed_no_more_although_it_is_still_inside(watcher: ModuleType) -> None:
+    for left in (False, True):
+        seen = in_function(said_goodbye=True, has_left=left, watchdog_at=START, is_stuck=True)
+        assert watch_over(watcher, limits_of(watchdog=BOTH), seen) == []
+
+
+def test_rank_that_waits_for_the_store_has_that_limit_alone(watcher: ModuleType) -> None:
+    limits = limits_of(watchdog=BOTH, hook=BOTH, ping=BOTH, store=Limit(None, 50.0))
+    for doing in (Doing.WAITING, Doing.HOOK, Doing.FUNCTION):
+        seen = Observation(doing=doing, since=1.0, watchdog_at=1.0, ping_at=1.0, store_due_at=START)
+        assert watch_over(watcher, limits, seen, until=START + 49.0) == []
+        assert watch_over(watcher, limits, seen)[0][0] == START + 50.0
+        outside = msgspec.structs.replace(seen, doing=Doing.OUTSIDE)
+        assert watch_over(watcher, limits, outside) == []
 
 
 def test_only_what_the_rank_is_doing_is_weighed(watcher: ModuleType) -> None:
@@ -413,7 +440,7 @@ def test_progress_is_not_missed_where_none_is_expected(watcher: ModuleType) -> N
 
 # -- over many seeds ---------------------------------------------------------------------------------------------
 
-NAMES = ("watchdog", "ping", "hook", "leave", "step", "heartbeat", "initial_heartbeat", "out_of_section")
+NAMES = ("watchdog", "store", "ping", "hook", "leave", "step", "heartbeat", "initial_heartbeat", "out_of_section")
 Row = tuple[float, Limit]
 
 
@@ -468,6 +495,10 @@ def _go_on(rng: Random, seen: Observation, now: float) -> Observation:
         changes["open_sections"] = tuple(Sign(name, now) for name in ("a", "b", "c") if rng.random() < 0.4)
         changes["section_left_at"] = now
     changes["is_stuck"] = seen.is_stuck or rng.random() < 0.01
+    if rng.random() < 0.2:
+        changes["store_due_at"] = rng.choice((None, None, now, now + 1.0))
+    if rng.random() < 0.1:
+        changes |= {"has_left": rng.random() < 0.3, "said_goodbye": rng.random() < 0.3}
     if seen.is_gone or rng.random() < 0.02:
         changes |= {"is_gone": True, "said_goodbye": seen.said_goodbye if seen.is_gone else rng.random() < 0.5}
     return msgspec.structs.replace(seen, **changes)
@@ -475,8 +506,10 @@ def _go_on(rng: Random, seen: Observation, now: float) -> Observation:
 
 def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
     """What is weighed, as the docstring of Limits says it: name to (last sign of life, limit)."""
-    if seen.doing is Doing.OUTSIDE:
+    if seen.doing is Doing.OUTSIDE or seen.has_left or seen.said_goodbye:
         return {}
+    if seen.store_due_at is not None:
+        return {"store": (seen.store_due_at, limits.store)}
     if seen.doing is Doing.HOOK:
         return {f"hook:{seen.hook}": (seen.since, limits.hook)}
     rows = {"watchdog": (max(seen.since, seen.watchdog_at or 0.0), limits.watchdog)}
@@ -508,7 +541,10 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
         assert kinds == []
         return
     if seen.is_gone:
-        assert kinds == [Finish if seen.said_goodbye else StandIn]
+        assert kinds == [Finish if seen.said_goodbye or before.is_represented else StandIn]
+        return
+    if seen.has_left and not seen.said_goodbye and not before.is_represented:
+        assert kinds == [Represent]
         return
     if before.kill_at is not None:
         is_due = now >= before.kill_at and not before.is_killed
@@ -525,7 +561,7 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     soft = {
         name: (now - at) / limit.soft for name, (at, limit) in rows.items() if limit.soft and now >= at + limit.soft
     }
-    if seen.is_stuck:
+    if seen.is_stuck and not seen.is_outside:
         hard["abort"] = math.inf
     if hard:
         assert kinds == [CaptureEvidence, AskRestart, Terminate]

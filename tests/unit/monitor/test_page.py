@@ -43,7 +43,7 @@ def names(monitor: MonitorSide) -> list[str]:
 def test_fresh_page_shows_no_sign_of_life() -> None:
     _, monitor = both_sides()
     view = monitor.read()
-    assert (view.doing, view.iteration, view.said_goodbye) == (Doing.OUTSIDE, -1, False)
+    assert (view.doing, view.iteration, view.goodbye_call, view.left_call) == (Doing.OUTSIDE, -1, None, None)
     assert (view.watchdog_at, view.ping_at, view.heartbeat_at, view.step, view.step_at) == (None,) * 5
     assert (view.section_left_at, view.open_sections) == (None, ())
     assert monitor.drain() == ([], 0)
@@ -135,12 +135,13 @@ def test_new_iteration_forgets_the_signs_of_the_one_before() -> None:
     assert len(names(monitor)) == SECTIONS
 
 
-def test_goodbye_is_seen_and_taken_back() -> None:
+def test_goodbye_and_leaving_name_their_call() -> None:
     rank, monitor = both_sides()
-    rank.say_goodbye()
-    assert monitor.read().said_goodbye
-    rank.say_goodbye(False)
-    assert not monitor.read().said_goodbye
+    rank.leave_call(0)
+    assert (monitor.read().goodbye_call, monitor.read().left_call) == (None, 0)
+    rank.say_goodbye(3)
+    rank.leave_call(4)
+    assert (monitor.read().goodbye_call, monitor.read().left_call) == (3, 4)
 
 
 def test_first_sign_is_told_to_whoever_waits_for_progress() -> None:

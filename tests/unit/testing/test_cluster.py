@@ -19,6 +19,7 @@ from resilience.testing.faults import (
     VICTIMS,
     Fail,
     Fault,
+    Freeze,
     Kill,
     Linger,
     Pause,
@@ -28,6 +29,7 @@ from resilience.testing.faults import (
     Victim,
     draw,
     everywhere,
+    raised_everywhere,
 )
 
 
@@ -111,6 +113,12 @@ def test_wait_that_nobody_explains_is_found_out() -> None:
         Cluster(Schedule(0, 3, (Pause(1, 6, 50.0),)), protocol=broken).run()
 
 
+def test_store_that_stands_still_for_longer_than_a_hang_may_last_costs_nobody() -> None:
+    for at in (0.0, 0.5, 1.0, 2.0, 3.0):
+        report = run(Fail(1, 0, Stage.FUNCTION), Freeze(0, at, 95.0))
+        assert report.ends == ("completed",) * 4
+
+
 def test_rank_taken_for_dead_is_excluded_and_told_so() -> None:
     report = run(Stall(1, 0, Stage.FUNCTION, "slow", 30.0), Suspect(2, 5.0))
     assert report.ends == ("completed", "completed", "discarded", "completed")
@@ -144,6 +152,15 @@ def test_job_without_anybody_left_ends() -> None:
 def test_every_invariant_holds_in_drawn_schedules(batch: int) -> None:
     for seed in range(1_000_000 + 500 * batch, 1_000_000 + 500 * (batch + 1)):
         Cluster(draw(seed)).run()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 99])
+def test_rank_interrupted_at_each_operation_and_again_on_its_way_out_holds_nobody_up(times: int) -> None:
+    for restarts in (0, 1, 2):
+        for schedule in raised_everywhere(times, ranks=3, rank=1, restarts=restarts, latency=0.01):
+            report = Cluster(schedule).run()
+            assert report.seconds < 2.0
+            assert report.ends[0] == report.ends[2] == "completed"
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

@@ -1,0 +1,59 @@
+"""A rank that is interrupted once more on its way out is represented by its monitor; the others always go on.
+
+Nothing here is timed: if nobody represents the rank, the other one waits in a barrier until its limit, ends with
+BarrierTimeout, and the test sees that it has not completed its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from resilience.core import events
+from tests.process.leaving import KINDS
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+LEAVE = "tests.process.leaving:leave_at_each"
+
+
+def others_go_on(job: Job, limit: float) -> None:
+    others, leaver = job.wait(limit)
+    assert others.error == leaver.error == ""
+    points, got = leaver.value
+    assert points > 0
+    assert others.value[1] == ["done"] * len(got)
+
+
+BY_STORE = [kind for kind in KINDS if kind != "discarded"]  # which all ranks know without a store operation
+
+
+@pytest.mark.parametrize("kind", BY_STORE)
+def test_rank_interrupted_at_each_store_operation_of_its_way_out_is_represented(start: Start, kind: str) -> None:
+    others_go_on(start(2, LEAVE, kind=kind, what="operations"), 120.0)
+
+
+@pytest.mark.parametrize("kind", BY_STORE)
+def test_rank_interrupted_again_and_again_on_its_way_out_is_represented(start: Start, kind: str) -> None:
+    others_go_on(start(2, LEAVE, kind=kind, what="operations, again"), 120.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_rank_interrupted_at_each_line_of_its_way_out_is_represented(start: Start, kind: str) -> None:
+    others_go_on(start(2, LEAVE, kind=kind, what="lines"), 1200.0)
+
+
+@pytest.mark.parametrize("comes", ["SIGTERM", "SIGALRM", "SIGINT"])
+@pytest.mark.parametrize("at", [1, 2, 5, 9])
+def test_process_that_ends_by_a_second_signal_is_represented(start: Start, comes: str, at: int) -> None:
+    job = start(2, "tests.process.leaving:end_at", at=at, comes=comes)
+    others, leaver = job.wait(60.0)
+    assert (others.value, leaver.type) == ("done", "Second")
+    assert job.await_record(events.RankStoodInFor, rank=1).event.result == "excluded"
+
+
+def test_monitor_outlives_signals_to_the_process_group_from_its_first_moment_on(start: Start) -> None:
+    job = start(1, "tests.process.leaving:signalled_as_soon_as_forked")
+    assert [rank.value for rank in job.wait()] == ["done"]
+    assert not job.of(events.MonitorLost)

@@ -1,0 +1,132 @@
+"""The process that hosts the store stands still; ranks that wait for it are no hung ranks.
+
+How long it stands still is the fault itself: longer than the limits for a hang, shorter or
+longer than barrier_timeout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from resilience.core import events
+from tests.process.launching import launcher
+from tests.support.account import Account
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+PATIENT = "tests.process.jobs:wait_for_sign"
+LIMITS = {"soft_timeout": 4.0, "hard_timeout": 8.0, "progress_watchdog_interval": 0.25, "heartbeat_timeout": 5.0}
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def inside(job: Job, ranks: int) -> None:
+    for rank in range(ranks):
+        job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+
+
+@pytest.mark.parametrize("fault", ["none", "exception"])
+def test_host_of_the_store_that_goes_on_in_time_costs_nobody(start: Start, fault: str) -> None:
+    job = start(3, PATIENT, options=LIMITS | {"barrier_timeout": 90.0, "completion_timeout": 90.0})
+    inside(job, 3)
+    if fault == "exception":
+        (job.folder / "raise").touch()
+    with stopped(job.monitor_pid(0)):
+        (job.folder / "go").touch()  # all come to the barriers now
+        time.sleep(14.0)
+    restarts = int(fault == "exception")
+    assert [rank.value for rank in job.wait(90.0)] == [restarts] * 3
+    assert not job.of(events.RankSignalled)
+    assert not job.of(events.RankFellSilent)
+    assert len(job.interruptions()) == restarts
+
+
+def test_host_of_the_store_that_stays_away_ends_each_rank_with_a_clear_error(start: Start) -> None:
+    job = start(3, PATIENT, options=LIMITS | {"barrier_timeout": 10.0})
+    inside(job, 3)
+    with stopped(job.monitor_pid(0)):
+        (job.folder / "go").touch()
+        ranks = job.wait_ranks(120.0)
+        for rank in (1, 2):  # their monitors end too, although the store does not answer them either
+            job.await_record(events.MonitorEnded, rank=rank, role="monitor", limit=90.0)
+    assert not job.of(events.RankSignalled)
+    for rank in ranks:
+        assert rank.type == "StoreError"
+        for part in ("did not answer", "0/completion", " s; the limit is 10 s (barrier_timeout)", "Look there"):
+            assert part in rank.error
+    job.wait(90.0)
+
+
+# -- under the launcher ------------------------------------------------------------------------------------------
+
+WRAPPED = """
+from datetime import timedelta
+from resilience.inprocess import Wrapper
+
+(here / "port").write_text(os.environ["MASTER_PORT"])
+
+@Wrapper(
+    soft_timeout=timedelta(seconds=4),
+    hard_timeout=timedelta(seconds=8),
+    heartbeat_timeout=timedelta(seconds=5),
+    barrier_timeout=timedelta(seconds=BARRIER),
+)
+def train():
+    say("inside")
+    await_file("go")
+
+train()
+say("done")
+"""
+
+
+def launched(start: Start, folder: Path, barrier: int, conf: str = "") -> tuple[Any, int]:
+    """Start two workers; return the job, once both are in the function, and the pid of its store process."""
+    job = launcher(start, folder)(WRAPPED.replace("BARRIER", str(barrier)), conf=conf)
+    for rank in range(2):
+        job.await_worker(f"inside.0.{rank}")
+    port = int((folder / "port").read_text())
+    for process in psutil.Process(job.job.pids[0]).children(recursive=True):
+        if any(at.status == "LISTEN" and at.laddr.port == port for at in process.net_connections()):
+            return job, process.pid
+    raise AssertionError(f"no process listens on port {port}")
+
+
+def told(job: Any, kind: type[events.Event]) -> list[object]:
+    return [record.event for record in Account(job.account.folder).records() if isinstance(record.event, kind)]
+
+
+def test_store_process_of_the_launcher_that_goes_on_in_time_costs_nobody(start: Start, tmp_path: Path) -> None:
+    job, store = launched(start, tmp_path, barrier=90)
+    with stopped(store):
+        (tmp_path / "go").touch()
+        time.sleep(14.0)
+    assert job.wait(120.0) == [0]
+    for rank in range(2):
+        assert (tmp_path / f"done.0.{rank}").exists()
+    assert told(job, events.RankSignalled) == told(job, events.Interrupted) == []
+
+
+def test_store_process_of_the_launcher_that_stays_away_ends_the_job(start: Start, tmp_path: Path) -> None:
+    job, store = launched(start, tmp_path, barrier=10, conf="store_timeout=30")
+    os.kill(store, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    assert job.wait(180.0) == [1]  # and no process is left
+    assert "it did not answer for 30 s (--rdzv-conf store_timeout)" in job.output(0, 2)
+    output = "".join(path.read_text() for path in (job.account.folder / "output").rglob("*.err"))
+    assert "StoreError: the store did not answer" in output
