@@ -49,12 +49,11 @@ LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
 class Handler(RendezvousHandler):
     """The rendezvous of one agent. Main thread only.
 
-    stores: the agent's store process; made here if none is given, and then ended here. node: this node's
-    name, the same when it comes back; rank: its place in the infrastructure's order, None for a deterministic
-    one; is_interrupted: asked while waiting, True ends the wait. Of `--rdzv-conf`: inner, is_host, node,
-    join_timeout 600, last_call_timeout 30, keep_alive_interval 1, keep_alive_max_attempt 8 (seconds, and how
-    many intervals an agent may be silent), store_timeout 120 (seconds for which the agent whose node hosts the job's
-    store waits for an answer: nobody can go on without it).
+    stores: the agent's store process; made here if none is given, and then ended here. node: this node's name, the
+    same when it comes back; rank: its place in the infrastructure's order, None for a deterministic one;
+    is_interrupted: asked while waiting, True ends the wait. Of `--rdzv-conf`: inner, is_host, node, join_timeout 600,
+    last_call_timeout 30, keep_alive_interval 1, keep_alive_max_attempt 8 (seconds, and how many intervals an agent
+    may be silent), store_timeout 120 (seconds that the host of the job's store waits for it).
     Raises: ConfigurationError; StoreError if the meeting place cannot be made or reached."""
 
     def __init__(
@@ -82,9 +81,8 @@ class Handler(RendezvousHandler):
         self._stores = stores or StoreProcess.start()
         self._meeting = meet(parameters, self._stores, self._join_limit, is_interrupted)
         self._store: Any = self._connect()
-        self._store_limit = seconds(parameters, "store_timeout", 120)
-        patience = self._store_limit / beats.LEASE if self.is_host else self._silences.limit
-        self._beating = Beating(self._connect, self.id, self.interval, patience, self._meeting.cut)
+        limit = seconds(parameters, "store_timeout", 120) / beats.LEASE if self.is_host else self._silences.limit
+        self._beating = Beating(self._connect, self.id, self.interval, limit, self._meeting.cut)
         self._ledger = Ledger(self._store, lambda: self.why_cut_off)  # a client may come back, this agent may not
         self.job_store: Any = dist.PrefixStore("job", self._store)
         self._stores.ask(self._meeting.address)  # for the first cycle, while others are waited for
@@ -249,10 +247,7 @@ class Handler(RendezvousHandler):
         if self.time_left is None:
             return ""
         if self.is_host:
-            return (
-                f"it did not answer for {self._store_limit:g} s (--rdzv-conf store_timeout), although process "
-                f"{self.store_pid} of this node hosts it; is that stopped, or the node overloaded?"
-            )
+            return f"its process {self.store_pid} here did not answer for {self._beating.lease:g} s (store_timeout)"
         return (
             f"it did not answer for {self._beating.lease:g} s, and the others take a node for lost that is silent for "
             f"{self._silences.limit:g} s (--rdzv-conf keep_alive_interval, keep_alive_max_attempt)"

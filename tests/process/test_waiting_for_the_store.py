@@ -127,6 +127,6 @@ def test_store_process_of_the_launcher_that_stays_away_ends_the_job(start: Start
     os.kill(store, signal.SIGSTOP)
     (tmp_path / "go").touch()
     assert job.wait(180.0) == [1]  # and no process is left
-    assert "it did not answer for 30 s (--rdzv-conf store_timeout)" in job.output(0, 2)
+    assert "did not answer for 30 s (store_timeout)" in job.output(0, 2)
     output = "".join(path.read_text() for path in (job.account.folder / "output").rglob("*.err"))
     assert "StoreError: the store did not answer" in output
