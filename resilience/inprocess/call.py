@@ -6,9 +6,8 @@ environment, the function itself) and gives an account of it. The iteration's `W
 thread; the `Session` holds what outlives a call (monitor, page, store). Whatever leaves the loop
 other than by completion is represented in the store before it is raised.
 
-An exception may land between any two bytecodes, on the way out too: a second SIGTERM, a SIGALRM handler.
-So the rank says goodbye to its monitor right after the last store operation that the others may need, and a
-rank that is out of the call without a goodbye is represented by its monitor."""
+An exception may land between any two bytecodes. So the rank says goodbye right after the last store operation that
+others may need; a rank that is out of the call without a goodbye is represented by its monitor."""
 
 from __future__ import annotations
 
@@ -176,9 +175,8 @@ class CallWrapper:
                 if ending.outcome == COMPLETED:
                     self._depart(seat)
                     return self._value
-                if ending.outcome == restart.LEFT:
+                if ending.outcome == restart.LEFT and self._error is not None:
                     self._say_goodbye()
-                    assert self._error is not None
                     raise self._error
         except RankDiscarded as error:
             self._say_goodbye()  # all ranks know: they find the same seats
@@ -196,8 +194,7 @@ class CallWrapper:
         self._session.say_goodbye()
         self._said_goodbye = True
 
-    def _release_watcher(self) -> None:
-        """The main thread is out of the function: the watcher has nothing to free any more."""
+    def _release_watcher(self) -> None:  # the main thread is out of the function
         if hasattr(self, "_watcher"):
             self._watcher.left()
 
@@ -251,7 +248,7 @@ class CallWrapper:
         """Leave so that the others go on without this rank, as far as the store still answers."""
         record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
         try:
-            with contextlib.suppress(BarrierTimeout):  # then it has written all the same what the others need
+            with contextlib.suppress(BarrierTimeout):  # all that the others need is written by then
                 self._drive(restart.stand_in(seat, self._limits, encode(record)))
             self._say_goodbye()
         except ResilienceError as lost:
