@@ -60,14 +60,13 @@ from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, seat_after, seat_of
 from resilience.inprocess.entry import alone, check_caller, inject
-from resilience.inprocess.outlet import await_server, note_arrival
-from resilience.inprocess.session import Session
+from resilience.inprocess.operations import await_server, note_arrival
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore
 from resilience.inprocess.watcher import LOST, Watcher
-from resilience.telemetry import workload
 
 if TYPE_CHECKING:
+    from resilience.inprocess.session import Session
     from resilience.inprocess.wrap import Wrapper
 
 DROP_LIMIT = 1.0  # seconds to wait for process groups that are still being dropped; it takes 10 ms a device
@@ -132,6 +131,8 @@ class CallWrapper:
             return self._run(name)
 
     def _run(self, name: str) -> Any:
+        from resilience.inprocess.session import Session  # with all that a monitor needs: loaded by a call
+
         began = time.monotonic()
         garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
@@ -333,6 +334,8 @@ class CallWrapper:
         )
 
     def _call_function(self) -> Result:
+        from resilience.telemetry import workload  # the session has loaded nearly all of it
+
         self._account.entering()
         restore(self._modes)  # an interruption may have prevented a context manager from doing it
         self._session.page.doing(Doing.FUNCTION)

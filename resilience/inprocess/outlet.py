@@ -17,7 +17,7 @@ import torch.distributed as dist
 from resilience.adapters import connections, patience
 from resilience.adapters.patience import Patience
 from resilience.adapters.serving import are_next_free, listen_beside_free_ports, local_address
-from resilience.adapters.store import StoreLike, drive, execute, wait
+from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
@@ -236,43 +236,12 @@ def iteration_server(address: str) -> dist.TCPStore:
     return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def note_arrival(
-    operation: restart.Operation, store: StoreLike, record: InterruptionRecord, emit: Callable[..., None]
-) -> Any:
-    """Perform the operation that gives `record` its place in the order of arrival, and tell the place;
-    NotImplemented for any other operation."""
-    iteration = restart.arrival_in(operation)
-    if iteration is None:
-        return NotImplemented
-    position = execute(operation, store)
-    emit(events.InterruptionArrived(record.rank, record.interruption, iteration, position))
-    return position
-
-
 def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any = None) -> Any:
     """Make `server`, or a fresh one, the store of the process groups of one iteration."""
     if server is None or not are_next_free(server.host, server.port):  # made ahead of time, and overtaken
         server = iteration_server(local_address(base_host))
     execute(Set(Keys(iteration).server, f"{server.host}:{server.port}"), store)
     return server
-
-
-def await_server(
-    iteration: int, store: StoreLike, limit: float, chunk: float, give_up: Callable[[], bool]
-) -> str | None:
-    """Return where the store of an iteration's process groups is (host:port); None if there will be none, or if
-    `give_up` answered True before it was there. Raises: StoreError."""
-    key = Keys(iteration).server
-    wait(store, key, limit, chunk, give_up)
-    (address,) = execute(Read((key,)), store)
-    if address is None and not give_up():
-        raise StoreError(
-            f"no store for the process groups of iteration {iteration} was published within {limit:g} s "
-            "(barrier_timeout); rank 0's monitor hosts it: is that process stopped, or its node overloaded?",
-            key=key,
-            limit=limit,
-        )
-    return None if address == restart.NO_SERVER else address
 
 
 def hook_store(prefix: str, base: Any) -> Any:

@@ -29,6 +29,28 @@ def test_wrapper_and_signs_of_life_load_no_exporter() -> None:
     assert {name.partition(".")[0] for name in loaded} & EXPORTERS == set()
 
 
+FOR_USERS = """
+import json, sys
+import torch.distributed
+before = set(sys.modules)
+from resilience.inprocess import CallWrapper, Wrapper
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_names_that_users_import_load_neither_monitor_nor_session_nor_spans() -> None:
+    shown = subprocess.run([sys.executable, "-c", FOR_USERS], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(json.loads(shown.stdout))
+    assert "resilience.inprocess.call" in loaded
+    heavy = (
+        "resilience.monitor.",
+        "resilience.telemetry.",
+        "resilience.inprocess.session",
+        "resilience.inprocess.outlet",
+    )
+    assert [name for name in loaded if name.startswith(heavy)] == []
+
+
 FRAMEWORKS = """
 import importlib, json, pkgutil, sys
 import resilience

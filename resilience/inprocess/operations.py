@@ -1,0 +1,45 @@
+"""Which store operations do a rank and its monitor have in common?
+
+Apart from `inprocess.outlet`, because a rank loads what only a monitor needs no earlier than at its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from resilience.adapters.store import StoreLike, execute, wait
+from resilience.core import events, restart
+from resilience.core.attribution import InterruptionRecord
+from resilience.core.restart import Keys, Read
+from resilience.errors import StoreError
+
+
+def note_arrival(
+    operation: restart.Operation, store: StoreLike, record: InterruptionRecord, emit: Callable[..., None]
+) -> Any:
+    """Perform the operation that gives `record` its place in the order of arrival, and tell the place;
+    NotImplemented for any other operation."""
+    iteration = restart.arrival_in(operation)
+    if iteration is None:
+        return NotImplemented
+    position = execute(operation, store)
+    emit(events.InterruptionArrived(record.rank, record.interruption, iteration, position))
+    return position
+
+
+def await_server(
+    iteration: int, store: StoreLike, limit: float, chunk: float, give_up: Callable[[], bool]
+) -> str | None:
+    """Return where the store of an iteration's process groups is (host:port); None if there will be none, or if
+    `give_up` answered True before it was there. Raises: StoreError."""
+    key = Keys(iteration).server
+    wait(store, key, limit, chunk, give_up)
+    (address,) = execute(Read((key,)), store)
+    if address is None and not give_up():
+        raise StoreError(
+            f"no store for the process groups of iteration {iteration} was published within {limit:g} s "
+            "(barrier_timeout); rank 0's monitor hosts it: is that process stopped, or its node overloaded?",
+            key=key,
+            limit=limit,
+        )
+    return None if address == restart.NO_SERVER else address
