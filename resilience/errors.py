@@ -112,4 +112,5 @@ class RestartAbort(BaseException):
 
 
 class RankShouldRestart(BaseException):
-    """Raised inside the wrapped function when the iteration has been interrupted."""
+    """Raised inside the wrapped function when the iteration has been interrupted. User code that raises it there asks
+    all ranks to restart."""

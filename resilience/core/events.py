@@ -57,6 +57,13 @@ class CallStarted(Event, frozen=True, tag="call.started"):
     monitor_start_s: Seconds = 0.0
 
 
+class ConfigurationAdvised(Event, frozen=True, tag="configuration.advised"):
+    """Two settings of this job work against each other. Told once per job, by rank 0."""
+
+    level: ClassVar[Level] = "warning"
+    advice: str
+
+
 class CallEnded(Event, frozen=True, tag="call.ended"):
     """The wrapped function's call ended on this rank."""
 
@@ -540,6 +547,7 @@ class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
 
 CATALOGUE: tuple[type[Event], ...] = (
     CallStarted,
+    ConfigurationAdvised,
     CallEnded,
     IterationStarted,
     IterationEnded,
@@ -598,6 +606,7 @@ CATALOGUE: tuple[type[Event], ...] = (
 
 AnyEvent = (
     CallStarted
+    | ConfigurationAdvised
     | CallEnded
     | IterationStarted
     | IterationEnded

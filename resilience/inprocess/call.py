@@ -16,9 +16,10 @@ import itertools
 import os
 import time
 import typing
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.adapters import collectives, garbage
 from resilience.adapters.environment import keep_nccl_watchdog_from_raising, scoped_environment
@@ -51,6 +52,7 @@ from resilience.errors import (
     HealthCheckError,
     InternalError,
     RankDiscarded,
+    RankShouldRestart,
     ResilienceError,
     RestartError,
     StoreError,
@@ -66,11 +68,13 @@ from resilience.inprocess.store import PrefixStore
 from resilience.inprocess.watcher import LOST, Watcher
 
 if TYPE_CHECKING:
+    from resilience.inprocess.initialize import Initialize
     from resilience.inprocess.session import Session
     from resilience.inprocess.wrap import Wrapper
 
 DROP_LIMIT = 1.0  # seconds to wait for process groups that are still being dropped; it takes 10 ms a device
 
+T = TypeVar("T")
 _calls = itertools.count()
 
 
@@ -317,8 +321,18 @@ class CallWrapper:
         self._set_environment(host, port)
         self._state.store = PrefixStore(self._state.iteration, self._session.hook_store)
         self._account.iteration_started(self._state)
-        hook = self._wrapper.initialize
-        return self._hook_before("initialize", None if hook is None else lambda: hook(self._state))
+        return self._hook_before("initialize", self._wrapper.initialize, self._prepare)
+
+    def _prepare(self, hook: Initialize) -> None:
+        state: State | None = hook(self._state)
+        self._state = self._state if state is None else state
+        if state is None:
+            warnings.warn(
+                f"the initialize hook {hook!r} returned None, expected the state; the call goes on with the state that "
+                "the hook was given. Return it",
+                UserWarning,
+                stacklevel=1,
+            )
 
     def _set_environment(self, host: str, port: str) -> None:
         self._state.set_distributed_vars()
@@ -329,9 +343,7 @@ class CallWrapper:
 
     def _check_before(self) -> Result:
         hook = self._wrapper.health_check
-        return self._hook_before(
-            "health_check", None if hook is None else lambda: self._state_of(hook(self._state, None))
-        )
+        return self._hook_before("health_check", hook, lambda hook: hook(self._state, None))  # returned for a Compose
 
     def _call_function(self) -> Result:
         from resilience.telemetry import workload  # the session has loaded nearly all of it
@@ -376,11 +388,11 @@ class CallWrapper:
 
     def _failed(self, error: BaseException, stage: str) -> Result:
         """Answer how a stage ended that raised, and put the failure into the account."""
-        is_exception = failure.is_exception(error)
+        restarts_all = failure.restarts_all(error)
         self._error = error
-        kind = Interruption.EXCEPTION if is_exception else Interruption.BASE_EXCEPTION
+        kind = Interruption.EXCEPTION if restarts_all else Interruption.BASE_EXCEPTION
         record = self._describe(error, kind, stage)
-        return Result(End.FAILED if is_exception else End.FATAL, encode(record))
+        return Result(End.FAILED if restarts_all else End.FATAL, encode(record))
 
     def _describe(self, error: BaseException, kind: Interruption, stage: str) -> InterruptionRecord:
         record = InterruptionRecord(
@@ -453,7 +465,7 @@ class CallWrapper:
         self._account.phase("regroup")
         return Result(End.RETURNED)
 
-    def _hook_before(self, name: StageName, hook: Callable[[], State] | None) -> Result:
+    def _hook_before(self, name: StageName, hook: T | None, call: Callable[[T], object]) -> Result:
         """Run a hook before the function, under its limit. An interruption reaches it as it reaches the function.
         An Exception restarts all, a BaseException ends this rank."""
         if hook is None:
@@ -461,7 +473,7 @@ class CallWrapper:
         self._session.page.doing(Doing.HOOK, name)
         with self._account.stage(name) as stage:
             try:
-                self._state = self._interrupter.call(hook, unless=lambda: self._watcher.is_interrupted)
+                self._interrupter.call(lambda: call(hook), unless=lambda: self._watcher.is_interrupted)
                 stage.outcome = "completed"
                 return Result(End.RETURNED)
             except BaseException as error:
@@ -478,25 +490,23 @@ class CallWrapper:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
         try:
-            self._state = self._state_of(hook(self._state, self._cause()))
+            hook(self._state, self._cause())  # what it returns is for a Compose
             return Result(End.RETURNED)
         except BaseException as error:
             return Result(End.FATAL, self._hook_failed(name, error).report)
         finally:
             self._session.page.doing(Doing.WAITING)
 
-    def _state_of(self, returned: tuple[State, Any] | None) -> State:
-        """Return the state out of what a hook returned; hooks that only look return None."""
-        return self._state if returned is None else returned[0]
-
     def _hook_failed(self, name: str, error: BaseException) -> Result:
         self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
         return self._failed(error, name)
 
     def _cause(self) -> Exception | None:
-        """This rank's own exception. One that only says that a peer has gone is somebody else's fault."""
-        if isinstance(self._error, Exception) and not is_cascade(failure.describe(self._error)):
-            return self._error
+        """This rank's own exception; of a RankShouldRestart that user code raised, the exception it was raised from.
+        One that only says that a peer has gone is somebody else's fault."""
+        error = self._error.__cause__ if isinstance(self._error, RankShouldRestart) else self._error
+        if isinstance(error, Exception) and not is_cascade(failure.describe(error)):
+            return error
         return None
 
     def _swallowed(self, swallow: Any) -> None:

@@ -7,20 +7,23 @@ of the kind its parts share, because that is what `Wrapper` checks."""
 from __future__ import annotations
 
 import functools
-from abc import ABC, ABCMeta
+import warnings
+from abc import ABC
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError
 
 T = TypeVar("T")
+_BASETYPE = 1 << 10  # Py_TPFLAGS_BASETYPE: the class may have subclasses
 
 
 class Composition:
     """Compose(a, b, c)(x) is a(b(c(x))): the last one runs first.
 
-    instances: callables, at least one; the result is an instance of every abstract class that all of them
-    are instances of. A hook that returns None hands on what it was given; a tuple is handed on as
-    several arguments. Raises: ConfigurationError, ConfigurationTypeError."""
+    instances: callables, at least one; the result is an instance of the nearest class that all of them are
+    instances of, abstract or not, and of every other such class. A tuple is handed on as several arguments.
+    A hook that was given something and returns None causes a UserWarning, and what it was given is handed on.
+    Raises: ConfigurationError, ConfigurationTypeError."""
 
     instances: tuple[Any, ...]
 
@@ -48,6 +51,13 @@ class Composition:
             if returned is not None:
                 result = returned
                 args = returned if isinstance(returned, tuple) else (returned,)
+            elif args and args != (None,):
+                warnings.warn(
+                    f"{instance!r} returned None inside a Compose, expected what it was given, changed or not; the "
+                    "next hook gets the arguments that this one got. Return them",
+                    UserWarning,
+                    stacklevel=2,
+                )
         return result if args else None
 
     def __reduce__(self) -> Any:
@@ -58,13 +68,16 @@ class Composition:
 
 
 def _shared_kinds(instances: tuple[Any, ...]) -> tuple[type, ...]:
-    """The most specific abstract classes that all instances share; a class implied by another is left out."""
+    """The most specific classes that all instances share; a class implied by another is left out."""
     shared = set.intersection(*(set(type(instance).__mro__) for instance in instances))
-    kinds = [
-        kind for kind in shared if isinstance(kind, ABCMeta) and kind is not ABC and not issubclass(kind, Composition)
-    ]
+    kinds = [kind for kind in shared if kind not in (ABC, object) and _may_be_base(kind)]
     specific = (kind for kind in kinds if not any(kind in other.__mro__[1:] for other in kinds))
     return tuple(sorted(specific, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"))
+
+
+def _may_be_base(kind: type) -> bool:
+    """Not Composition itself, and none of the classes that Python keeps from having subclasses, as functions'."""
+    return not issubclass(kind, Composition) and bool(kind.__flags__ & _BASETYPE)
 
 
 @functools.cache

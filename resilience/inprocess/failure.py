@@ -14,6 +14,7 @@ from types import TracebackType
 from resilience.adapters.frames import current_frames
 from resilience.core.attribution import ExceptionInfo, Frame
 from resilience.core.encoding import text
+from resilience.errors import RankShouldRestart
 
 MAX_FRAMES = 60
 MAX_MESSAGE = 2000  # characters; a record must fit one message of the channel
@@ -34,14 +35,14 @@ def describe(error: BaseException) -> ExceptionInfo:
     )
 
 
-def is_exception(error: BaseException) -> bool:
+def restarts_all(error: BaseException) -> bool:
     """Return True if all ranks restart from this failure, False if it ends its rank.
 
     torch's CheckpointException derives from BaseException, and `torch.distributed.checkpoint` raises it on every rank
     when saving or loading fails on one: as a BaseException it would end the whole job."""
     checkpoint = sys.modules.get("torch.distributed.checkpoint.api")  # not imported, so not raised either
-    restarts = (Exception,) if checkpoint is None else (Exception, checkpoint.CheckpointException)
-    return isinstance(error, restarts)
+    kinds: tuple[type[BaseException], ...] = (Exception, RankShouldRestart)
+    return isinstance(error, kinds if checkpoint is None else (*kinds, checkpoint.CheckpointException))
 
 
 def release(error: BaseException) -> None:

@@ -24,7 +24,7 @@ class Finalize(ABC):
 
     @abstractmethod
     def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
-        """Clean up; return both arguments, changed or not."""
+        """Clean up; return both arguments, which a Compose hands on. The Wrapper ignores what is returned."""
 
 
 class ThreadedFinalize(Finalize):

@@ -21,7 +21,8 @@ class HealthCheck(ABC):
 
     @abstractmethod
     def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
-        """Raise if this rank must not go on; else return both arguments."""
+        """Raise if this rank must not go on; else return both arguments, which a Compose hands on. The Wrapper ignores
+        what is returned."""
 
 
 class CudaHealthCheck(HealthCheck):

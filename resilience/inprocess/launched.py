@@ -1,33 +1,26 @@
-"""Do the launcher around this job and its Wrapper agree?  What is wrong is told loudly, and changes nothing.
+"""Do the launcher around this job and its Wrapper agree?  Where they do not, the job is advised; nothing changes.
 
-The Wrapper restarts in place whom it can, the launcher replaces processes. A launcher that starts all workers
-again for one that is gone takes over whatever happens, and one whose monitors are more impatient than the
-Wrapper's ends a rank while the Wrapper still gives it time."""
+The Wrapper restarts ranks in place, the launcher replaces processes. A launcher that starts all workers again when
+one dies leaves nothing for the Wrapper to do then, and a launcher whose monitors have shorter limits than the Wrapper
+kills a rank that the Wrapper would still restart."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 
 from resilience.adapters.environment import Launcher
 
 
-def warn(launcher: Launcher, hard_timeout: float) -> None:
-    """Warn of what does not go together. hard_timeout: the Wrapper's, in seconds."""
+def advice(launcher: Launcher, hard_timeout: float) -> Iterator[str]:
+    """Yield a line for each setting that does not fit. hard_timeout: the Wrapper's, in seconds."""
     if launcher.policy == "any-failed":
-        warnings.warn(
-            "a Wrapper runs under `resilience run --ft-restart-policy any-failed`: a rank that dies makes the launcher "
-            "start all workers again, before the Wrapper can go on without it; pass --ft-restart-policy min-healthy "
-            "and the smallest number of nodes that the Wrapper goes on with as the minimum of --nnodes",
-            RuntimeWarning,
-            stacklevel=2,
+        yield (
+            "when a rank dies, this launcher starts all workers again; with --ft-restart-policy min-healthy the "
+            "Wrapper goes on without it"
         )
     limit = launcher.shortest_limit
     if limit is not None and limit < hard_timeout:
-        warnings.warn(
-            f"the launcher's rank monitors end a rank after {limit:g} s of silence (--ft-rank-heartbeat-timeout, "
-            f"--ft-rank-section-timeouts, --ft-step-timeout), and the Wrapper gives it {hard_timeout:g} s "
-            "(hard_timeout): a rank that heartbeats to the launcher is killed where the Wrapper would restart it in "
-            "place; make the launcher's limits the longer ones",
-            RuntimeWarning,
-            stacklevel=2,
+        yield (
+            f"this launcher kills a rank after {limit:g} s of silence, the Wrapper restarts it until "
+            f"{hard_timeout:g} s (hard_timeout); make the launcher's limit longer"
         )

@@ -27,7 +27,7 @@ from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.core.encoding import text
 from resilience.core.events import Interrupted
 from resilience.core.records import Record
-from resilience.errors import ConfigurationError, DecodeError, MonitorError, StoreError
+from resilience.errors import ConfigurationError, DecodeError, MonitorError
 from resilience.inprocess.outlet import StoreOutlet
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
@@ -70,7 +70,7 @@ class Handle:
         self.dropped = 0
         self._channel = channel
         self._is_ready = threading.Event()
-        self._error = ""
+        self.error = ""  # why the monitor could not make the store
 
     def send(self, message: messages.FromRank) -> bool:
         """Send without ever blocking; a full or closed channel counts a dropped message."""
@@ -104,7 +104,7 @@ class Handle:
             return  # no monitor of ours sends that; the thread that listens must not end by it
         match message:
             case messages.Ready(error):
-                self._error = error
+                self.error = error
                 self._is_ready.set()
             case messages.ShowStacks(number):
                 stacks.answer(number)
@@ -114,7 +114,7 @@ class Handle:
         self._channel.close()
 
     def await_ready(self, limit: float) -> None:
-        """Wait until the monitor hosts the wrapper's store. Raises: MonitorError, StoreError."""
+        """Wait until the monitor hosts the wrapper's store; `error` says why it does not. Raises: MonitorError."""
         deadline = time.monotonic() + limit
         while not self._is_ready.is_set():
             if time.monotonic() > deadline:
@@ -124,8 +124,6 @@ class Handle:
                     f"monitor process {self.pid} ended before it was ready; its messages go to "
                     "monitor_process_logfile, if that is set"
                 )
-        if self._error:
-            raise StoreError(self._error)
 
 
 def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Handle:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from resilience.core.attribution import Detector, Interruption, InterruptionReco
 from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.watch import Doing
+from resilience.errors import MonitorError
 from resilience.inprocess import launched, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.monitor_process import Handle, start
@@ -39,6 +40,7 @@ from resilience.monitor import client, messages
 from resilience.telemetry import log
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
+from resilience.telemetry.standard import StandardLog
 
 if TYPE_CHECKING:
     from resilience.inprocess.state import State
@@ -66,6 +68,8 @@ class Session:
         try:
             if is_host:
                 self._monitor.await_ready(READY_LIMIT)
+                if self._monitor.error:
+                    _raise_of_store_factory(wrapper, self.notice, self._monitor.error)
             with hosting(False, self.notice):
                 self._base, own = patience.connect(lambda: wrapper.store_factory(**wrapper.store_kwargs))
                 self._watch_base, watchers = patience.connect(lambda: wrapper.store_factory(**wrapper.store_kwargs))
@@ -132,9 +136,7 @@ class Session:
             rank=state.rank,
             world_size=state.initial_world_size,
         )
-        if state.initial_rank == 0:
-            launched.warn(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
-        self.emitter = Emitter(origin, [self._monitor])
+        self.emitter = Emitter(origin, [self._monitor, StandardLog()])
         self._folder = folder
         mark = _mark(origin, function)
         limits, told = _learned(_limits(wrapper, self.settings), wrapper, self.settings, folder, mark)
@@ -151,8 +153,11 @@ class Session:
                 job=_job(origin, function) if state.initial_rank == 0 else None,
             )
         )
-        if told is not None and state.initial_rank == 0:
-            self.emit(told)
+        if state.initial_rank == 0:
+            self.emit(*([] if told is None else [told]))
+            if (cycle, number) == (0, 0):
+                lines = launched.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
+                self.emit(*map(events.ConfigurationAdvised, lines))
         supervision.announce(
             self.store, self.node, supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         )
@@ -242,7 +247,7 @@ class Session:
         origin = self.emitter.origin
         assert origin.initial_rank is not None
         path = self._folder / "records" / f"{origin.node}-{origin.initial_rank}.jsonl"
-        self.emitter.replace_sinks([RecordFile(path)])
+        self.emitter.replace_sinks([RecordFile(path), StandardLog()])
         record = InterruptionRecord(
             rank=origin.initial_rank,
             interruption=Interruption.MONITOR_PROCESS_EXCEPTION,
@@ -268,6 +273,15 @@ def _failed_to_start(function: str, number: int, state: State, error: Exception,
         duration,
         lambda origin: _job(origin, function),
     )
+
+
+def _raise_of_store_factory(wrapper: Wrapper, notice: Notice, told: str) -> NoReturn:
+    """Let the caller have the exception of its own factory: what failed in the monitor fails here as well.
+
+    Raises: what the factory raises; MonitorError if it only fails in the monitor."""
+    with hosting(True, notice):
+        wrapper.store_factory(**wrapper.store_kwargs)
+    raise MonitorError(f"the monitor could not make the store, though this process can: {told}")
 
 
 def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:

@@ -70,3 +70,9 @@ def test_only_a_frameworks_own_callback_imports_it() -> None:
     loaded = json.loads(shown.stdout.splitlines()[-1])
     assert {"resilience.integrations.watching", "resilience.launcher.agent"} <= set(loaded)
     assert {name.partition(".")[0] for name in loaded} & {"lightning", "pytorch_lightning", "transformers"} == set()
+
+
+def test_fault_injection_is_reachable_from_the_package_alone() -> None:
+    code = "import resilience.inprocess as inprocess; print(inprocess.tools.inject_fault.Fault.KILL.name)"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout == "KILL\n"

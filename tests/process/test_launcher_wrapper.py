@@ -72,7 +72,7 @@ def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_o
     assert [(each.verdict.first, each.kind) for each in found.incidents] == [(2, "terminated"), (1, "terminated")]
 
 
-def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_warned(launch: Launch) -> None:
+def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_advised_in_one_line(launch: Launch) -> None:
     job = launch(PLAIN)
     for rank in range(2):
         job.await_worker(f"iteration0.size2.0.{rank}")
@@ -82,8 +82,10 @@ def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_warned(lau
     go(job)
     assert job.wait() == [0]
     said = job.output(stream=2)
-    assert "RuntimeWarning: a Wrapper runs under `resilience run --ft-restart-policy any-failed`" in said
-    assert said.count("RuntimeWarning") == 2  # one rank in each cycle
+    (line,) = [line for line in said.splitlines() if "with --ft-restart-policy min-healthy the Wrapper goes on" in line]
+    assert "resilience: when a rank dies, this launcher starts all workers again" in line
+    assert "Warning" not in said
+    assert [(told.origin.initial_rank, told.origin.cycle) for told in job.of(events.ConfigurationAdvised)] == [(0, 0)]
     assert [(each.verdict.first, each.kind) for each in report(load(job.job.run)).incidents] == [(1, "terminated")]
 
 
@@ -92,15 +94,16 @@ def test_limits_of_the_launcher_that_are_shorter_than_the_wrappers_are_told(laun
     go(job)
     assert job.wait() == [0]
     said = job.output(stream=2)
-    assert said.count("RuntimeWarning") == 1
-    assert "end a rank after 59 s of silence" in said and "the Wrapper gives it 60 s" in said
+    (line,) = [line for line in said.splitlines() if "kills a rank after 59 s of silence" in line]
+    assert "the Wrapper restarts it until 60 s" in line
 
 
-def test_nobody_is_warned_where_both_agree(launch: Launch) -> None:
+def test_nobody_is_advised_where_both_agree(launch: Launch) -> None:
     job = launch(PLAIN, "--ft-restart-policy", "min-healthy", "--ft-rank-heartbeat-timeout", "60")
     go(job)
     assert job.wait() == [0]
-    assert "Warning" not in job.output(stream=2)
+    assert not job.of(events.ConfigurationAdvised)
+    assert "resilience: " not in job.output(stream=2)
 
 
 @pytest.mark.parametrize(("policy", "whole"), [("min-healthy", False), ("any-failed", True)])

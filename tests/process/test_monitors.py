@@ -100,6 +100,6 @@ def test_port_in_use_is_a_clear_error(start: Start) -> None:  # F41
         port = str(taken.getsockname()[1])
         job = start(1, TRAIN, env={"MASTER_PORT": port})
         (rank,) = job.wait_ranks()
-    assert rank.type == "MonitorError"
+    assert rank.type == "StoreError"
     assert port in rank.error
     assert "Address already in use" in rank.error

@@ -40,6 +40,19 @@ class Replacing(HealthCheck, Finalize):
         return state, KeyError("replaced")
 
 
+class Plain:
+    """Not abstract: a user's own callable."""
+
+    def __call__(self, value: int) -> int:
+        return value + 1
+
+
+class Left(Plain): ...
+
+
+class Right(Plain): ...
+
+
 def state() -> State:
     return State(rank=0, world_size=1)
 
@@ -61,9 +74,15 @@ def test_pairs_are_handed_on_as_two_arguments() -> None:
 
 def test_hook_that_returns_nothing_hands_on_what_it_got() -> None:
     error = ValueError()
-    after, exc = Compose(FaultCounter(), Silent())(state(), error)
+    with pytest.warns(UserWarning, match="Silent object at .* returned None inside a Compose"):
+        after, exc = Compose(FaultCounter(), Silent())(state(), error)
     assert (after.iteration, exc) == (7, error)
-    assert Compose(Silent())(after, error) == (after, error)
+    with pytest.warns(UserWarning, match="Return them"):
+        assert Compose(Silent())(after, error) == (after, error)
+
+
+def test_hook_without_arguments_may_return_nothing() -> None:
+    assert Compose(lambda: None, lambda: None)() is None
 
 
 def test_terminated_ranks_are_handed_on() -> None:
@@ -84,6 +103,9 @@ def test_terminated_ranks_are_handed_on() -> None:
         ((ThreadedFinalize(timedelta(seconds=1), print), Replacing()), (Finalize,), (HealthCheck, ThreadedFinalize)),
         ((ThreadedFinalize(timedelta(seconds=1), print),) * 2, (Finalize, ThreadedFinalize), (HealthCheck,)),
         ((ShiftRanks(), RetryController()), (), (RankAssignment, Initialize)),
+        ((Left(), Right()), (Plain,), (Left, Right)),
+        ((Left(), Left()), (Left, Plain), (Right,)),
+        ((print, print), (), (Plain,)),
     ],
 )
 def test_composed_hook_is_of_the_kinds_its_parts_share(

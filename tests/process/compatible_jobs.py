@@ -1,0 +1,118 @@
+"""Code as it is written for the compatible API: what the ranks of `test_compatible_semantics` run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import resilience.inprocess as inprocess
+from resilience.errors import RankShouldRestart
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.state import State
+
+
+class Odd(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
+    """Returns what nobody expects."""
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def __call__(self, state: State, exc: Exception | None) -> Any:
+        return self.returned
+
+
+class Forgetful(inprocess.initialize.Initialize):
+    """Forgets to return the state."""
+
+    def __call__(self, state: State) -> Any:
+        state.status = state.status
+
+
+class Noting(inprocess.health_check.HealthCheck):
+    """Keeps the cause of each call after a fault."""
+
+    def __init__(self) -> None:
+        self.causes: list[str] = []
+
+    def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
+        if state.iteration or exc is not None:
+            self.causes.append(repr(exc))
+        return state, exc
+
+
+def fail_once(call: CallWrapper, error: BaseException) -> int:
+    if call.iteration == 0 and os.environ["RANK"] == "1":
+        raise error
+    return call.iteration
+
+
+def return_anything_from_hooks() -> int:
+    @Wrapper(finalize=Odd(KeyError("returned by finalize")), health_check=Odd(5))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return fail_once(call, ValueError("by schedule"))
+
+    return function()
+
+
+def forget_the_state() -> tuple[int, list[str]]:
+    @Wrapper(initialize=Forgetful())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return fail_once(call, ValueError("by schedule"))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iteration = function()
+    return iteration, [f"{each.category.__name__}: {each.message}" for each in caught if "initialize" in str(each)]
+
+
+def ask_for_a_restart(has_cause: bool) -> tuple[int, list[str]]:
+    """Answers the last iteration, and the causes that the health check got after the fault."""
+    check = Noting()
+
+    @Wrapper(health_check=check)
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        error = RankShouldRestart("this rank wants it")
+        error.__cause__ = OSError("the disk") if has_cause else None
+        return fail_once(call, error)
+
+    return function(), check.causes[:1]
+
+
+def break_the_store_factory() -> None:
+    def factory() -> Any:
+        raise LookupError("no store today")
+
+    @Wrapper(store_factory=factory)
+    def function() -> None: ...
+
+    function()
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.name, record.levelname, record.getMessage()))
+
+
+def log_restarts(configured: bool) -> list[tuple[str, str, str]]:
+    """Fail twice; answers what a handler of the root logger gets of `resilience`."""
+    kept = Kept()
+    if configured:
+        logging.getLogger().addHandler(kept)
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> None:
+        assert call is not None
+        if call.iteration < 2 and os.environ["RANK"] == str(call.iteration):
+            raise ValueError(f"broken in {call.iteration}")
+
+    function()
+    return [line for line in kept.lines if line[0] == "resilience"]
