@@ -16,7 +16,6 @@ import itertools
 import os
 import time
 import typing
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,14 +44,12 @@ from resilience.core.restart import (
     Seat,
     Stage,
 )
-from resilience.core.symptoms import is_cascade
 from resilience.core.watch import Doing
 from resilience.errors import (
     BarrierTimeout,
     HealthCheckError,
     InternalError,
     RankDiscarded,
-    RankShouldRestart,
     ResilienceError,
     RestartError,
     StoreError,
@@ -62,6 +59,7 @@ from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, seat_after, seat_of
 from resilience.inprocess.entry import alone, check_caller, inject
+from resilience.inprocess.initialize import prepared
 from resilience.inprocess.operations import await_server, note_arrival
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore
@@ -324,15 +322,7 @@ class CallWrapper:
         return self._hook_before("initialize", self._wrapper.initialize, self._prepare)
 
     def _prepare(self, hook: Initialize) -> None:
-        state: State | None = hook(self._state)
-        self._state = self._state if state is None else state
-        if state is None:
-            warnings.warn(
-                f"the initialize hook {hook!r} returned None, expected the state; the call goes on with the state that "
-                "the hook was given. Return it",
-                UserWarning,
-                stacklevel=1,
-            )
+        self._state = prepared(hook, self._state)
 
     def _set_environment(self, host: str, port: str) -> None:
         self._state.set_distributed_vars()
@@ -490,7 +480,7 @@ class CallWrapper:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
         try:
-            hook(self._state, self._cause())  # what it returns is for a Compose
+            hook(self._state, failure.own_cause(self._error))  # what it returns is for a Compose
             return Result(End.RETURNED)
         except BaseException as error:
             return Result(End.FATAL, self._hook_failed(name, error).report)
@@ -500,14 +490,6 @@ class CallWrapper:
     def _hook_failed(self, name: str, error: BaseException) -> Result:
         self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
         return self._failed(error, name)
-
-    def _cause(self) -> Exception | None:
-        """This rank's own exception; of a RankShouldRestart that user code raised, the exception it was raised from.
-        One that only says that a peer has gone is somebody else's fault."""
-        error = self._error.__cause__ if isinstance(self._error, RankShouldRestart) else self._error
-        if isinstance(error, Exception) and not is_cascade(failure.describe(error)):
-            return error
-        return None
 
     def _swallowed(self, swallow: Any) -> None:
         self._session.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))

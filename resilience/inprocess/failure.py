@@ -14,6 +14,7 @@ from types import TracebackType
 from resilience.adapters.frames import current_frames
 from resilience.core.attribution import ExceptionInfo, Frame
 from resilience.core.encoding import text
+from resilience.core.symptoms import is_cascade
 from resilience.errors import RankShouldRestart
 
 MAX_FRAMES = 60
@@ -43,6 +44,14 @@ def restarts_all(error: BaseException) -> bool:
     checkpoint = sys.modules.get("torch.distributed.checkpoint.api")  # not imported, so not raised either
     kinds: tuple[type[BaseException], ...] = (Exception, RankShouldRestart)
     return isinstance(error, kinds if checkpoint is None else (*kinds, checkpoint.CheckpointException))
+
+
+def own_cause(error: BaseException | None) -> Exception | None:
+    """Return the exception that hooks get: this rank's own failure, or what user code raised a RankShouldRestart from.
+
+    One that only says that a peer has gone is somebody else's fault."""
+    own = error.__cause__ if isinstance(error, RankShouldRestart) else error
+    return own if isinstance(own, Exception) and not is_cascade(describe(own)) else None
 
 
 def release(error: BaseException) -> None:

@@ -5,6 +5,7 @@ are set. It is also where a job says that it has restarted often enough."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 
 from resilience.errors import RestartAbort
@@ -18,6 +19,19 @@ class Initialize(ABC):
     @abstractmethod
     def __call__(self, state: State) -> State:
         """Prepare an iteration; return the state, changed or not."""
+
+
+def prepared(hook: Initialize, state: State) -> State:
+    """Return the state that `hook` returns. A hook without a return keeps the state, and its user is warned."""
+    returned: State | None = hook(state)
+    if returned is None:
+        warnings.warn(
+            f"the initialize hook {hook!r} returned None, expected the state; the call goes on with the state that the "
+            "hook was given. Return it",
+            UserWarning,
+            stacklevel=1,
+        )
+    return state if returned is None else returned
 
 
 class RetryController(Initialize):

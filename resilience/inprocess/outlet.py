@@ -23,6 +23,7 @@ from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
 from resilience.errors import ResilienceError, StoreError
 from resilience.inprocess.assigning import Hooks, seat_after
+from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import Notice, hosting
 from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.monitor import messages
