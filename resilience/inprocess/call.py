@@ -178,9 +178,9 @@ class CallWrapper:
                 if ending.outcome == COMPLETED:
                     self._depart(seat)
                     return self._value
-                if ending.outcome == restart.LEFT and self._error is not None:
+                if ending.outcome == restart.LEFT:
                     self._say_goodbye()
-                    raise self._error
+                    raise self._error or InternalError("a rank left without an error")
         except RankDiscarded as error:
             self._say_goodbye()  # all ranks know: they find the same seats
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
