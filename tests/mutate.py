@@ -38,7 +38,7 @@ EQUIVALENT = {
     (
         "iterate",
         "swapped: if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED: / "
-        "if result.end in (End.FAILED, End.FATAL) and (yield from report(at, result.report)) == COMPLETED:",
+        "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:",
     ): "a result satisfies at most one of the two conditions",
 }
 

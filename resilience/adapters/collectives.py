@@ -27,13 +27,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any, Literal
 
 import msgspec
 
 from resilience.adapters import group_aborts
-from resilience.adapters.frames import current_frames
 from resilience.adapters.group_aborts import c10d as _c10d
 from resilience.errors import RestartError
 
@@ -151,16 +149,6 @@ def drop_groups() -> None:
     aborting = group_aborts.forget()
     if held:
         _release_in_background(held, aborting)
-
-
-def blocked_in_distributed(thread_id: int) -> str | None:
-    """Return 'file:line function' if the innermost Python frame of that thread is torch.distributed's.
-
-    thread_id: threading's ident. A `Work.wait()` called by user code is the user's frame, so: None."""
-    frame: FrameType | None = current_frames().get(thread_id)
-    if frame is None or "/torch/distributed/" not in frame.f_code.co_filename.replace(os.sep, "/"):
-        return None
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
 # -- finding sockets --------------------------------------------------------------------------------

@@ -108,6 +108,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "the rank",
         ),
     ] = None
+    abort_limit: Annotated[
+        Seconds,
+        _setting(
+            "seconds above 0",
+            "2",
+            "how long a main thread may sleep in group building that nothing frees before its process is replaced",
+        ),
+    ] = 2.0
     step_timeout: Annotated[
         Seconds | None,
         _setting("seconds above 0", "no limit", "time without a higher `resilience.step(n)` after which all restart"),

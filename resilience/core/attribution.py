@@ -20,6 +20,9 @@ SCHEMA = 1
 
 Category = Literal["user_code", "host", "network", "storage", "accelerator", "scheduler", "unknown"]
 Place = Literal["first", "cascade"]
+FaultOrigin = Literal["own", "communication", "consequence"]
+"""Whose fault a rank's exception is: its own; nobody's, because another rank's fault or our abort brought it about; or
+not decided yet, because it left a communication call, where a peer's end shows as an error too."""
 Hang = Literal["stopped", "in_kernel", "in_collective", "in_loop", "holds_gil", "on_lock", "in_call"]
 
 
@@ -116,6 +119,7 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     interruption: Interruption
     message: str = ""
     exception: ExceptionInfo | None = None
+    origin: FaultOrigin | None = None  # of an exception; None where no wrapper could tell
     exit: Exit | None = None
     detector: Detector | None = None
     iteration: int | None = None

@@ -232,7 +232,7 @@ class CollectivesCut(Event, frozen=True, tag="abort.cut"):
 
 
 class AbortStuck(Event, frozen=True, tag="abort.stuck"):
-    """Abort did not free the main thread within its limit; the process has to go."""
+    """The main thread has slept for the abort limit where nothing frees it; the process has to go."""
 
     level: ClassVar[Level] = "error"
     limit_s: Seconds
@@ -250,6 +250,17 @@ class GroupAborted(Event, frozen=True, tag="abort.group"):
     outcome: Literal["aborted", "failed", "timed out"]
     error: str = ""
     note: str = ""  # what a person should know of such an abort
+
+
+class AbortDelayed(Event, frozen=True, tag="abort.delayed"):
+    """The main thread has not left the function within the abort limit. It is given until hard_timeout.
+
+    where: file:line function. store: the kind of store that it uses there, such as a FileStore of the user's."""
+
+    level: ClassVar[Level] = "warning"
+    limit_s: float
+    where: str
+    store: str = ""
 
 
 class AbortFailed(Event, frozen=True, tag="abort.failed"):
@@ -568,6 +579,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     GarbageCollected,
     AbortStuck,
     GroupAborted,
+    AbortDelayed,
     AbortFailed,
     InterruptDelivered,
     InterruptSwallowed,
@@ -627,6 +639,7 @@ AnyEvent = (
     | GarbageCollected
     | AbortStuck
     | GroupAborted
+    | AbortDelayed
     | AbortFailed
     | InterruptDelivered
     | InterruptSwallowed

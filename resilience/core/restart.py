@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from resilience.core.attribution import missed_completion
+from resilience.core.attribution import FaultOrigin, missed_completion
 from resilience.core.encoding import to_json_text
 from resilience.errors import BarrierOverflow, BarrierTimeout
 
@@ -97,6 +97,12 @@ class Run(msgspec.Struct, frozen=True):
     stage: Stage
 
 
+class Settle(msgspec.Struct, frozen=True):
+    """Tell the shell whose fault this rank's failure is, which was not known when it failed."""
+
+    origin: FaultOrigin
+
+
 class Assign(msgspec.Struct, frozen=True):
     """Find this rank's seat in the next iteration; answers a `Seat`, or None if it gets none."""
 
@@ -104,7 +110,7 @@ class Assign(msgspec.Struct, frozen=True):
     terminated: frozenset[int]
 
 
-Operation = Set | Add | CompareSet | Check | Read | Await | Run | Assign
+Operation = Set | Add | CompareSet | Check | Read | Await | Run | Settle | Assign
 Protocol = Generator[Operation, Any, T]
 
 
@@ -144,10 +150,12 @@ class End(Enum):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What the shell answers to `Run`. `report` is the encoded interruption record of a failure."""
+    """What the shell answers to `Run`. `report` is the encoded interruption record of a failure, `origin` whose fault
+    it is as far as the rank knows by itself."""
 
     end: End
     report: str = ""
+    origin: FaultOrigin = "own"
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -199,6 +207,10 @@ class Keys(msgspec.Struct, frozen=True):
     @property
     def records(self) -> str:
         return self._key("records")
+
+    @property
+    def fault(self) -> str:
+        return self._key("fault")
 
     @property
     def terminated(self) -> str:
@@ -287,7 +299,7 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     result = yield from _work(seat)
     if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED:
         return Ending(COMPLETED)
-    if result.end in (End.FAILED, End.FATAL) and (yield from report(at, result.report)) == COMPLETED:
+    if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:
         # A spare failed when all active ranks had already returned: the call is over, nobody restarts.
         if result.end is End.FAILED:
             return Ending(COMPLETED)
@@ -296,7 +308,9 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     yield Run(Stage.ABORT)
     yield from arrive(at.last_call, seat.rank, seat.world_size)
     # One that leaves waits too: the end of its connections must not overtake the others' own cuts.
-    yield Await(f"{at.last_call}/done", limits.last_call)
+    all_answered = yield Await(f"{at.last_call}/done", limits.last_call)
+    if result.origin == "communication":
+        yield Settle((yield from _settle(at, result.report, all_answered)))
     if result.end is not End.FATAL:
         result = yield from _recover()
         if result.end is not End.RETURNED:
@@ -338,7 +352,7 @@ def _complete(at: Keys, seat: Seat, limits: Limits) -> Protocol[str]:
     if seat.is_active and (yield from arrive(at.completion, seat.rank, seat.active_world_size)):
         yield CompareSet(at.outcome, COMPLETED)
     if not (yield Await(at.outcome, limits.completion)):
-        yield from report(at, missed_completion(seat, limits.completion))
+        yield from report(at, missed_completion(seat, limits.completion), is_own=False)
     (decided,) = yield Read((at.outcome,))
     return str(decided)
 
@@ -356,16 +370,32 @@ def _recover() -> Protocol[Result]:
 # -- interruptions and the next world ----------------------------------------------------------
 
 
-def report(at: Keys, record: str) -> Protocol[str]:
+def report(at: Keys, record: str, is_own: bool = True) -> Protocol[str]:
     """Put an interruption record into the store and decide the iteration as interrupted.
 
     Answers what the iteration was decided as: COMPLETED if success came first. The order of arrival
-    comes from the store, never from a clock."""
+    comes from the store, never from a clock. is_own: the record is of a fault of its rank's own, which clears every
+    rank that has only an error of a communication call."""
     position = yield Add(at.records, 1)
     yield Set(f"{at.records}/{position}", record)
+    if is_own:
+        yield Set(at.fault, "1")
     outcome = str((yield CompareSet(at.outcome, INTERRUPTED)))
     yield CompareSet(at.server, NO_SERVER)  # wakes ranks that wait for the address of the iteration's store
     return outcome
+
+
+def _report_failure(at: Keys, result: Result) -> Protocol[str]:
+    return (yield from report(at, result.report, result.origin == "own"))
+
+
+def _settle(at: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin]:
+    """Return whose fault an error is that left a communication call, now that the last call is over.
+
+    It is the rank's own only if no rank has a fault of its own, none is missing, and it arrived first. Every rank that
+    answered the last call has reported its fault before, and so has the stand-in of a dead one."""
+    fault, first = yield Read((at.fault, f"{at.records}/1"))
+    return "own" if all_answered and fault is None and first == record else "consequence"
 
 
 def arrival_in(operation: Operation) -> int | None:

@@ -15,11 +15,12 @@ import msgspec
 from resilience.core import hangs
 from resilience.core.attribution import (
     Category,
-    ExceptionInfo,
+    FaultOrigin,
     Frame,
     Interruption,
     InterruptionRecord,
 )
+from resilience.core.communication import left_communication, lost_loader_process
 
 Class = Literal[
     "exception",  # user code raised
@@ -51,21 +52,12 @@ Class = Literal[
     "unknown",
 ]
 
-# What a rank says when somebody else broke: the connection to it is gone.
-CASCADE = re.compile(
-    r"connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by (peer|remote)|socket closed"
-    r"|timed out (waiting|after)|collective.{0,40}time(d )?out|store.{0,40}time(d )?out|rendezvous.{0,20}closed"
-    r"|remote (process|peer|worker).{0,20}(exited|crash|failed)|connection.{0,20}unreachable",
-    re.IGNORECASE,
-)
 _CATEGORIES: tuple[tuple[str, Category], ...] = (
     (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),
     (r"no space left|read-only file system|input/output error|stale file handle|disk quota|checkpoint", "storage"),
     (r"address already in use|name or service not known|name resolution|no route to host|network is", "network"),
     (r"\bMemoryError\b|out of memory|cannot allocate memory", "host"),
 )
-_LOADER = re.compile(r"/torch/utils/data/")
-_LOADER_LOST = re.compile(r"DataLoader worker.{0,40}(killed|exited)")
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
@@ -74,7 +66,8 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|stri
 
 
 class Symptom(msgspec.Struct, frozen=True):
-    """What one rank alone has on record. is_own: nothing says that somebody else made it."""
+    """What one rank alone has on record. is_own: nothing says that somebody else made it. is_guess: it is its own only
+    because no other rank had a fault."""
 
     rank: int
     what: Class
@@ -82,7 +75,8 @@ class Symptom(msgspec.Struct, frozen=True):
     rule: int
     confidence: float
     is_own: bool
-    reason: str = ""  # why it is not its own
+    reason: str = ""  # why it is not its own, or may not be
+    is_guess: bool = False
 
 
 def user_frame(stack: Iterable[Frame]) -> Frame | None:
@@ -108,17 +102,13 @@ def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
     return record.stacks[-1].frames if record.stacks else ()
 
 
-def is_cascade(error: ExceptionInfo) -> bool:
-    """Whether an exception only says that another rank has gone."""
-    return CASCADE.search(error.message) is not None and not is_childs_end(error)
-
-
-def is_childs_end(error: ExceptionInfo) -> bool:
-    """Whether an exception says that a process of this rank's own data loader has gone."""
-    if _LOADER_LOST.search(error.message):
-        return True
-    is_gone = error.type == "EOFError" or CASCADE.search(error.message) is not None
-    return is_gone and any(_LOADER.search(frame.file) for frame in error.stack)
+def origin_of(record: InterruptionRecord) -> FaultOrigin:
+    """Return whose fault a record's exception is. Only a wrapper decides; of any other program an error that left a
+    communication call stays undecided."""
+    if record.origin is not None:
+        return record.origin
+    error = record.exception
+    return "communication" if error is not None and left_communication(error) else "own"
 
 
 def is_inside(stack: tuple[Frame, ...]) -> bool:
@@ -175,12 +165,17 @@ def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
 
 
 def _exception_symptom(record: InterruptionRecord) -> Symptom:
+    origin = origin_of(record)
+    if origin == "consequence":
+        why = "its error followed from another rank's fault or from the abort"
+        return Symptom(record.rank, "exception", record, 2, 0.0, False, why)
     if record.stage not in (None, "run", "outside"):
         return Symptom(record.rank, "hook_failed", record, 2, 0.9, True)
-    if record.exception is not None and is_cascade(record.exception):
-        why = "its error only says that a connection had gone"
-        return Symptom(record.rank, "exception", record, 2, 0.0, False, why)
     what: Class = "left" if record.interruption is Interruption.BASE_EXCEPTION else "exception"
+    if origin == "communication" or (record.exception is not None and left_communication(record.exception)):
+        why = "its error left a communication call, where a peer's end shows too"
+        is_own = origin == "own"
+        return Symptom(record.rank, what, record, 2, 0.4 if is_own else 0.0, is_own, why, is_guess=is_own)
     return Symptom(record.rank, what, record, 2, 0.9, True)
 
 
@@ -217,10 +212,10 @@ def category(found: Symptom) -> Category:
         case "exception" | "hook_failed" | "left":
             error = record.exception
             text = "" if error is None else f"{error.type}: {error.message}"
-            if error is not None and is_childs_end(error):
-                return "host"
-            if error is not None and is_cascade(error):
+            if found.is_guess or origin_of(record) == "communication":
                 return "network"
+            if error is not None and lost_loader_process(error):
+                return "host"
             return next((name for pattern, name in _CATEGORIES if re.search(pattern, text, re.I)), "user_code")
         case "exited" | "busy_without_progress" | "blocked_in_native_code" | "waits_for_lock" | "hook_hung" | "hung":
             return "user_code" if found.is_own else "unknown"

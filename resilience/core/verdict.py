@@ -188,7 +188,7 @@ def _likeness(found: Symptom) -> tuple[object, ...]:
 
 
 def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
-    own = [found for found in symptoms.values() if found.is_own]
+    own = [found for found in symptoms.values() if found.is_own and not found.is_guess]
     exits = [found for found in own if found.rule == 1]
     raised = [found for found in own if found.rule == 2]
     hung = [found for found in own if found.rule not in (1, 2)]
@@ -203,6 +203,10 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     if not blamed:
         blamed, what, rules = _absent(seen, symptoms)
         fired |= rules
+        guesses = [found for found in symptoms.values() if found.is_guess]
+        if guesses and not blamed:
+            culprits = tuple(Culprit(found.rank, found.what, found.confidence, 2) for found in guesses)
+            return Verdict(guesses[0].what, category(guesses[0]), culprits=culprits, rules_fired=(2,))
         if not blamed:
             return Verdict(what, "unknown", rules_fired=tuple(sorted(fired)))
         # They were alive, and elsewhere.
@@ -214,11 +218,13 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
 
 
 def _blame_raised(seen: Evidence, raised: list[Symptom], alone: bool) -> list[Culprit]:
-    """Rule 2: the exception that reached the store first; where that is not known, each a little."""
+    """Rule 2: the exceptions that are known to be their ranks' own, and the one that reached the store first; where
+    nothing is known, each a little."""
     ordered = [found for found in raised if found.record.arrival_order is not None]
     first = [found for found in raised if found.rank == seen.first] or ordered[:1]
-    if first:
-        return [Culprit(first[0].rank, first[0].what, first[0].confidence, 2)]
+    known = first[:1] + [found for found in raised if found.record.origin == "own" and found not in first[:1]]
+    if known:
+        return [Culprit(found.rank, found.what, found.confidence, 2) for found in known]
     if not alone:
         return []
     confidence = 0.8 if len(raised) == 1 else 0.4
@@ -286,7 +292,7 @@ def _exonerated(
         if rank in guilty:
             continue
         found = symptoms.get(rank)
-        if found is not None and not found.is_own:
+        if found is not None and found.reason:
             reasons[found.reason].append(rank)
         elif found is not None:
             reasons["failed after the interruption had begun"].append(rank)

@@ -10,15 +10,10 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from datetime import timedelta
 
 from resilience.adapters import checkpoint_writers, collectives, group_aborts
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
 from resilience.inprocess.state import State
-
-ABORT_LIMIT = timedelta(seconds=2)
-"""How long after the abort a main thread may stay inside torch.distributed before its process is
-replaced: a cut that lands while a group is being built can leave a rank stuck for good."""
 
 
 def abort_wait(given: float | None, soft_timeout: float, hard_timeout: float) -> float:

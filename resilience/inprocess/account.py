@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from resilience.core.attribution import InterruptionRecord
+import msgspec
+
+from resilience.core.attribution import FaultOrigin, InterruptionRecord
 from resilience.core.events import (
     Event,
     Interrupted,
@@ -51,6 +53,7 @@ class Account:
         self._is_awaiting_progress = False
         self._iteration_began = 0.0
         self._interruption = "peer"
+        self._unsettled: InterruptionRecord | None = None  # a failure that has no record yet
 
     @property
     def is_restarting(self) -> bool:
@@ -105,10 +108,25 @@ class Account:
         self._entered_at = None
 
     def failed(self, record: InterruptionRecord) -> None:
-        """This rank failed: its restart begins here."""
+        """This rank failed: its restart begins here. Whose fault it is may have to be settled first."""
         self.progressed("entry")  # of the restart before, had it shown none
-        self._emit(Interrupted(record))
+        self.settled("communication")  # a failure before this one, if nothing settled it
+        if record.origin == "consequence":
+            self._emit(Interrupted(record))
+            return
         self._begin_restart(record.interruption.value, time.monotonic())
+        if record.origin == "communication":
+            self._unsettled = record
+        else:
+            self._emit(Interrupted(record))
+
+    def settled(self, origin: FaultOrigin) -> None:
+        """It is known now whose fault the failure of this rank is."""
+        if self._unsettled is not None:
+            self._emit(Interrupted(msgspec.structs.replace(self._unsettled, origin=origin)))
+            self._unsettled = None
+            if origin == "consequence":
+                self._interruption = "peer"
 
     def interrupted(self, at: float) -> None:
         """This rank learned at `at` (monotonic seconds) that its iteration is interrupted."""
@@ -138,6 +156,7 @@ class Account:
     def iteration_ended(self, outcome: Outcome) -> None:
         """This rank's iteration is over; `left` closes what is open for good."""
         now = time.monotonic()
+        self.settled("communication")  # if the call ends before it is known whose fault it was
         if outcome == "left" and self._restart_began is not None:
             self._end_phase(now, "left")
             self._emit(StageEnded("restart", "left", now - self._restart_began))

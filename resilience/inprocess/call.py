@@ -27,7 +27,7 @@ from resilience.adapters.store import drive, execute
 from resilience.adapters.tcp_urls import meeting_at_own_store
 from resilience.adapters.torch_modes import modes, restore
 from resilience.core import events, restart
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
+from resilience.core.attribution import FaultOrigin, Interruption, InterruptionRecord, decode, encode
 from resilience.core.events import StageName
 from resilience.core.restart import (
     COMPLETED,
@@ -42,6 +42,7 @@ from resilience.core.restart import (
     Result,
     Run,
     Seat,
+    Settle,
     Stage,
 )
 from resilience.core.watch import Doing
@@ -92,6 +93,7 @@ class CallWrapper:
         self._said_goodbye = False
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
         self._told: InterruptionRecord | None = None  # of that failure
+        self._origin: FaultOrigin = "own"  # of that failure, final when the last call is over
         self._value: Any = None
         self._function: Callable[[], Any]
         self._limits = Limits(
@@ -213,6 +215,7 @@ class CallWrapper:
             self._session.emit,
             patience=self._session.watch_patience,
             abort_wait=self._abort_wait,
+            abort_limit=self._session.settings.abort_limit,
         )
         self._watcher.start()
         try:
@@ -249,7 +252,7 @@ class CallWrapper:
 
     def _stand_in_for_myself(self, seat: Seat, error: BaseException) -> None:
         """Leave so that the others go on without this rank, as far as the store still answers."""
-        record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
+        self._told = record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
         try:
             with contextlib.suppress(BarrierTimeout):  # all that the others need is written by then
                 self._drive(restart.stand_in(seat, self._limits, encode(record)))
@@ -272,6 +275,10 @@ class CallWrapper:
                 if following is not None:
                     self._session.move_to(following)
                 return following
+            case Settle(origin):
+                self._origin = origin
+                self._account.settled(origin)
+                return None
             case Await(key, limit) if key.endswith("/outcome"):
                 self._session.page.doing(Doing.WAITING)
                 return self._await_decision(limit)
@@ -347,9 +354,10 @@ class CallWrapper:
                 self._value = self._interrupter.call(self._function, unless=lambda: self._watcher.is_interrupted)
             return Result(End.RETURNED)
         except BaseException as error:
+            is_cutting = self._watcher.is_cutting  # first: this is the moment that counts
             if self._watcher.is_interrupted and self._interrupter.arrived:
                 return Result(End.INTERRUPTED)  # whatever user code turned our interruption into
-            return self._failed(error, "run")
+            return self._failed(error, "run", failure.origin_of(error, is_cutting))
         finally:
             self._session.page.on_progress = None
             self._session.page.doing(Doing.WAITING)
@@ -376,31 +384,23 @@ class CallWrapper:
         self._account.left_function(self._watcher.is_interrupted, failed=False)
         return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
 
-    def _failed(self, error: BaseException, stage: str) -> Result:
-        """Answer how a stage ended that raised, and put the failure into the account."""
+    def _failed(self, error: BaseException, stage: str, origin: FaultOrigin = "own") -> Result:
+        """Return how a stage ended that raised, and put the failure into the account."""
         restarts_all = failure.restarts_all(error)
-        self._error = error
         kind = Interruption.EXCEPTION if restarts_all else Interruption.BASE_EXCEPTION
-        record = self._describe(error, kind, stage)
-        return Result(End.FAILED if restarts_all else End.FATAL, encode(record))
+        record = self._describe(error, kind, stage, origin)
+        if restarts_all and origin == "consequence":
+            failure.release(error)
+            return Result(End.INTERRUPTED)  # our own abort is no failure of this rank
+        self._error, self._told, self._origin = error, record, origin
+        return Result(End.FAILED if restarts_all else End.FATAL, encode(record), origin)
 
-    def _describe(self, error: BaseException, kind: Interruption, stage: str) -> InterruptionRecord:
-        record = InterruptionRecord(
-            rank=self._state.initial_rank,
-            interruption=kind,
-            message=f"{type(error).__name__}: {failure.message_of(error)}",
-            exception=failure.describe(error),
-            detector=Detector("exception"),
-            iteration=self._state.iteration,
-            active_rank=self._state.rank,
-            node=self._session.node,
-            pid=os.getpid(),
-            detected_wall_ns=time.time_ns(),
-            stage=stage,
-            step=self._session.page.step_value,
-        )
+    def _describe(
+        self, error: BaseException, kind: Interruption, stage: str, origin: FaultOrigin = "own"
+    ) -> InterruptionRecord:
+        step = self._session.page.step_value
+        record = failure.record_of(error, kind, stage, origin, self._state, self._session.node, step)
         self._account.failed(record)
-        self._told = record
         return record
 
     def _abort(self) -> Result:
@@ -467,10 +467,11 @@ class CallWrapper:
                 stage.outcome = "completed"
                 return Result(End.RETURNED)
             except BaseException as error:
+                is_cutting = self._watcher.is_cutting  # first: this is the moment that counts
                 if self._watcher.is_interrupted and self._interrupter.arrived:
                     stage.outcome = "interrupted"
                     return Result(End.INTERRUPTED)
-                return self._hook_failed(name, error)
+                return self._hook_failed(name, error, failure.origin_of(error, is_cutting))
             finally:
                 self._session.page.doing(Doing.WAITING)
 
@@ -480,16 +481,16 @@ class CallWrapper:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
         try:
-            hook(self._state, failure.own_cause(self._error))  # what it returns is for a Compose
+            hook(self._state, failure.own_cause(self._error, self._origin))  # what it returns is for a Compose
             return Result(End.RETURNED)
         except BaseException as error:
             return Result(End.FATAL, self._hook_failed(name, error).report)
         finally:
             self._session.page.doing(Doing.WAITING)
 
-    def _hook_failed(self, name: str, error: BaseException) -> Result:
+    def _hook_failed(self, name: str, error: BaseException, origin: FaultOrigin = "own") -> Result:
         self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
-        return self._failed(error, name)
+        return self._failed(error, name, origin)
 
     def _swallowed(self, swallow: Any) -> None:
         self._session.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))

@@ -6,16 +6,30 @@ cleared; the traceback itself stays printable."""
 
 from __future__ import annotations
 
+import dis
 import hashlib
+import os
 import sys
+import time
 import traceback
-from types import TracebackType
+from types import CodeType, TracebackType
+from typing import TYPE_CHECKING
 
 from resilience.adapters.frames import current_frames
-from resilience.core.attribution import ExceptionInfo, Frame
+from resilience.core.attribution import (
+    Detector,
+    ExceptionInfo,
+    FaultOrigin,
+    Frame,
+    Interruption,
+    InterruptionRecord,
+)
+from resilience.core.communication import left_communication
 from resilience.core.encoding import text
-from resilience.core.symptoms import is_cascade
 from resilience.errors import RankShouldRestart
+
+if TYPE_CHECKING:
+    from resilience.inprocess.state import State
 
 MAX_FRAMES = 60
 MAX_MESSAGE = 2000  # characters; a record must fit one message of the channel
@@ -36,6 +50,33 @@ def describe(error: BaseException) -> ExceptionInfo:
     )
 
 
+def record_of(
+    error: BaseException,
+    kind: Interruption,
+    stage: str,
+    origin: FaultOrigin,
+    state: State,
+    node: str,
+    step: int | None,
+) -> InterruptionRecord:
+    """Return the record of an exception that left a stage of this rank's iteration."""
+    return InterruptionRecord(
+        rank=state.initial_rank,
+        interruption=kind,
+        message=f"{type(error).__name__}: {message_of(error)}",
+        exception=describe(error),
+        origin=origin,
+        detector=Detector("exception"),
+        iteration=state.iteration,
+        active_rank=state.rank,
+        node=node,
+        pid=os.getpid(),
+        detected_wall_ns=time.time_ns(),
+        stage=stage,
+        step=step,
+    )
+
+
 def restarts_all(error: BaseException) -> bool:
     """Return True if all ranks restart from this failure, False if it ends its rank.
 
@@ -46,12 +87,34 @@ def restarts_all(error: BaseException) -> bool:
     return isinstance(error, kinds if checkpoint is None else (*kinds, checkpoint.CheckpointException))
 
 
-def own_cause(error: BaseException | None) -> Exception | None:
-    """Return the exception that hooks get: this rank's own failure, or what user code raised a RankShouldRestart from.
-
-    One that only says that a peer has gone is somebody else's fault."""
+def own_cause(error: BaseException | None, origin: FaultOrigin) -> Exception | None:
+    """Return the exception that hooks get: this rank's own failure, or the cause of a RankShouldRestart of user code."""
     own = error.__cause__ if isinstance(error, RankShouldRestart) else error
-    return own if isinstance(own, Exception) and not is_cascade(describe(own)) else None
+    return own if isinstance(own, Exception) and origin == "own" else None
+
+
+def origin_of(error: BaseException, is_cutting: bool) -> FaultOrigin:
+    """Return whose fault an exception is, as far as this rank knows. is_cutting: its watcher had begun to cut when the
+    exception left the function."""
+    if is_cutting:
+        return "consequence"
+    return "communication" if any(map(_left_communication, (error, *_chain(error)))) else "own"
+
+
+def _left_communication(error: BaseException) -> bool:
+    places = list(traceback.walk_tb(error.__traceback__))
+    names = _names_at(places[-1][0].f_code, places[-1][1]) if places and type(error) is RuntimeError else set[str]()
+    return left_communication(describe(error), names)
+
+
+def _names_at(code: CodeType, line: int | None) -> set[str]:
+    """Return the names that a line of a function refers to."""
+    spans = [(begin, end) for begin, end, number in code.co_lines() if number == line]
+    return {
+        found.argval
+        for found in dis.get_instructions(code)
+        if isinstance(found.argval, str) and any(begin <= found.offset < end for begin, end in spans)
+    }
 
 
 def release(error: BaseException) -> None:
@@ -79,8 +142,8 @@ def message_of(error: BaseException) -> str:
 
 
 def _stack(tb: TracebackType | None) -> tuple[Frame, ...]:
-    lines = traceback.extract_tb(tb, limit=-MAX_FRAMES)
-    return tuple(Frame(line.filename, line.lineno or 0, line.name) for line in lines)
+    frames = [Frame(at.f_code.co_filename, line or 0, at.f_code.co_name) for at, line in traceback.walk_tb(tb)]
+    return tuple(frames[-MAX_FRAMES:])
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -21,6 +21,7 @@ from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
+from resilience.core.symptoms import symptom
 from resilience.errors import ResilienceError, StoreError
 from resilience.inprocess.assigning import Hooks, seat_after
 from resilience.inprocess.operations import note_arrival
@@ -151,7 +152,8 @@ class StoreOutlet:
 
     def _interrupt(self, record: InterruptionRecord) -> None:
         assert record.iteration is not None
-        drive(report(Keys(record.iteration), encode(record)), self._store, self._performing(record, self._store))
+        asked = report(Keys(record.iteration), encode(record), symptom(record).is_own)
+        drive(asked, self._store, self._performing(record, self._store))
 
     def _host(self, iteration: int) -> None:
         """Publish a store for the process groups of one iteration; make the next one ahead of time."""

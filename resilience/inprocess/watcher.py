@@ -3,23 +3,25 @@
 The watcher is blocked on the iteration's `outcome` key with a store client of its own. Once the
 iteration is decided as interrupted it owns what follows until the main thread has left the wrapped
 function: it runs the abort hook (never inside `atomic()`), interrupts the main thread, and repeats
-both with growing pauses. What cannot be freed is handed to the monitor, which takes evidence and ends
-the process."""
+both with growing pauses. What cannot be freed (`core.ladder`) is handed to the monitor, which takes evidence
+and ends the process."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resilience.adapters import collectives, group_aborts
+from resilience.adapters import collectives, group_aborts, places, processes
 from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.patience import Patience, bounded
 from resilience.adapters.store import StoreLike, execute, wait
 from resilience.core.attribution import decode
 from resilience.core.events import (
+    AbortDelayed,
     AbortFailed,
     AbortStuck,
     AnyEvent,
@@ -28,10 +30,10 @@ from resilience.core.events import (
     InterruptDelivered,
     OutcomeSeen,
 )
+from resilience.core.ladder import Ladder, look
 from resilience.core.restart import COMPLETED, Keys, Read
 from resilience.errors import StoreError
 from resilience.inprocess import failure
-from resilience.inprocess.abort import ABORT_LIMIT
 
 if TYPE_CHECKING:
     from resilience.adapters.interrupt import Interrupter
@@ -60,6 +62,7 @@ class Watcher:
         *,
         patience: Patience,
         abort_wait: float,
+        abort_limit: float,
     ) -> None:
         self._store = store
         self._patience = patience
@@ -69,12 +72,14 @@ class Watcher:
         self._interrupter = interrupter
         self._emit: Callable[[AnyEvent], None] = emit
         self._abort_wait = abort_wait
+        self._abort_limit = abort_limit
         self._has_left = threading.Event()
         self._main = threading.main_thread().ident or 0
         self.decided = threading.Event()
         self.outcome: str | None = None
         self.error: StoreError | None = None
         self.decided_at = 0.0  # monotonic seconds
+        self.is_cutting = False  # from now on an error of the main thread may be of our own making
         self.store_port: int | None = None  # of the iteration's own store, once known
         self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{at.iteration}", daemon=True)
 
@@ -131,6 +136,7 @@ class Watcher:
 
     def _run_abort(self) -> None:
         began = time.monotonic()
+        self.is_cutting = True  # before the first cut
         # Groups still being built have no sockets of their own yet: what blocks is their store.
         store_connections = self._cut_store()
         if self._abort is not None:
@@ -170,23 +176,43 @@ class Watcher:
         began = time.monotonic()
         pauses = iter(CUT_AGAIN)
         cut_at = began + next(pauses)
-        pause, signals, is_reported = 0.0, 0, False
+        pause, signals = 0.0, 0
+        is_delayed = is_stuck = False  # each is reported once
+        ladder = Ladder(self._abort_limit)
         while not self._has_left.wait(pause):
+            now = time.monotonic()
+            ladder = self._look(ladder, now)
+            if ladder.is_stuck and not is_stuck:
+                is_stuck = True
+                self._emit(AbortStuck(limit_s=self._abort_limit, where=self._where()))
+            elif now - began > self._abort_limit and self._interrupter.is_armed and not (is_delayed or is_stuck):
+                is_delayed = True
+                self._emit(AbortDelayed(self._abort_limit, self._where(), self._awaited()))
             if self._interrupter.is_armed:  # else it is in a hook or a barrier, and will see the outcome itself
                 self._interrupter.deliver()
                 signals += 1
-            now = time.monotonic()
             pause = min(max(pause * 2, 0.001), 0.05)
             if self._abort is not None and now >= cut_at:
                 collectives.cut_gloo_sockets()
                 group_aborts.begin()  # user code may have built another one
                 self._cut_store()
-                if now - began > ALONE_AFTER and collectives.blocked_in_distributed(self._main):
+                if now - began > ALONE_AFTER and places.is_in_process_groups(places.place_of(self._main)):
                     collectives.connect_in_place_of_peers(self._state.world_size)
                 cut_at = now + next(pauses, CUT_AGAIN[-1])
-            if not is_reported and not group_aborts.are_running() and now - began > ABORT_LIMIT.total_seconds():
-                where = collectives.blocked_in_distributed(self._main)
-                if where is not None:
-                    self._emit(AbortStuck(limit_s=ABORT_LIMIT.total_seconds(), where=where))
-                    is_reported = True
         return signals
+
+    def _look(self, ladder: Ladder, now: float) -> Ladder:
+        """Look whether the main thread is where only a new process helps."""
+        place = places.place_of(self._main)
+        if place is None or group_aborts.are_running() or not places.is_unfreeable(place, self.store_port):
+            return look(ladder, None, False, now)
+        process = processes.state(os.getpid())  # its state is that of the main thread
+        return look(ladder, place, process is None or process.state == "S", now)
+
+    def _where(self) -> str:
+        place = places.place_of(self._main)
+        return "" if place is None else place.where
+
+    def _awaited(self) -> str:
+        place = places.place_of(self._main)
+        return "" if place is None else places.awaited_store(place)

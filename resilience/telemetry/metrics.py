@@ -245,8 +245,9 @@ class MetricView:
         key = _key(origin) if record.iteration is None else (*_key(origin)[:3], record.iteration)
         pending = self._pending[key]
         found = symptom(record)
-        # What only echoes another rank's fault is never the first; a death is a fault of its own.
-        is_first = False if not found.is_own else True if found.rule == 1 else None
+        # What only echoes another rank's fault is never the first; a death, or an error that is known to be the rank's
+        # own, is a fault of its own.
+        is_first = False if not found.is_own else True if found.rule == 1 or record.origin == "own" else None
         pending.waiting.append((record.rank, is_first, record.interruption.value, category_of(record)))
         if pending.first is not None:
             self._settle(pending, pending.first)

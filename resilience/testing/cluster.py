@@ -30,6 +30,7 @@ from resilience.core.restart import (
     Run,
     Seat,
     Set,
+    Settle,
     seat_key,
 )
 from resilience.core.watch import Doing
@@ -217,6 +218,9 @@ class Cluster:
             self.referee.wrote(actor.truth, isinstance(actor, Errand) and actor.stands_in, operation, before)
         elif isinstance(operation, Await):
             return self._await(actor, operation)
+        elif isinstance(operation, Settle):
+            self.referee.settled(actor.truth, operation.origin)
+            answer = None
         elif isinstance(operation, Run):
             assert isinstance(actor, Rank)
             return self._stages.enter(actor, operation.stage)

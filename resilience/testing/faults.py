@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from resilience.core.attribution import FaultOrigin
 from resilience.core.restart import End, Stage
 
 Seconds = float
@@ -31,12 +32,14 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fail(msgspec.Struct, frozen=True, tag=True):
-    """A stage raises. `end`: FAILED for an Exception, FATAL for a BaseException."""
+    """A stage raises. `end`: FAILED for an Exception, FATAL for a BaseException. `origin`: "communication" where the
+    error may be another rank's doing."""
 
     rank: int
     iteration: int
     stage: Stage
     end: End = End.FAILED
+    origin: FaultOrigin = "own"
 
 
 class Stall(msgspec.Struct, frozen=True, tag=True):
@@ -150,7 +153,8 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
     if kind < 10:
         return Kill(rank, rng.choice(VICTIMS), at=rng.random() * rng.choice((1, 3, 10)))
     if kind < 13:
-        return Fail(rank, iteration, Stage.FUNCTION, rng.choice((End.FAILED, End.FAILED, End.FATAL)))
+        end = rng.choice((End.FAILED, End.FAILED, End.FATAL))
+        return Fail(rank, iteration, Stage.FUNCTION, end, rng.choice(("own", "communication")))
     if kind < 15:
         return Fail(rank, iteration, rng.choice(HOOKS), rng.choice((End.FAILED, End.FATAL)))
     if kind < 17:

@@ -9,6 +9,7 @@ Raises: InternalError with the attribute `invariant`, from whatever call first s
 
 from __future__ import annotations
 
+from resilience.core.attribution import FaultOrigin
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -54,11 +55,24 @@ def broken(invariant: str, what: str) -> InternalError:
 class World:
     """What really happened in one iteration. Sets are of ranks in this iteration.
 
+    faulty: had a fault of their own before they answered the last call. gave_up: waited for its end in vain.
+
     came: reached the start barrier themselves. inside: may still be in the function. uncalled: have not answered
     the last call, neither themselves nor by whoever stands in. before_end: have not come to the end barrier, and
     are alive."""
 
-    __slots__ = ("active", "before_end", "came", "holders", "inside", "returned", "size", "uncalled")
+    __slots__ = (
+        "active",
+        "before_end",
+        "came",
+        "faulty",
+        "gave_up",
+        "holders",
+        "inside",
+        "returned",
+        "size",
+        "uncalled",
+    )
 
     def __init__(self, seat: Seat) -> None:
         self.size = seat.world_size
@@ -66,6 +80,8 @@ class World:
         self.holders: dict[int, int] = {}  # rank -> initial rank
         self.came = {0} if seat.world_size == 1 else set()  # a lone rank has nobody to meet
         self.returned: set[int] = set()
+        self.faulty: set[int] = set()
+        self.gave_up: set[int] = set()
         self.inside = set(range(seat.world_size))
         self.uncalled = set(self.inside)
         self.before_end = set(self.inside)
@@ -142,6 +158,7 @@ class Referee:
     def overdue(self, truth: Truth, seat: Seat, key: str, limit: float, now: float) -> None:
         """A rank, or its stand-in, waited for a key until the limit, and it is not there."""
         if key.endswith("/last_call/done"):
+            self.worlds[seat.iteration].gave_up.add(seat.rank)
             if not self.worlds[seat.iteration].uncalled:
                 raise broken("no vain wait", f"{seat} waited for the last call though all had answered it")
             return
@@ -212,12 +229,24 @@ class Referee:
         if result.end in FAILURES:
             truth.must_say.add(self.may_say(result.report))
             truth.is_fatal |= result.end is End.FATAL
+            if result.origin == "own" and stage not in RECOVERING:
+                world.faulty.add(seat.rank)
         if stage is Stage.FUNCTION and result.end is End.RETURNED:
             world.returned.add(seat.rank)
         elif stage is Stage.ABORT:
             world.inside.discard(seat.rank)
         if truth.last == RECOVERED or (truth.is_fatal and stage not in (Stage.INITIALIZE, Stage.CHECK_BEFORE)):
             world.before_end.discard(seat.rank)
+
+    def settled(self, truth: Truth, origin: FaultOrigin) -> None:
+        """A rank learned whose fault an error is that left a communication call."""
+        seat, world = truth.seat, self.worlds[truth.seat.iteration]
+        others = world.faulty - {seat.rank}
+        records = self._records(seat.iteration)
+        if origin == "own" and (others or not records[0].startswith(f"{seat.initial_rank}:")):
+            raise broken("no healthy rank blamed", f"{seat} is blamed, and so are {others} for {records}")
+        if origin == "consequence" and len(records) == 1 and seat.rank not in world.gave_up:
+            raise broken("a fault is somebody's", f"{seat} is cleared, and nobody else has a fault")
 
     def answered(self, seat: Seat) -> None:
         """A rank has answered the last call, or somebody for it."""
@@ -254,6 +283,9 @@ class Referee:
         self.goes_on(truth, now)
         if not truth.is_suspected:
             truth.frozen_before = self._last_frozen
+        seat = truth.seat
+        if f"{seat.iteration}/last_call/0/{seat.rank}" not in self._data:
+            self.worlds[seat.iteration].faulty.add(seat.rank)
         self.ended(truth, KILLED)
 
     def suspected(self, truth: Truth) -> None:

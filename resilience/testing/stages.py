@@ -76,7 +76,7 @@ class Stages:
         if not isinstance(fault, Fail):
             return Result(End.RETURNED)
         end = End.FATAL if stage in AFTER_A_FAULT else fault.end
-        return Result(end, f"{rank.seat.initial_rank}:{rank.seat.iteration}:{stage.value}")
+        return Result(end, f"{rank.seat.initial_rank}:{rank.seat.iteration}:{stage.value}", fault.origin)
 
     def _leave_after(self, duration: Seconds, rank: Rank, stage: Stage, result: Result) -> None:
         self._clock.after(duration, rank, rank.token, self._leave, stage, result)

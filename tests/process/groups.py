@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from resilience.adapters import collectives, group_aborts
+from resilience.adapters import collectives, group_aborts, places
 from resilience.adapters.serving import listen
 from resilience.errors import RankShouldRestart, RestartError
 
@@ -85,12 +85,17 @@ def meet(store: dist.Store, name: str, count: int) -> None:
 
 
 def await_blocked(thread: int) -> str:
-    """Wait until a thread is inside torch.distributed; answers where."""
+    """Wait until a thread is in a call of torch's process groups; return where."""
     deadline = time.monotonic() + LIMIT
-    while (where := collectives.blocked_in_distributed(thread)) is None:
+    while (where := where_in_process_groups(thread)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     return where
+
+
+def where_in_process_groups(thread: int) -> str | None:
+    place = places.place_of(thread)
+    return place.where if place is not None and places.is_in_process_groups(place) else None
 
 
 def build(store: dist.Store, name: str, rank: int, world: int) -> list[Any]:
@@ -268,7 +273,7 @@ def wait_for_one_who_left(rounds: int) -> int:
                 if is_free.wait(pause):  # noqa: B023
                     return False
                 collectives.cut_gloo_sockets()
-            assert collectives.blocked_in_distributed(main)  # noqa: B023
+            assert where_in_process_groups(main)  # noqa: B023
             collectives.connect_in_place_of_peers(world)
             assert is_free.wait(LIMIT)  # noqa: B023
             return True
@@ -452,7 +457,7 @@ def cut_one_port(family: int, host: str) -> None:
 def tell_where() -> tuple[str | None, str]:
     """Where a thread is while it is not in torch.distributed, and while it is."""
     main, told = threading.get_ident(), []
-    outside = collectives.blocked_in_distributed(main)
+    outside = where_in_process_groups(main)
     watcher = threading.Thread(target=lambda: told.append(await_blocked(main)))
     watcher.start()
     alone("where")

@@ -41,7 +41,15 @@ TRACEBACK = (
     '  File "/home/me/data.py", line 34, in next_batch',
     "ValueError: bad batch",
 )
-ECHO = (*TRACEBACK[:2], "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711")
+REDUCE = (
+    '  File "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3000, in all_reduce',
+    "    work.wait()",
+)
+ECHO = (
+    *TRACEBACK[:2],
+    *REDUCE,
+    "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711",
+)
 LEG_S = {"gate": 0.01, "rendezvous": 0.2, "spawn": 0.05, "stop": 0.03}
 STEP_S = 0.1
 LAST_STEP = 40  # which every cycle's fault strikes at, counted from its first step

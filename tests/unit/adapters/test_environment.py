@@ -46,6 +46,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "timeouts_shadow": ("1", True),
         "interrupt_signal": ("SIGUSR2", int(signal.SIGUSR2)),
         "abort_wait": ("45", 45.0),
+        "abort_limit": ("0.5", 0.5),
         "step_timeout": ("1.5", 1.5),
         "section_timeouts": ("data:30, a:b:0.5,", {"data": 30.0, "a:b": 0.5}),
     }

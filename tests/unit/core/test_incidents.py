@@ -15,6 +15,7 @@ from resilience.core.attribution import (
     Detector,
     ExceptionInfo,
     Exit,
+    FaultOrigin,
     Frame,
     Interruption,
     InterruptionRecord,
@@ -144,6 +145,7 @@ def _by(record: Record, first: int) -> Record:
     return record
 
 
+SIGCHLD = Frame("/venv/lib/python3.11/site-packages/torch/utils/data/_utils/signal_handling.py", 73, "handler")
 LOADING = (Frame("/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 9, "_try_get_data"), LOAD)
 
 
@@ -151,7 +153,9 @@ LOADING = (Frame("/venv/lib/python3.11/site-packages/torch/utils/data/dataloader
     ("error", "category", "is_own"),
     [
         (
-            ExceptionInfo("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", "", LOADS),
+            ExceptionInfo(
+                "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", "", (*LOADS, SIGCHLD)
+            ),
             "host",
             True,
         ),
@@ -186,6 +190,27 @@ def test_order_of_arrival_decides_between_two_exceptions_and_the_clock_does_not(
         for record in (raised(0, "KeyError"), raised(1, "TypeError"))
     )
     assert [c.rank for c in judge(Evidence(by_store, active=frozenset(range(4)))).culprits] == [1]
+
+
+def test_faults_of_their_own_on_two_ranks_are_both_blamed_and_arrival_says_which_was_first() -> None:
+    def raised(rank: int, origin: FaultOrigin) -> InterruptionRecord:
+        error = ExceptionInfo("KeyError", "mine", f"of rank {rank}", LOADS)
+        return InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, origin=origin)
+
+    records = (raised(0, "own"), raised(1, "own"), raised(2, "consequence"), raised(3, "communication"))
+    verdict = judge(Evidence(records, first=1, active=frozenset(range(4))))
+    assert [culprit.rank for culprit in verdict.culprits] == [1, 0]
+    assert (verdict.first, verdict.cascade) == (1, (2, 3))
+
+
+def test_settled_error_of_a_communication_call_is_blamed_unless_another_rank_went_on() -> None:
+    error = ExceptionInfo("RuntimeError", GONE, "f", WAITS)
+    record = InterruptionRecord(0, Interruption.EXCEPTION, exception=error, origin="own")
+    waits = dict.fromkeys(range(1, 4), WAITS)
+    alone = judge(Evidence((record,), first=0, active=frozenset(range(4)), stacks=waits))
+    assert [(culprit.rank, culprit.confidence) for culprit in alone.culprits] == [(0, 0.4)]
+    seen = Evidence((record,), first=0, active=frozenset(range(4)), stacks=waits, returned=frozenset((2,)))
+    assert [(culprit.rank, culprit.what) for culprit in judge(seen).culprits] == [(2, "went_on")]
 
 
 def test_places_told_by_the_store_win_over_what_ranks_saw_first() -> None:

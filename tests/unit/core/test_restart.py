@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from resilience.core import restart
+from resilience.core.attribution import FaultOrigin
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -31,6 +32,7 @@ from resilience.core.restart import (
     Result,
     Run,
     Seat,
+    Settle,
     Stage,
 )
 from resilience.errors import BarrierOverflow, BarrierTimeout
@@ -66,6 +68,8 @@ def drive(
                 answer = stages(stage)
             case Assign():
                 answer = assign(operation)
+            case Settle():
+                answer = None
             case _:
                 answer = store.perform(operation)
     pytest.fail("the protocol does not end")
@@ -378,3 +382,90 @@ def test_compare_and_set_and_plain_reads_are_all_the_store_needs() -> None:
     drive(restart.stand_in(alone(1), LIMITS, "gone"), MemoryStore(), log=log)
     kinds = {type(operation) for operation in log}
     assert kinds == {restart.Set, restart.Add, CompareSet, Check, Read, Await, Run}
+
+
+# -- whose fault an error is -----------------------------------------------------------------------------------------
+
+
+def settled(
+    protocol: ModuleType,
+    before: Callable[[MemoryStore], object] = lambda store: None,
+    after: Callable[[MemoryStore], object] = lambda store: None,
+    answers: bool = True,
+    origin: FaultOrigin = "communication",
+    end: End = End.FAILED,
+) -> list[FaultOrigin]:
+    """Return what rank 0 of two learns of its error. before, after: what happens in the store before and after it
+    reports the error. answers: rank 1 answers the last call."""
+    store = MemoryStore()
+    drive(protocol.arrive("0/start", 1, 2), store)
+
+    def stages(stage: Stage) -> Result:
+        if stage is Stage.FUNCTION:
+            before(store)
+            return Result(end, "0 failed", origin)
+        if stage is Stage.ABORT:
+            after(store)
+            if answers:
+                drive(protocol.arrive("0/last_call", 1, 2), store)
+            drive(protocol.arrive("0/end", 1, 2), store)
+        return RETURNED
+
+    log: list[Any] = []
+    drive(protocol.iterate(Seat(0, 0, 2, 2, 0), LIMITS), store, stages, log=log)
+    return [operation.origin for operation in log if isinstance(operation, Settle)]
+
+
+def reports(protocol: ModuleType, is_own: bool) -> Callable[[MemoryStore], object]:
+    return lambda store: drive(protocol.report(Keys(0), "1 failed", is_own), store)
+
+
+def test_error_of_a_communication_call_is_the_ranks_own_if_nobody_else_has_a_fault(protocol: ModuleType) -> None:
+    assert settled(protocol) == ["own"]
+    assert settled(protocol, end=End.FATAL) == ["own"]
+
+
+def test_error_of_a_communication_call_is_nobodys_fault_if_another_rank_has_one(protocol: ModuleType) -> None:
+    assert settled(protocol, before=reports(protocol, is_own=True)) == ["consequence"]
+    assert settled(protocol, after=reports(protocol, is_own=True)) == ["consequence"]
+
+
+def test_order_of_arrival_decides_between_two_errors_of_communication_calls(protocol: ModuleType) -> None:
+    assert settled(protocol, before=reports(protocol, is_own=False)) == ["consequence"]
+    assert settled(protocol, after=reports(protocol, is_own=False)) == ["own"]
+
+
+def test_error_of_a_communication_call_is_nobodys_fault_while_a_rank_is_missing(protocol: ModuleType) -> None:
+    assert settled(protocol, answers=False) == ["consequence"]
+
+
+def test_survivor_is_cleared_whose_error_came_before_the_dead_ranks_record(protocol: ModuleType) -> None:
+    def stand_in(store: MemoryStore) -> None:
+        steps = protocol.stand_in(Seat(1, 1, 2, 2, 0), LIMITS, "1 died")
+        while not isinstance(operation := steps.send(None if not sent else sent.pop()), Await):
+            sent.append(store.perform(operation))
+
+    sent: list[Any] = []
+    assert settled(protocol, after=stand_in, answers=False) == ["consequence"]
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_fault_of_a_ranks_own_needs_no_settling(other: bool) -> None:
+    assert settled(restart, before=reports(restart, other), origin="own") == []
+    assert settled(restart, after=reports(restart, other), origin="own") == []
+
+
+def test_missed_completion_is_no_fault_of_the_rank_that_waited(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.arrive("0/start", 1, 2), store)
+    with pytest.raises(BarrierTimeout):
+        drive(protocol.iterate(Seat(0, 0, 2, 2, 0), LIMITS), store)
+    assert "0/records/1" in store.data
+    assert "0/fault" not in store.data
+
+
+def test_fault_is_put_down_before_the_outcome_wakes_another_rank(protocol: ModuleType) -> None:
+    log: list[Any] = []
+    drive(protocol.report(Keys(0), "1 failed"), MemoryStore(), log=log)
+    keys = [operation.key for operation in log]
+    assert keys.index("0/fault") < keys.index("0/outcome")

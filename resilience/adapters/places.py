@@ -1,0 +1,78 @@
+"""Where does a thread stand in torch's process groups, and can it be freed there?
+
+Told by the innermost Python frame: its file, its function, and the instruction it stands at. Reads what other threads
+do and changes nothing. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+from resilience.adapters.frames import current_frames
+
+
+class Place(NamedTuple):
+    """Where a thread is. Two places are equal if the thread has not moved: the frame is kept, for ids are reused."""
+
+    frame: FrameType
+    instruction: int
+
+    @property
+    def where(self) -> str:
+        """`file:line function`."""
+        return f"{self.frame.f_code.co_filename}:{self.frame.f_lineno} {self.frame.f_code.co_name}"
+
+
+def place_of(thread_id: int) -> Place | None:
+    """Return where a thread is in Python. thread_id: threading's ident."""
+    frame: FrameType | None = current_frames().get(thread_id)
+    return None if frame is None else Place(frame, frame.f_lasti)
+
+
+def is_in_process_groups(place: Place | None) -> bool:
+    """Whether a thread is in a call of torch's process groups: builds one, or waits in a collective.
+
+    A `Work.wait()` called by user code is the user's frame, so: False."""
+    return place is not None and place.frame.f_code.co_filename == _file("distributed_c10d")
+
+
+def is_unfreeable(place: Place, store_port: int | None) -> bool:
+    """Whether nothing frees a thread here that cuts have not freed: it builds a gloo group, or it connects to the
+    store of the iteration, whose port is `store_port`.
+
+    A group that is built over a store of the user's own may wait for a key there, which is none of ours to cut."""
+    frame = place.frame
+    function, file = frame.f_code.co_name, frame.f_code.co_filename
+    if store_port is None:
+        return False
+    if file == _file("rendezvous"):
+        return function == "_create_c10d_store" and frame.f_locals.get("port") == store_port
+    if not is_in_process_groups(place) or _port_of(frame.f_locals.get("store")) != store_port:
+        return False
+    if function == "_new_process_group_helper":
+        return bool(frame.f_locals.get("backend_str") == "gloo")
+    return function in ("_create_process_group_wrapper", "_store_based_barrier")
+
+
+def awaited_store(place: Place) -> str:
+    """Return the kind of store that a call of torch's process groups uses, "" outside such a call."""
+    if not is_in_process_groups(place):
+        return ""
+    store = _innermost_store(place.frame.f_locals.get("store"))
+    return "" if store is None else type(store).__name__
+
+
+def _innermost_store(store: Any) -> Any:
+    """Return the store below any number of prefixes."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _port_of(store: Any) -> int | None:
+    return getattr(_innermost_store(store), "port", None)
+
+
+def _file(module: str) -> str | None:
+    return getattr(sys.modules.get(f"torch.distributed.{module}"), "__file__", None)

@@ -1,0 +1,44 @@
+"""Did an error leave a communication call?  There the end of another rank shows as an error of this one.
+
+An error is judged by its type and by where it was raised, never by its text. C++ code leaves no frame, so a plain
+RuntimeError counts if its innermost frame is one that calls into torch's process groups. A yes is no proof: a wrong
+argument to `all_reduce` raises the same. `core.restart` decides once it is known whether another rank has a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from resilience.core.attribution import ExceptionInfo
+
+_GROUPS = "torch.distributed.Dist"  # DistError and its kind: DistBackendError, DistNetworkError, DistStoreError
+_CONNECTIONS = frozenset(
+    ("ConnectionError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError")
+)
+_CALLS = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/_functional_collectives.py")
+_CALLERS = ("/torch/nn/parallel/distributed.py", "/torch/futures/__init__.py", "/torch/autograd/graph.py")
+"""Files that call C++ code in which collectives run: DDP, a collective's future, the engine that runs DDP's hooks."""
+_WAITS = frozenset(("wait", "wait_tensor"))  # methods of a collective's Work, called by user code
+
+
+def left_communication(error: ExceptionInfo, names: Collection[str] = ()) -> bool:
+    """Return True if an error left a communication call. names: what the line that raised it refers to, if known."""
+    if lost_loader_process(error):
+        return False
+    if error.type.startswith(_GROUPS) or error.type in _CONNECTIONS:
+        return True
+    if error.type != "RuntimeError" or not error.stack:
+        return False
+    innermost = error.stack[-1].file
+    if innermost.endswith(_CALLERS) or not _WAITS.isdisjoint(names):
+        return True
+    if "/torch/distributed/" in innermost and "/torch/distributed/checkpoint/" not in innermost:
+        return True
+    return any(frame.file.endswith(_CALLS) for frame in error.stack)
+
+
+def lost_loader_process(error: ExceptionInfo) -> bool:
+    """Return True if a process of this rank's own data loader has gone. What a dataset raises there is raised again by
+    torch's `reraise`, as an error of the rank."""
+    is_loading = any("/torch/utils/data/" in frame.file for frame in error.stack)
+    is_lost = error.type in ("RuntimeError", "EOFError") or error.type in _CONNECTIONS
+    return is_loading and is_lost and error.stack[-1].function != "reraise"

@@ -1,0 +1,118 @@
+"""What the ranks of the blame tests run: faults whose echoes on other ranks look like faults of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.abort import Abort
+from resilience.inprocess.health_check import FaultCounter
+from resilience.inprocess.state import State
+from tests.support.signs import hold, show
+
+GROUP_TIMEOUT = timedelta(minutes=30)
+
+
+def build_groups(faults: int, most: int) -> int:
+    """Initial rank 1 raises instead of building the next group, `faults` times; a rank may fail `most` times."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper(health_check=FaultCounter(most))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        ranks = list(range(dist.get_world_size()))
+        for number in range(4):
+            if initial_rank == 1 and call.iteration < faults and number == 2:
+                raise ValueError("by schedule")
+            dist.all_reduce(torch.ones(1), group=dist.new_group(ranks, timeout=GROUP_TIMEOUT))
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()
+
+
+def reduce_with_a_dying_rank() -> int:
+    """Initial rank 1 is killed while the others wait for it in a collective; no rank may fail even once."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper(health_check=FaultCounter(0))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        if initial_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        work = dist.all_reduce(ones, async_op=True)
+        work.wait()
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()
+
+
+class AbortCommunicator(Abort):
+    """Ends what waits on a communicator, and returns when the error of that has reached the main thread."""
+
+    def __init__(self) -> None:
+        self.is_aborted = threading.Event()
+        self.is_raised = threading.Event()
+
+    def __call__(self, state: State) -> State:
+        self.is_aborted.set()
+        self.is_raised.wait(30)
+        return state
+
+    def wait(self) -> None:
+        """What a communicator does that is aborted while a rank waits for it."""
+        self.is_aborted.wait()
+        self.is_raised.set()
+        raise RuntimeError("NCCL communicator was aborted on this rank")
+
+
+def be_aborted(faults: int) -> int:
+    """Initial rank 1 raises; the others wait for a communicator that raises when it is aborted. No other rank may fail
+    even once."""
+    initial_rank = int(os.environ["RANK"])
+    communicator = AbortCommunicator()
+
+    @Wrapper(abort=communicator, health_check=FaultCounter(faults if initial_rank == 1 else 0))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        communicator.is_aborted.clear()
+        communicator.is_raised.clear()
+        if call.iteration < faults:
+            if initial_rank == 1:
+                communicator.is_raised.set()
+                raise ValueError("by schedule")
+            communicator.wait()
+        return call.iteration
+
+    return function()
+
+
+def fail_together(failing: list[int]) -> Any:
+    """Some ranks raise at the same moment; answers how often each rank has been at fault."""
+    initial_rank = int(os.environ["RANK"])
+    counter = FaultCounter()
+
+    @Wrapper(health_check=counter)
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0 and initial_rank in failing:
+            hold("ready", initial_rank)
+            show("raises", initial_rank)
+            raise ValueError("by schedule")
+        if call.iteration == 0:
+            threading.Event().wait()
+        return counter.faults_count
+
+    return function()

@@ -1,0 +1,123 @@
+"""What the ranks of the ladder tests run: one fails while another is somewhere that takes long to leave."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.abort import AbortTorchDistributed
+from resilience.inprocess.state import State
+from tests.support.signs import hold, show
+
+_kept: list[Any] = []
+
+
+def save_on_a_slow_disk(seconds: float) -> int:
+    """Rank 0 writes a checkpoint on a disk that takes `seconds` for each fsync, when rank 1 raises."""
+    rank = int(os.environ["RANK"])
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0 and rank == 0:
+            os.fsync = _native_wait(seconds)  # type: ignore[assignment]
+            dcp.save({"weight": torch.ones(4)}, checkpoint_id=str(Path.cwd() / "checkpoint"), no_dist=True)
+        if call.iteration == 0:
+            hold("ready", rank)
+            raise ValueError("by schedule")
+        return call.iteration
+
+    return function()
+
+
+def _native_wait(seconds: float | None) -> Callable[..., Any]:
+    """Return a function that waits in native code, where neither a signal nor a cut reaches it.
+
+    There is no Python frame in it: a stack shows its caller, as for fsync."""
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)  # zeros are PTHREAD_MUTEX_INITIALIZER; 40 bytes on x86-64
+    libc.pthread_mutex_lock(mutex)
+    _kept.append(mutex)
+    if seconds is None:
+        return functools.partial(libc.pthread_mutex_lock, mutex)
+    until = (ctypes.c_long * 2)(int(time.time() + seconds), 0)
+    return functools.partial(libc.pthread_mutex_timedlock, mutex, until)
+
+
+def wait_for_a_file_store(limits: dict[str, float]) -> int:
+    """Rank 0 builds a group over a FileStore of its own, to which rank 1 never comes because it raises."""
+    rank = int(os.environ["RANK"])
+
+    @Wrapper(**{name: timedelta(seconds=value) for name, value in limits.items()})
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0 and rank == 0:
+            store = dist.FileStore(str(Path.cwd() / "meeting"), 2)
+            show("builds", rank)
+            dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=4))
+        if call.iteration == 0:
+            hold("ready", rank)
+            raise ValueError("by schedule")
+        return call.iteration
+
+    return function()
+
+
+class SlowAbort(AbortTorchDistributed):
+    """Takes long for what it does, as the abort of an accelerator's communicator may."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, state: State) -> State:
+        time.sleep(self.seconds)
+        return super().__call__(state)
+
+
+def abort_slowly(seconds: float) -> int:
+    """All ranks but the last, which raises, are in a collective; each one's abort takes `seconds`."""
+    rank = int(os.environ["RANK"])
+
+    @Wrapper(abort=SlowAbort(seconds))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+        if call.iteration == 0:
+            if rank == dist.get_world_size() - 1:
+                raise ValueError("by schedule")
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()
+
+
+def stay_in_group_building() -> int:
+    """Rank 0 sleeps where gloo builds a group over the store of the iteration; nothing frees it."""
+    rank = int(os.environ["RANK"])
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0 and rank == 0:
+            dist.PrefixStore._as_parameter_ = 0  # what the function in C makes of this argument
+            dist.distributed_c10d.ProcessGroupGloo = _native_wait(None)
+            show("builds", rank)
+            dist.init_process_group("gloo")
+        if call.iteration == 0:
+            hold("ready", rank)
+            raise ValueError("by schedule")
+        return call.iteration
+
+    return function()
