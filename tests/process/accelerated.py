@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.health_check import FaultCounter
 from tests.support import asynchronous
 from tests.support.asynchronous import BACKEND, diary, options
 
@@ -143,3 +144,33 @@ def tell_environment() -> list[str | None]:
         return os.environ.get(name)
 
     return [function(), os.environ.get(name)]
+
+
+def count_faults(faults: int, frees_first: bool) -> dict[str, Any]:
+    """Rank 1 fails in each of the first iterations, while every other rank meets the abort in another way.
+
+    Returns how many faults the rank's FaultCounter has counted, and the iteration that completed."""
+    initial_rank = rank()
+    options.abort_s, options.frees_first = 0.2, frees_first
+    counter = FaultCounter()
+
+    @wrapper({}, health_check=counter)
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group(BACKEND)
+        reduce_ones()
+        if call.iteration < faults:
+            if initial_rank == 1:
+                raise ValueError("broken, by schedule")
+            if initial_rank == 2:  # in a frame of its own
+                dist.all_reduce(torch.ones(1), async_op=True).wait()
+            while initial_rank == 3 and not asynchronous.groups[-1].has_failed:  # uses a group that was aborted
+                time.sleep(0.001)
+            try:
+                reduce_ones()
+            except RuntimeError as error:
+                raise KeyError("made of it by user code") from error
+        dist.destroy_process_group()
+        return call.iteration
+
+    return {"iteration": function(), "faults": counter.faults_count}

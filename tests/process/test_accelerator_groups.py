@@ -82,6 +82,25 @@ def test_group_whose_abort_hangs_or_fails_is_left_behind(start: Start, kind: str
     assert ("unhandled cuda error" in error) is (outcome == "failed")
 
 
+def test_rank_that_an_abort_past_its_limit_does_not_free_has_until_hard_timeout(start: Start) -> None:
+    job = start(
+        2,
+        target(accelerated.abort_several_groups),
+        abort={"hangs": [2]},
+        only=0,
+        timeouts=SHORT,
+        env={"RESILIENCE_ABORT_WAIT": "1"},
+    )
+    ended, other = job.wait(90)
+    assert ended.signal is not None
+    assert other.value["iteration"] == 1
+    assert outcomes(job, 0) == {"aborted": 2, "timed out": 1}
+    signalled = job.of(events.RankSignalled, rank=0)[0]
+    assert signalled.event.reason in ("leave", "watchdog")  # type: ignore[attr-defined]
+    interrupted = job.of(events.OutcomeSeen, rank=0)[0]
+    assert (signalled.mono_ns - interrupted.mono_ns) / 1e9 > SHORT["hard_timeout"] - SHORT["soft_timeout"]
+
+
 def test_group_that_came_into_being_after_the_abort_is_aborted_too(start: Start) -> None:
     job = start(2, target(accelerated.build_a_group_during_the_abort))
     ranks = job.wait(90)
@@ -89,6 +108,12 @@ def test_group_that_came_into_being_after_the_abort_is_aborted_too(start: Start)
     assert [rank.value["iteration"] for rank in ranks] == [1, 1], ranks
     assert ("abort ended", 2) in ranks[0].value["diary"]
     assert outcomes(job, 0) == {"aborted": 3}
+
+
+@pytest.mark.parametrize("frees_first", [True, False])
+def test_errors_of_aborted_groups_count_as_nobodys_fault(start: Start, frees_first: bool) -> None:
+    ranks = start(4, target(accelerated.count_faults), faults=3, frees_first=frees_first).wait(90)
+    assert [rank.value for rank in ranks] == [{"iteration": 3, "faults": faults} for faults in (0, 3, 0, 0)]
 
 
 def test_ddp_survives_restarts(start: Start) -> None:

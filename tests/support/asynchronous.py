@@ -99,6 +99,11 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether every use of the group raises from now on."""
+        return self._failure is not None
+
     # -- the end --------------------------------------------------------------------------------
 
     def abort(self) -> None:
