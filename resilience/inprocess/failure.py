@@ -88,7 +88,7 @@ def restarts_all(error: BaseException) -> bool:
 
 
 def own_cause(error: BaseException | None, origin: FaultOrigin) -> Exception | None:
-    """Return the exception that hooks get: this rank's own failure, or the cause of a RankShouldRestart of user code."""
+    """Return the exception that hooks get: this rank's own failure, or the cause of a user's RankShouldRestart."""
     own = error.__cause__ if isinstance(error, RankShouldRestart) else error
     return own if isinstance(own, Exception) and origin == "own" else None
 
