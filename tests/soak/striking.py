@@ -1,7 +1,7 @@
 """Strikes a rank with the faults that the plan has for it, and writes each down before it does.
 
 One thread in each rank follows the plan. A fault's turn has come when the one before it has struck; that is known to
-all ranks by an empty file for each. Signals and the kill of a monitor come from this thread, so they strike wherever
+all ranks by a file for each. Signals and the kill of a monitor come from this thread, so they strike wherever
 the main thread is. An exception, an exit and a hang come from a signal handler in the main thread, and only while it
 is inside the wrapped function."""
 
@@ -101,8 +101,8 @@ class Striker:
             fault, entered_at = self.faults[position], self._entered_at
             if fault.victim != self._rank or entered_at is None:
                 continue
-            if position and self.faults[position - 1].kind != "monitor" and entered_at < self._since:
-                continue  # the restart from the fault before is still to come
+            if position and entered_at < self._since and self._causes_restart(self.faults[position - 1]):
+                continue  # and that is still to come
             if time.monotonic() >= max(entered_at, self._since) + fault.delay_s:
                 self._strike(fault)
 
@@ -188,12 +188,16 @@ class Striker:
     def _has_struck(self, fault: Fault, first: Fault | None = None) -> bool:
         return self._mark(fault, first).exists()
 
+    def _causes_restart(self, fault: Fault) -> bool:
+        """Return whether a fault that had its turn makes all ranks enter the function again."""
+        return fault.kind != "monitor" and self._mark(fault, None).read_text() == "struck"
+
     def _write_down(self, fault: Fault, how: str, first: Fault | None = None) -> None:
         line = {"rank": fault.victim, "kind": fault.kind, "where": fault.where, "how": how}
         line |= {"is_ending": fault.is_ending, "number": fault.number, "mono_ns": time.monotonic_ns()}
         with open(self._folder / "strikes.jsonl", "ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")
-        self._mark(fault, first).touch()
+        self._mark(fault, first).write_text(how)
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
