@@ -42,14 +42,12 @@ EQUIVALENT = {
     ): "a result satisfies at most one of the two conditions",
 }
 
-# Bugs that no general rule makes: function -> (statement, what stands there instead).
+# Bugs that no general rule makes: function -> (beginning of a statement, what it becomes; {} is the statement).
 BY_HAND = {
-    "_complete": (  # a success that came after the limit is ignored
-        "yield from report(at, missed_completion(seat, limits.completion))",
-        "return (yield from report(at, missed_completion(seat, limits.completion))) and INTERRUPTED",
-    ),
+    # A success that came after the limit is ignored.
+    "_complete": ("yield from report(at, missed_completion(", "return ({}) and INTERRUPTED"),
 }
-
+MADE_BY_HAND = "by hand: "
 OTHER_RANK = {"rank": "initial_rank", "initial_rank": "rank"}
 
 Nodes = list[ast.AST]
@@ -77,11 +75,10 @@ def mutants_of(module: ModuleType) -> Iterator[Mutant]:
         for number, node in enumerate(ast.walk(function)):
             if node in asserted:  # said to the type checker, and true
                 continue
-            by_hand = BY_HAND.get(function.name) if isinstance(node, ast.Expr) else None
-            if by_hand is not None and ast.unparse(node) == by_hand[0]:
-                yield Mutant(
-                    function.name, node.lineno, f"by hand: {by_hand[1]}", partial(_replace, number, by_hand[1])
-                )
+            beginning, form = BY_HAND.get(function.name, (None, ""))
+            if beginning is not None and isinstance(node, ast.Expr) and ast.unparse(node).startswith(beginning):
+                change = form.format(ast.unparse(node))
+                yield Mutant(function.name, node.lineno, f"{MADE_BY_HAND}{change}", partial(_replace, number, change))
             for change, apply in _changes(node, number):
                 yield Mutant(function.name, getattr(node, "lineno", function.lineno), change, apply)
 
