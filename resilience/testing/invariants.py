@@ -245,7 +245,10 @@ class Referee:
         records = self._records(seat.iteration)
         if origin == "own" and (others or not records[0].startswith(f"{seat.initial_rank}:")):
             raise broken("no healthy rank blamed", f"{seat} is blamed, and so are {others} for {records}")
-        if origin == "consequence" and len(records) == 1 and seat.rank not in world.gave_up:
+        places = int(
+            self._data[f"{seat.iteration}/records"]
+        )  # given out; whoever took one may have died before it wrote
+        if origin == "consequence" and places == 1 and seat.rank not in world.gave_up:
             raise broken("a fault is somebody's", f"{seat} is cleared, and nobody else has a fault")
 
     def answered(self, seat: Seat) -> None:
