@@ -5,6 +5,8 @@ catches what comes out of the call. Rank 0 takes part in every call and has to c
 
 from __future__ import annotations
 
+import dis
+import functools
 import os
 import signal
 import sys
@@ -12,7 +14,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import resilience
@@ -70,7 +72,7 @@ class Tripwire:
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        if event == "line":
+        if event == "line" and frame.f_lasti not in _exits_of_with(frame.f_code):
             self._pass()
         return self._trace
 
@@ -91,6 +93,22 @@ class Tripwire:
 
 
 EXECUTE = store.execute
+
+
+@functools.cache
+def _exits_of_with(code: CodeType) -> frozenset[int]:
+    """Where a `with` calls `__exit__(None, None, None)`: a line event of its own, but no place where CPython lets a
+    signal handler in. Raised there, an exception would leave a lock held."""
+    steps = list(dis.get_instructions(code))
+    return frozenset(
+        first.offset
+        for first, *more, call in zip(steps, steps[1:], steps[2:], steps[3:], strict=False)
+        if [step.argval for step in (first, *more)] == [None] * 3
+        and {step.opname for step in (first, *more)} == {"LOAD_CONST"}
+        and call.opname in ("PRECALL", "CALL")
+    )
+
+
 _wire: Tripwire
 _kind: str
 
