@@ -21,6 +21,8 @@ names are attributes of the exception too.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ResilienceError(Exception):
     """Base of every error of this package. Keyword facts become attributes."""
@@ -114,3 +116,17 @@ class RestartAbort(BaseException):
 class RankShouldRestart(BaseException):
     """Raised inside the wrapped function when the iteration has been interrupted. User code that raises it there asks
     all ranks to restart."""
+
+
+class LeftInChild(BaseException):
+    """Carries what a child that user code forked returned or raised through the call of its parent, and ends there."""
+
+    def __init__(self, value: object, error: BaseException | None) -> None:
+        super().__init__()
+        self._value, self._error = value, error
+
+    def result(self) -> Any:
+        """Return or raise what user code did."""
+        if self._error is not None:
+            raise self._error
+        return self._value

@@ -94,6 +94,12 @@ class Channel:
             raise ChannelClosed
         return message, list(fds)
 
+    def end(self, receiving: bool = False) -> None:
+        """Send nothing more, also where a forked child holds a copy of this end. The other end notices when it has
+        received what was sent. receiving: receive nothing more either; a thread that waits in `receive` comes back."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR if receiving else socket.SHUT_WR)
+
     def close(self) -> None:
         self._socket.close()
 

@@ -140,7 +140,7 @@ def drop_groups() -> None:
         return
     try:
         held = _empty_registry(c10d)
-        _unwrap_excepthook()
+        unwrap_excepthook()
     except Exception as error:
         raise RestartError(
             f"torch {sys.modules['torch'].__version__} keeps its process groups in an unknown way "
@@ -347,12 +347,12 @@ def _empty_registry(c10d: Any) -> list[Any]:
     return held
 
 
-def _unwrap_excepthook() -> None:
-    """Take back torch's wrapper of sys.excepthook, one for every `init_process_group`.
+def unwrap_excepthook(until: Any = None) -> None:
+    """Take back torch's wrappers of sys.excepthook, one for every `init_process_group`, down to `until`.
 
     torch never does: after 200 restarts each line of a traceback would carry 200 rank prefixes."""
     hook: Any = sys.excepthook
-    while getattr(hook, "__name__", "") == "_distributed_excepthook" and hook.__closure__:
+    while hook is not until and getattr(hook, "__name__", "") == "_distributed_excepthook" and hook.__closure__:
         cells = dict(zip(hook.__code__.co_freevars, hook.__closure__, strict=True))
         if "old_hook" not in cells:
             break
@@ -362,11 +362,6 @@ def _unwrap_excepthook() -> None:
 
 
 def _release_in_background(held: list[Any], aborting: frozenset[int]) -> None:
-    _dropping[:] = [thread for thread in _dropping if thread.is_alive()]
-    if not _dropping:
-        # A daemon thread inside a C++ destructor when the interpreter ends would abort the process.
-        atexit.unregister(await_drops)
-        atexit.register(await_drops)
     thread = threading.Thread(target=_release, args=(held, aborting), name="resilience-drop", daemon=True)
     _dropping.append(thread)
     thread.start()
@@ -404,4 +399,20 @@ def await_drops(limit: float = EXIT_LIMIT) -> int:
     deadline = time.monotonic() + limit
     for thread in _dropping:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return sum(thread.is_alive() for thread in _dropping)
+    _dropping[:] = [thread for thread in _dropping if thread.is_alive()]
+    return len(_dropping)
+
+
+@contextlib.contextmanager
+def nothing_left(limit: float) -> Iterator[None]:
+    """Leave no thread that drops groups and no excepthook of torch beyond the body. limit: seconds for the threads."""
+    hook = sys.excepthook
+    try:
+        yield
+    finally:
+        await_drops(limit)
+        unwrap_excepthook(until=hook)
+
+
+# A daemon thread inside a C++ destructor when the interpreter ends would abort the process.
+atexit.register(await_drops)

@@ -81,6 +81,7 @@ class Interrupter:
         self._main = 0
         self._gate = threading.Lock()  # sending against the begin of a call and removal
         self._section = threading.RLock()  # atomic() against hold_off()
+        _interrupters.add(self)
         self._depth = 0  # of atomic() in the main thread
         self._armed = False  # only the main thread writes it
         self._call = 0
@@ -469,6 +470,18 @@ class Interrupter:
             self._is_held_back = False
             if self._armed and not self._is_unfit(frame):
                 raise self._new_exception()
+
+
+_interrupters: weakref.WeakSet[Interrupter] = weakref.WeakSet()
+
+
+def _free_in_child() -> None:
+    """The thread that held a lock of the parent's is not in the child."""
+    for interrupter in list(_interrupters):
+        interrupter._gate, interrupter._section = threading.Lock(), threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_in_child)
 
 
 class _Atomic:

@@ -62,8 +62,12 @@ class Patience:
         waits, now = self._waits, time.monotonic()
         if waits is not None and now >= waits[1] + self.limit:
             self.ran_out_after = now - waits[0]
-            for connection in self._connections:
-                connection.shut_down()
+            self.end()
+
+    def end(self) -> None:
+        """End the connections, and with them whatever is waited for. From any other thread."""
+        for connection in self._connections:
+            connection.shut_down()
 
 
 @contextmanager

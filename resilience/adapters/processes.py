@@ -6,6 +6,7 @@ its parent reaps it, for whoever is the same user; later the pidfd itself tells,
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -170,6 +171,43 @@ def _is_runnable(pid: int, thread: str) -> bool:
     except OSError:
         return False
     return line[line.rindex(b")") :].startswith(b") R")
+
+
+def identity_of(pid: int) -> tuple[int, int]:
+    """Return (pid, start time), which no later process repeats."""
+    seen = state(pid)
+    return pid, 0 if seen is None else seen.start_time
+
+
+def is_alive(identity: tuple[int, int]) -> bool:
+    """Whether a process has not ended. One that nobody has reaped has."""
+    seen = state(identity[0])
+    return seen is not None and seen.start_time == identity[1] and seen.state not in "ZX"
+
+
+def await_end(identity: tuple[int, int], limit: float) -> bool:
+    """Wait until a process has ended, at most `limit` seconds; return whether it has. Reaps it if it is a child."""
+    try:
+        process = Process(identity[0])
+    except ProcessLookupError:
+        return True
+    try:
+        if is_alive(identity) and not process.has_ended(max(0.0, limit)):
+            return False
+    finally:
+        process.close()
+    with contextlib.suppress(ChildProcessError):  # nearly always it is somebody else's
+        os.waitpid(identity[0], os.WNOHANG)
+    return True
+
+
+def kill(identity: tuple[int, int]) -> None:
+    """Kill a process, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        process = Process(identity[0])
+        if is_alive(identity):
+            process.send(signal.SIGKILL)
+        process.close()
 
 
 def waits_in(pid: int) -> str:

@@ -150,31 +150,41 @@ class Dump:
         return encoding.text(os.pread(self.fd, os.fstat(self.fd).st_size, start))
 
 
-_armed: Dump | None = None  # faulthandler has one file a signal, so a process has one dump
-_appending = -1
+class _Armed(msgspec.Struct):
+    """What `arm` did. appending: the descriptor that faulthandler writes to. holders: who has not disarmed yet."""
+
+    dump: Dump
+    appending: int
+    is_enabled_here: bool
+    holders: int = 1
+
+
+_armed: _Armed | None = None  # faulthandler has one file a signal, so a process has one dump
 
 
 def arm() -> Dump:
     """Make this process answer to DUMP_SIGNAL, and leave its stacks when it crashes, unless the user has
-    faulthandler do that already. Main thread; once a process, again returns the same."""
-    global _armed, _appending
+    faulthandler do that already. Main thread. Called again it returns the same; each call wants its `disarm`."""
+    global _armed
     if _armed is not None:
-        return _armed
+        _armed.holders += 1
+        return _armed.dump
     fd = os.memfd_create("resilience-stacks")
     os.write(fd, f"{_MAIN}0x{threading.main_thread().ident:016x}\n".encode())
     # Appended, so that each dump follows the one before, whoever else holds the descriptor.
     appending = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND)
     faulthandler.register(DUMP_SIGNAL, file=appending, all_threads=True, chain=False)
-    if not faulthandler.is_enabled():
+    is_enabled_here = not faulthandler.is_enabled()
+    if is_enabled_here:
         faulthandler.enable(file=appending, all_threads=True)
-    os.register_at_fork(after_in_child=lambda: _disarm(appending))
-    _armed, _appending = Dump(fd), appending
-    return _armed
+    _armed = _Armed(Dump(fd), appending, is_enabled_here)
+    return _armed.dump
 
 
 def answer(number: int) -> None:
     """Write the stacks of all other threads of this process into its dump. For the thread that was asked."""
-    if _armed is None:
+    armed = _armed
+    if armed is None:
         return
     lines: list[str] = []
     for thread, innermost in current_frames().items():
@@ -188,7 +198,7 @@ def answer(number: int) -> None:
             lines.append(f'  File "{_plain(code.co_filename)}", line {frame.f_lineno or 0} in {_plain(code.co_name)}')
             frame, count = frame.f_back, count + 1
         lines.append("")
-    os.write(_appending, ("\n".join(lines) + _end(number)).encode())  # in one piece
+    os.write(armed.appending, ("\n".join(lines) + _end(number)).encode())  # in one piece
 
 
 def _end(number: int) -> str:
@@ -200,10 +210,27 @@ def _plain(text: str) -> str:
     return " ".join(encoding.text(text).splitlines())
 
 
-def _disarm(appending: int) -> None:
+def disarm() -> None:
+    """Take one `arm` back; the last one closes the dump. From then on DUMP_SIGNAL ends this process, so nobody may
+    send it any more. Main thread."""
+    global _armed
+    if _armed is not None:
+        _armed.holders -= 1
+        if _armed.holders == 0:
+            faulthandler.unregister(DUMP_SIGNAL)
+            if _armed.is_enabled_here:
+                faulthandler.disable()
+            os.close(_armed.appending)
+            os.close(_armed.dump.fd)
+            _armed = None
+
+
+def _silence() -> None:
     """In a forked child: let what faulthandler writes go nowhere."""
-    global _armed, _appending
-    _armed, _appending = None, -1
+    global _armed
+    if _armed is None:
+        return
+    appending, _armed = _armed.appending, None
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         # Not stderr: a monitor would keep its rank's output open beyond the rank's end.
@@ -211,6 +238,9 @@ def _disarm(appending: int) -> None:
         os.close(null)
     except OSError:  # no descriptor is left: the child is not ours to fail
         return
+
+
+os.register_at_fork(after_in_child=_silence)
 
 
 def capture(process: processes.Process, dump: Dump | None, thorough: bool, ask: Ask) -> Stacks:

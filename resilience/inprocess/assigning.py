@@ -51,6 +51,15 @@ def assign(hooks: Hooks, state: State, terminated: frozenset[int]) -> State:
     return state
 
 
+def nobody_active(state: State) -> RestartError:
+    """Return the error of a rank filter that leaves nobody to run the function."""
+    size = state.world_size
+    return RestartError(
+        f"the rank filter leaves none of {size} ranks active, so nobody would run the function; add ranks, or "
+        f"choose a filter that {size} ranks can satisfy"
+    )
+
+
 def seat_of(state: State, iteration: int) -> Seat:
     """Return the state's place as the protocol knows it."""
     active = state.world_size if iteration == ENTRY else state.active_world_size

@@ -50,16 +50,17 @@ from resilience.errors import (
     BarrierTimeout,
     HealthCheckError,
     InternalError,
+    LeftInChild,
     RankDiscarded,
     ResilienceError,
-    RestartError,
     StoreError,
 )
 from resilience.inprocess import failure
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.account import Account, Sign
-from resilience.inprocess.assigning import assign, seat_after, seat_of
+from resilience.inprocess.assigning import assign, nobody_active, seat_after, seat_of
 from resilience.inprocess.entry import alone, check_caller, inject
+from resilience.inprocess.forked import here_only, left_by
 from resilience.inprocess.initialize import prepared
 from resilience.inprocess.operations import await_server, note_arrival
 from resilience.inprocess.state import State
@@ -132,42 +133,43 @@ class CallWrapper:
         self._function = lambda: function(*positional, **named)
         name = f"{function.__module__}.{function.__qualname__}"
         with alone(name):
-            return self._run(name)
+            return left_by(lambda: self._run(name))
 
     def _run(self, name: str) -> Any:
         from resilience.inprocess.session import Session  # with all that a monitor needs: loaded by a call
 
-        began = time.monotonic()
         garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
         with (
             scoped_environment(),
             meeting_at_own_store(),
+            collectives.nothing_left(DROP_LIMIT),
             Session.open(self._wrapper, name, self._number, self._state) as session,
         ):
             self._session = session
             soft, hard = self._wrapper.soft_timeout, self._wrapper.hard_timeout
             self._abort_wait = abort_wait(session.settings.abort_wait, soft.total_seconds(), hard.total_seconds())
             self._account = Account(session.emitter, lambda: session.page.step_value)
-            self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=self._swallowed)
+            self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=session.swallowed)
             self._interrupter.install()
-            error: BaseException | None = None
+            error = ""
             try:
                 return self._take_part()
             except BaseException as raised:
-                error = raised
+                error = f"{type(raised).__name__}: {raised}"[:500]
+                failure.release_own(raised)
                 raise
             finally:
                 session.leave()  # again in Session.open, for an exception that lands here
-                self._interrupter.remove()
-                session.emit(
-                    events.CallEnded(
-                        outcome="completed" if error is None else "left",
-                        iterations=self._state.iteration + 1,
-                        duration_s=time.monotonic() - began,
-                        error="" if error is None else f"{type(error).__name__}: {error}"[:500],
-                    )
-                )
+                self._let_go()
+                session.ended(self._state.iteration + 1, error)
+
+    def _let_go(self) -> None:
+        """Give back what the call took of this process. A user may keep this object, and hooks the state."""
+        self._interrupter.remove()
+        self._state.store = self._error = None
+        if "_watcher" in self.__dict__:
+            self.__dict__.pop("_watcher").end()
 
     def _take_part(self) -> Any:
         """Iterate until completion, or leave; either way this rank is accounted for in the store."""
@@ -188,7 +190,7 @@ class CallWrapper:
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
             raise
         except BaseException as error:
-            if not self._said_goodbye:
+            if not self._said_goodbye and not isinstance(error, LeftInChild):
                 self._stand_in_for_myself(seat, error)
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"[:500]))
             raise
@@ -351,12 +353,13 @@ class CallWrapper:
         self._session.page.on_progress = self._progressed if self._account.is_restarting else None
         try:
             with workload.running(self._session.emitter.origin):
-                self._value = self._interrupter.call(self._function, unless=lambda: self._watcher.is_interrupted)
+                function = here_only(self._function)
+                self._value = self._interrupter.call(function, unless=lambda: self._watcher.is_interrupted)
             return Result(End.RETURNED)
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # first: this is the moment that counts
-            if self._watcher.is_interrupted and self._interrupter.arrived:
-                return Result(End.INTERRUPTED)  # whatever user code turned our interruption into
+            if self._was_interrupted(error):
+                return Result(End.INTERRUPTED)
             return self._failed(error, "run", failure.origin_of(error, is_cutting))
         finally:
             self._session.page.on_progress = None
@@ -372,20 +375,20 @@ class CallWrapper:
         self._account.entering()
         self._value = None
         if not self._state.active_world_size:
-            size = self._state.world_size
-            error = RestartError(
-                f"the rank filter leaves none of {size} ranks active, so nobody would run the function; add ranks, or "
-                f"choose a filter that {size} ranks can satisfy"
-            )
-            return Result(End.FATAL, self._failed(error, "reserve").report)
+            return Result(End.FATAL, self._failed(nobody_active(self._state), "reserve").report)
         self._session.page.doing(Doing.WAITING)
         while not self._await_decision(self._chunk):
             execute(Check((Keys(self._state.iteration).outcome,)), self._session.store)  # is the store still there?
         self._account.left_function(self._watcher.is_interrupted, failed=False)
         return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
 
+    def _was_interrupted(self, error: BaseException) -> bool:  # whatever user code turned our interruption into
+        return self._watcher.is_interrupted and self._interrupter.arrived and not isinstance(error, LeftInChild)
+
     def _failed(self, error: BaseException, stage: str, origin: FaultOrigin = "own") -> Result:
         """Return how a stage ended that raised, and put the failure into the account."""
+        if isinstance(error, LeftInChild):
+            raise error
         restarts_all = failure.restarts_all(error)
         kind = Interruption.EXCEPTION if restarts_all else Interruption.BASE_EXCEPTION
         record = self._describe(error, kind, stage, origin)
@@ -463,12 +466,12 @@ class CallWrapper:
         self._session.page.doing(Doing.HOOK, name)
         with self._account.stage(name) as stage:
             try:
-                self._interrupter.call(lambda: call(hook), unless=lambda: self._watcher.is_interrupted)
+                self._interrupter.call(here_only(lambda: call(hook)), unless=lambda: self._watcher.is_interrupted)
                 stage.outcome = "completed"
                 return Result(End.RETURNED)
             except BaseException as error:
                 is_cutting = self._watcher.is_cutting  # first: this is the moment that counts
-                if self._watcher.is_interrupted and self._interrupter.arrived:
+                if self._was_interrupted(error):
                     stage.outcome = "interrupted"
                     return Result(End.INTERRUPTED)
                 return self._hook_failed(name, error, failure.origin_of(error, is_cutting))
@@ -481,7 +484,8 @@ class CallWrapper:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
         try:
-            hook(self._state, failure.own_cause(self._error, self._origin))  # what it returns is for a Compose
+            cause = failure.own_cause(self._error, self._origin)
+            here_only(lambda: hook(self._state, cause))()  # what it returns is for a Compose
             return Result(End.RETURNED)
         except BaseException as error:
             return Result(End.FATAL, self._hook_failed(name, error).report)
@@ -491,6 +495,3 @@ class CallWrapper:
     def _hook_failed(self, name: str, error: BaseException, origin: FaultOrigin = "own") -> Result:
         self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
         return self._failed(error, name, origin)
-
-    def _swallowed(self, swallow: Any) -> None:
-        self._session.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))

@@ -6,6 +6,7 @@ cleared; the traceback itself stays printable."""
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import hashlib
 import os
@@ -31,6 +32,7 @@ from resilience.errors import RankShouldRestart
 if TYPE_CHECKING:
     from resilience.inprocess.state import State
 
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 MAX_FRAMES = 60
 MAX_MESSAGE = 2000  # characters; a record must fit one message of the channel
 
@@ -121,6 +123,18 @@ def release(error: BaseException) -> None:
     """Clear the locals of every finished frame that the exception and its causes hold."""
     for link in (error, *_chain(error)):
         traceback.clear_frames(link.__traceback__)
+
+
+def release_own(error: BaseException) -> None:
+    """Clear the locals of this package's finished frames only: they hold connections to the store.
+
+    Frames that called a frame of the traceback are kept by it, whether they are in the traceback themselves or not."""
+    for link in (error, *_chain(error)):
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            for caller, _ in traceback.walk_stack(frame):
+                if caller.f_code.co_filename.startswith(_PACKAGE):
+                    with contextlib.suppress(RuntimeError):  # it runs still
+                        caller.clear()
 
 
 def stack_of(thread: int) -> tuple[Frame, ...]:

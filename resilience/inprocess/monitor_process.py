@@ -4,7 +4,10 @@ Forked where that is safe: before the store, process groups and CUDA, from a pro
 it then costs milliseconds and shares the imported torch copy-on-write. Where the process already has
 other threads or CUDA, a forked child could inherit a lock that nobody will ever release: the monitor is
 executed as a fresh interpreter instead, which has to import what the store factory needs, and the
-account says why and what it cost."""
+account says why and what it cost.
+
+A monitor belongs to one call and ends with it. It is started by a process in between that ends at once, so it is no
+child of the rank: it leaves no zombie there, and no `wait` of user code meets it."""
 
 from __future__ import annotations
 
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 How = Literal["forked", "executed"]
+LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; one that hosts a store may be needed for longer
+
+_leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
 
 
 class Plan:
@@ -63,6 +69,7 @@ class Handle:
 
     def __init__(self, pid: int, how: How, reason: str, start_s: float, page: RankSide, channel: Channel):
         self.pid = pid
+        self._identity = processes.identity_of(pid)
         self.how = how
         self.reason = reason
         self.start_s = start_s
@@ -109,9 +116,26 @@ class Handle:
             case messages.ShowStacks(number):
                 stacks.answer(number)
 
-    def close(self) -> None:
-        """Let go of the monitor. One that has not been told of a call ends."""
+    def forget(self) -> None:
+        """In a forked child: the line is its parent's."""
         self._channel.close()
+
+    def close(self, await_end: Callable[[float], bool]) -> None:
+        """End the line. The monitor reads what was sent, stops watching, and ends when nobody needs its store.
+
+        await_end: joins the thread that listens in `is_alive`, and returns whether it has ended."""
+        self._channel.end()
+        deadline = time.monotonic() + LEAVE_LIMIT
+        has_stopped = await_end(LEAVE_LIMIT)  # by then it sends no signal to this process
+        if not has_stopped:
+            self._channel.end(receiving=True)
+            await_end(LEAVE_LIMIT)
+        self.page.close()
+        self._channel.close()
+        if has_stopped:
+            stacks.disarm()
+        if not processes.await_end(self._identity, deadline - time.monotonic()):
+            _leaving.append(self._identity)
 
     def await_ready(self, limit: float) -> None:
         """Wait until the monitor hosts the wrapper's store; `error` says why it does not. Raises: MonitorError."""
@@ -132,6 +156,7 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     notice: where the address of a store beside the launcher's own is published.
     Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
+    _await_earlier(wrapper.barrier_timeout.total_seconds() if is_host else 0.0)
     page = Page.create()
     ours, theirs = pair()
     rank_side = RankSide(page)
@@ -139,13 +164,34 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     dump = stacks.arm()
     plan = Plan(wrapper, state, is_host, notice)
     reason = why_not_fork()
-    if reason:
-        pid = _execute(plan, page, theirs, dump, reason)
-    else:
-        pid = _fork(plan, page, theirs, ours, dump)
-    theirs.close()
+    try:
+        pid = _execute(plan, page, theirs, dump, reason) if reason else _fork(plan, page, theirs, ours, dump)
+    except BaseException:
+        rank_side.close()
+        stacks.disarm()
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        page.close()
     how: How = "executed" if reason else "forked"
     return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
+
+
+def _await_earlier(limit: float) -> None:
+    """Wait until the monitors of earlier calls have ended: one of them may hold the port that is wanted next.
+
+    One that is still there after `limit` seconds serves ranks that are lost, and is killed by the next host."""
+    deadline = time.monotonic() + limit
+    while _leaving:
+        if processes.await_end(_leaving[-1], deadline - time.monotonic()):
+            _leaving.pop()
+        elif limit:
+            processes.kill(_leaving[-1])
+            limit = 0.0
+            deadline = time.monotonic() + LEAVE_LIMIT
+        else:
+            return
 
 
 def why_not_fork() -> str:
@@ -171,17 +217,32 @@ def _name_of(path: str) -> str:
 
 
 def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
+    read, write = os.pipe()
     with processes.job_signals_blocked():  # the monitor gets the mask, and unblocks them once it ignores them
-        pid = os.fork()
-        if not pid:
-            _run_forked(plan, page, channel, other_end, dump)
-    return pid
+        between = os.fork()
+        if not between:
+            _fork_again(plan, page, channel, (other_end.fileno(), read), write, dump)
+    os.close(write)
+    os.waitpid(between, 0)
+    told = os.read(read, 32)
+    os.close(read)
+    if not told:
+        raise MonitorError("the monitor could not be forked: too many processes, or no memory for another one")
+    return int(told)
 
 
-def _run_forked(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> NoReturn:
+def _fork_again(
+    plan: Plan, page: Page, channel: Channel, of_the_rank: tuple[int, ...], write: int, dump: stacks.Dump
+) -> NoReturn:
+    """Tell the rank the monitor's process id, and end; its child becomes the monitor."""
     code = 1
     try:
-        other_end.close()
+        pid = os.fork()
+        if pid:
+            os.write(write, str(pid).encode())
+            os._exit(0)
+        for fd in (*of_the_rank, write):
+            os.close(fd)
         _become_monitor(plan, page, channel, dump)
         code = 0
     except BaseException as error:  # the last stop before the process ends: say what it was
@@ -202,12 +263,30 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
     fds = (page.fd, channel.fileno(), dump.fd)
     read, write = os.pipe()
     command = [sys.executable, "-m", "resilience.inprocess.monitor_process", str(read), *map(str, fds)]
+    between = [sys.executable, "-S", "-c", _BETWEEN, *command]
     with processes.job_signals_blocked():  # as for a forked one
-        child = subprocess.Popen(command, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, start_new_session=True)
+        told = subprocess.run(
+            between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        ).stdout
     os.close(read)
+    if not told:
+        os.close(write)
+        raise MonitorError("the monitor could not be started: too many processes, or no memory for another one")
     with os.fdopen(write, "wb") as pipe:
         pipe.write(pickled)
-    return child.pid
+    return int(told)
+
+
+# Its one child becomes the monitor, which has no use for this pipe.
+_BETWEEN = """
+import os, sys
+pid = os.fork()
+if pid:
+    os.write(1, str(pid).encode())
+else:
+    os.dup2(0, 1)
+    os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump) -> None:

@@ -20,17 +20,22 @@ from resilience.adapters.serving import are_next_free, listen_beside_free_ports,
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
-from resilience.core.restart import Assign, Keys, Read, Seat, Set, report, seat_key, stand_in
+from resilience.core.restart import Add, Assign, Check, Keys, Read, Seat, Set, report, seat_key, stand_in
 from resilience.core.symptoms import symptom
 from resilience.errors import ResilienceError, StoreError
 from resilience.inprocess.assigning import Hooks, seat_after
+from resilience.inprocess.joining import connect, join, serving_key
 from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import Notice, hosting
 from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.monitor import messages
 
-LOOKS = 4  # consecutive looks, LOOK_EVERY seconds apart, that must find no client before a host leaves
-LOOK_EVERY = 0.05
+LOOKS = 100  # consecutive looks, LOOK_EVERY seconds apart, that must find no client if not all are known to have left
+LOOK_EVERY = 0.02
+JOIN_LIMIT = 300.0  # seconds for the store of this call to replace that of an earlier one on the same port
+CONNECT_LIMIT = 5.0  # seconds in which a monitor whose rank is gone already may still find the store
+MONITORS_LIMIT = 2.0  # seconds that the host gives the other monitors once all ranks are out
+LEFT_KEY = "left"  # counts the monitors whose ranks are accounted for
 KEPT_SERVERS = 2  # the present iteration's and the one before: old clients must be able to leave
 
 
@@ -60,6 +65,9 @@ class StoreOutlet:
         self._store: StoreLike
         self._begun: messages.Begin
         self._is_begun = False
+        self._is_representing = False
+        self._exit_key = ""  # there once all ranks are out of the last iteration
+        self._out_since: float | None = None  # when that was seen
         self._waits = restart.Limits()
         self._servers: list[Any] = []
         self._spare: Any = None
@@ -87,14 +95,20 @@ class StoreOutlet:
 
     def stand_in(self, record: InterruptionRecord) -> None:
         if self._is_begun:
+            self._is_representing = True
             self._tasks.put(lambda: self._stand_in(record))
 
     def finish(self) -> events.Event | None:
         """Let what was asked for be done, then leave when nobody needs this host any more.
 
-        A rank that ended before its first call has asked for nothing, and may never have found the store."""
+        A rank that has not begun its call has asked for nothing, and may never have found the store."""
         if not self._is_begun:
             return None
+        deadline = time.monotonic() + CONNECT_LIMIT
+        while self._base is None and self._thread.is_alive() and not self._is_representing:
+            if time.monotonic() >= deadline:
+                return None  # the rank left before this monitor found the store, and nothing is open there
+            self._thread.join(LOOK_EVERY)
         self._tasks.put(self._finish)
         self._tasks.put(None)
         while self._thread.is_alive():
@@ -109,8 +123,12 @@ class StoreOutlet:
     def _work(self) -> None:
         began = time.monotonic()
         try:
-            with hosting(self._is_host, self._notice):
-                self._base, opened = patience.connect(lambda: self._factory(**self._kwargs))
+            if self._is_host:
+                with hosting(True, self._notice):
+                    self._base, opened = patience.connect(lambda: self._factory(**self._kwargs))
+                execute(Set(serving_key(self._notice), "1"), self._base)
+            else:
+                self._base, opened = join(self._factory, self._kwargs, self._notice, JOIN_LIMIT)
             self._patience = Patience(self._base, opened, self._waits.barrier)
             self._hosting_s = time.monotonic() - began
             self._ready("")
@@ -130,20 +148,17 @@ class StoreOutlet:
     def _begin(self, begin: messages.Begin) -> None:
         self._begun = begin
         self._waits = begin.waits
-        if not self._servers and getattr(self._base, "is_hosted_here", False):
+        if getattr(self._base, "is_hosted_here", False):
             self._emit(events.StoreHosted("wrapper", self._base.host, self._base.port, self._hosting_s))
         if self._patience is not None:
             self._patience.limit = begin.waits.barrier
         self._store = dist.PrefixStore(begin.prefix, self._base)
-        if self._supervisor is not None:
-            self._supervisor.stop()
         folder = agree_on_folder(self._store, begin.origin.node)
         self._supervisor = Supervisor(begin, folder, self._connect, self._represent, self._emit)
         self._supervisor.start()
 
     def _connect(self) -> Any:
-        with hosting(False, self._notice):
-            return self._factory(**self._kwargs)
+        return connect(self._factory, self._kwargs, self._notice)
 
     def _represent(self, record: InterruptionRecord) -> None:
         """Stand in for a rank of somebody else, whose own monitor is gone. Runs in a thread of its own."""
@@ -185,9 +200,15 @@ class StoreOutlet:
         (text,) = execute(Read((seat_key(initial_rank),)), store)
         if text is not None:
             return encoding.from_json(text, Seat)
+        size = self._world_size
+        return Seat(initial_rank, initial_rank, size, size, restart.ENTRY)
+
+    @property
+    def _world_size(self) -> int:
+        """How many ranks began the call."""
         size = self._begun.origin.world_size
         assert size is not None
-        return Seat(initial_rank, initial_rank, size, size, restart.ENTRY)
+        return size
 
     def _performing(self, record: InterruptionRecord, store: StoreLike) -> Callable[[restart.Operation], Any]:
         """What the driver asks on behalf of the record's rank."""
@@ -209,25 +230,39 @@ class StoreOutlet:
     # -- leaving --------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Tell the neighbours that this rank is accounted for."""
+        """Tell the neighbours, and the host of the store, that this rank is accounted for and connected no more."""
         if self._supervisor is not None:
             self._supervisor.stop()
             rank = self._begun.origin.initial_rank
             assert rank is not None
             execute(Set(finished_key(rank), "1"), self._store)
-            outcome = Keys(self._last_seat(rank, self._store).iteration).outcome
-            self._job_goes_on |= execute(Read((outcome,)), self._store) != (restart.COMPLETED,)
+            last = Keys(self._last_seat(rank, self._store).iteration)
+            self._job_goes_on |= execute(Read((last.outcome,)), self._store) != (restart.COMPLETED,)
+            self._exit_key = f"{last.exit}/done"
+            execute(Add(LEFT_KEY, 1), self._store)  # the last operation of this rank and its monitor
+
+    def _have_all_left(self) -> bool:
+        """Whether each rank and its monitor have done their last operation, or each rank has and its monitor had time
+        to. Later connections are of the next call, whose ranks wait for this one to go."""
+        try:
+            if execute(Add(LEFT_KEY, 0), self._store) >= self._world_size:
+                return True
+            if self._out_since is None and execute(Check((self._exit_key,)), self._store):
+                self._out_since = time.monotonic()
+            return self._out_since is not None and time.monotonic() - self._out_since >= MONITORS_LIMIT
+        except ResilienceError:
+            return True
 
     def _await_last_client(self) -> None:
-        """A host leaves when nobody else is connected any more; after a call that completed, at the latest
-        when the barrier's limit has passed. While a job goes on without its rank it stays, whether the rank has died
-        or has left."""
+        """A host leaves when all have left or nobody else is connected any more; after a call that completed, at the
+        latest when the barrier's limit has passed. While a job goes on without its rank it stays, whether the rank has
+        died or has left."""
         ports = {server.port for server in self._servers}
         if self._is_host and isinstance(self._base, dist.TCPStore):
             ports.add(self._base.port)
         deadline = float("inf") if self._job_goes_on else time.monotonic() + self._waits.barrier
         looks = 0
-        while ports and looks < LOOKS and time.monotonic() < deadline:
+        while ports and looks < LOOKS and time.monotonic() < deadline and not self._have_all_left():
             looks = 0 if connections.has_foreign_clients(ports) else looks + 1
             time.sleep(LOOK_EVERY)
 

@@ -26,6 +26,12 @@ def _answer(_: Any) -> int:
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_answer)
 
 
+def forget_request() -> None:
+    """Let the request under way, if there is one, be answered into nothing."""
+    global _asked
+    _asked = None
+
+
 def request_tick(page: RankSide) -> None:
     """Ask the main thread to store a proof of life into `page`. One request is under way at a time."""
     global _asked

@@ -1,8 +1,8 @@
-"""What outlives a call: the rank's monitor, its page, and its connections to the store.
+"""What does a call need around the function: the rank's monitor, its page, its connections to the store.
 
-A process that calls wrapped functions several times keeps one session: the monitor is forked once, at
-the first call, while the process still has a single thread, and the store that rank 0's monitor hosts
-stays up between calls. Each call announces itself with its limits and its own key prefix."""
+A session belongs to one call and is closed at its end, however the call ends: threads, connections, descriptors,
+mappings and the monitor go. The next call of the process, of the same function or of another one, inherits nothing
+but the name of the job, which all calls of a process share, and can fork its monitor as the first one could."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from resilience.adapters import patience
 from resilience.adapters.environment import Exporting, Launcher, Rendezvous, Settings, node_name
+from resilience.adapters.interrupt import Swallow
 from resilience.adapters.patience import Patience
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
@@ -32,9 +33,10 @@ from resilience.core.watch import Doing
 from resilience.errors import MonitorError
 from resilience.inprocess import launched, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
+from resilience.inprocess.joining import join
 from resilience.inprocess.monitor_process import Handle, start
 from resilience.inprocess.outlet import hook_store, publish_server
-from resilience.inprocess.progress import request_tick
+from resilience.inprocess.progress import forget_request, request_tick
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
 from resilience.telemetry import log
@@ -48,75 +50,78 @@ if TYPE_CHECKING:
 
 READY_LIMIT = 120.0  # seconds for a monitor to host the store; an executed one imports torch first
 
-_sessions: dict[tuple[object, ...], Session] = {}
 _job_id: str | None = None  # of the calls before: all calls of a process are one job
-os.register_at_fork(after_in_child=_sessions.clear)  # a forked child has no session of its own
+_open: list[Session] = []  # at most one
+_kept_in_child: list[Session] = []
 
 
 class Session:
-    """One process's monitor and store connections. `open` finds or makes it for a call."""
+    """One call's monitor and store connections, to be had from `open`."""
 
-    def __init__(self, wrapper: Wrapper, state: State, is_host: bool, number: int, notice: Notice | None) -> None:
-        """notice: of the session whose monitor hosts the store already, if there is one."""
+    def __init__(self, wrapper: Wrapper, number: int, state: State) -> None:
         self.settings = Settings.from_environment()
         self.node = node_name()
         self._run_prefix = f"resilience/{self.settings.run_id}/{self.settings.restart_count}/"
-        self.notice = notice or Notice(f"{self._run_prefix}{number}/")
-        self._monitor: Handle = start(wrapper, state, is_host, self.notice)
+        self._prefix = f"{self._run_prefix}{number}/"
+        self._notice = Notice(self._prefix, number)
         self._folder = Path()
-        self.page = self._monitor.page
-        try:
-            if is_host:
-                self._monitor.await_ready(READY_LIMIT)
-                if self._monitor.error:
-                    _raise_of_store_factory(wrapper, self.notice, self._monitor.error)
-            with hosting(False, self.notice):
-                self._base, own = patience.connect(lambda: wrapper.store_factory(**wrapper.store_kwargs))
-                self._watch_base, watchers = patience.connect(lambda: wrapper.store_factory(**wrapper.store_kwargs))
-        except BaseException:
-            self._monitor.close()
-            raise
-        limit = wrapper.barrier_timeout.total_seconds()
-        self._patience = Patience(self._base, own, limit, self.page.asks_store, self.page.store_answered)
-        self.watch_patience = Patience(self._watch_base, watchers, limit)
-        self._ticker = threading.Thread(target=self._tick, name="resilience-ticker", daemon=True)
+        self._began = time.monotonic()
+        self._closing = threading.Event()
+        self._call = number
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
-        self._ticker.start()
-        self.emitter: Emitter
+        self._monitor: Handle = start(wrapper, state, state.initial_rank == 0, self._notice)
+        self.page = self._monitor.page
+        self._ticker = threading.Thread(target=self._tick, name="resilience-ticker", daemon=True)
+        self._own_file: RecordFile | None = None  # once the monitor is lost
+        self._base: Any = None
+        self._watch_base: Any = None
+        self._patience: Patience | None = None
+        self._patiences: tuple[Patience, ...] = ()
+        self.watch_patience: Patience
+        self.emitter = Emitter(Origin("", "", "rank", os.getpid()), [])
         self.store: StoreLike
         self.watch_store: StoreLike
         self.hook_store: Any
         self._server: Any = None
-        self._prefix = ""
-        self._call = 0
 
     @classmethod
     @contextmanager
     def open(cls, wrapper: Wrapper, function: str, number: int, state: State) -> Iterator[Session]:
-        """Give a call its session: one for each store and set of hooks, begun anew for the call."""
-        store = (wrapper.store_factory, repr(sorted(wrapper.store_kwargs.items(), key=lambda item: item[0])))
-        key = (*store, id(wrapper.rank_assignment), id(wrapper.rank_filter))
-        session = _sessions.get(key)
-        if session is None:
-            notice = next((other.notice for key, other in _sessions.items() if key[:2] == store), None)
-            began = time.monotonic()
+        """Give a call its session, and close it when the body is left. A forked child leaves it to its parent."""
+        pid, began = os.getpid(), time.monotonic()
+        session: Session | None = None
+        try:
             try:
-                session = cls(wrapper, state, state.initial_rank == 0 and notice is None, number, notice)
+                session = cls(wrapper, number, state)
+                _open.append(session)
+                session._connect(wrapper, state)
             except Exception as error:
                 _failed_to_start(function, number, state, error, time.monotonic() - began)
                 raise
-            _sessions[key] = session
-        try:
+            assert session._patience is not None
             with patience.bounded(session._patience):
                 session._begin(wrapper, function, number, state)
                 yield session
         finally:
-            session._end()
+            if session is not None and os.getpid() == pid:
+                _open.remove(session)
+                session._close()
+
+    def _connect(self, wrapper: Wrapper, state: State) -> None:
+        """Connect to the store that this monitor or another one hosts, and start to listen to the monitor."""
+        if state.initial_rank == 0:
+            self._monitor.await_ready(READY_LIMIT)
+            if self._monitor.error:
+                _raise_of_store_factory(wrapper, self._notice, self._monitor.error)
+        limit = wrapper.barrier_timeout.total_seconds()
+        self._base, own = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
+        self._watch_base, watchers = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
+        self._patience = Patience(self._base, own, limit, self.page.asks_store, self.page.store_answered)
+        self.watch_patience = Patience(self._watch_base, watchers, limit)
+        self._patiences = self._patience, self.watch_patience
+        self._ticker.start()
 
     def _begin(self, wrapper: Wrapper, function: str, number: int, state: State) -> None:
-        self._call = number
-        self._patience.limit = self.watch_patience.limit = wrapper.barrier_timeout.total_seconds()
-        self._prefix = f"{self._run_prefix}{number}/"
         self.store = dist.PrefixStore(self._prefix, self._base)
         self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
         self.hook_store = hook_store(self._prefix, self._base)
@@ -168,11 +173,34 @@ class Session:
     def _agree(self, name: str, proposal: str) -> str:
         return str(execute(CompareSet(f"{self._run_prefix}{name}", proposal), self._base))
 
-    def _end(self) -> None:
+    def _close(self) -> None:
+        """Leave nothing of the call behind in this process."""
         self.leave()
+        self._closing.set()
         self.page.doing(Doing.OUTSIDE)  # what follows the call is none of our business
         client.deactivate()
         log.configure(None, None)
+        # Before the monitor is told: when all monitors have been, no rank is connected to the store any more.
+        for name in ("_base", "_watch_base", "_server", "store", "watch_store", "hook_store", "watch_patience"):
+            self.__dict__.pop(name, None)
+        self._patience, self._patiences = None, ()
+        self._monitor.close(self._join_ticker)
+        forget_request()
+        self.emitter.replace_sinks([])
+        if self._own_file is not None:
+            self._own_file.close()
+
+    def _join_ticker(self, limit: float) -> bool:
+        if self._ticker.ident is not None:
+            self._ticker.join(limit)
+        return not self._ticker.is_alive()
+
+    def _forget(self) -> None:
+        """In a forked child: nothing of this is its own. Connections stay as they are, for another thread of the
+        parent may have held a lock of theirs."""
+        self.emitter.replace_sinks([])
+        self._monitor.forget()
+        _kept_in_child.append(self)
 
     # -- for the call ---------------------------------------------------------------------------
 
@@ -212,6 +240,14 @@ class Session:
     def emit(self, *new: events.Event) -> None:
         self.emitter.emit(*new)
 
+    def swallowed(self, swallow: Swallow) -> None:
+        self.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
+
+    def ended(self, iterations: int, error: str) -> None:
+        """Put the end of the call on record. error: what left it, empty if it completed."""
+        outcome: events.Outcome = "left" if error else "completed"
+        self.emit(events.CallEnded(outcome, iterations, time.monotonic() - self._began, error))
+
     def move_to(self, seat: Seat) -> None:
         """The rank has its seat in the next iteration; rank 0 has the iteration's store hosted."""
         self.emitter.move(iteration=seat.iteration, rank=seat.rank, world_size=seat.world_size)
@@ -233,21 +269,22 @@ class Session:
         while self._monitor.is_alive(self._interval):
             request_tick(self.page)
             self._check_patience()
-        self._monitor_lost()
-        while True:
-            time.sleep(self._interval)
+        if not self._closing.is_set():
+            self._monitor_lost()
+        while not self._closing.wait(self._interval):
             self._check_patience()
 
     def _check_patience(self) -> None:
-        self._patience.check()
-        self.watch_patience.check()
+        for each in self._patiences:
+            each.check()
 
     def _monitor_lost(self) -> None:
         """Go on unmonitored, and say so: from now on this process writes its record file itself."""
         origin = self.emitter.origin
         assert origin.initial_rank is not None
         path = self._folder / "records" / f"{origin.node}-{origin.initial_rank}.jsonl"
-        self.emitter.replace_sinks([RecordFile(path), StandardLog()])
+        self._own_file = RecordFile(path)
+        self.emitter.replace_sinks([self._own_file, StandardLog()])
         record = InterruptionRecord(
             rank=origin.initial_rank,
             interruption=Interruption.MONITOR_PROCESS_EXCEPTION,
@@ -273,6 +310,15 @@ def _failed_to_start(function: str, number: int, state: State, error: Exception,
         duration,
         lambda origin: _job(origin, function),
     )
+
+
+def _forget_in_child() -> None:
+    for session in _open:
+        session._forget()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _raise_of_store_factory(wrapper: Wrapper, notice: Notice, told: str) -> NoReturn:

@@ -52,11 +52,13 @@ REFUSED = "!"  # a published text that begins so is the reason why there is no s
 class Notice:
     """Where rank 0's monitor publishes the address of a store that it hosts beside the launcher's own.
 
-    prefix: of the keys in the launcher's store, the same in all ranks and monitors of a call. Remembers the
+    prefix: of the keys in the launcher's store, the same in all ranks and monitors of a call. call: its number.
+    Remembers the
     places that it has read, so that later connections do not ask again."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, call: int = 0) -> None:
         self.prefix = prefix
+        self.call = call
         self.places: dict[int, _Place] = {}  # by the port that was asked for
 
     def key(self, port: int) -> str:

@@ -118,7 +118,7 @@ class Supervisor:
 
     def _look(self) -> None:
         for member in self._known.get(self._node, []):
-            if not _is_alive(member.rank) and not _is_alive(member.monitor):
+            if not processes.is_alive(member.rank) and not processes.is_alive(member.monitor):
                 self._lose(self._node, member, Interruption.TERMINATED, "rank and monitor died together", None)
         if time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + self._beat_every
@@ -246,17 +246,6 @@ def finished_key(initial_rank: int) -> str:
     return f"finished/{initial_rank}"
 
 
-def identity_of(pid: int) -> tuple[int, int]:
-    """Return (pid, start time), which no later process repeats."""
-    state = processes.state(pid)
-    return pid, 0 if state is None else state.start_time
-
-
-def _is_alive(identity: tuple[int, int]) -> bool:
-    state = processes.state(identity[0])
-    return state is not None and state.start_time == identity[1] and state.state not in "ZX"
-
-
 def entry_of(initial_rank: int, rank_pid: int, monitor_pid: int) -> Member:
     """Return what is to be known of a rank and its monitor."""
-    return Member(initial_rank, identity_of(rank_pid), identity_of(monitor_pid))
+    return Member(initial_rank, processes.identity_of(rank_pid), processes.identity_of(monitor_pid))

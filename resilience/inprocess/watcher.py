@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from resilience.inprocess.abort import Abort
     from resilience.inprocess.state import State
 
+END_LIMIT = 2.0  # seconds for the last watcher of a call to end; its iteration is decided, so it takes none
 LOST = "lost"  # the outcome of an iteration whose store is gone
 FOREVER = timedelta(days=1).total_seconds()
 CUT_AGAIN = (0.01, 0.03, 0.1, 0.3, 1.0)  # pauses between cuts: faster ones keep peers in retry
@@ -98,6 +99,13 @@ class Watcher:
         """Wait until the watcher is done; answers whether it is."""
         self._thread.join(limit)
         return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Be gone when the call is. One that waits for a store without an answer loses its connection."""
+        self.left()
+        if not self.join(END_LIMIT):
+            self._patience.end()
+            self.join(END_LIMIT)
 
     def _run(self) -> None:
         with bounded(self._patience):

@@ -126,7 +126,7 @@ class RankSide:
     _top: int
 
     def __init__(self, page: Page) -> None:
-        self._page = page
+        self._page: Page | None = page
         self._memory: mmap.mmap | bytearray = page.memory
         self._words = page.words
         self._ids: dict[str, int] = {}
@@ -316,11 +316,21 @@ class RankSide:
 
     def lock_life(self) -> None:
         """Hold the mutex whose release by the kernel tells of this process's death. Main thread."""
-        _Mutex(self._page).lock()
+        page = self._page
+        assert page is not None
+        _Mutex(page).lock()
         # It must stay mapped to the very end, beyond the interpreter's: the kernel's list of what a thread holds
         # runs through it.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._page.memory))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(page.memory))
         self._words[_IS_LOCKED] = 1
+
+    def close(self) -> None:
+        """Leave the page to its monitor and unmap it: what is shown from now on goes nowhere. Main thread."""
+        page, is_locked = self._page, self._words[_IS_LOCKED]
+        self.let_go()
+        if page is not None and is_locked:
+            _Mutex(page).unlock()
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(page.memory))
 
     def is_stop_requested(self) -> bool:
         """Whether the job is asked to stop; tells the monitor that this program looks."""
@@ -375,6 +385,7 @@ class RankSide:
 
     def let_go(self) -> None:
         """Write into memory of this process alone from now on."""
+        self._page = None
         self._memory = bytearray(SIZE)
         self._words = memoryview(self._memory)[:_NAMES_AT].cast("q")
         self._ids = {}
@@ -578,6 +589,9 @@ class _Mutex:
         if result == errno.EOWNERDEAD:  # somebody held it before us, and died
             result = self._libc.pthread_mutex_consistent(self._at)
         self._check("pthread_mutex_lock", result)
+
+    def unlock(self) -> None:
+        self._check("pthread_mutex_unlock", self._libc.pthread_mutex_unlock(self._at))
 
     def owner_died(self, limit: float) -> bool:
         result = self._lock_within(limit)

@@ -7,6 +7,7 @@ the loop is the same. Telemetry never steers it: records that cannot be written 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -32,7 +33,7 @@ from resilience.monitor import messages
 from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.keeping import Keeper
 from resilience.monitor.page import MonitorSide
-from resilience.telemetry import signs
+from resilience.telemetry import signs, timings
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 from resilience.telemetry.timings import HEARTBEAT, Timings
@@ -126,6 +127,7 @@ class RankMonitor:
                 self._witness.take_sample(now)
             self._watch = decision.state
             self._perform(decision)
+            self._is_over |= self._is_dismissed_by_rank()
             shadow_at = shadow.next_look(self._watch.limits.shadow, self._seen, now)
             wake_at = min((at for at in (decision.wake_at, shadow_at) if at is not None), default=None)
             if now >= self._show_at:
@@ -188,8 +190,14 @@ class RankMonitor:
         """The rank has let go of its end. If it has not begun a call, it could not, and needs no monitor."""
         assert self._channel is not None
         self._selector.unregister(self._channel)
+        self._channel.close()  # the rank waits for that
         self._channel = None
         self._is_over |= self._origin is None
+
+    def _is_dismissed_by_rank(self) -> bool:
+        """Whether the rank's call is over: the rank has let go of its end, and is accounted for in the store."""
+        seen = self._seen
+        return self._channel is None and seen.has_left and (seen.said_goodbye or self._watch.is_represented)
 
     def _refuse(self, why: str) -> None:
         self._refused[why] += 1
@@ -233,6 +241,9 @@ class RankMonitor:
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
             self._file = RecordFile(folder / "records" / f"{self._name}.jsonl")
+            if origin.call:  # the monitors of the calls before have written theirs
+                with contextlib.suppress(OSError, DecodeError):
+                    self._timings = timings.read(folder / "timings" / f"{self._name}.json")
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
             if job is not None:

@@ -225,12 +225,6 @@ class WorkerMonitor(RankMonitor):
             self._watch_mutex()
         self._tell(messages.Connected(self.pid, link), (page.fd, channel.fileno(), dump) if is_new else ())
 
-    def _hung_up(self) -> None:
-        channel = self._channel
-        super()._hung_up()
-        assert channel is not None
-        channel.close()
-
     def _detach(self) -> None:
         """Let go of the program before."""
         if self._channel is not None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import warnings
+from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 import resilience.inprocess as inprocess
 from resilience.errors import RankShouldRestart
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.state import State
+from tests.support import signs
 
 
 class Odd(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
@@ -116,3 +121,96 @@ def log_restarts(configured: bool) -> list[tuple[str, str, str]]:
 
     function()
     return [line for line in kept.lines if line[0] == "resilience"]
+
+
+ORDER: list[str] = []
+
+
+class Ordered(
+    inprocess.initialize.Initialize,
+    inprocess.finalize.Finalize,
+    inprocess.health_check.HealthCheck,
+    inprocess.abort.Abort,
+    inprocess.rank_assignment.RankAssignment,
+    inprocess.rank_filter.RankFilter,
+):
+    """Notes when it is called, and with which cause."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, state: State, *more: Any) -> Any:
+        given = f"({more[0]!r})" if more else ""
+        ORDER.append(f"{self.name}{given} RANK={os.environ['RANK']}/{os.environ['WORLD_SIZE']}")
+        return (state, *more) if more else state
+
+
+def note_the_order_of_hooks() -> list[str]:
+    @Wrapper(
+        initialize=Ordered("initialize"),
+        abort=Ordered("abort"),
+        finalize=Ordered("finalize"),
+        health_check=Ordered("health_check"),
+        rank_assignment=Ordered("rank_assignment"),
+        rank_filter=Ordered("rank_filter"),
+    )
+    def function(call: CallWrapper | None = None) -> None:
+        assert call is not None
+        ORDER.append("function")
+        signs.show("entered", int(os.environ["RANK"]))
+        for rank in range(2):  # else a rank may fail before the other has come as far
+            signs.await_sign(Path.cwd(), "entered", rank)
+        fail_once(call, ValueError("by schedule"))
+
+    before = dict(os.environ)
+    function()
+    assert dict(os.environ) == before
+    return ORDER
+
+
+class Assigned(inprocess.rank_assignment.RankAssignment):
+    """Does after a fault what it is told to do with rank 1."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
+        if self.what == "discard" and state.iteration == 0 and state.status is inprocess.state.Status.ACTIVE:
+            return inprocess.rank_assignment.ShiftRanks()(state, terminated_ranks | {1})
+        return state, terminated_ranks
+
+
+def assign_after_a_fault(what: str) -> int:
+    @Wrapper(rank_assignment=Assigned(what))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if what == "leave over" and call.iteration == 0 and os.environ["RANK"] == "1":
+            raise SystemExit(3)
+        return fail_once(call, ValueError("by schedule"))
+
+    return function()
+
+
+def refused(where: str) -> str:
+    """Call a wrapped function where that cannot work; answers why it was refused."""
+
+    @Wrapper()
+    def function() -> None: ...
+
+    said: list[str] = []
+
+    def attempt() -> None:
+        try:
+            function()
+        except ValueError as error:
+            said.append(str(error))
+
+    if where == "thread":
+        thread = threading.Thread(target=attempt, name="mine")
+        thread.start()
+        thread.join()
+    else:
+        dist.init_process_group("gloo")
+        attempt()
+        dist.destroy_process_group()
+    return said[0]

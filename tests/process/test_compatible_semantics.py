@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,104 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 JOBS = "tests.process.compatible_jobs"
+
+# What the compatible API promises, and the tests that hold us to it.
+SENTENCES: dict[str, tuple[str, ...]] = {
+    "rank_assignment, activate all, rank_filter, RANK and WORLD_SIZE are set before the first iteration": (
+        "test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause",
+        "test_function_sees_the_active_world",
+        "test_all_ranks_are_active_before_a_filter",
+    ),
+    "initialize, health_check(state, None), function; an inactive rank waits until any rank completed": (
+        "test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause",
+        "test_inactive_rank_returns_none_when_all_is_well",
+        "test_spare_steps_in_for_a_lost_rank",
+    ),
+    "abort, interrupt, finalize(state, cause), health_check(state, cause), barrier, rank_assignment, iteration + 1": (
+        "test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause",
+        "test_iterations_count_from_0",
+    ),
+    "cause is this rank's own exception, None where another rank failed; FaultCounter counts only its own": (
+        "test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause",
+        "test_faults_of_others_and_checks_before_the_start_do_not_count",
+        "test_rank_that_fails_too_often_is_excluded",
+    ),
+    "what finalize and health_check return is ignored by the Wrapper; Compose hands it on": (
+        "test_what_finalize_and_health_check_return_is_ignored",
+        "test_pairs_are_handed_on_as_two_arguments",
+    ),
+    "raise RankShouldRestart in user code restarts all": ("test_rank_should_restart_raised_by_user_code_restarts_all",),
+    "barriers wait at most barrier_timeout, the completion barrier completion_timeout; a miss restarts all": (
+        "test_barrier_that_somebody_misses_times_out",
+        "test_rank_that_waits_in_vain_for_completion_interrupts",
+    ),
+    "an Exception in initialize or in the health check before the function restarts all": (
+        "test_exception_in_a_hook_before_the_function_restarts_all",
+        "test_failing_hook_restarts_before_the_function_and_excludes_after_a_fault",
+    ),
+    "a BaseException there ends the rank": ("test_job_ends_when_it_has_restarted_too_often",),
+    "finalize failing: its own exception leaves this rank, health check skipped": (
+        "test_failing_finalize_excludes_its_rank",
+    ),
+    "the health check after a fault failing: HealthCheckError, the rank leaves": (
+        "test_rank_that_fails_too_often_is_excluded",
+    ),
+    "own rank terminated by assignment: RankDiscarded": (
+        "test_rank_that_the_assignment_terminates_is_discarded_and_the_others_go_on",
+        "test_group_that_lost_a_member_is_excluded_whole",
+    ),
+    "ranks still in terminated_ranks after assignment: RestartError": (
+        "test_terminated_ranks_that_the_assignment_leaves_over_are_a_restart_error",
+    ),
+    "whatever leaves the loop: a BASE_EXCEPTION record, the rank terminated, the barrier joined, then re-raised": (
+        "test_base_exception_ends_its_rank_and_the_others_go_on",
+        "test_base_exception_ends_the_rank_without_hooks",
+    ),
+    "a rank in the store's critical_ranks leaves last": (
+        "test_rank_that_holds_the_store_waits_for_all_others_and_not_for_ever",
+        "test_rank_departs_without_waiting",
+    ),
+    "only from the main thread and with no process group alive, checked at each call": (
+        "test_call_that_cannot_be_restarted_is_refused",
+    ),
+    "a wrapped function may be called again in the same process; a call leaves nothing behind": (
+        "test_function_can_be_called_several_times",
+        "test_calls_leave_nothing_however_they_end_and_each_forks_its_monitor",
+    ),
+    "an interrupt that lands in __del__, a weakref or gc callback is delivered again": (
+        "test_interrupt_lost_in_a_callback_is_sent_again_and_the_users_hook_is_called",
+        "test_destructor_is_not_cut_short",
+    ),
+    "atomic() sleeps; an interruption that arrives inside is delivered at its end": (
+        "test_atomic_section_ends_before_the_interrupt",
+        "test_one_signal_is_enough_to_interrupt_at_the_end_of_an_atomic_section",
+    ),
+    "the restart ends with the first heartbeat or step after the entry": ("test_exception_on_one_rank_restarts_all",),
+    "a loop without progress and without a limit is called progress_unknown": (
+        "test_loop_without_progress_is_called_unknown_and_nothing_restarts",
+    ),
+    "Compose runs the last one first, is of the nearest shared class, and warns of None": (
+        "test_last_hook_runs_first_and_results_are_handed_on",
+        "test_composed_hook_is_of_the_kinds_its_parts_share",
+        "test_hook_that_returns_nothing_hands_on_what_it_got",
+    ),
+    "an exception of store_factory reaches the caller as it is": (
+        "test_exception_of_the_store_factory_reaches_the_caller_as_it_is",
+    ),
+    "names of stores and faults; inject_fault is reachable after importing the package": (
+        "test_names_of_the_api_are_there",
+        "test_names_are_those_of_the_api",
+        "test_fault_injection_is_reachable_from_the_package_alone",
+    ),
+    "RetryController(max_iterations, min_world_size, min_active_world_size)": (
+        "test_retry_controller_ends_the_job",
+        "test_retry_controller_lets_the_job_go_on",
+    ),
+    "restarts are visible through the logger `resilience`, silent where nobody configured logging": (
+        "test_each_rank_logs_one_warning_for_each_restart",
+        "test_restarts_are_silent_where_logging_is_not_configured",
+    ),
+}
 
 
 def test_what_finalize_and_health_check_return_is_ignored(start: Start) -> None:
@@ -53,3 +153,44 @@ def test_restarts_are_silent_where_logging_is_not_configured(start: Start) -> No
     job = start(2, f"{JOBS}:log_restarts", configured=False)
     job.wait()
     assert job.output() == ""
+
+
+def test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause(start: Start) -> None:
+    job = start(2, f"{JOBS}:note_the_order_of_hooks")
+    for number, rank in enumerate(job.wait()):
+        at = f" RANK={number}/2"
+        cause = "ValueError('by schedule')" if number == 1 else "None"
+        iteration = [f"initialize{at}", f"health_check(None){at}", "function"]
+        seats = [f"rank_assignment(set()){at}", f"rank_filter{at}"]
+        recovery = [f"abort{at}", f"finalize({cause}){at}", f"health_check({cause}){at}"]
+        assert rank.value == [*seats, *iteration, *recovery, *seats, *iteration]
+
+
+def test_rank_that_the_assignment_terminates_is_discarded_and_the_others_go_on(start: Start) -> None:
+    ranks = start(2, f"{JOBS}:assign_after_a_fault", what="discard").wait()
+    assert (ranks[0].value, ranks[1].type) == (1, "RankDiscarded")
+
+
+def test_terminated_ranks_that_the_assignment_leaves_over_are_a_restart_error(start: Start) -> None:
+    ranks = start(2, f"{JOBS}:assign_after_a_fault", what="leave over").wait()
+    assert (ranks[0].type, ranks[1].type) == ("RestartError", "SystemExit")
+    assert "ranks [1] are terminated" in ranks[0].error
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [("thread", "from thread 'mine'"), ("group", "while a process group is initialised")],
+)
+def test_call_that_cannot_be_restarted_is_refused(start: Start, where: str, why: str) -> None:
+    (rank,) = start(1, f"{JOBS}:refused", where=where).wait_ranks()
+    assert why in rank.value
+
+
+def test_each_sentence_of_the_design_has_a_test_that_exists() -> None:
+    names = {
+        node.name
+        for path in (Path(__file__).parents[1]).rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert [test for tests in SENTENCES.values() for test in tests if test not in names] == []

@@ -28,6 +28,7 @@ def main() -> None:
     import torch.distributed
 
     import resilience.inprocess.call
+    import resilience.inprocess.session
     import resilience.inprocess.wrap  # noqa: F401
 
     torch.set_num_threads(1)

@@ -1,0 +1,158 @@
+"""What a wrapped call leaves in its process: what the ranks of `test_left_behind` run."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from resilience.errors import RestartAbort
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.rank_assignment import ShiftRanks
+
+SETTLE_LIMIT = 20.0  # seconds; a monitor that hosts a store serves until the last rank has left
+
+
+def snapshot(monitors: list[int]) -> dict[str, Any]:
+    """Everything of a process that a call could leave behind."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return {
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "tasks": len(os.listdir("/proc/self/task")),
+        "descriptors": sorted(_descriptors()),
+        "mappings": sorted(
+            line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
+        ),
+        "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text().split(),
+        "monitors": _alive(monitors),
+        "handlers": {number: str(signal.getsignal(number)) for number in signal.valid_signals()},
+        "signals": [line for line in status if line.startswith(("SigBlk", "SigIgn", "SigCgt"))],
+        "environment": dict(os.environ),
+        "hooks": [str(hook) for hook in (sys.excepthook, sys.unraisablehook, threading.excepthook)],
+        "traces": [str(trace) for trace in (sys.gettrace(), sys.getprofile(), threading.gettrace())],
+        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(map(str, gc.callbacks))),
+        "atexit": atexit._ncallbacks(),
+        "faulthandler": faulthandler.is_enabled(),
+    }
+
+
+def _descriptors() -> list[str]:
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+        except FileNotFoundError:
+            pass  # the one that lists them
+    return links
+
+
+def _alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def differences(before: dict[str, Any], monitors: list[int]) -> dict[str, Any]:
+    """What is not as it was, once it has settled."""
+    deadline = time.monotonic() + SETTLE_LIMIT
+    while True:
+        now = snapshot(monitors)
+        left = {name: (before[name], value) for name, value in now.items() if value != before[name]}
+        if not left or time.monotonic() >= deadline:
+            return left
+        time.sleep(0.02)
+
+
+def ending_of(name: str, rank: int) -> Callable[[CallWrapper], int]:
+    def end(call: CallWrapper) -> int:
+        if name == "restarts" and call.iteration == 0 and rank == 1:
+            raise ValueError("by schedule")
+        if name == "raises":
+            raise RestartAbort("by schedule")
+        if name == "leaves" and call.iteration == 0 and rank == 1:
+            raise SystemExit(3)
+        return call.iteration
+
+    return end
+
+
+def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict[str, Any]]]:
+    """Call a new Wrapper for each ending; answers how each call ended and what was left after it."""
+    rank = int(os.environ["RANK"])
+    outcomes: list[str] = []
+    left: list[dict[str, Any]] = []
+    errors: list[BaseException] = []  # kept: their tracebacks must hold nothing either
+    calls: list[CallWrapper] = []
+    monitors: list[int] = []
+
+    def once(name: str) -> str:
+        class Local(ShiftRanks):
+            """Cannot be sent to an executed monitor."""
+
+        end = ending_of(name, rank)
+
+        @Wrapper(rank_assignment=Local())
+        def function(call: CallWrapper | None = None) -> int:
+            assert call is not None
+            calls.append(call)
+            monitors.append(call._session._monitor.pid)
+            if groups:
+                dist.init_process_group("gloo")
+                dist.all_reduce(torch.ones(1))
+            value = end(call)
+            if groups:
+                dist.destroy_process_group()
+            return value
+
+        try:
+            return f"returned {function()}"
+        except BaseException as error:
+            errors.append(error)
+            return f"raised {type(error).__name__}"
+
+    tasks = len(os.listdir("/proc/self/task"))
+    once("restarts")  # what torch and we load and keep for good
+    before = snapshot([]) | {"tasks": tasks}  # a thread that was joined may be listed for a moment
+    for name in endings:
+        outcomes.append(once(name))
+        left.append(differences(before, monitors))
+    return outcomes, left
+
+
+def fork_and_leave(ending: str) -> tuple[Any, Any]:
+    """Fork inside the function; the child leaves the call. Answers the parent's value and what the child got."""
+    told = Path(f"child-{os.environ['RANK']}")
+    rank = os.getpid()
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        child = os.fork()
+        if child == 0:
+            if ending == "raises":
+                raise ValueError("in the child")
+            return "child"
+        os.waitpid(child, 0)  # while this call goes on
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+        return f"parent {call.iteration}"
+
+    try:
+        value = function()
+    except ValueError as error:
+        value = f"raised {error}"
+    if os.getpid() != rank:
+        told.write_text(f"{value}, RANK={os.environ['RANK']}, {threading.active_count()} thread")
+        os._exit(0)
+    return value, told.read_text()

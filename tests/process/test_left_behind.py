@@ -1,0 +1,35 @@
+"""When a wrapped call is over, nothing of it is left in the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from resilience.core import events
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+JOBS = "tests.process.left_behind_jobs"
+ENDINGS = ["returns", "restarts", "raises", "leaves", "returns"]
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["without groups", "with groups"])
+def test_calls_leave_nothing_however_they_end_and_each_forks_its_monitor(start: Start, groups: bool) -> None:
+    job = start(2, f"{JOBS}:call_several", endings=ENDINGS, groups=groups)
+    ranks = job.wait(limit=100)
+    survivor = ["returned 0", "returned 1", "raised RestartAbort", "returned 1", "returned 0"]
+    assert [rank.value[0] for rank in ranks] == [survivor, [*survivor[:3], "raised SystemExit", "returned 0"]]
+    assert [rank.value[1] for rank in ranks] == [[{}] * len(ENDINGS)] * 2
+    assert [record.event.monitor for record in job.of(events.CallStarted)] == ["forked"] * 2 * (1 + len(ENDINGS))
+    assert len({record.origin.job_id for record in job.of(events.CallStarted)}) == 1
+
+
+@pytest.mark.parametrize(("ending", "got"), [("returns", "child"), ("raises", "raised in the child")])
+def test_forked_child_that_leaves_the_function_says_nothing_as_its_parent(start: Start, ending: str, got: str) -> None:
+    job = start(2, f"{JOBS}:fork_and_leave", ending=ending)
+    ranks = [rank.value for rank in job.wait()]
+    assert ranks == [("parent 0", f"{got}, RANK={rank}, 1 thread") for rank in range(2)]
+    assert not job.of(events.Interrupted)
+    assert [record.event.outcome for record in job.of(events.CallEnded)] == ["completed"] * 2
+    assert len({record.origin.pid for record in job.records() if record.origin.role == "rank"}) == 2
