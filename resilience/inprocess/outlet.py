@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from resilience.adapters import connections, patience
+from resilience.adapters.connecting import short_lookups
 from resilience.adapters.patience import Patience
 from resilience.adapters.serving import are_next_free, listen_beside_free_ports, local_address
 from resilience.adapters.store import StoreLike, drive, execute
@@ -271,7 +272,8 @@ def iteration_server(address: str) -> dist.TCPStore:
     """Return a fresh server for the process groups of one iteration, on a port of its own."""
     listener = listen_beside_free_ports(address)
     port = listener.getsockname()[1]
-    return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    with short_lookups():
+        return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any = None) -> Any:
