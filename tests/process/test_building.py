@@ -26,7 +26,7 @@ def test_fault_inside_group_building_strands_nobody(
     chance = random.Random(seed)
     plan = [(chance.randrange(WORLD_SIZE), chance.uniform(0.0005, LATEST)) for _ in range(FAULTS)]
     job = start(WORLD_SIZE, f"{build_and_break.__module__}:{build_and_break.__name__}", plan=plan, options=FAST)
-    ranks = job.wait(60)
+    ranks = job.wait(180)
     replaced = {number for number, rank in enumerate(ranks) if rank.signal is not None}
     record_testsuite_property(f"faults inside group building, seed {seed}", FAULTS)
     record_testsuite_property(f"of these ended by the ladder, seed {seed}", len(replaced))
