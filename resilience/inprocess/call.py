@@ -59,7 +59,7 @@ from resilience.inprocess import failure
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, nobody_active, seat_after, seat_of
-from resilience.inprocess.entry import alone, check_caller, inject
+from resilience.inprocess.entry import check_alone, check_caller, inject
 from resilience.inprocess.forked import here_only, left_by
 from resilience.inprocess.initialize import prepared
 from resilience.inprocess.operations import await_server, note_arrival
@@ -131,9 +131,9 @@ class CallWrapper:
         positional, named = inject(function, CallWrapper, self, args, kwargs)
         self._modes = modes()
         self._function = lambda: function(*positional, **named)
-        name = f"{function.__module__}.{function.__qualname__}"
-        with alone(name):
-            return left_by(lambda: self._run(name))
+        name, pid = f"{function.__module__}.{function.__qualname__}", os.getpid()  # noqa: F841  check_alone reads it
+        check_alone(name)
+        return left_by(lambda: self._run(name))
 
     def _run(self, name: str) -> Any:
         from resilience.inprocess.session import Session  # with all that a monitor needs: loaded by a call

@@ -7,32 +7,30 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import threading
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from resilience.adapters import collectives
 from resilience.errors import ConfigurationError
 
-_running: list[str] = []  # the wrapped function that is running: at most one in a process
-os.register_at_fork(after_in_child=_running.clear)
 
+def check_alone(name: str) -> None:
+    """Raises: ConfigurationError if the caller was called from itself: inside another wrapped function.
 
-@contextmanager
-def alone(name: str) -> Iterator[None]:
-    """Raises: ConfigurationError inside another wrapped function."""
-    if _running:
-        raise ConfigurationError(
-            f"{name} was called inside {_running[-1]}, which is wrapped too; one interruption cannot restart both. "
-            "Wrap only the outermost function"
-        )
-    _running.append(name)
-    try:
-        yield
-    finally:
-        _running.clear()
+    The stack says so, and no variable that an exception in the wrong place could leave behind. The caller has locals
+    `name` and `pid`."""
+    caller = sys._getframe(1)
+    frame = caller.f_back
+    while frame is not None:
+        if frame.f_code is caller.f_code and frame.f_locals.get("pid") == os.getpid():
+            raise ConfigurationError(
+                f"{name} was called inside {frame.f_locals['name']}, which is wrapped too; one interruption cannot "
+                "restart both. Wrap only the outermost function"
+            )
+        frame = frame.f_back
 
 
 def check_caller(function: Callable[..., Any]) -> None:
