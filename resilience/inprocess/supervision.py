@@ -20,15 +20,15 @@ import msgspec
 import torch.distributed as dist
 
 from resilience.adapters import private, processes
-from resilience.adapters.store import StoreLike, execute
+from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.membership import Peer, successor, weigh
+from resilience.core.membership import Peer, next_node, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.monitor import messages
 
 EXPORT_LIMIT = 2.0  # seconds for what is still to be exported when this monitor leaves
-BEATS = 6  # looks within heartbeat_timeout: late by a sixth of it at most, 0.8 operations a second by default
+BEATS = 6  # looks within heartbeat_timeout: late by a sixth of it at most, one store operation a second by default
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -59,13 +59,13 @@ class Supervisor:
         self._node = begin.origin.node
         self._allowed = begin.heartbeat_timeout
         self._beat_every = self._allowed / BEATS
+        self._stood_still_after = 2 * (self._beat_every + begin.interval)  # twice the longest time between two looks
         self._beat_at = 0.0
         self._looked_at = 0.0
         self._done = threading.Event()
         self._store: StoreLike
         self._peer: Peer | None = None
         self._known: dict[str, list[Member]] = {}
-        self._ring: tuple[int, str] = (0, "")  # number of nodes, and whom this one watches
         self._leads = False
         self._represented: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
@@ -94,7 +94,7 @@ class Supervisor:
         from resilience.telemetry.setup import NodeExports  # costs a rank that never leads nothing
 
         self._leads = True
-        self._take_index()
+        self._place = drive(take_place(self._node), self._store)
         exports = NodeExports.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
         try:
             while not self._done.wait(self._begin.interval):
@@ -104,15 +104,6 @@ class Supervisor:
         finally:
             if exports is not None:
                 exports.close(EXPORT_LIMIT)
-
-    def _take_index(self) -> None:
-        """Get this node's place in the ring; a successor inherits that of its predecessor."""
-        (index,) = execute(Read((f"nodes/{self._node}/index",)), self._store)
-        if index is None:
-            fresh = execute(Add("nodes/count", 1), self._store)
-            execute(Set(f"nodes/name/{fresh}", self._node), self._store)
-            index = execute(CompareSet(f"nodes/{self._node}/index", str(fresh)), self._store)
-        self._index = int(index)
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -124,23 +115,14 @@ class Supervisor:
             self._beat_at = time.monotonic() + self._beat_every
             execute(Add(f"nodes/{self._node}/beat", 1), self._store)
             self._members(self._node)
-            name = self._next_node()
+            name = drive(next_node(self._place), self._store)
             if name:
                 self._look_at(name)
-
-    def _next_node(self) -> str:
-        nodes = execute(Add("nodes/count", 0), self._store)
-        if nodes > 1 and nodes != self._ring[0]:
-            (name,) = execute(Read((f"nodes/name/{successor(self._index, nodes)}",)), self._store)
-            if name is None:  # it is just being written
-                return self._ring[1]
-            self._ring = (nodes, str(name))
-        return self._ring[1]
 
     def _look_at(self, name: str) -> None:
         count = execute(Add(f"nodes/{name}/beat", 0), self._store)
         now = time.monotonic()
-        if now - self._looked_at > 2 * self._beat_every:
+        if now - self._looked_at > self._stood_still_after:
             self._peer = None  # we or the store stood still: then so may the peer have, for no fault of its own
         self._looked_at = now
         if self._peer is None or self._peer.node != name:
@@ -235,10 +217,8 @@ def announce(store: StoreLike, node: str, member: Member) -> None:
     of the first barrier. A node that is lost before its monitors have said a word is missed all the same."""
     slot = execute(Add(f"nodes/{node}/size", 1), store)
     execute(Set(f"nodes/{node}/{slot}", encoding.to_json_text(member)), store)
-    if slot == 1:  # the first of the node gives it its place in the ring
-        place = execute(Add("nodes/count", 1), store)
-        execute(Set(f"nodes/name/{place}", node), store)
-        execute(CompareSet(f"nodes/{node}/index", str(place)), store)
+    if slot == 1:  # one for all ranks of the node; its leader does it as well
+        drive(take_place(node), store)
 
 
 def finished_key(initial_rank: int) -> str:

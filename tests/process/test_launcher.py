@@ -25,7 +25,10 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
 
 
 def test_job_that_completes_exits_with_0_and_shows_what_workers_wrote(launch: Launch) -> None:
-    job = launch("print(f'out {rank} of {size}'); print(f'err {rank}', file=sys.stderr)", "--no-output-files")
+    # Each line in one write: a print without a buffer writes the end of the line separately.
+    job = launch(
+        "sys.stdout.write(f'out {rank} of {size}\\n'); print(f'err {rank}', file=sys.stderr)", "--no-output-files"
+    )
     assert job.wait() == [0]
     assert sorted(line for line in job.output().splitlines() if line.startswith("out")) == ["out 0 of 2", "out 1 of 2"]
     assert job.of(events.JobEnded)[0].event.outcome == "completed"
