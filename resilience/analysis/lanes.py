@@ -103,7 +103,7 @@ class Lanes:
             case events.WorkerStarted():
                 self._ranks[event.worker_rank].open.setdefault(self._worker(record), at)
             case events.WorkerExited():
-                kind = "completed" if event.code == 0 else "interrupted" if event.expected else "failed"
+                kind = "failed" if not event.expected else "completed" if event.code == 0 else "interrupted"
                 self._ranks[event.worker_rank].end(self._worker(record), at, kind)
             case events.Interrupted(seen):
                 of = self._ranks[seen.rank]

@@ -277,7 +277,7 @@ def _ranks(told: dict[int, _Rank], launches: Launches) -> list[tuple[int, _Rank]
         end = worker.exit
         if worker.called_ns is None:  # what a Wrapper says of an earlier cycle is over
             known = found[rank] = _Rank()
-        if end is not None and end.code == 0 and known.outcome is None:
+        if end is not None and end.code == 0 and end.expected and known.outcome is None:
             known.outcome = "completed"
         elif end is not None and known.outcome is None:
             known.is_stopped, known.is_lost = end.expected, not end.expected

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from resilience.core.advice import advise, named
-from resilience.core.attribution import Exit, Interruption, InterruptionRecord
+from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.incident import Cost, Incident, Phase, Spread, Status, alike, spread
 from resilience.core.launches import LEGS, NODE_LOST, Launches, Part, Place, Worker, legs_of, restarts_of
 from resilience.core.symptoms import main_stack, user_frame
@@ -168,7 +168,7 @@ def _evidence(
         returned=frozenset(
             rank
             for rank, worker in workers.items()
-            if worker.exit is not None and Exit(code=worker.exit.code) == Exit(code=0)
+            if worker.exit is not None and worker.exit.code == 0 and worker.exit.expected
         ),
         signalled={rank: worker.signals[1] for rank, worker in workers.items() if worker.signals is not None},
     )

@@ -187,9 +187,9 @@ class Agent(LocalElasticAgent):
 
     def _failed(self, ended: Sequence[Ended]) -> Verdict | None:
         """What a failure brings about, if there is one among those that ended."""
-        failures = [end for end in ended if end.code != 0]
+        failures = [end for end in ended if self._node.witnesses.has_failed(end)]
         for end in ended:
-            self._tell(end, expected=end.code == 0)
+            self._tell(end, expected=end not in failures)
         if not failures:
             return None
         for end in failures:

@@ -29,6 +29,9 @@ class Killed:
         if record.interruption is Interruption.HARD_TIMEOUT and record.pid is not None:
             self._since.setdefault(record.pid, time.monotonic())
 
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._since
+
     def survivors(self, pids: Sequence[int]) -> list[int]:
         """Return which of these living workers will not end."""
         late = [pid for pid in pids if time.monotonic() - self._since.get(pid, math.inf) > self._limit]

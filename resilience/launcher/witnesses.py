@@ -94,6 +94,13 @@ class Witnesses:
 
     # -- what became of a worker ------------------------------------------------------------------
 
+    def has_failed(self, ended: Ended) -> bool:
+        """Return True if a worker ended badly, or was ended by its monitor for a hang: then its exit status, which
+        a signal handler of the program may choose, does not count."""
+        if ended.code == 0:
+            self.hear()  # a monitor tells of a hang before it sends the first signal
+        return ended.code != 0 or ended.pid in self._killed
+
     def await_record(self, ended: Ended, limit: float) -> None:
         """Wait until a dead worker's monitor has told what it knows, `limit` seconds at most."""
         deadline = time.monotonic() + limit

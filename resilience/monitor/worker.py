@@ -278,7 +278,8 @@ class WorkerMonitor(RankMonitor):
     def _observe(self) -> Observation:
         seen = super()._observe()
         is_known = self._status not in (None, Exit()) or time.monotonic() >= self._gone_at + REAP_LIMIT
-        ended_well = self._status is not None and self._status.code == 0
+        was_ended = self._watch.finding is not None  # then an exit status of 0 says nothing
+        ended_well = self._status is not None and self._status.code == 0 and not was_ended
         return msgspec.structs.replace(
             seen,
             doing=seen.doing if self._channel is not None else Doing.OUTSIDE,
