@@ -180,19 +180,24 @@ def identity_of(pid: int) -> tuple[int, int]:
 
 
 def is_alive(identity: tuple[int, int]) -> bool:
-    """Whether a process has not ended. One that nobody has reaped has."""
+    """Whether the main thread of a process has not ended. `await_end` also waits for its other threads."""
     seen = state(identity[0])
     return seen is not None and seen.start_time == identity[1] and seen.state not in "ZX"
 
 
 def await_end(identity: tuple[int, int], limit: float) -> bool:
-    """Wait until a process has ended, at most `limit` seconds; return whether it has. Reaps it if it is a child."""
+    """Wait until a process has ended, at most `limit` seconds; return whether it has. Reaps it if it is a child.
+
+    It has ended when all its threads have: until then its files and ports are open. What /proc says of the process is
+    the state of its main thread, and that may have ended before."""
     try:
         process = Process(identity[0])
     except ProcessLookupError:
         return True
     try:
-        if is_alive(identity) and not process.has_ended(max(0.0, limit)):
+        seen = state(identity[0])
+        is_it = seen is not None and seen.start_time == identity[1]
+        if is_it and not process.has_ended(max(0.0, limit)):
             return False
     finally:
         process.close()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import random
 import socket
 
 LOOPBACK = "127.0.0.1"
 NEIGHBOURS = 2  # ports after MASTER_PORT that scripts bind for stores of their own
-LAST_PORT = 65535
+FIRST_PORT, LAST_PORT = 10000, 65535
 TRIES = 20  # for a port whose neighbours are free
+CLIENT_PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -37,14 +39,30 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_beside_free_ports(host: str) -> socket.socket:
     """Return a socket that listens on a free port whose next ones are free too, if there is such a port.
 
-    Scripts bind MASTER_PORT + 1 in every iteration, and the kernel prefers just that parity for the ports of outgoing
-    connections. Nothing reserves these ports: this lowers the odds of a collision. Raises: OSError."""
-    for _ in range(TRIES - 1):
-        listener = listen(host, 0)
+    Scripts bind MASTER_PORT + 1 in every iteration. So all of these ports lie outside the range from which the kernel
+    takes the ports of clients: there only another server can take one of them meanwhile. Raises: OSError."""
+    for _ in range(TRIES):
+        try:
+            listener = listen(host, _server_port())
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            continue
         if are_next_free(host, listener.getsockname()[1]):
             return listener
         listener.close()
     return listen(host, 0)
+
+
+def _server_port() -> int:
+    """Return a random port that the kernel gives to no client, or 0 (any) where it may give all of them."""
+    try:
+        with open(CLIENT_PORTS, encoding="ascii") as file:
+            lowest, highest = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 0
+    ports = [*range(highest + 1, LAST_PORT - NEIGHBOURS), *range(FIRST_PORT, lowest - NEIGHBOURS)]
+    return random.SystemRandom().choice(ports) if ports else 0
 
 
 def are_next_free(host: str, port: int) -> bool:

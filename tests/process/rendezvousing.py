@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Client, Connection, Listener
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from tests.support.ranks import free_port
 from tests.support.server import ForkServer
 
 _numbers = itertools.count()
@@ -89,13 +89,10 @@ class Agents:
 
     def __init__(self, server: ForkServer, folder: Path, nodes: str, **conf: Any) -> None:
         least, _, most = nodes.partition(":")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         fast = {"keep_alive_interval": 0.2, "keep_alive_max_attempt": 8}
         self.conf = {
             "backend": "c10d",
-            "endpoint": f"127.0.0.1:{port}",
+            "endpoint": f"127.0.0.1:{free_port()}",
             "run_id": "job",
             "min_nodes": int(least),
             "max_nodes": int(most or least),

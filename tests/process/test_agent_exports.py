@@ -15,8 +15,9 @@ from resilience.core.records import to_line
 from resilience.telemetry import signs
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.setup import AgentExports, Asked, NodeExports
-from tests.process.test_export import STRAIGHT, free_port, receiving, scrape
+from tests.process.test_export import STRAIGHT, receiving, scrape
 from tests.support.launch_streams import Fault, launched
+from tests.support.ranks import free_port
 
 LIMIT = 30.0  # seconds that anything may take
 

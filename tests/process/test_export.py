@@ -32,6 +32,7 @@ from resilience.telemetry.setup import NodeExports
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
 from tests.support.ranks import Job as RunningJob
+from tests.support.ranks import free_port
 from tests.support.record_streams import Fault, Job, job
 
 STRAIGHT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -142,12 +143,6 @@ def started(folder: Path, emitted: list[events.Event]) -> NodeExports:
 
 def kinds(emitted: list[events.Event]) -> list[type]:
     return [type(event) for event in emitted]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def scrape(port: int, accept: str = "text/plain") -> str:

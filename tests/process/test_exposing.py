@@ -21,10 +21,10 @@ from resilience.core import events
 from resilience.telemetry import exposing
 from resilience.telemetry.setup import Asked, NodeExports
 from tests.process.launching import Launched, launcher
-from tests.process.test_export import STRAIGHT, free_port, scrape
+from tests.process.test_export import STRAIGHT, scrape
 from tests.support.busy_node import busy_node
 from tests.support.prometheus import MISSING, Prometheus
-from tests.support.ranks import Job
+from tests.support.ranks import Job, free_port
 from tests.support.record_streams import Fault, job
 
 LIMIT = 60.0  # seconds that anything may take

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.adapters.serving import listen_beside_free_ports
 from resilience.core import events
 from tests.support.account import Account
+from tests.support.ranks import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts" / "peer_style"
 LIMIT = 100.0  # seconds
@@ -69,8 +69,7 @@ def run(how: str, script: Path, folder: Path, ranks: int = 2) -> tuple[list[int]
     """Start the script on `ranks` ranks, wait for it; return exit codes, and all that was written."""
     with ExitStack() as stack:
         if how == "plain":
-            with listen_beside_free_ports("127.0.0.1") as listener:
-                port = str(listener.getsockname()[1])
+            port = str(free_port())
             there = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             started = [
                 stack.enter_context(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,6 +18,8 @@ from resilience.adapters import processes
 from resilience.adapters.processes import Process
 from resilience.core.attribution import Exit
 from tests.process.children import LIMIT, child, hear, hold
+
+SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
 
 def end_by(what: Callable[[], object]) -> Callable[[Connection], None]:
@@ -115,6 +119,33 @@ def test_state_tells_what_the_process_uses() -> None:
     assert seen.cpu_s >= 0.05
     own = processes.state(os.getpid())
     assert own is not None and seen.start_time >= own.start_time
+
+
+def test_process_has_not_ended_while_one_of_its_threads_runs() -> None:
+    def body(line: Connection) -> None:
+        def tell_and_hold() -> None:
+            while main_thread_state() != "Z":
+                time.sleep(0.001)
+            line.send(None)
+            hear(line)
+            os._exit(0)
+
+        threading.Thread(target=tell_and_hold).start()
+        ctypes.CDLL(None).syscall(SYS_EXIT, 0)  # ends the main thread, and nothing else
+
+    def main_thread_state() -> str:
+        seen = processes.state(os.getpid())
+        assert seen is not None
+        return seen.state
+
+    with child(body) as other:
+        identity = processes.identity_of(other.pid)
+        other.hear()
+        assert not processes.await_end(identity, 0.0)
+        other.tell()
+        assert Process(other.pid).has_ended(LIMIT)
+        assert processes.await_end(identity, 0.0)
+        other.status = 0  # await_end has reaped it
 
 
 def test_descriptor_beyond_the_reach_of_select_is_waited_for() -> None:

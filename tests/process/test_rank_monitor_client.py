@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from resilience.monitor import messages
 from resilience.monitor.config import to_limits
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
+from tests.support.ranks import free_port
 from tests.support.server import ROOT
 
 BEGIN = """
@@ -156,12 +156,6 @@ print(json.dumps([own, client.state_dict()]), flush=True)
 input()
 """
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_ranks_calculate_the_same_limits_from_what_any_of_them_saw(tmp_path: Path) -> None:

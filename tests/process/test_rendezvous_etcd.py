@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ import pytest
 
 from resilience.adapters.connecting import await_server
 from tests.process.rendezvousing import agents, meet
+from tests.support.ranks import free_port
 from tests.support.server import ForkServer
 
 MISSING = [
@@ -36,10 +36,7 @@ pytestmark = [
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
     """Where an etcd listens that ends with the test."""
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        port, peers = one.getsockname()[1], two.getsockname()[1]
+    port, peers = free_port(), free_port()
     here = f"http://127.0.0.1:{port}"
     command = ["etcd", "--data-dir", str(tmp_path / "etcd"), "--enable-v2=true"]
     command += ["--listen-client-urls", here, "--advertise-client-urls", here]

@@ -10,12 +10,13 @@ import contextlib
 import itertools
 import os
 import pickle
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -225,10 +226,15 @@ class Job:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of the loopback address that nobody uses now, and that no client is given by the kernel."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(10000, _first_client_port())))
+            return int(probe.getsockname()[1])
+
+
+def _first_client_port() -> int:
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 _numbers = itertools.count()
