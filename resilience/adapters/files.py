@@ -8,6 +8,7 @@ busy one an fsync takes seconds, in which a monitor would watch nobody."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -84,6 +85,18 @@ def create(path: Path, content: bytes) -> bool:
     except (OSError, ValueError):  # ValueError: a zero in the path
         return False
     return True
+
+
+def why_unusable(folder: Path) -> str:
+    """Make a folder; return why nothing can be written in it, empty if something can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a zero in the path
+        return getattr(error, "strerror", None) or str(error)
+    if os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        return ""
+    is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
 
 
 def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:

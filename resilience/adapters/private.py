@@ -18,11 +18,19 @@ def make(longest: int | None = None) -> str:
     """Return the path of a new folder. longest: bytes that the path may have, else it lies in /tmp.
 
     Raises: OSError."""
-    folder = tempfile.mkdtemp(prefix=PREFIX)
+    folder = _new()
     if longest is not None and len(os.fsencode(folder)) > longest:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")
     return folder
+
+
+def _new() -> str:
+    """Make it where temporary files go, or in shared memory where that place is full or can only be read."""
+    try:
+        return tempfile.mkdtemp(prefix=PREFIX)
+    except OSError:
+        return tempfile.mkdtemp(prefix=PREFIX, dir="/dev/shm")
 
 
 def enter(folder: str) -> int:

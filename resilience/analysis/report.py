@@ -314,6 +314,7 @@ _NOTED = frozenset(
         events.NodeFellSilent,
         events.CallStarted,
         events.NodeUnhealthy,
+        events.NodeWarned,
         events.NodeExcluded,
         events.ZygoteLost,
         events.StopRequested,
@@ -349,6 +350,8 @@ def _note(event: events.Event) -> str | None:
             return f"the monitor was started as a fresh process: {event.monitor_reason}"
         case events.NodeUnhealthy():
             return f"a node was not healthy: {event.check}: {event.detail}"
+        case events.NodeWarned():
+            return f"a warning of a node: {event.check}: {event.detail}"
         case events.NodeExcluded():
             return f"a node left: {event.why}"
         case events.ZygoteLost():

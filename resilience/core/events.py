@@ -501,6 +501,14 @@ class NodeUnhealthy(Event, frozen=True, tag="node.unhealthy"):
     detail: str
 
 
+class NodeWarned(Event, frozen=True, tag="node.warned"):
+    """A health check of this node found something that does not keep it from the job. Once for each check and cause."""
+
+    level: ClassVar[Level] = "warning"
+    check: str
+    detail: str
+
+
 class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     """Workers cannot be forked from the preloaded process any more; they start cold."""
 
@@ -608,6 +616,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     ControlRequested,
     NodeExcluded,
     NodeUnhealthy,
+    NodeWarned,
     ZygoteLost,
     ElasticMeasured,
     ElasticTold,
@@ -668,6 +677,7 @@ AnyEvent = (
     | ControlRequested
     | NodeExcluded
     | NodeUnhealthy
+    | NodeWarned
     | ZygoteLost
     | ElasticMeasured
     | ElasticTold

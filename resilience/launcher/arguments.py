@@ -87,7 +87,10 @@ class Options:
         default=None, metadata={"help": "command that must exit with 0 on this node before each cycle"}
     )
     min_free_disk_mb: int = dataclasses.field(
-        default=100, metadata={"help": "free space that the run folder's disk must have before each cycle"}
+        default=100, metadata={"help": "free space of the run folder's disk below which each node warns; 0: never"}
+    )
+    exclude_on_full_disk: bool = dataclasses.field(
+        default=False, metadata={"help": "a node whose disk has less than that leaves the job, with 95"}
     )
 
     def __post_init__(self) -> None:

@@ -19,6 +19,12 @@ LONGEST = 1000  # bytes of a line
 PATIENCE = 2.0  # seconds that a reader is given for the last words
 
 
+def say(text: str) -> None:
+    """Show a line on standard error before there is a run folder, or after the job. Waits a moment for the reader."""
+    data = encoding.text(f"resilience run: {text}\n").encode()
+    terminal.put(terminal.stream(terminal.STDERR), data, time.monotonic() + PATIENCE)
+
+
 class Console:
     """Lines of one agent. Main thread only."""
 
@@ -64,6 +70,8 @@ class Console:
                 return _interruption(found)
             case events.NodeUnhealthy(check, detail):
                 return f"node {record.origin.node} is unhealthy ({check}): {detail}"
+            case events.NodeWarned(check, detail):
+                return f"node {record.origin.node}: warning ({check}): {detail}"
             case events.NodeExcluded(why):
                 return f"node {record.origin.node} takes no further part: {why}"
             case events.ControlRequested(action, description, local_rank):

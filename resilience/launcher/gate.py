@@ -16,7 +16,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from resilience.core import encoding
 
 LOOK = 0.02  # seconds between looks whether somebody wants the agent to stop
 DISK_LIMIT, STORE_LIMIT, DEVICE_LIMIT, COMMAND_LIMIT = 10.0, 30.0, 30.0, 60.0  # seconds
+DISK_WARNING_LIMIT = 1.0  # seconds; a cycle does not wait longer for a mere warning
 LAST = 500  # characters of a command's output that are told
 # Ends with the agent's thread that waits for it, whatever ends that.
 _SHELL = (
@@ -40,17 +40,21 @@ _SHELL = (
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a node is not fit."""
+    """Why a node is not fit. is_warning: it may take part all the same."""
 
     check: str
     detail: str
+    is_warning: bool = False
 
 
 class Check(Protocol):
-    """Looks at one thing. name: for records and people. limit: seconds."""
+    """Looks at one thing. name: for records and people. limit: seconds. is_warning: what it finds excludes no node."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def is_warning(self) -> bool: ...
 
     @property
     def limit(self) -> float: ...
@@ -108,7 +112,7 @@ class Patrol:
 
 def late(check: Check) -> Refusal:
     """The refusal of a check that does not answer."""
-    return Refusal(check.name, f"no answer within {check.limit:g} s")
+    return Refusal(check.name, f"no answer within {check.limit:g} s", check.is_warning)
 
 
 class _Look:
@@ -126,11 +130,12 @@ class _Look:
             if is_late or is_interrupted():
                 self.check.give_up()
                 return late(self.check) if is_late else None
-        return Refusal(self.check.name, self._answer) if self._answer else None
+        return self.answer() if self._answer else None
 
     def answer(self) -> Refusal | None:
         """Return what was answered, with an empty detail if nothing is wrong; None if nothing yet."""
-        return Refusal(self.check.name, self._answer) if self._has_answered.is_set() else None
+        is_there = self._has_answered.is_set()
+        return Refusal(self.check.name, self._answer, self.check.is_warning) if is_there else None
 
     def _work(self) -> None:
         try:
@@ -143,6 +148,8 @@ class _Look:
 class _Simple:
     """A check that nothing can end."""
 
+    is_warning = False
+
     def give_up(self) -> None:
         pass
 
@@ -152,8 +159,9 @@ class Disk(_Simple):
 
     name = "disk"
 
-    def __init__(self, folder: Path, least_mb: int, limit: float = DISK_LIMIT) -> None:
-        self._folder, self._least, self.limit = folder, least_mb, limit
+    def __init__(self, folder: Path, least_mb: int, is_warning: bool = False) -> None:
+        self._folder, self._least, self.is_warning = folder, least_mb, is_warning
+        self.limit = DISK_WARNING_LIMIT if is_warning else DISK_LIMIT
 
     def look(self) -> str:
         seen = os.statvfs(self._folder)
@@ -198,6 +206,7 @@ class Command:
     leaves running otherwise is its own matter."""
 
     name = "command"
+    is_warning = False
 
     def __init__(self, text: str, limit: float = COMMAND_LIMIT) -> None:
         self._text, self.limit = text, limit
@@ -206,8 +215,8 @@ class Command:
 
     def look(self) -> str:
         self._is_given_up = False
-        # A file, for a pipe would be held open by whatever the command leaves running.
-        with tempfile.TemporaryFile() as output:
+        # A file, for a pipe would be held open by whatever the command leaves running. In memory: a disk may be full.
+        with open(os.memfd_create("resilience-health-check"), "w+b") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-c", _SHELL, str(os.getpid()), self._text],
                 stdin=subprocess.DEVNULL,
@@ -236,11 +245,17 @@ class Command:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def checks(folder: Path, least_mb: int, ask_store: Callable[[], object], command: str | None) -> list[Check]:
+def checks(
+    folder: Path,
+    least_mb: int,
+    ask_store: Callable[[], object],
+    command: str | None,
+    excludes_on_full_disk: bool = False,
+) -> list[Check]:
     """Return the checks of a node. folder: of the run; least_mb: MiB, 0 for no check of the disk."""
     made: list[Check] = [Store(ask_store), Devices()]
     if least_mb:
-        made.insert(0, Disk(folder, least_mb))
+        made.insert(0, Disk(folder, least_mb, is_warning=not excludes_on_full_disk))
     if command:
         made.append(Command(command))
     return made

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
-from resilience.adapters import timeouts_file
+from resilience.adapters import files, private, timeouts_file
 from resilience.adapters.environment import Exporting, Settings, agent_node_name, infrastructure_rank
 from resilience.adapters.processes import become_subreaper
 from resilience.adapters.store import execute
@@ -40,9 +40,9 @@ from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, DecodeError, StoreError
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
-from resilience.launcher.arguments import Command
-from resilience.launcher.console import Console
-from resilience.launcher.gate import Devices, Gate, Patrol, checks
+from resilience.launcher.arguments import Command, Options
+from resilience.launcher.console import Console, say
+from resilience.launcher.gate import Check, Devices, Gate, Patrol, checks
 from resilience.launcher.meeting import KINDS, kind_of
 from resilience.launcher.monitors import Monitors
 from resilience.launcher.node import Node
@@ -79,7 +79,7 @@ def launch(command: Command) -> int:
             if not signals.has_any():
                 raise
             (number, *_) = signals.take()
-            print(f"resilience run: {signal.Signals(number).name} before the rendezvous was reached", file=sys.stderr)
+            say(f"{signal.Signals(number).name} before the rendezvous was reached")
             return 128 + number
         ending.callback(handler.shutdown)
         folder, job_id = run_folder(command, settings, config, handler)
@@ -99,7 +99,7 @@ def launch(command: Command) -> int:
             monitors,
             zygote,
             signals,
-            Gate(checks(folder, command.options.min_free_disk_mb, handler.probe, command.options.health_check)),
+            Gate(gate_checks(command.options, folder, handler)),
             Patrol(Devices(), command.config.node_health_check_interval),
             command.options,
             limits_of(command, settings, folder, account),
@@ -127,6 +127,11 @@ def launch(command: Command) -> int:
             account.console.last_words(summary(verdict, folder, node.failure, node.failures()))
         node.over(verdict)
         return verdict.exit_code
+
+
+def gate_checks(options: Options, folder: Path, handler: Handler) -> list[Check]:
+    """Return what is looked at before each cycle."""
+    return checks(folder, options.min_free_disk_mb, handler.probe, options.health_check, options.exclude_on_full_disk)
 
 
 def asked_of_metrics(command: Command) -> Asked:
@@ -174,7 +179,7 @@ def group_rank(command: Command, rendezvous: RendezvousParameters) -> Choice | N
     wanted = command.config.use_infra_group_rank
     choice = choose(wanted, infrastructure_rank(), rendezvous.min_nodes, rendezvous.max_nodes)
     if choice.warning:
-        print(f"resilience run: {choice.warning}", file=sys.stderr)
+        say(choice.warning)
     return choice
 
 
@@ -188,7 +193,7 @@ def limits_of(command: Command, settings: Settings, folder: Path, account: Accou
     limits, told = timeouts_file.learned(source, folder.parent, configured, _fingerprint(folder), is_shadow)
     account.emit(told)
     if told.note:
-        print(f"resilience run: --timeouts {source}: {told.note}", file=sys.stderr)
+        say(f"--timeouts {source}: {told.note}")
     return limits
 
 
@@ -278,6 +283,23 @@ def logs(command: Command, config: LaunchConfig, folder: Path) -> LogsSpecs:
     return RunFolderLogs(folder, set(map(int, shown.split(","))) if shown else None)
 
 
+def usable(folder: Path) -> Path:
+    """Return a run folder that can be written to: this one, or one in a private folder, which the terminal names.
+
+    Where that cannot be made either, this one: what is written there is lost, and counted."""
+    why = files.why_unusable(folder)
+    if not why:
+        return folder
+    try:
+        instead = Path(private.make()) / folder.name
+        instead.mkdir()
+    except OSError as error:
+        say(f"{folder} cannot be used: {why}; nor can a temporary folder: {error}; no account is kept")
+        return folder
+    say(f"{folder} cannot be used: {why}; the account is kept in {instead}")
+    return instead
+
+
 def run_folder(command: Command, settings: Settings, config: LaunchConfig, handler: Handler) -> tuple[Path, str]:
     """Return the run folder and the job's name; leave job.json there. Raises: StoreError.
 
@@ -287,7 +309,7 @@ def run_folder(command: Command, settings: Settings, config: LaunchConfig, handl
         job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
         if config.max_nodes > 1:
             job_id = str(execute(CompareSet("job id", job_id), handler.job_store))
-    folder = Path(command.options.run_dir or settings.run_dir).absolute() / job_id
+    folder = usable(Path(command.options.run_dir or settings.run_dir).absolute() / job_id)
     argv = tuple(sys.argv[1:])
     Job(
         job_id=job_id,

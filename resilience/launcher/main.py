@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from resilience.adapters.environment import one_blas_thread
@@ -15,13 +14,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job on this node; return the exit status."""
     with one_blas_thread():
         from resilience.launcher.arguments import parse
+        from resilience.launcher.console import say
         from resilience.launcher.launch import launch
 
     try:
         return launch(parse(arguments))
     except ConfigurationError as error:
-        print(f"resilience run: {error}", file=sys.stderr)
+        say(str(error))
         return WRONG_USE
     except ResilienceError as error:
-        print(f"resilience run: {error}", file=sys.stderr)
+        say(str(error))
         return 1

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from resilience.core.gathering import Around
     from resilience.launcher.account import Account
     from resilience.launcher.arguments import Options
-    from resilience.launcher.gate import Gate, Patrol
+    from resilience.launcher.gate import Gate, Patrol, Refusal
     from resilience.launcher.monitors import Monitors
     from resilience.launcher.rendezvous import Handler
     from resilience.launcher.running import Ended, Running
@@ -97,6 +97,7 @@ class Node:
         self._least = least
         self._excluded_for: str | None = None  # why this node is to leave
         self._is_zygote_lost = False
+        self._warned: set[str] = set()  # checks whose last warning was reported
         self._soiled = ""  # what cannot be ended here
         self._leaves = ""  # why this node goes while others may stay
         self.witnesses = Witnesses(account, monitors, limits)
@@ -131,12 +132,21 @@ class Node:
             return self._leave(f"this node's exclusion was asked for: {self._excluded_for}")
         if self._soiled:
             return self._leave(f"unhealthy: {self._soiled}")
-        refusals = self._gate.refusals(self.signals.has_any)
+        found = self._gate.refusals(self.signals.has_any)
+        self._warn([refusal for refusal in found if refusal.is_warning])
+        refusals = [refusal for refusal in found if not refusal.is_warning]
         for refusal in refusals:
             self.account.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
         if not refusals:
             return None
         return self._leave("unhealthy: " + "; ".join(f"{refusal.check}: {refusal.detail}" for refusal in refusals))
+
+    def _warn(self, warnings: Sequence[Refusal]) -> None:
+        """Report each warning once, until the check finds nothing."""
+        for warning in warnings:
+            if warning.check not in self._warned:
+                self.account.emit(events.NodeWarned(warning.check, warning.detail[:500]))
+        self._warned = {warning.check for warning in warnings}
 
     def closed(self, why: str) -> Verdict:
         """What follows from a rendezvous that takes this node no more. Raises: StoreError."""

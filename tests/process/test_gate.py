@@ -26,6 +26,8 @@ LONG = 600.0
 class Checking:
     """A check that does what it is told."""
 
+    is_warning = False
+
     def __init__(self, name: str, look: Callable[[], str], limit: float = LONG) -> None:
         self.name, self.look, self.limit = name, look, limit
         self.is_given_up = False

@@ -50,12 +50,6 @@ def test_unhealthy_node_runs_nothing_leaves_and_says_why(launch: Launch) -> None
     assert "the fan is broken" in job.output(stream=2)
 
 
-def test_full_disk_makes_a_node_unhealthy(launch: Launch) -> None:
-    job = launch("say('ran')", "--min-free-disk-mb", str(1 << 40), nodes="1", agents=1)
-    assert job.wait() == [95]
-    assert [record.event.check for record in job.of(events.NodeUnhealthy)] == ["disk"]
-
-
 def test_node_that_falls_ill_between_cycles_leaves_and_the_other_goes_on(launch: Launch, tmp_path: Path) -> None:
     job = launch(
         """

@@ -63,6 +63,7 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             "all workers start again, 1 restart left; the same failure 2 times in a row",
         ),
         (events.NodeUnhealthy("disk", "12 MiB free"), "node a is unhealthy (disk): 12 MiB free"),
+        (events.NodeWarned("disk", "12 MiB free"), "node a: warning (disk): 12 MiB free"),
         (events.NodeExcluded("bad memory"), "node a takes no further part: bad memory"),
         (events.ControlRequested("Stop", "", 1), "local rank 1 asks for Stop"),
         (events.ControlRequested("Stop", "enough", 1), "local rank 1 asks for Stop: enough"),
