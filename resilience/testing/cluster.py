@@ -212,30 +212,30 @@ class Cluster:
         self.note(actor, operation)
         if isinstance(actor, Rank) and process.operations in actor.raises:
             return self._raise(actor, operation)
-        if isinstance(operation, (Set, CompareSet)):
-            before = self.store.data.get(operation.key)
-            answer = self.store.perform(operation)
-            self.referee.wrote(actor.truth, isinstance(actor, Errand) and actor.stands_in, operation, before)
-        elif isinstance(operation, Await):
+        if isinstance(operation, Await):
             return self._await(actor, operation)
-        elif isinstance(operation, Settle):
-            self.referee.settled(actor.truth, operation.origin)
-            answer = None
-        elif isinstance(operation, Run):
+        if isinstance(operation, Run):
             assert isinstance(actor, Rank)
             return self._stages.enter(actor, operation.stage)
-        else:
-            answer = self.store.perform(operation)
-        return self.step(actor, answer)
+        return self.step(actor, self._take_effect(actor, operation))
+
+    def _take_effect(self, actor: Actor, operation: Operation) -> Any:
+        """Do what an operation that does not wait does, and return its answer."""
+        if isinstance(operation, Settle):
+            self.referee.settled(actor.truth, operation.origin)
+            return None
+        if not isinstance(operation, (Set, CompareSet)):
+            return self.store.perform(operation)
+        before = self.store.data.get(operation.key)
+        answer = self.store.perform(operation)
+        self.referee.wrote(actor.truth, isinstance(actor, Errand) and actor.stands_in, operation, before)
+        return answer
 
     def _raise(self, rank: Rank, operation: Operation) -> None:
         """An exception lands in a rank before its operation, or after that has taken effect."""
         self.note(rank, "raises")
         if rank.raises[rank.operations] and not isinstance(operation, (Await, Run)):
-            before = self.store.data.get(operation.key) if isinstance(operation, (Set, CompareSet)) else None
-            self.store.perform(operation)
-            if isinstance(operation, (Set, CompareSet)):
-                self.referee.wrote(rank.truth, False, operation, before)
+            self._take_effect(rank, operation)
         self.step(rank, None, Raised())
 
     def _await(self, actor: Actor, operation: Await) -> None:
