@@ -19,12 +19,14 @@ from resilience.core.attribution import InterruptionRecord
 
 FAILED = 1
 _HANG = "limit:"
+_OF_IMPORTS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 
 
 class Failure(msgspec.Struct, frozen=True):
     """A failure that a cycle ended with. fingerprint: equal for repetitions; rank: -1 if it was the node's;
     step: the highest that this agent knows of so far, -1 before the first; at: seconds, on the clock of whoever
-    decides; ran: seconds for which the cycle's workers had run."""
+    decides; ran: seconds for which the cycle's workers had run; is_final: the program cannot start, so that starting
+    it again is of no use."""
 
     cycle: int
     fingerprint: str
@@ -34,6 +36,7 @@ class Failure(msgspec.Struct, frozen=True):
     step: int
     at: float = 0.0
     ran: float = 0.0
+    is_final: bool = False
 
     @property
     def is_hang(self) -> bool:
@@ -80,6 +83,8 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
     def stop(why: str, code: int) -> Answer:
         return Answer(False, why, used, max(0, left), same, code)
 
+    if failure.is_final and not history and step < 0:
+        return stop(f"the program cannot start: {failure.what}", FAILED)
     if budget.same_limit and same >= budget.same_limit:
         progress = "before the first step" if step < 0 else f"without progress beyond step {step}"
         return stop(f"the same failure {same} times in a row {progress}: {failure.what}", budget.same_exit_code)
@@ -142,6 +147,14 @@ def fingerprint(record: InterruptionRecord) -> str:
     if record.exit is not None and record.exit.code is not None:
         return f"exit:{record.exit.code}"
     return record.interruption.value
+
+
+def is_of_an_import(record: InterruptionRecord) -> bool:
+    """Return True if a program failed while it imported its modules: one is unknown, or has a syntax error."""
+    raised, end = record.exception, record.exit
+    if raised is None or raised.type not in _OF_IMPORTS or end is None or not end.code:
+        return False
+    return all(frame.function == "<module>" for frame in raised.stack if not frame.file.startswith("<frozen "))
 
 
 def describe(record: InterruptionRecord) -> str:

@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
 from resilience.core.group_ranks import worker_ranks
-from resilience.errors import StoreError
+from resilience.errors import LaunchError, StoreError
 from resilience.launcher import worker_env, workers
 from resilience.launcher.output import RunFolderLogs
 from resilience.launcher.running import Ended, Running
@@ -96,6 +96,8 @@ class Agent(LocalElasticAgent):
                 verdict = self._watch()
         except (StoreError, RendezvousConnectionError) as error:
             verdict = node.cut_off(str(error))
+        except LaunchError as error:
+            verdict = Verdict("failed", node.name, exit_code=cycle.FAILED, detail=str(error))
         finally:
             with account.phase("stop"):
                 self._end_workers(verdict)

@@ -54,6 +54,11 @@ class JobBudget:
         self._seen += [msgspec.structs.replace(_read(text), at=at) for text in self._list.read()]
 
 
-def failure_of(record: InterruptionRecord, cycle: int, node: str, step: int, ran: float = 0.0) -> Failure:
-    """Return a worker's failure as the budget weighs it. ran: seconds for which the cycle's workers had run."""
-    return Failure(cycle, budget.fingerprint(record), budget.describe(record), node, record.rank, step, ran=ran)
+def failure_of(
+    record: InterruptionRecord, cycle: int, node: str, step: int, ran: float = 0.0, why_not: str = ""
+) -> Failure:
+    """Return a worker's failure as the budget weighs it. ran: seconds for which the cycle's workers had run; why_not:
+    why the program cannot start, empty if it can."""
+    is_final = bool(why_not) or budget.is_of_an_import(record)
+    what = why_not or budget.describe(record)
+    return Failure(cycle, budget.fingerprint(record), what, node, record.rank, step, ran=ran, is_final=is_final)

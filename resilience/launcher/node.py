@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.utils import macros
 
 from resilience.adapters import processes
 from resilience.core import control, cycle, events
@@ -26,6 +27,7 @@ from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
 from resilience.core.watch import Limits
 from resilience.errors import DecodeError, StoreError
+from resilience.launcher import program
 from resilience.launcher.budget import JobBudget, failure_of
 from resilience.launcher.cycle_nodes import CycleNodes
 from resilience.launcher.stuck import in_words
@@ -278,8 +280,23 @@ class Node:
         if text is not None:
             return self._obey(text)  # where all of them fail at once, one has said so for all
         self._nodes.note("failed")
-        what = failure_of(failure, self.handler.cycle, self.name, self.witnesses.highest_step(), self._ran)
+        what = failure_of(
+            failure,
+            self.handler.cycle,
+            self.name,
+            self.witnesses.highest_step(),
+            self._ran,
+            self._why_not_started(failures[0]),
+        )
         return self._weigh(self.handler.look(self._counter), what)
+
+    def _why_not_started(self, failed: Ended) -> str:
+        """Return why the program of a worker that failed cannot start, empty if it can."""
+        if failed.code <= 0:
+            return ""
+        assert isinstance(self._spec.entrypoint, str)
+        arguments = macros.substitute(list(self._spec.args), str(failed.local_rank))
+        return program.why_not(self._spec.entrypoint, arguments)
 
     def look(self, running: Running) -> Verdict | None:
         """What others did: a verdict of theirs, the end of the last worker, a node that is lost or wants to join.
@@ -365,7 +382,7 @@ class Node:
         if answer.is_restart:
             verdict = msgspec.structs.replace(verdict, again="failure")
         else:
-            detail = f"{verdict.detail}; {answer.why}" if answer.why not in verdict.detail else verdict.detail
+            detail = answer.why if verdict.detail in answer.why else f"{verdict.detail}; {answer.why}"
             verdict = msgspec.structs.replace(verdict, outcome="exhausted", exit_code=answer.exit_code, detail=detail)
         standing = self.agree(verdict)
         if standing == verdict:

@@ -126,10 +126,13 @@ class Ordered(SubprocessHandler):
 
 
 def start(spec: WorkersSpec) -> Workers:
-    """Start the workers. Raises: OSError."""
+    """Start the workers. Raises: LaunchError."""
     workers = Workers(spec)
     try:
         workers.start()
+    except OSError as error:
+        workers.close()
+        raise LaunchError(f"the workers cannot be started: {error}") from error
     except BaseException:
         workers.close()
         raise

@@ -45,7 +45,7 @@ def agent(arguments: list[str]) -> None:
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
     group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. WAITS: file that
-    it makes when it begins to wait for the rendezvous."""
+    it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
     from resilience.launcher import meeting
     from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
@@ -55,6 +55,9 @@ def agent(arguments: list[str]) -> None:
     join = Handler.next_rendezvous
     if "NOHUP" in os.environ:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    if "FOLDER" in os.environ:
+        os.chdir(os.environ["FOLDER"])
 
     if "UNREAD" in os.environ:
         close_the_readers_eyes()

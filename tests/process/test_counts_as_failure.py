@@ -48,3 +48,70 @@ def test_job_that_only_hangs_and_has_no_restart_left_does_not_exit_with_0(launch
     job = launch(HANGS_AND_EXITS_WITH_0, *limits, "--max-restarts", "0", nproc=1)
     assert job.wait() == [1]
     assert job.of(events.JobEnded)[0].event.outcome == "exhausted"
+
+
+# -- a program that cannot start ------------------------------------------------------------------------
+
+BROKEN = "def f(:\n    pass\n"
+CANNOT_START = {
+    "no such script": ("missing.py", "there is no file"),
+    "syntax error": ("broken.py", "invalid syntax"),
+    "syntax error in a module": ("imports_broken.py", "SyntaxError"),
+    "no such module": ("-m no_such_module", "there is no module no_such_module"),
+    "no such module in a package": ("-m package.no_such_module", "there is no module package.no_such_module"),
+    "syntax error in the module": ("-m package.broken", "invalid syntax"),
+    "import of an unknown module": ("imports_missing.py", "ModuleNotFoundError"),
+}
+
+
+@pytest.fixture
+def run(start: Callable[..., Job], tmp_path: Path) -> Callable[[str], Launched]:
+    """Run a command line in a folder of programs, most of which cannot start."""
+    programs = tmp_path / "programs"
+    (programs / "package").mkdir(parents=True)
+    for path, text in {
+        "broken.py": BROKEN,
+        "imports_broken.py": "import broken\n",
+        "imports_missing.py": "import package\nimport no_such_module\n",
+        "imports_late.py": "def main():\n    import no_such_module\n\nmain()\n",
+        "fails.py": "raise ValueError('a bad batch')\n",
+        "package/__init__.py": "",
+        "package/broken.py": BROKEN,
+        "package/fails.py": "import sys\nsys.exit(3)\n",
+    }.items():
+        (programs / path).write_text(text)
+
+    def run(program: str) -> Launched:
+        env = {"RESILIENCE_JOB_ID": "job", "RESILIENCE_NODE": "node0", "FOLDER": str(programs)}
+        arguments = ["--nproc-per-node", "2", *program.split()]
+        return Launched(start(1, "tests.process.launching:agent", env=env, arguments=arguments), tmp_path, "job")
+
+    return run
+
+
+@pytest.mark.parametrize("case", CANNOT_START)
+def test_program_that_cannot_start_is_tried_once_and_named(run: Callable[[str], Launched], case: str) -> None:
+    program, words = CANNOT_START[case]
+    job = run(program)
+    assert job.wait() == [1]
+    assert len(job.of(events.CycleStarted)) == 1
+    (decided,) = job.of(events.RestartDecided)
+    assert (decided.event.verdict, decided.event.restarts_used) == ("stop", 0)
+    assert words in decided.event.why
+    assert words in job.output(stream=2)
+
+
+def test_program_that_is_not_there_is_named_without_a_traceback(run: Callable[[str], Launched]) -> None:
+    job = run("--no-python no_such_program")
+    assert job.wait() == [1]
+    assert job.of(events.JobEnded)[0].event.outcome == "failed"
+    said = job.output(stream=2)
+    assert "the workers cannot be started: [Errno 2] No such file or directory: 'no_such_program'" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("program", ["fails.py", "imports_late.py", "-m package.fails"])
+def test_program_that_started_and_failed_is_started_again(run: Callable[[str], Launched], program: str) -> None:
+    job = run(program)
+    assert job.wait()[0] != 0
+    assert len(job.of(events.CycleStarted)) > 1

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from resilience.core.attribution import Detector, ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
-from resilience.core.budget import Budget, Failure, decide, describe, fingerprint, same_in_a_row, table
+from resilience.core.budget import Budget, Failure, decide, describe, fingerprint, is_of_an_import, same_in_a_row, table
 
 BUDGET = Budget(max_restarts=10)
 DAY = 86400.0
@@ -67,6 +67,41 @@ def test_job_that_never_gets_further_than_it_was_is_ended_whatever_it_fails_of()
     assert sixth.why == "no worker has come beyond step 7 in 6 starts"
     assert answer(replace(BUDGET, stalled_restarts=0), stalled).is_restart
     assert answer(BUDGET, failures(*"abcdefg", steps=[7, 3, 7, 8, 5, 7, 8])).is_restart  # once it did
+
+
+# -- a program that cannot start ----------------------------------------------------------------------
+
+
+def test_program_that_cannot_start_is_not_started_again() -> None:
+    (first,) = failures("exit:2", steps=[-1])
+    answered = answer(BUDGET, [replace(first, is_final=True)])
+    assert (answered.is_restart, answered.exit_code, answered.used) == (False, 1, 0)
+    assert answered.why == "the program cannot start: it was exit:2"
+
+
+def test_program_that_has_started_before_gets_its_restarts_when_its_files_are_gone() -> None:
+    before, now = failures("x", "exit:2", steps=[-1, -1])
+    assert answer(BUDGET, [before, replace(now, is_final=True)]).is_restart
+    (reached,) = failures("exit:2", steps=[7])
+    assert answer(BUDGET, [replace(reached, is_final=True)]).is_restart
+
+
+def raised(kind: str, *functions: str, code: int = 1) -> InterruptionRecord:
+    frames = tuple(Frame("<frozen runpy>" if name == "_run_code" else "t.py", 3, name) for name in functions)
+    return InterruptionRecord(
+        rank=0,
+        interruption=Interruption.EXCEPTION,
+        exception=ExceptionInfo(kind, "no_such", "abc", frames),
+        exit=Exit(code=code),
+    )
+
+
+def test_unknown_module_or_syntax_error_while_modules_are_imported_is_told_from_one_that_comes_later() -> None:
+    assert is_of_an_import(raised("ModuleNotFoundError", "_run_code", "<module>", "<module>"))
+    assert is_of_an_import(raised("SyntaxError", "<module>"))
+    assert not is_of_an_import(raised("ModuleNotFoundError", "<module>", "main"))
+    assert not is_of_an_import(raised("ImportError", "<module>"))
+    assert not is_of_an_import(raised("ModuleNotFoundError", "<module>", code=0))
 
 
 # -- before the first step ----------------------------------------------------------------------------
