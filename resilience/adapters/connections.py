@@ -73,12 +73,13 @@ def opened_by(connect: Callable[[], T]) -> tuple[T, list[Connection]]:
     """Call `connect`; return its result and the connections of this process that were not there before.
 
     Other threads may open some meanwhile: their ports tell them apart."""
-    before = set(_connected())
+    before = set(connected())
     made = connect()
-    return made, [connection for connection in _connected() if connection not in before]
+    return made, [connection for connection in connected() if connection not in before]
 
 
-def _connected() -> Iterator[Connection]:
+def connected() -> Iterator[Connection]:
+    """Yield each TCP connection of this process."""
     for name in os.listdir("/proc/self/fd"):
         try:
             fd = int(name)

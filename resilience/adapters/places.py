@@ -34,22 +34,19 @@ def is_in_process_groups(place: Place | None) -> bool:
     """Whether a thread is in a call of torch's process groups: builds one, or waits in a collective.
 
     A `Work.wait()` called by user code is the user's frame, so: False."""
-    return place is not None and place.frame.f_code.co_filename == _file("distributed_c10d")
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return place is not None and place.frame.f_code.co_filename == getattr(c10d, "__file__", None)
 
 
 def is_unfreeable(place: Place, store_port: int | None) -> bool:
-    """Whether nothing frees a thread here that cuts have not freed: it builds a gloo group, or it connects to the
-    store of the iteration, whose port is `store_port`.
+    """Whether nothing frees a thread here that cuts have not freed: it builds a gloo group over the store of the
+    iteration, whose port is `store_port`.
 
     A group that is built over a store of the user's own may wait for a key there, which is none of ours to cut."""
     frame = place.frame
-    function, file = frame.f_code.co_name, frame.f_code.co_filename
-    if store_port is None:
+    if store_port is None or not is_in_process_groups(place) or _port_of(frame.f_locals.get("store")) != store_port:
         return False
-    if file == _file("rendezvous"):
-        return function == "_create_c10d_store" and frame.f_locals.get("port") == store_port
-    if not is_in_process_groups(place) or _port_of(frame.f_locals.get("store")) != store_port:
-        return False
+    function = frame.f_code.co_name
     if function == "_new_process_group_helper":
         return bool(frame.f_locals.get("backend_str") == "gloo")
     return function in ("_create_process_group_wrapper", "_store_based_barrier")
@@ -72,7 +69,3 @@ def _innermost_store(store: Any) -> Any:
 
 def _port_of(store: Any) -> int | None:
     return getattr(_innermost_store(store), "port", None)
-
-
-def _file(module: str) -> str | None:
-    return getattr(sys.modules.get(f"torch.distributed.{module}"), "__file__", None)

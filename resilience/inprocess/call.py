@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from resilience.adapters import collectives, garbage
+from resilience.adapters import collectives, garbage, store_constructor
 from resilience.adapters.environment import keep_nccl_watchdog_from_raising, scoped_environment
 from resilience.adapters.interrupt import Interrupter
 from resilience.adapters.store import drive, execute
@@ -145,6 +145,7 @@ class CallWrapper:
             meeting_at_own_store(),
             collectives.nothing_left(DROP_LIMIT),
             Session.open(self._wrapper, name, self._number, self._state) as session,
+            store_constructor.interruptible(),
         ):
             self._session = session
             soft, hard = self._wrapper.soft_timeout, self._wrapper.hard_timeout

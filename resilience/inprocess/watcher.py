@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resilience.adapters import collectives, group_aborts, places, processes
+from resilience.adapters import collectives, group_aborts, places, processes, store_constructor
 from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.patience import Patience, bounded
 from resilience.adapters.store import StoreLike, execute, wait
@@ -177,7 +177,8 @@ class Watcher:
             self._emit(GroupAborted(done.group, done.backend, done.duration, done.outcome, done.error[:500], note))
 
     def _cut_store(self) -> int:
-        return 0 if self.store_port is None else collectives.cut_connections_to(self.store_port)
+        ended = store_constructor.cut()
+        return ended if self.store_port is None else ended + collectives.cut_connections_to(self.store_port)
 
     def _interrupt(self) -> int:
         """Repeat interrupt and cut until the main thread has left; answers the signals sent."""

@@ -42,6 +42,7 @@ def snapshot(monitors: list[int]) -> dict[str, Any]:
         "environment": dict(os.environ),
         "hooks": [str(hook) for hook in (sys.excepthook, sys.unraisablehook, threading.excepthook)],
         "traces": [str(trace) for trace in (sys.gettrace(), sys.getprofile(), threading.gettrace())],
+        "constructor": str(vars(dist.TCPStore)["__init__"]),
         "gc": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(map(str, gc.callbacks))),
         "atexit": atexit._ncallbacks(),
         "faulthandler": faulthandler.is_enabled(),

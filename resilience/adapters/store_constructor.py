@@ -1,0 +1,107 @@
+"""How does a rank leave the constructor of a torch TCPStore?
+
+The constructor connects again and again until its timeout has passed: 300 s, or the 30 min of a process group. A signal
+does not end that: the constructor takes EINTR for one more attempt that failed. So a rank would stay in it if the
+store's host has died or never came. For the length of a call the constructor is exchanged for one that looks for the
+server in Python, where an interruption arrives, and leaves to torch only attempts of at most `ATTEMPT` seconds.
+
+torch also waits without a limit for the first answer of a server that has accepted the connection, and the host of a
+store waits for its clients. `cut` ends the connection that such a wait needs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from resilience.adapters.connecting import await_server
+from resilience.adapters.connections import Connection, connected
+
+ATTEMPT = 1.0  # seconds for torch to connect to a server that is there
+DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch's
+
+
+class _Construction(NamedTuple):
+    """What the main thread constructs. before: the connections that the process had when it began."""
+
+    port: int
+    before: frozenset[Connection]
+
+
+_current: _Construction | None = None
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """While the body runs, let the main thread leave the constructor of any TCPStore when it is interrupted."""
+    original: Any = vars(dist.TCPStore)["__init__"]
+
+    def construct(
+        store: dist.TCPStore,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        def attempt(limit: timedelta) -> None:
+            original(store, host_name, port, world_size, is_master, limit, *more, **named)
+
+        if threading.current_thread() is not threading.main_thread():
+            attempt(timeout)  # is not interrupted
+            return
+        with _noted(port):
+            if is_master:
+                attempt(timeout)
+            else:
+                _connect(host_name, port, timeout, attempt)
+                store.set_timeout(timeout)
+
+    setattr(dist.TCPStore, "__init__", construct)  # noqa: B010  no plain assignment to a method
+    try:
+        yield
+    finally:
+        setattr(dist.TCPStore, "__init__", original)  # noqa: B010
+
+
+def _connect(host: str, port: int, timeout: timedelta, attempt: Callable[[timedelta], None]) -> None:
+    """Repeat short attempts until one succeeds. Raises: DistNetworkError after `timeout`."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        with suppress(OSError):  # torch's error follows
+            await_server(host, port, deadline - time.monotonic())
+        try:
+            return attempt(min(timeout, timedelta(seconds=ATTEMPT)))
+        except dist.DistNetworkError as error:
+            if time.monotonic() >= deadline:
+                raise dist.DistNetworkError(
+                    f"no store answered at {host}:{port} within {timeout.total_seconds():g} s (timeout): {error}"
+                ) from error
+
+
+@contextmanager
+def _noted(port: int) -> Iterator[None]:
+    global _current
+    _current = _Construction(port, frozenset(connected()))
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def cut() -> int:
+    """End the connections of the store that the main thread constructs now; return how many. Any other thread."""
+    construction = _current
+    if construction is None:
+        return 0
+    opened = [each for each in connected() if each.port == construction.port and each not in construction.before]
+    for connection in opened:
+        connection.shut_down()
+    return len(opened)
