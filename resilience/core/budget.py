@@ -1,13 +1,16 @@
 """May the job start its workers once more?  One budget for the whole job, by what failed and when.
 
 `max_restarts` is the ceiling. Below it: the same failure three times in a row without progress ends the job,
-for a fourth time would end like the third; failures before any worker's first step have a short budget
-of their own, for what cannot start will not; so have restarts after which the job never gets further than it
-was, whatever it fails of; and one failure that comes again and again within the window
-ends it too, even if steps are made in between. Progress is a higher step than any rank of the job has told;
-as long as none has told any, which a program need not, it is a cycle that ran for a while. All failures of a
-job are one list in its store (`launcher.budget`), one for each cycle; each agent times them by its own clock
-from when it first saw them."""
+for a fourth time would end like the third; so does a number of restarts after which the job never gets further
+than it was, whatever it fails of; and one failure that comes again and again within the window
+ends it too, even if steps are made in between. Progress is a higher step than any rank of the job has reported.
+
+A program need not report steps. As long as no rank has, nobody knows whether the job makes progress: a program that
+writes checkpoints may be killed ten times and be right to go on. Then only exceptions count as repetition, because an
+exception with the same stack points to the program, and a cycle that ran for `steady_s` counts as progress.
+
+All failures of a job are one list in its store (`launcher.budget`), one for each cycle; each agent times them by its
+own clock from when it first saw them."""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ import msgspec
 from resilience.core.attribution import InterruptionRecord
 
 FAILED = 1
-_HANG = "limit:"
+_HANG, _EXCEPTION = "limit:", "exception:"
+NO_STEP = "this script reports no step, so progress is unknown; call resilience.step(n) in its training loop"
 _OF_IMPORTS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 
 
@@ -43,6 +47,11 @@ class Failure(msgspec.Struct, frozen=True):
         """Whether a limit was exceeded, as fingerprints tell it."""
         return self.fingerprint.startswith(_HANG)
 
+    @property
+    def is_exception(self) -> bool:
+        """Whether the program raised an exception, as fingerprints tell it."""
+        return self.fingerprint.startswith(_EXCEPTION)
+
 
 class Budget(msgspec.Struct, frozen=True):
     """What is allowed; 0 switches a rule off, but not max_restarts. window_s: seconds; steady_s: seconds after
@@ -50,7 +59,6 @@ class Budget(msgspec.Struct, frozen=True):
 
     max_restarts: int
     same_limit: int = 3
-    startup_restarts: int = 3
     stalled_restarts: int = 5
     same_in_window: int = 10
     window_s: float = 3600.0
@@ -81,24 +89,23 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
     step = max(past.step for past in (*history, failure))
 
     def stop(why: str, code: int) -> Answer:
+        why = why if step >= 0 or failure.is_final else f"{why}; {NO_STEP}"
         return Answer(False, why, used, max(0, left), same, code)
 
     if failure.is_final and not history and step < 0:
         return stop(f"the program cannot start: {failure.what}", FAILED)
     if budget.same_limit and same >= budget.same_limit:
-        progress = "before the first step" if step < 0 else f"without progress beyond step {step}"
-        return stop(f"the same failure {same} times in a row {progress}: {failure.what}", budget.same_exit_code)
+        progress = f" without progress beyond step {step}" if step >= 0 else ""
+        return stop(f"the same failure {same} times in a row{progress}: {failure.what}", budget.same_exit_code)
     if left <= 0:
         return stop(f"all {budget.max_restarts} restarts are used", FAILED)
-    if budget.startup_restarts and used >= budget.startup_restarts and not _progress(budget, [*history, failure])[-1]:
-        return stop(f"no worker has made a step in {used + 1} starts", FAILED)
     starts = _since_progress(budget, [*history, failure])
     if budget.stalled_restarts and step >= 0 and starts > budget.stalled_restarts:
         return stop(f"no worker has come beyond step {step} in {starts} starts", budget.same_exit_code)
     often = 1 + sum(
         past.fingerprint == failure.fingerprint and failure.at - past.at <= budget.window_s for past in history
     )
-    if budget.same_in_window and often > budget.same_in_window:
+    if budget.same_in_window and often > budget.same_in_window and _may_repeat(step, failure):
         return stop(
             f"the same failure {often} times within {budget.window_s:g} s: {failure.what}", budget.same_exit_code
         )
@@ -108,6 +115,8 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
 def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) -> int:
     """Return how many times in a row, this one included, the job failed so without progress in between."""
     all_of_them = [*history, failure]
+    if not _may_repeat(max(each.step for each in all_of_them), failure):
+        return 1
     progress = _progress(budget, all_of_them)
     count = 0
     for past, made in zip(reversed(all_of_them), reversed(progress), strict=True):
@@ -115,6 +124,12 @@ def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) 
             break
         count += 1
     return count
+
+
+def _may_repeat(step: int, failure: Failure) -> bool:
+    """Return True if the same failure again would be a repetition. step: the highest of the job, -1 if none is
+    reported: then only an exception is."""
+    return step >= 0 or failure.is_exception
 
 
 def _since_progress(budget: Budget, failures: Sequence[Failure]) -> int:
@@ -128,7 +143,7 @@ def _progress(budget: Budget, failures: Sequence[Failure]) -> list[int]:
     made, step = 0, -1
     counts = []
     for each in failures:
-        # An agent whose ranks tell nothing, or that came late, knows a lower step than the job has made.
+        # An agent that came late, or whose ranks report nothing, knows a lower step than the job has made.
         if each.step > step or (step < 0 and each.ran >= budget.steady_s):
             made += 1
         step = max(step, each.step)
@@ -139,7 +154,7 @@ def _progress(budget: Budget, failures: Sequence[Failure]) -> list[int]:
 def fingerprint(record: InterruptionRecord) -> str:
     """Return what is equal for repetitions of a failure: the exception, the limit, or the exit."""
     if record.exception is not None:
-        return f"exception:{record.exception.fingerprint}"
+        return _EXCEPTION + record.exception.fingerprint
     if record.detector is not None and record.detector.name != "exit":
         return _HANG + record.detector.name
     if record.exit is not None and record.exit.signal is not None:

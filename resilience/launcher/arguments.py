@@ -73,9 +73,6 @@ class Options:
     same_failure_exit_code: int = dataclasses.field(
         default=93, metadata={"help": "exit status then, for a scheduler that must not requeue the job"}
     )
-    startup_restarts: int = dataclasses.field(
-        default=3, metadata={"help": "restarts in a row for failures before a worker's first step"}
-    )
     stalled_restarts: int = dataclasses.field(
         default=5, metadata={"help": "restarts in a row without a higher step than before that end it; 0: any number"}
     )

@@ -89,7 +89,6 @@ class Node:
             Budget(
                 max_restarts=spec.max_restarts,
                 same_limit=options.same_failure_limit,
-                startup_restarts=options.startup_restarts,
                 stalled_restarts=options.stalled_restarts,
                 same_in_window=options.same_failure_in_window,
                 window_s=options.failure_window,

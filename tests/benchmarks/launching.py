@@ -50,11 +50,10 @@ def measure(launcher: Launcher, workers: int, crashes: int, folder: Path) -> lis
         "RESILIENCE_RUN_DIR": str(folder / "runs"),
     }
     command = {
-        "resilience run": ["-m", "resilience.launcher", "--startup-restarts=0", "--same-failure-limit=0"],
+        "resilience run": ["-m", "resilience.launcher", "--same-failure-limit=0"],
         "resilience run --cold": [
             "-m",
             "resilience.launcher",
-            "--startup-restarts=0",
             "--same-failure-limit=0",
             "--cold",
         ],

@@ -115,3 +115,30 @@ def test_program_that_started_and_failed_is_started_again(run: Callable[[str], L
     job = run(program)
     assert job.wait()[0] != 0
     assert len(job.of(events.CycleStarted)) > 1
+
+
+# -- a script that reports no step ----------------------------------------------------------------------
+
+KILLED_AGAIN_AND_AGAIN = """
+checkpoint = here / f"checkpoint.{rank}"
+if cycle < 5:
+    checkpoint.write_text(str(cycle))
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await_file("never")
+assert checkpoint.read_text() == "4"
+"""
+
+
+def test_script_that_reports_no_step_and_is_killed_five_times_completes(launch: Launch) -> None:
+    job = launch(KILLED_AGAIN_AND_AGAIN)
+    assert job.wait() == [0]
+    decided = [record.event for record in job.of(events.RestartDecided)]
+    assert [(each.verdict, each.same_in_a_row) for each in decided] == [("restart", 1)] * 5
+
+
+def test_exception_that_comes_again_ends_a_script_that_reports_no_step_with_93(launch: Launch) -> None:
+    job = launch("def work(): raise ValueError('a bad batch')\nwork()")
+    assert job.wait() == [93]
+    assert len(job.of(events.CycleStarted)) == 3
+    assert "this script reports no step" in job.output(stream=2)

@@ -141,13 +141,6 @@ def test_progress_between_identical_failures_goes_on_to_the_ceiling(launch: Laun
     assert len(job.of(events.CycleStarted)) == 5
 
 
-def test_failures_before_the_first_step_have_a_short_budget_of_their_own(launch: Launch) -> None:
-    job = launch("sys.exit(10 + cycle if rank else 0)")
-    assert job.wait() == [1]
-    assert len(job.of(events.CycleStarted)) == 4
-    assert "no worker has made a step in 4 starts" in job.output(stream=2)
-
-
 CHECKPOINT = """
 import resilience
 resilience.stop_requested()

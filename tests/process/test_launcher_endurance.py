@@ -343,12 +343,13 @@ def test_job_that_restarts_and_never_gets_further_is_ended(launch: Launch) -> No
     assert len(told(job).incidents) == 4
 
 
-def test_failures_before_the_first_step_end_soon_and_are_on_record(launch: Launch) -> None:  # F48
-    job = launch("sys.exit(10 + cycle if rank else 0)")
+def test_script_that_reports_no_step_has_all_restarts_and_is_told_how_to_report_them(launch: Launch) -> None:  # F48
+    job = launch("sys.exit(10 if rank else 0)", "--max-restarts", "4")
     assert job.wait() == [1]
     found = told(job)
-    assert found.launched is not None and "no worker has made a step in 4 starts" in found.launched.detail
-    assert [culprits(incident) for incident in found.incidents] == [[(1, "exited")]] * 4
+    assert found.launched is not None
+    assert "this script reports no step, so progress is unknown; call resilience.step(n)" in found.launched.detail
+    assert [culprits(incident) for incident in found.incidents] == [[(1, "exited")]] * 5
     assert {incident.cost.lost_steps for incident in found.incidents} == {None}
     assert found.times.productive_s < found.times.total_s
 

@@ -88,7 +88,7 @@ def test_c_restarts_are_counted_for_the_job_and_not_for_each_agent(launch: Launc
         sys.exit(10 + cycle)
     await_file('never')
     """
-    job = launch(script, "--max-restarts", "3", "--startup-restarts", "0")
+    job = launch(script, "--max-restarts", "3")
     assert job.wait() == [1, 1]
     assert whys(job, 0, 1) == [["first", *["failure"] * 3]] * 2
     assert sorted(record.event.restarts_used for record in job.of(events.CycleStarted)) == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -158,3 +158,25 @@ def test_nothing_but_torch_and_what_forks_is_imported_before_the_program(tmp_pat
     found = [set(json.loads(outcome.written["0/stdout.log"])) for outcome in (theirs, ours)]
     assert {name for name in found[1] - found[0] if not name.startswith("_")} == {"resilience", "msgspec", "yaml"}
     assert found[0] - found[1] == set()
+
+
+KILLED_FIVE_TIMES = """
+import os, pathlib, signal, time
+count = pathlib.Path(__file__).with_name(f"{os.environ['PLACE']}.{os.environ['RANK']}")
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+count.write_text(str(restarts))
+if restarts < 5:
+    if os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
+def test_script_that_reports_no_step_gets_as_many_restarts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED_FIVE_TIMES)
+    arguments = ("--standalone", "--max-restarts", "5", "--nproc-per-node", "2", str(script))
+    for place, launcher in (("theirs", TORCHRUN), ("ours", OURS)):
+        outcome = run(launcher, arguments, tmp_path / f"{place} run", tmp_path, "", PLACE=place)
+        assert outcome.status == 0
+        assert [(tmp_path / f"{place}.{rank}").read_text() for rank in range(2)] == ["5", "5"]

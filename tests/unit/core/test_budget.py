@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from resilience.core.attribution import Detector, ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
-from resilience.core.budget import Budget, Failure, decide, describe, fingerprint, is_of_an_import, same_in_a_row, table
+from resilience.core.budget import (
+    NO_STEP,
+    Budget,
+    Failure,
+    decide,
+    describe,
+    fingerprint,
+    is_of_an_import,
+    same_in_a_row,
+    table,
+)
 
 BUDGET = Budget(max_restarts=10)
 DAY = 86400.0
@@ -104,39 +114,43 @@ def test_unknown_module_or_syntax_error_while_modules_are_imported_is_told_from_
     assert not is_of_an_import(raised("ModuleNotFoundError", "<module>", code=0))
 
 
-# -- before the first step ----------------------------------------------------------------------------
-
-
-def test_failures_before_the_first_step_have_a_budget_of_their_own() -> None:
-    early = failures("a", "b", "c", "d", steps=[-1] * 4)
-    assert answer(BUDGET, early[:3]).is_restart
-    fourth = answer(BUDGET, early)
-    assert (fourth.is_restart, fourth.exit_code) == (False, 1)
-    assert fourth.why == "no worker has made a step in 4 starts"
-    assert answer(replace(BUDGET, startup_restarts=0), early).is_restart
-
-
 def test_agent_that_knows_no_step_does_not_end_a_job_that_has_made_some() -> None:
     assert answer(BUDGET, failures("p", "q", "r", "lost node1", steps=[100, 200, 300, -1])).is_restart
 
 
-# -- programs that tell no steps ----------------------------------------------------------------------
+# -- programs that report no steps --------------------------------------------------------------------
 
 
-def test_program_that_tells_no_steps_and_runs_for_a_while_has_the_whole_budget() -> None:
+def test_program_that_reports_no_step_has_the_whole_budget_for_whatever_is_no_exception() -> None:
     """Nothing but the launcher was replaced: `--max-restarts` is what it was under torchrun."""
-    weekly = failures(*"xxxxxxxxxxx", steps=[-1] * 11, apart=7 * DAY, ran=7 * DAY)
-    for number in range(1, 11):
-        assert answer(BUDGET, weekly[:number]).is_restart
-    assert answer(BUDGET, weekly).why == "all 10 restarts are used"
+    for kind in ("signal:SIGKILL", "exit:3", "limit:heartbeat", "lost node1"):
+        killed = failures(*[kind] * 11, steps=[-1] * 11)
+        for number in range(1, 11):
+            answered = answer(BUDGET, killed[:number])
+            assert (answered.is_restart, answered.same_in_a_row) == (True, 1)
+        last = answer(BUDGET, killed)
+        assert (last.is_restart, last.exit_code) == (False, 1)
+        assert last.why == f"all 10 restarts are used; {NO_STEP}"
 
 
-def test_program_that_tells_no_steps_and_fails_at_once_is_stopped() -> None:
-    early = failures("x", "x", "x", steps=[-1] * 3, ran=BUDGET.steady_s - 1)
+def test_exception_that_comes_again_ends_a_program_that_reports_no_step() -> None:
+    same = failures(*["exception:x"] * 3, steps=[-1] * 3)
+    third = answer(BUDGET, same)
+    assert (third.is_restart, third.exit_code) == (False, 93)
+    assert third.why == f"the same failure 3 times in a row: it was exception:x; {NO_STEP}"
+    assert answer(BUDGET, failures("exception:x", "exception:x", "exit:1", "exception:x", steps=[-1] * 4)).is_restart
+
+
+def test_cycle_that_ran_for_ten_minutes_is_progress_of_a_program_that_reports_no_step() -> None:
+    early = failures(*["exception:x"] * 3, steps=[-1] * 3, ran=BUDGET.steady_s - 1)
     assert answer(BUDGET, early).exit_code == 93
     after_a_while = [replace(early[0], ran=BUDGET.steady_s), *early[1:]]
     assert answer(BUDGET, after_a_while).same_in_a_row == 3
     assert answer(BUDGET, [*early[:2], replace(early[2], ran=BUDGET.steady_s)]).same_in_a_row == 1
+
+
+def test_signal_that_comes_again_is_a_repetition_once_steps_are_reported() -> None:
+    assert answer(BUDGET, failures(*["signal:SIGKILL"] * 3, steps=[4, -1, 4])).exit_code == 93
 
 
 def test_where_steps_are_told_time_is_no_progress() -> None:
@@ -171,7 +185,10 @@ def test_max_restarts_is_the_ceiling(most: int) -> None:
 
 histories = st.lists(
     st.tuples(
-        st.sampled_from("xyz"), st.integers(-1, 6), st.sampled_from([0.0, 700.0]), st.sampled_from([0.0, 1.0, 5000.0])
+        st.sampled_from(["exception:x", "exception:y", "signal:SIGKILL"]),
+        st.integers(-1, 6),
+        st.sampled_from([0.0, 700.0]),
+        st.sampled_from([0.0, 1.0, 5000.0]),
     ),
     min_size=1,
     max_size=25,
@@ -180,7 +197,6 @@ budgets = st.builds(
     Budget,
     max_restarts=st.integers(0, 12),
     same_limit=st.integers(0, 4),
-    startup_restarts=st.integers(0, 4),
     stalled_restarts=st.integers(0, 4),
     same_in_window=st.integers(0, 5),
 )
@@ -207,8 +223,10 @@ def test_job_ends_after_at_most_its_restarts_and_only_for_a_reason_that_holds(
         assert (answered.used, answered.left) == (len(past) + 1, budget.max_restarts - len(past) - 1)
         return
     assert answered.exit_code in (1, 93) and answered.left >= 0
+    may_repeat = highest >= 0 or now.fingerprint.startswith("exception:")
     row = (
         budget.same_limit
+        and may_repeat
         and len(past) + 1 >= budget.same_limit
         and all(each.fingerprint == now.fingerprint for each in all_of_them[-budget.same_limit :])
     )
@@ -219,10 +237,9 @@ def test_job_ends_after_at_most_its_restarts_and_only_for_a_reason_that_holds(
     )  # the last one that had come further
     is_stalled = highest >= 0 and len(before) - further > budget.stalled_restarts > 0
     if answered.exit_code == 93:
-        assert row or often > budget.same_in_window > 0 or is_stalled
+        assert row or (may_repeat and often > budget.same_in_window > 0) or is_stalled
     else:
-        is_start = highest < 0 and all(each.ran < budget.steady_s for each in all_of_them)
-        assert len(past) >= budget.max_restarts or (is_start and len(past) >= budget.startup_restarts > 0)
+        assert len(past) >= budget.max_restarts
 
 
 @given(budgets, histories)
@@ -231,7 +248,8 @@ def test_row_is_the_longest_end_of_equal_failures_without_progress(
 ) -> None:
     all_of_them = made(drawn)
     expected = 1
-    for begin in range(len(all_of_them) - 2, -1, -1):  # the definition, anew for each length
+    may_repeat = max(each.step for each in all_of_them) >= 0 or all_of_them[-1].fingerprint.startswith("exception:")
+    for begin in range(len(all_of_them) - 2, -1, -1) if may_repeat else ():  # the definition, anew for each length
         row, before = all_of_them[begin:], all_of_them[: begin + 1]
         known = max(each.step for each in before)
         rose = any(each.step > known for each in row[1:])
