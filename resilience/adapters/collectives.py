@@ -76,22 +76,42 @@ def cut_gloo_sockets() -> Cut:
     return _latest
 
 
-def connect_in_place_of_peers(world_size: int) -> None:
-    """Free a rank that waits, while its group is built, for a connection that no peer will make any more.
-    Never raises; any thread.
-
-    The one who waits knows the connection by a number below `world_size`, which the peer sends first: each is
-    sent to each gloo listener of this process, and ended. So the connection is there, and broken. Only for
-    groups that are given up: what nobody waits for stays with the listener until its group is dropped."""
+def listeners() -> frozenset[int]:
+    """Return the inode of each socket at which a gloo group of this process listens. Never raises; any thread."""
     if _c10d() is None:
-        return
+        return frozenset()
+    found = set()
     for fd, inode in _find_sockets()[1]:
+        with _duplicate(fd, inode) as copy:
+            if copy is not None and _listens(copy):
+                found.add(inode)
+    return frozenset(found)
+
+
+def connect_in_place_of_peers(world_size: int, done: frozenset[int] = frozenset()) -> frozenset[int]:
+    """Free a rank that waits, while its group is built, for a connection that no peer will make any more.
+    Returns the listeners that have had their connections by now, as inodes. Never raises; any thread.
+
+    The rank knows the connection by a number below `world_size`, which the peer sends first. Each number is sent to
+    each gloo listener of this process, over a connection that is then ended. So the connection is there, and broken.
+    Only for groups that are given up.
+
+    done: listeners that get none: those that had theirs, and `listeners()` from before the iteration. A connection
+    that no group waits for stays with its listener as long as that group lives, which may be for good: user code may
+    keep a group, and so may torch (DTensor's caches keep the first DeviceMesh of each size, and its groups)."""
+    if _c10d() is None:
+        return done
+    for fd, inode in _find_sockets()[1]:
+        if inode in done:
+            continue
         with contextlib.suppress(OSError), _duplicate(fd, inode) as copy:  # a listener may close just now
             if copy is None or not _listens(copy):
                 continue
             for number in range(world_size):
                 with socket.create_connection(copy.getsockname()[:2], CONNECT_LIMIT) as line:
                     line.sendall(number.to_bytes(NUMBER_BYTES, sys.byteorder))
+            done |= {inode}
+    return done
 
 
 def let_go() -> None:

@@ -72,7 +72,10 @@ def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) 
             case Check(keys):
                 return bool(ask(store, lambda: store.check([text(key) for key in keys])))
             case Read(keys):
-                return tuple(ask(store, partial(_value, store, text(key))) for key in keys)
+                # No generator inside tuple(): where another thread calls gc.get_objects() meanwhile, it gets the
+                # half-built tuple, and CPython 3.11 then raises SystemError.
+                values = [ask(store, partial(_value, store, text(key))) for key in keys]
+                return tuple(values)
             case Await(key, limit):
                 return wait(store, text(key), limit, chunk)
     except StoreError:

@@ -82,6 +82,7 @@ class Watcher:
         self.decided_at = 0.0  # monotonic seconds
         self.is_cutting = False  # from now on an error of the main thread may be of our own making
         self.store_port: int | None = None  # of the iteration's own store, once known
+        self._connected = collectives.listeners()  # those of groups that an earlier iteration has left need nothing
         self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{at.iteration}", daemon=True)
 
     def start(self) -> None:
@@ -206,7 +207,8 @@ class Watcher:
                 group_aborts.begin()  # user code may have built another one
                 self._cut_store()
                 if now - began > ALONE_AFTER and places.is_in_process_groups(places.place_of(self._main)):
-                    collectives.connect_in_place_of_peers(self._state.world_size)
+                    size = self._state.world_size
+                    self._connected = collectives.connect_in_place_of_peers(size, self._connected)
                 cut_at = now + next(pauses, CUT_AGAIN[-1])
         return signals
 

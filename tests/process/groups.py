@@ -231,6 +231,7 @@ def cut_under_way(rounds: int, size: int, seed: int) -> list[int]:
         meet(store, f"left{number}", world)
         collectives.let_go()
         collectives.drop_groups()
+        collectives.await_drops()  # else the next cut may still find sockets of these groups
     if rank:
         store.add("left", 1)
     else:  # the host of the store goes last

@@ -7,6 +7,7 @@ and threads of the process at that moment."""
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -24,6 +25,7 @@ from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
 
 ELEMENTS_PER_MIB = 1 << 18  # of float32
+BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
 Entry = dict[str, int]
 
 
@@ -112,6 +114,32 @@ def restart_with_fsdp2(restarts: int) -> list[Entry]:
         return entries
 
     gc.disable()
+    return function()
+
+
+def restart_beside_a_kept_group(restarts: int) -> list[Entry]:
+    """User code keeps the group of the first iteration. Rank 1 raises in each iteration but the last, while rank 0
+    builds a group to which nobody connects, and gives up after BUILD_LIMIT."""
+    rank, kept = int(os.environ["RANK"]), list[Any]()
+    entries: list[Entry] = []
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> list[Entry]:
+        assert call is not None
+        entries.append(_entry([]))
+        if not kept:
+            dist.init_process_group("gloo")
+            kept.append(dist.new_group())
+        elif call.iteration < restarts and rank == 0:
+            alone = dist.HashStore()
+            alone.set_timeout(BUILD_LIMIT)
+            dist.init_process_group("gloo", store=alone, rank=0, world_size=2, timeout=BUILD_LIMIT)
+        if call.iteration < restarts:
+            if rank == 1:
+                raise ValueError("by schedule")
+            dist.all_reduce(torch.ones(1))
+        return entries
+
     return function()
 
 

@@ -34,6 +34,13 @@ def test_fsdp2_models_do_not_survive_a_restart(start: Start) -> None:
         assert_flat(rank.value)
 
 
+def test_group_that_user_code_keeps_gets_no_connections_from_later_restarts(start: Start) -> None:
+    job = start(2, "tests.process.keeping:restart_beside_a_kept_group", restarts=30)
+    for rank in job.wait(limit=110):
+        values = [entry["descriptors"] for entry in rank.value[2:]]
+        assert max(values) == min(values), values
+
+
 @pytest.mark.slow
 def test_peak_memory_of_restarts_with_a_model_of_one_gib_stays_near_the_steady_state(start: Start) -> None:
     job = start(2, "tests.process.keeping:restart_with_a_cyclic_model", restarts=RESTARTS, mib=1024)

@@ -155,10 +155,12 @@ class Striker:
         self._act(fault)
 
     def _is_users(self, frame: FrameType | None) -> bool:
-        """Return whether the main thread is inside the function, and neither in this module nor in an import: an
-        exception there can leave a package that is broken for good."""
+        """Return whether the main thread is inside the function, and neither in this module, nor in an import, nor in
+        multiprocessing. An import that raises halfway can leave a package that is broken for good; a queue or a worker
+        process that is interrupted while it starts leaves pipes and a thread behind."""
         stack = list(_frames(frame))
-        if stack[0].f_code.co_filename == __file__ or any("importlib" in each.f_code.co_filename for each in stack):
+        files = [each.f_code.co_filename for each in stack]
+        if files[0] == __file__ or any(part in file for part in ("importlib", "/multiprocessing/") for file in files):
             return False
         return any(each.f_code is self.function for each in stack)
 
