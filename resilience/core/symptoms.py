@@ -63,6 +63,7 @@ _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
 _OURS = re.compile(r"/resilience/(adapters|cli|core|inprocess|launcher|monitor|telemetry)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
+_DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # plays the part of the user's code, wherever it is installed
 
 
 class Symptom(msgspec.Struct, frozen=True):
@@ -82,14 +83,18 @@ class Symptom(msgspec.Struct, frozen=True):
 def user_frame(stack: Iterable[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code: no library's, none of ours."""
     for frame in reversed(tuple(stack)):
-        if not is_ours(frame) and not _LIBRARY.search(frame.file):
+        if _is_users(frame):
             return frame
     return None
 
 
 def is_ours(frame: Frame) -> bool:
     """Whether a frame belongs to this package's machinery."""
-    return _OURS.search(frame.file) is not None
+    return _OURS.search(frame.file) is not None and not _DEMO.search(frame.file)
+
+
+def _is_users(frame: Frame) -> bool:
+    return _DEMO.search(frame.file) is not None or not (is_ours(frame) or _LIBRARY.search(frame.file))
 
 
 def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
@@ -116,7 +121,7 @@ def is_inside(stack: tuple[Frame, ...]) -> bool:
     for frame in reversed(stack):
         if is_ours(frame):
             return False
-        if not _LIBRARY.search(frame.file):
+        if _is_users(frame):
             return True
     return False
 

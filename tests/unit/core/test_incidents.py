@@ -528,6 +528,14 @@ def test_users_own_frame_is_found_between_libraries_and_ours() -> None:
     assert not is_inside((TRAIN, WRAPPED, Frame("/usr/lib/python3.11/threading.py", 1, "wait")))
 
 
+@pytest.mark.parametrize("folder", ["/home/me/repository", "/venv/lib/python3.11/site-packages"])
+def test_training_code_of_the_demo_counts_as_the_users(folder: str) -> None:
+    strike = Frame(f"{folder}/resilience/cli/demo_ranks.py", 90, "_strike")
+    stack = (Frame(f"{folder}/resilience/cli/demo.py", 77, "run"), WRAPPED, strike)
+    assert is_inside((*stack, Frame("/usr/lib/python3.11/threading.py", 1, "wait")))
+    assert user_frame(stack) == strike
+
+
 def test_a_thousand_ranks_fold_into_one_incident() -> None:
     incident = only(job([Fault("kill", 17, 0)], world=1000))
     assert culprits(incident) == {17}
