@@ -207,14 +207,14 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
     """Return what to do about one rank, given what is seen of it now."""
     if watch.is_over:
         return Decision(watch)
+    if seen.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
+        return _end_orphan(watch, seen.agent_lost_at, now)
     if seen.is_gone:
         over = msgspec.structs.replace(watch, is_over=True)
         is_accounted_for = seen.said_goodbye or seen.is_dismissed or watch.is_represented
         return Decision(over, (Finish() if is_accounted_for else StandIn(),))
     if seen.has_left and not seen.said_goodbye and not watch.is_represented:
         return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
-    if seen.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
-        return _end_orphan(watch, seen.agent_lost_at, now)
     if watch.kill_at is not None:
         return _escalate(watch, now)
     if seen.is_dismissed:
@@ -248,7 +248,8 @@ def _note_at(watch: Watch, seen: Observation) -> Seconds | None:
 
 
 def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:
-    """Nobody is left who would start this rank again or look after it: it goes, at once and in any case."""
+    """Nobody is left who would start this rank again or look after it: it goes, at once and in any case. Its process
+    may be gone by now, and what it has started goes with it."""
     kill_at = lost_at + ORPHAN_GRACE
     finding = watch.finding or Finding(AGENT_LOST, "hard", 0.0, now - lost_at)
     state = msgspec.structs.replace(

@@ -6,6 +6,9 @@ its own. The context says how it started its workers, and why not warm."""
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -14,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessC
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 from resilience.errors import LaunchError
-from resilience.launcher import fresh
+from resilience.launcher import fresh, tied
 from resilience.launcher.zygote import Order, Zygote
 
 
@@ -121,8 +124,12 @@ class Ordered(SubprocessHandler):
         return Order(self.command[1:], self.environment, out, err)
 
     def start_cold(self) -> None:
-        """Start a fresh interpreter, or whatever the command is. Raises: OSError."""
-        self.proc = super()._popen(self.command, self.environment)
+        """Start a fresh interpreter, or whatever the command is; it ends with this process. Raises: OSError."""
+        program = self.command[0]
+        if shutil.which(program, path=self.environment.get("PATH")) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+        tied_to_this = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()))
+        self.proc = super()._popen((*tied_to_this, *self.command), self.environment)
 
 
 def start(spec: WorkersSpec) -> Workers:

@@ -3,14 +3,14 @@
 Importing torch is nine tenths of what a worker's restart costs. The zygote is forked from the agent right
 after its imports, while both have one thread, and never does anything but fork. It forks twice: the
 worker's parent is gone at once, so that the agent, a subreaper, becomes its parent, and learns its exit
-status whatever happens to the zygote. Workers wait at a gate until the agent knows them all: none runs
-that the agent has given up. Where the zygote cannot be used the caller starts fresh interpreters, and
-says why. What a forked worker does to be like a fresh one stands in `worker_main`."""
+status whatever happens to the zygote. The kernel kills a worker when the agent dies (`tied`). Workers wait
+at a gate until the agent knows them all: none runs that the agent has given up. Where the zygote cannot be
+used the caller starts fresh interpreters, and says why. What a forked worker does to be like a fresh one
+stands in `worker_main`."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -27,11 +27,10 @@ import msgspec
 from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
 from resilience.core import encoding
 from resilience.errors import LaunchError
-from resilience.launcher import worker_main
+from resilience.launcher import tied, worker_main
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
-PR_SET_PDEATHSIG = 1
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
 _born = struct.Struct("=ii")  # a worker's place in the orders, its pid; or FAILED, errno
 FAILED = -1
@@ -233,9 +232,7 @@ def _in_words(status: int) -> str:
 
 def _serve(line: Channel, agent: int) -> None:
     """Fork on demand until the agent lets go of the line, or is gone."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:
-        return  # it went before we could ask to go with it
+    tied.tie_to(agent)
     os.setsid()  # what is typed at the terminal is for the agent
     for number in _HANDLED:
         signal.signal(number, lambda *_: None)  # a handler, which a worker has no more, is not inherited as SIG_IGN is
@@ -248,11 +245,11 @@ def _serve(line: Channel, agent: int) -> None:
         if received is None:
             continue
         _, fds = received
-        line.send(_fork_all(fds))
+        line.send(_fork_all(fds, agent))
         close_all(fds)
 
 
-def _fork_all(fds: Sequence[int]) -> bytes:
+def _fork_all(fds: Sequence[int], agent: int) -> bytes:
     """Fork workers whose parent is gone at once; answers their places and pids, and what went wrong."""
     memory, folder, gate, *streams = fds
     orders = _orders(os.pread(memory, os.fstat(memory).st_size, 0))
@@ -261,7 +258,7 @@ def _fork_all(fds: Sequence[int]) -> bytes:
     try:
         between = os.fork()
         if not between:
-            _be_between(orders, streams, folder, gate, write)
+            _be_between(orders, streams, folder, gate, write, agent)
         os.close(write)
         write = -1
         while more := os.read(read, 1 << 16):  # until every worker has told its pid
@@ -274,19 +271,19 @@ def _fork_all(fds: Sequence[int]) -> bytes:
         close_all([read, *([write] if write >= 0 else [])])
 
 
-def _be_between(orders: Sequence[Sent], streams: Sequence[int], folder: int, gate: int, write: int) -> None:
+def _be_between(orders: Sequence[Sent], streams: Sequence[int], folder: int, gate: int, write: int, agent: int) -> None:
     """Fork every worker, and leave them to the agent. Never returns."""
     try:
         for place, order in enumerate(orders):
             if not os.fork():
-                _be_worker(place, order, streams, folder, gate, write)
+                _be_worker(place, order, streams, folder, gate, write, agent)
     except OSError as error:
         os.write(write, _born.pack(FAILED, error.errno or 0))
     finally:
         os._exit(0)
 
 
-def _be_worker(place: int, order: Sent, streams: Sequence[int], folder: int, gate: int, write: int) -> None:
+def _be_worker(place: int, order: Sent, streams: Sequence[int], folder: int, gate: int, write: int, agent: int) -> None:
     """Become what was ordered, once the agent lets all through the gate. Never returns."""
     try:
         os.setsid()
@@ -294,6 +291,7 @@ def _be_worker(place: int, order: Sent, streams: Sequence[int], folder: int, gat
         os.close(write)
         if not os.read(gate, 1):
             os._exit(0)  # the agent is gone, or has given this up
+        tied.tie_to(agent)  # it is the parent by now: the process between has ended before the gate was opened
         os.fchdir(folder)
         os.dup2(streams[order.stdout], 1)
         os.dup2(streams[order.stderr], 2)

@@ -70,7 +70,9 @@ class Program:
             close_all(fds)
             self.tell(messages.Gone(assigned.worker_pid, Exit(), goodbye=False))
             return
-        worker = self._worker = WorkerMonitor(assigned, process, self._selector, self.tell, self._agent_lost_at)
+        worker = self._worker = WorkerMonitor(
+            assigned, process, self._selector, self.tell, self._agent_lost_at, self._look_at_agent
+        )
         if assigned.link is not None:
             self._resume(worker, assigned, assigned.link, fds)
         if process.pid in self._dismissed:
@@ -193,11 +195,15 @@ class Program:
     def _line_closed(self) -> None:
         """Only an agent that ends lets go of the line, unless it wants this monitor to go alone."""
         self._selector.unregister(self._line)
+        self._look_at_agent()
+        if self._agent_lost_at is None:
+            self._leave()
+
+    def _look_at_agent(self) -> None:
+        """Notice now if the agent is gone or about to be."""
         state = None if self._agent is None else self._agent.state()
         if state is None or state.wait_status is not None:
             self._lose_agent()
-        else:
-            self._leave()
 
     def _lose_agent(self) -> None:
         """Nobody is left whom a worker belongs to."""

@@ -68,7 +68,9 @@ class WorkerMonitor(RankMonitor):
         selector: selectors.BaseSelector,
         tell: Tell,
         agent_lost_at: float | None = None,
+        look_at_agent: Callable[[], None] = lambda: None,
     ) -> None:
+        """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too."""
         nobodys = Page.create()  # until somebody attaches
         super().__init__(MonitorSide(nobodys), None, rank, AgentOutlet(tell), None, selector)
         self._tell = tell
@@ -77,6 +79,10 @@ class WorkerMonitor(RankMonitor):
         self._own = nobodys
         self._applicants: dict[Channel, Page] = {}
         self._agent_lost_at = agent_lost_at
+        self._look_at_agent = look_at_agent
+        self._is_group = False  # the worker leads a process group of its own
+        with contextlib.suppress(ProcessLookupError):
+            self._is_group = os.getpgid(rank.pid) == rank.pid
         self._is_dismissed = False
         self._took_sigterm = False  # for a request of its own to stop the job
         self._is_stopping = False
@@ -293,6 +299,7 @@ class WorkerMonitor(RankMonitor):
     def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
         if not self._is_gone:
             super()._rank_gone(noticed_by)
+            self._look_at_agent()  # whose end is the worker's, and may be noticed later
             self._gone_at = time.monotonic()
             if self._status is None:
                 self._status = self._rank.exit_status(0.05)
@@ -308,16 +315,23 @@ class WorkerMonitor(RankMonitor):
         if not self._rank.send(0):
             return
         is_final = number == signal.SIGKILL or self._agent_lost_at is not None
-        if is_final and os.getpgid(self.pid) == self.pid:
-            os.killpg(self.pid, number)  # with what it has started
+        if is_final and self._is_group:
+            self._send_to_group(number)
             return
         if self._witness.program is not self._rank:
             self._witness.program.send(number)
         self._rank.send(number)
 
+    def _send_to_group(self, number: int) -> None:
+        """Signal the worker with what it has started. The worker itself may be gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
     # -- the end --------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
+        if self._is_group and self._is_gone and self._agent_lost_at is not None:
+            self._send_to_group(signal.SIGKILL)  # nobody else is left to end what the worker has started
         self._detach()
         for channel in list(self._applicants):
             self._send_off(channel)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resilience.core import events
+from resilience.launcher import tied
 from tests.process.launching import Launched, launcher
 from tests.process.told import only_incident
 from tests.support.ranks import Job
@@ -142,3 +148,77 @@ def test_exception_that_comes_again_ends_a_script_that_reports_no_step_with_93(l
     assert job.wait() == [93]
     assert len(job.of(events.CycleStarted)) == 3
     assert "this script reports no step" in job.output(stream=2)
+
+
+# -- nothing survives the launcher ----------------------------------------------------------------------
+
+DEAF = """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+say("up")
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
+def test_no_worker_survives_when_all_processes_of_the_launcher_are_killed_at_once(launch: Launch, how: str) -> None:
+    job = launch(DEAF, *(["--cold"] if how == "cold" else []))
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    assert {record.event.how for record in job.of(events.WorkerStarted)} == {how}
+    workers = [psutil.Process(job.worker_pid(rank)) for rank in range(2)]
+    agent = psutil.Process(job.job.pids[0])
+    launchers = [agent, *(each for each in agent.children(recursive=True) if each not in workers)]
+    assert len(launchers) >= 4  # the agent, its store process, two monitors
+    for each in launchers:
+        each.send_signal(signal.SIGSTOP)  # so that none acts on the death of another one
+    for each in launchers:
+        each.kill()
+    _, alive = psutil.wait_procs(workers, timeout=20.0)
+    for each in alive:
+        each.kill()
+    assert alive == []
+    job.wait_agent(0)
+    job.job.ran_to_its_end = True
+
+
+def test_program_that_is_tied_to_its_parent_starts_as_it_would_without() -> None:
+    show = (
+        "/bin/sh",
+        "-c",
+        "grep -a Sig /proc/self/status; tr '\\0' '\\n' </proc/self/environ; echo $0 $@",
+        "a b",
+        "c  d",
+    )
+    tie = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()))
+    env = {b"PATH": b"/usr/bin:/bin", b"LC_ALL": b"C", b"BYTES": b"\xff"}
+    seen = [subprocess.run([*way, *show], env=env, capture_output=True, check=True).stdout for way in ((), tie)]
+    assert seen[0] == seen[1] != b""
+
+
+def test_what_a_worker_has_started_ends_with_the_agent_and_the_agent_is_named(launch: Launch) -> None:
+    job = launch(
+        """
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (here / "child.new").write_text(str(os.getpid()))
+            (here / "child.new").rename(here / "child")
+            while True:
+                time.sleep(60)
+        await_file("never")
+        """,
+        nproc=1,
+    )
+    job.job.await_sign_file(job.folder / "child")
+    child = psutil.Process(int((job.folder / "child").read_text()))
+    job.job.signal(0, signal.SIGKILL)
+    job.wait_agent(0)
+    _, alive = psutil.wait_procs([child], timeout=20.0)
+    for each in alive:
+        each.kill()
+    assert alive == []
+    job.await_record(events.MonitorEnded)
+    incident = only_incident(job, killed="node0")
+    assert incident.records[0].message == "the agent of node0 is gone"
+    job.job.ran_to_its_end = True

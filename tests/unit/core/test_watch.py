@@ -371,6 +371,16 @@ def test_rank_without_agent_is_ended_whatever_it_does(watcher: ModuleType) -> No
         assert commands == [(START + 0.25, Terminate(finding, "SIGTERM")), (START + 1.0, Kill(finding))]
 
 
+def test_rank_that_ends_with_its_agent_is_signalled_with_what_it_has_started_and_stood_in_for(
+    watcher: ModuleType,
+) -> None:
+    gone = in_function(is_gone=True, agent_lost_at=START)
+    finding = Finding("agent", "hard", 0.0, 0.25)
+    decision: Decision = watcher.decide(Watch(limits=limits_of()), gone, START + 0.25)
+    assert decision.commands == (Terminate(finding, "SIGTERM"),)
+    assert watcher.decide(decision.state, gone, START + 0.25).commands == (StandIn(),)
+
+
 def test_loss_of_the_agent_shortens_a_grace_and_prolongs_none(watcher: ModuleType) -> None:
     step = Finding("step", "hard", HARD, HARD)
     for kill_at, killed_at in ((START + 9.0, START + 1.0), (START + 0.5, START + 0.5)):
