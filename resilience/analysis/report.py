@@ -39,7 +39,8 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """What the launcher says of the job. outcome, exit_code, detail: None and empty while it runs."""
+    """What the launcher says of the job. outcome, exit_code, detail: None and empty while it runs. is_clean: it was
+    preempted, and all workers ended with exit status 0."""
 
     cycles: int
     restarts_used: int
@@ -47,6 +48,7 @@ class Launched(msgspec.Struct, frozen=True):
     outcome: str | None = None
     exit_code: int | None = None
     detail: str = ""
+    is_clean: bool = False
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -99,7 +101,10 @@ class Report(msgspec.Struct, frozen=True):
             parts.append(f"no end on record of {named(self.open)}: running, or cut off")
         if self.launched is not None and self.launched.outcome is not None:
             detail = f": {self.launched.detail}" if self.launched.detail else ""
-            parts.append(f"the launcher: {self.launched.outcome}, exit status {self.launched.exit_code}{detail}")
+            cleanly = " cleanly" if self.launched.is_clean else ""
+            parts.append(
+                f"the launcher: {self.launched.outcome}{cleanly}, exit status {self.launched.exit_code}{detail}"
+            )
         return "; ".join(parts) or "nothing on record"
 
 
@@ -258,6 +263,7 @@ def _launched(launches: Launches) -> Launched | None:
         outcome=None if last is None else last.outcome,
         exit_code=None if last is None else last.exit_code,
         detail="" if last is None else last.detail,
+        is_clean=bool(ended) and all(event.is_clean for event in ended),
     )
 
 
@@ -272,12 +278,15 @@ def _versions(run: Run | Reader) -> dict[str, str]:
 def _ranks(told: dict[int, _Rank], launches: Launches) -> list[tuple[int, _Rank]]:
     """How each rank's last call, or its last worker, ended, by initial rank."""
     found = dict(told)
+    newest = launches.parts(launches.places[-1]).values() if launches.places else ()
+    stopped = [part for part in newest if part.ended is not None and part.ended.outcome == "preempted"]
+    preempted = {rank for part in stopped for rank in part.workers}
     for rank, worker in _last_workers(launches).items():
         known = found.setdefault(rank, _Rank())
         end = worker.exit
         if worker.called_ns is None:  # what a Wrapper says of an earlier cycle is over
             known = found[rank] = _Rank()
-        if end is not None and end.code == 0 and end.expected and known.outcome is None:
+        if end is not None and end.code == 0 and end.expected and known.outcome is None and rank not in preempted:
             known.outcome = "completed"
         elif end is not None and known.outcome is None:
             known.is_stopped, known.is_lost = end.expected, not end.expected

@@ -117,7 +117,9 @@ def write(path: Path, folder: Path) -> None:
 
 
 def _headline(found: Report) -> str:
-    is_bad = bool(found.lost or found.left) or (found.launched is not None and bool(found.launched.exit_code))
+    is_bad = bool(found.lost or found.left) or (
+        found.launched is not None and bool(found.launched.exit_code) and not found.launched.is_clean
+    )
     what = count(len(found.incidents), "incident") if found.incidents else "no incident"
     cost = "" if found.lost_s is None or not found.incidents else f", {seconds(found.lost_s)} lost"
     share = "" if found.times.ettr is None else f"; {found.times.ettr:.1%} of the time was productive"

@@ -464,11 +464,13 @@ class RestartDecided(Event, frozen=True, tag="restart.decided"):
 
 
 class JobEnded(Event, frozen=True, tag="job.ended"):
-    """The agent leaves: the job is over on this node."""
+    """The agent leaves: the job is over on this node. `is_clean`: it was preempted, and all workers of the node ended
+    with exit status 0 in time."""
 
     outcome: CycleOutcome
     exit_code: int
     detail: str = ""
+    is_clean: bool = False
 
 
 class StopRequested(Event, frozen=True, tag="stop.requested"):

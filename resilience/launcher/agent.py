@@ -50,6 +50,7 @@ class Agent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, node: Node, **kwargs: Any) -> None:
         super().__init__(spec, logs_specs, **kwargs)
         self.verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="nothing ran")
+        self.is_clean = False  # a preemption, and all workers here ended with exit status 0
         self._node = node
         self._running: Running | None = None
         self._look_at = 0.0
@@ -148,8 +149,10 @@ class Agent(LocalElasticAgent):
             for ended in node.witnesses.look_at_workers(running):
                 self._tell(ended, expected=True)
         node.monitors.dismiss(verdict.detail or verdict.outcome)
-        for ended in running.stop(signal.SIGTERM, node.stop_limit(verdict, self._shutdown_timeout)):
+        limit = node.stop_limit(verdict, self._shutdown_timeout)
+        for ended in running.stop(signal.SIGTERM, limit, lambda: node.is_urgent(verdict)):
             self._tell(ended, expected=True)
+        self.is_clean = verdict.outcome == "preempted" and running.ended_well
         if running.stuck:
             node.soil(running.stuck)
         self._running = None

@@ -120,11 +120,11 @@ def launch(command: Command) -> int:
         elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
         run(agent, node)
         verdict = agent.verdict
-        account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500]))
-        made = agent.get_event_succeeded() if verdict.exit_code == 0 else agent.get_event_failed()
+        account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
+        made = agent.get_event_succeeded() if verdict.exit_code == 0 or agent.is_clean else agent.get_event_failed()
         elastic_events.record(made, config.event_log_handler)
         if verdict.outcome != "completed":
-            account.console.last_words(summary(verdict, folder, node.failure, node.failures()))
+            account.console.last_words(summary(verdict, folder, node.failure, node.failures(), agent.is_clean))
         node.over(verdict)
         return verdict.exit_code
 

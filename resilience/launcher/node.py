@@ -414,7 +414,7 @@ class Node:
         is_heard = False  # by any: then the others may come to it as well
         deadline = time.monotonic() + self._options.stop_grace
         while running.living and time.monotonic() < deadline:
-            if {signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()):
+            if self._is_hurried():
                 break
             self.witnesses.hear()
             ended += running.collect()
@@ -423,6 +423,13 @@ class Node:
                 break
             time.sleep(LOOK)
         return ended
+
+    def is_urgent(self, verdict: Verdict) -> bool:
+        """Return True if a person wants the end of workers that were asked to stop, and asks again."""
+        return verdict.outcome == "preempted" and self._is_hurried()
+
+    def _is_hurried(self) -> bool:
+        return bool({signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()))
 
     def stop_limit(self, verdict: Verdict, limit: float) -> float:
         """Return how long workers may take to end, in seconds, `limit` at most: where the others go on without this

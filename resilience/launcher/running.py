@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
-import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import Worker
@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from resilience.launcher import terminal
 from resilience.launcher.output import Follower, RunFolderLogs
 
+LOOK = 0.1  # seconds between looks whether a person is in a hurry
 KILL_LIMIT = 2.0  # seconds that a killed worker may take to be gone
 
 
@@ -107,12 +108,17 @@ class Running:
         self.stuck += given_up
         return given_up
 
-    def stop(self, number: int, limit: float) -> list[Ended]:
-        """End every worker that still lives, by this signal, and after `limit` seconds by SIGKILL; answers those that
-        have ended."""
+    @property
+    def ended_well(self) -> bool:
+        """Whether all workers have ended with exit status 0."""
+        return not self.living and not self.stuck and all(ended.code == 0 for ended in self.ended)
+
+    def stop(self, number: int, limit: float, is_urgent: Callable[[], bool] = lambda: False) -> list[Ended]:
+        """End every worker that still lives: by this signal, and by SIGKILL after `limit` seconds or once it is urgent.
+        Return those that have ended."""
         self.signal(number)
         self.signal(signal.SIGCONT)  # one that is stopped would not heed the other
-        new = self._await_end(limit)
+        new = self._await_end(limit, is_urgent)
         if self.living:
             self.signal(signal.SIGKILL)
             new += self._await_end(KILL_LIMIT)
@@ -131,13 +137,16 @@ class Running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._context.subprocess_handlers[local_rank].proc.pid, number)
 
-    def _await_end(self, limit: float) -> list[Ended]:
+    def _await_end(self, limit: float, is_urgent: Callable[[], bool] = lambda: False) -> list[Ended]:
         deadline = time.monotonic() + limit
-        for local_rank in sorted(self.living):
-            process = self._context.subprocess_handlers[local_rank].proc
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        return self.collect()
+        new = self.collect()
+        while self.living and time.monotonic() < deadline and not is_urgent():
+            poll = select.poll()
+            for fd in self.descriptors:
+                poll.register(fd, select.POLLIN)
+            poll.poll(max(0.0, min(LOOK, deadline - time.monotonic())) * 1000)
+            new += self.collect()
+        return new
 
 
 def signal_name(number: int) -> str:

@@ -15,10 +15,18 @@ LINES = 10  # of the failed rank's output
 
 
 def summary(
-    verdict: Verdict, folder: Path, record: InterruptionRecord | None = None, failures: Sequence[str] = ()
+    verdict: Verdict,
+    folder: Path,
+    record: InterruptionRecord | None = None,
+    failures: Sequence[str] = (),
+    is_clean: bool = False,
 ) -> str:
-    """Return the last message of a launcher whose job did not complete. failures: lines of a table."""
-    lines = [f"resilience run: the job {_WORDS[verdict.outcome]}" + (f": {verdict.detail}" if verdict.detail else "")]
+    """Return the last message of a launcher whose job did not complete. failures: lines of a table. is_clean: it was
+    preempted, and all workers here ended with exit status 0."""
+    what = CLEAN if is_clean else _WORDS[verdict.outcome]
+    lines = [f"resilience run: the job {what}" + (f": {verdict.detail}" if verdict.detail else "")]
+    if verdict.outcome == "preempted":  # whatever failed before, the job had coped with it
+        record, failures = None, ()
     if record is not None:
         lines += _failure(record)
     if len(failures) > 2:
@@ -27,6 +35,7 @@ def summary(
     return "\n".join(lines)
 
 
+CLEAN = "was preempted cleanly, all workers ended with exit status 0"
 _WORDS = {
     "completed": "completed",
     "failed": "failed",

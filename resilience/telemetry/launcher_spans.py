@@ -164,7 +164,7 @@ class CycleSpans:
             start_ns=record.wall_ns if began_ns is None else min(began_ns, record.wall_ns),
             end_ns=record.wall_ns,
             attributes=attributes,
-            is_error=event.exit_code != 0,
+            is_error=event.exit_code != 0 and not event.is_clean,
         )
 
     def _anchor(self, record: Record, name: str) -> Span:

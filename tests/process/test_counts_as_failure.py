@@ -15,7 +15,7 @@ import pytest
 from resilience.core import events
 from resilience.launcher import tied
 from tests.process.launching import Launched, launcher
-from tests.process.told import only_incident
+from tests.process.told import only_incident, told
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
@@ -222,3 +222,86 @@ def test_what_a_worker_has_started_ends_with_the_agent_and_the_agent_is_named(la
     incident = only_incident(job, killed="node0")
     assert incident.records[0].message == "the agent of node0 is gone"
     job.job.ran_to_its_end = True
+
+
+# -- stopping -------------------------------------------------------------------------------------------
+
+STOPS_WHEN_ASKED = """
+import resilience
+resilience.stop_requested()
+say("up")
+while not resilience.stop_requested():
+    time.sleep(0.005)
+"""
+HEARS_SIGTERM = """
+signal.signal(signal.SIGTERM, lambda *_: say("terminated"))
+say("up")
+while True:
+    time.sleep(1)
+"""
+
+
+def test_second_ctrl_c_ends_the_time_for_a_checkpoint(launch: Launch) -> None:
+    job = launch(STOPS_WHEN_ASKED + "say('saves')\nawait_file('never', 600)", "--stop-grace", "600")
+    await_workers(job, "up", "saves", first=lambda: job.job.signal(0, signal.SIGINT))
+    job.job.signal(0, signal.SIGINT)
+    assert job.wait() == [128 + signal.SIGINT]
+    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
+
+
+def test_second_ctrl_c_kills_workers_that_do_not_heed_sigterm(launch: Launch) -> None:
+    job = launch(HEARS_SIGTERM, "--shutdown-timeout", "600")
+    await_workers(job, "up", "terminated", first=lambda: job.job.signal(0, signal.SIGINT))
+    job.job.signal(0, signal.SIGINT)
+    assert job.wait() == [128 + signal.SIGINT]
+    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGKILL", "SIGKILL"]
+
+
+def test_second_sigterm_takes_no_time_from_a_checkpoint(launch: Launch) -> None:
+    job = launch(STOPS_WHEN_ASKED + "say('saves')\nawait_file('saved')", "--stop-grace", "600")
+    await_workers(job, "up", "saves", first=lambda: job.job.signal(0, signal.SIGTERM))
+    job.job.signal(0, signal.SIGTERM)
+    (job.folder / "saved").touch()
+    assert job.wait() == [128 + signal.SIGTERM]
+    assert [record.event.code for record in job.of(events.WorkerExited)] == [0, 0]
+
+
+ENDS_WELL = {
+    "asked": STOPS_WHEN_ASKED,
+    "handler": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nsay('up')\nawait_file('never')",
+}
+
+
+@pytest.mark.parametrize("how", ENDS_WELL)
+def test_preemption_that_all_workers_end_with_0_is_reported_as_a_clean_one_and_exits_with_143(
+    launch: Launch, how: str
+) -> None:
+    job = launch(ENDS_WELL[how])
+    await_workers(job, "up")
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    (ended,) = job.of(events.JobEnded)
+    assert (ended.event.outcome, ended.event.is_clean) == ("preempted", True)
+    assert "the job was preempted cleanly, all workers ended with exit status 0" in job.output(stream=2)
+    found = told(job)
+    assert (found.completed, found.stopped, found.incidents) == ((), (0, 1), ())
+    assert "preempted cleanly, exit status 143" in found.end
+
+
+def test_preemption_in_which_a_worker_had_to_be_ended_is_no_clean_one(launch: Launch) -> None:
+    job = launch(STOPS_WHEN_ASKED + "if rank: sys.exit(3)")
+    await_workers(job, "up")
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    (ended,) = job.of(events.JobEnded)
+    assert (ended.event.outcome, ended.event.is_clean) == ("preempted", False)
+    assert "preempted cleanly" not in job.output(stream=2) + told(job).end
+
+
+def await_workers(job: Launched, name: str, then: str = "", first: Callable[[], None] = lambda: None) -> None:
+    """Wait until both workers have said `name`; with `then`, call `first` and wait until they have said that."""
+    for rank in range(2):
+        job.await_worker(f"{name}.0.{rank}")
+    if then:
+        first()
+        await_workers(job, then)
