@@ -1,8 +1,10 @@
 """`python -m tests.soak --minutes 60 --seed 0`: does a job survive an hour of random faults?
 
 Draws the whole schedule from the seed and writes it down, then runs round after round until the time is over
-(`tests.soak.plan` says what a round is). Prints a table and writes everything as JSON. Status 1 if a rank ended that
-no fault was meant to end, or if a round did not come to its end.
+(`tests.soak.plan` says what a round is). Before that, ranks without this package show what torch alone keeps each time
+everything is built again. Prints a table and writes everything as JSON. Status 1 if a rank ended that no fault was
+meant to end, if a round did not come to its end, or if ranks grow more for one restart than torch alone does
+(`figures.ALLOWED`).
 
 All of it lies in one folder, which is removed at the end unless a round failed or `--keep` is given. What a round
 leaves running is ended by pid."""
@@ -34,6 +36,7 @@ from tests.support.server import ForkServer
 
 ROUND_LIMIT = 420.0  # seconds; a round of 24 faults, each of them a hang that ends in a kill, and load
 BUSY = 8
+REBUILDS = 12  # of ranks without this package
 LEAVE_LIMIT = 60.0  # seconds for data loaders and monitors of a finished round to be gone
 
 
@@ -44,24 +47,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (folder / "schedule.json").write_bytes(msgspec.json.format(msgspec.json.encode(rounds)))
     print(f"schedule of {len(rounds)} rounds in {folder / 'schedule.json'}", flush=True)
     results: list[RoundResult] = []
-    deadline = time.monotonic() + 60 * options.minutes
     os.environ["TMPDIR"] = str(folder)  # what data loaders and checkpoints put down
-    server = ForkServer(["tests.soak.job"])
+    server = ForkServer(["tests.soak.job", "tests.soak.rebuilding"])
     try:
+        torchs = [
+            leak for ranks in sorted({each.ranks for each in rounds}) for leak in measure_torch(server, ranks, folder)
+        ]
+        deadline = time.monotonic() + 60 * options.minutes
         for each in rounds:
             if time.monotonic() > deadline:
                 break
             result = run_round(server, each, folder / f"{each.number}")
             results.append(result)
             print(_line(result), flush=True)
-            _write(options, rounds, results)
+            _write(options, rounds, results, torchs)
             if not result.failed and not result.lost_healthy and not options.keep:
                 shutil.rmtree(folder / f"{each.number}")
-        found = _write(options, rounds, results)
+        found = _write(options, rounds, results, torchs)
         print(f"\n{figures.table(found)}\n\nwritten to {options.out}", flush=True)
     finally:
         server.close()
-    is_good = not found["healthy_ranks_lost"] and not found["rounds_failed"] and bool(results)
+    is_good = not (found["healthy_ranks_lost"] or found["rounds_failed"] or found["leaks"]) and bool(results)
     if is_good and not options.keep:
         shutil.rmtree(folder)
     else:
@@ -73,7 +79,7 @@ def run_round(server: ForkServer, each: Round, folder: Path) -> RoundResult:
     """Run one job to its end, and fold what it left."""
     folder.mkdir()
     began = time.monotonic()
-    kwargs = {"faults": msgspec.to_builtins(each.faults), "workers": 2 if each.ranks <= 4 else 1}
+    kwargs = {"faults": msgspec.to_builtins(each.faults), "workers": _workers(each.ranks)}
     failed, lost, leaks = "", [], []
     job: Job | None = None
     try:
@@ -119,6 +125,23 @@ def run_round(server: ForkServer, each: Round, folder: Path) -> RoundResult:
     )
 
 
+def measure_torch(server: ForkServer, ranks: int, folder: Path) -> list[figures.Leak]:
+    """Return the growth of each rank that builds everything REBUILDS times without this package."""
+    place = folder / f"torch-{ranks}"
+    place.mkdir()
+    kwargs = {"times": REBUILDS, "workers": _workers(ranks)}
+    with started(server, place, ranks, "tests.soak.rebuilding:rebuild", kwargs) as job:
+        ended = job.wait_ranks(ROUND_LIMIT)
+    if any(end.value is None for end in ended):
+        raise RuntimeError(f"torch alone did not come to its end: {[_how(end) for end in ended]}{job.output()}")
+    leaks = [figures.leaks_of(-1, rank, end.value["looks"]) for rank, end in enumerate(ended)]
+    return [leak for leak in leaks if leak is not None]
+
+
+def _workers(ranks: int) -> int:
+    return 2 if ranks <= 4 else 1
+
+
 def _await_monitors(job: Job, ranks: int) -> None:
     """Wait until each rank's monitor has ended, but for those that were killed."""
     killed = {strike["rank"] for strike in figures.strikes_of(job.folder) if strike["kind"] == "monitor"}
@@ -142,8 +165,10 @@ def _line(result: RoundResult) -> str:
     )
 
 
-def _write(options: argparse.Namespace, rounds: list[Round], results: list[RoundResult]) -> dict[str, Any]:
-    found = figures.summary(results)
+def _write(
+    options: argparse.Namespace, rounds: list[Round], results: list[RoundResult], torchs: list[figures.Leak]
+) -> dict[str, Any]:
+    found = figures.summary(results, torchs)
     told = {
         "seed": options.seed,
         "minutes": options.minutes,

@@ -2,7 +2,9 @@
 
 A healthy rank is one that no fault has struck which may end it. A restart counts from the moment at which the first
 monitor or rank detected the interruption until the last rank has entered the function again. A restart took the abort
-ladder if a monitor had to signal a rank, or the watcher gave its rank up (`abort.stuck`)."""
+ladder if a monitor had to signal a rank, or the watcher gave its rank up (`abort.stuck`).
+
+Growth is judged against torch's own (`tests.soak.rebuilding`), which is measured for each size of the world."""
 
 from __future__ import annotations
 
@@ -27,6 +29,15 @@ CLASSES = {  # of a restart, by the kind of the fault that it came from
 }
 
 
+HELD = ("descriptors", "threads", "processes", "anonymous_kib")
+ALLOWED = {  # growth for one restart beyond torch's own, as a mean over all ranks
+    "descriptors": 0.1,
+    "threads": 0.05,
+    "processes": 0.0,
+    "anonymous_kib": 100.0,  # about what an iteration of the job holds in models and buffers
+}
+
+
 class Restart(msgspec.Struct):
     """One restart of one round. cause: the class of the fault before it. ladder: initial ranks that took it."""
 
@@ -43,10 +54,12 @@ class Leak(msgspec.Struct):
 
     round: int
     rank: int
+    world: int
     restarts: int
     descriptors: int
     threads: int
-    resident_kib: int
+    processes: int
+    anonymous_kib: int
 
 
 class RoundResult(msgspec.Struct):
@@ -112,27 +125,29 @@ def restarts_of(number: int, records: list[Record], strikes: list[dict[str, Any]
 
 
 def leaks_of(number: int, rank: int, looks: list[dict[str, Any]]) -> Leak | None:
-    """Compare a rank's last look with the second one at the same size of the world, which is the first one settled."""
-    alike = [look for look in looks if look["world"] == looks[-1]["world"]]
-    if len(alike) < 4:
+    """Compare a rank's last look with the second one at the same size of the world. Earlier looks than the first
+    checkpoint do not count: until then the process still does things for the first time."""
+    alike = [look for look in looks if look["is_warm"] and look["world"] == looks[-1]["world"]]
+    if len(alike) < 3:
         return None
     first, last = alike[1], alike[-1]
     return Leak(
         round=number,
         rank=rank,
+        world=last["world"],
         restarts=last["iteration"] - first["iteration"],
-        **{name: last[name] - first[name] for name in ("descriptors", "threads", "resident_kib")},
+        **{name: last[name] - first[name] for name in HELD},
     )
 
 
 # -- all rounds --------------------------------------------------------------------------------------------------------
 
 
-def summary(rounds: list[RoundResult]) -> dict[str, Any]:
-    """Return the figures of a soak."""
+def summary(rounds: list[RoundResult], torchs: list[Leak]) -> dict[str, Any]:
+    """Return the figures of a soak. torchs: the growth of ranks without this package."""
     restarts = [restart for each in rounds for restart in each.restarts]
-    leaks = [leak for each in rounds for leak in each.leaks]
-    counted = sum(leak.restarts for leak in leaks)
+    growth = growth_of([leak for each in rounds for leak in each.leaks])
+    torchs_growth = growth_of(torchs)
     return {
         "rounds": len(rounds),
         "rounds_failed": [f"round {each.number}: {each.failed}" for each in rounds if each.failed],
@@ -148,15 +163,33 @@ def summary(rounds: list[RoundResult]) -> dict[str, Any]:
             "quiet": _spread([r for each in rounds if not each.loaded for r in each.restarts]),
             "loaded": _spread([r for each in rounds if each.loaded for r in each.restarts]),
         },
-        "leaks": {
-            "ranks": len(leaks),
-            "restarts_of_ranks": counted,
-            **{
-                f"{name}_per_restart": sum(getattr(leak, name) for leak in leaks) / max(1, counted)
-                for name in ("descriptors", "threads", "resident_kib")
-            },
-        },
+        "slowest_restart": _slowest(restarts),
+        "growth": growth,
+        "growth_of_torch_alone": torchs_growth,
+        "leaks": leaking(growth, torchs_growth),
     }
+
+
+def growth_of(leaks: list[Leak]) -> dict[str, float]:
+    """Return how many ranks and restarts were looked at, and the growth for one restart."""
+    restarts = sum(leak.restarts for leak in leaks)
+    growth: dict[str, float] = {"ranks": len(leaks), "restarts": restarts}
+    return growth | {name: sum(getattr(leak, name) for leak in leaks) / max(1, restarts) for name in HELD}
+
+
+def leaking(growth: dict[str, float], torchs: dict[str, float]) -> list[str]:
+    """Return what grows by more than is allowed, in words."""
+    return [
+        f"{name}: {growth[name]:.3f} for one restart, allowed {torchs[name] + ALLOWED[name]:.3f}"
+        for name in HELD
+        if growth[name] > torchs[name] + ALLOWED[name]
+    ]
+
+
+def _slowest(restarts: list[Restart]) -> dict[str, Any]:
+    """Return the slowest restart, empty if there was none."""
+    timed = [restart for restart in restarts if restart.seconds is not None]
+    return msgspec.to_builtins(max(timed, key=lambda restart: restart.seconds or 0.0)) if timed else {}
 
 
 def _name(strike: dict[str, Any]) -> str:
@@ -192,12 +225,21 @@ def table(figures: dict[str, Any]) -> str:
     for load, causes in figures["restart_s"].items():
         for cause, took in causes.items():
             lines.append(f"  {load + ', ' + cause:<42}{took['count']:>7}{took['median']:>9.3f}{took['slowest']:>9.3f}")
-    leaks = figures["leaks"]
+    slowest = figures["slowest_restart"]
+    if slowest:
+        lines += [
+            "",
+            f"slowest restart: {slowest['seconds']:.1f} s, round {slowest['round']}, iteration {slowest['iteration']}, "
+            f"after {slowest['cause']}",
+        ]
+    lines += ["", f"leaks: {len(figures['leaks'])}", *(f"  {leak}" for leak in figures["leaks"])]
+    for what, growth in (("ranks", figures["growth"]), ("ranks of torch alone", figures["growth_of_torch_alone"])):
+        lines.append(
+            f"growth for one restart, {growth['ranks']} {what}, {growth['restarts']} restarts: "
+            f"{growth['descriptors']:.3f} descriptors, {growth['threads']:.3f} threads, "
+            f"{growth['processes']:.3f} processes, {growth['anonymous_kib']:.1f} KiB of anonymous memory"
+        )
     lines += [
-        "",
-        f"growth of {leaks['ranks']} ranks over {leaks['restarts_of_ranks']} restarts, for one restart:",
-        f"  descriptors {leaks['descriptors_per_restart']:.2f}, threads {leaks['threads_per_restart']:.2f}, "
-        f"resident memory {leaks['resident_kib_per_restart']:.0f} KiB",
         "",
         "faults:",
         *(f"  {count:>5}  {name}" for name, count in figures["faults"].items()),

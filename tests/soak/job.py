@@ -84,7 +84,11 @@ def train(faults: list[dict[str, Any]], workers: int) -> dict[str, Any]:
 
 
 class Training:
-    """The groups, models and data of one iteration."""
+    """The groups, models and data of one iteration.
+
+    is_warm: this process has saved a checkpoint, so it has done everything once that it will do again."""
+
+    is_warm = False
 
     def __init__(self, folder: Path, iteration: int, rank: int, workers: int) -> None:
         self._folder = folder / "checkpoints"
@@ -154,6 +158,7 @@ class Training:
             self._saving.result()
         path = self._folder / f"{self._name}-{self.step:06}"
         self._saving = dcp.async_save(self._state(), checkpoint_id=str(path), process_group=self._checkpoint_group)
+        Training.is_warm = True
 
     def _load(self) -> None:
         """Load the last checkpoint that is complete, the same one on all ranks."""
@@ -188,7 +193,15 @@ class Training:
         return {
             "iteration": iteration,
             "world": dist.get_world_size(),
+            "is_warm": Training.is_warm,
             "descriptors": held[0],
             "threads": held[1],
-            "resident_kib": process.memory_info().rss // 1024,
+            "processes": len(process.children(recursive=True)),
+            "anonymous_kib": _anonymous_kib(),
         }
+
+
+def _anonymous_kib() -> int:
+    """Return the resident memory of this process that is no file's: pages of libraries come in one by one, for long."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1])
