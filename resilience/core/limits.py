@@ -154,6 +154,7 @@ def with_state(limits: Limits, state: State) -> Limits:
         heartbeat=Limit(hard=state.hb_timeouts.subsequent),
         sections={name: Limit(hard=limit) for name, limit in state.section_timeouts.section.items()},
         out_of_section=Limit(hard=state.section_timeouts.out_of_section),
+        defaults=() if state.hb_timeouts.were_calculated else limits.defaults,
     )
     return changed
 

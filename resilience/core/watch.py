@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from resilience.core.silences import Rule, Silence
+
 Seconds = float
 
 
@@ -47,7 +49,9 @@ class Limits(msgspec.Struct, frozen=True):
     been. warmup: in place of its own limit for the first `warmup_occurrences` times of a section, by name, or of a
     gap between heartbeats ("heartbeat"). signal: what ends a rank past a hard limit. grace: between that and
     SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that are
-    weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline."""
+    weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline. rule: of the limit
+    for silences where no other limit holds; None watches nothing more. defaults: names of limits here that nobody has
+    set; they do not keep the rule from being weighed."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT
@@ -67,6 +71,8 @@ class Limits(msgspec.Struct, frozen=True):
     safety_factor: float = 5.0
     shadow: Limits | None = None
     learned: dict[str, Learned] = {}
+    rule: Rule | None = None
+    defaults: tuple[str, ...] = ()
 
 
 class Doing(Enum):
@@ -103,6 +109,7 @@ class Observation(msgspec.Struct, frozen=True):
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
+    silence: Silence | None = None  # the present one, None before the first sign of life
     store_due_at: Seconds | None = None  # the main thread waits for the job's store, whose answer is due then
     is_stuck: bool = False  # the rank says that its abort did not free it
     is_gone: bool = False
@@ -201,6 +208,7 @@ ABORT_STUCK = "abort"  # limit name of a rank that its own abort could not free
 AGENT_LOST = "agent"  # and of one whose agent is gone
 ORPHAN_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for a rank without an agent
 HEARTBEAT = "heartbeat"
+SILENCE = "silence"  # and of one that has no limit of its own, by the rule
 
 
 def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
@@ -322,7 +330,27 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
         rows.append((f"section:{section.name}", section.seen_at, section_limit(limits, section)))
     if not seen.open_sections and seen.section_left_at is not None:
         rows.append(("out_of_section", seen.section_left_at, limits.out_of_section))
+    is_open = seen.interrupted_at is None and not _watched(rows) - set(limits.defaults)
+    if limits.rule is not None and seen.silence is not None and is_open:
+        rows.append(_silence_row(limits.rule, seen.silence))
     return rows
+
+
+def _silence_row(rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
+    """Return the limit that the rule gives where nobody has set one."""
+    allowed = silence.allowed
+    limit = Limit(hard=allowed) if rule.margin is None else Limit(allowed, allowed + rule.margin)
+    return f"{SILENCE}:{silence.kind}" if silence.kind else SILENCE, silence.since, limit
+
+
+def is_silence_weighed(limits: Limits, seen: Observation) -> bool:
+    """Whether the rule for silences holds for what the rank is doing: no limit does that somebody has set."""
+    return any(name.partition(":")[0] == SILENCE for name, _, _ in in_force(limits, seen))
+
+
+def _watched(rows: list[tuple[str, Seconds, Limit]]) -> set[str]:
+    """Return the limits that would notice a function that runs but makes no progress."""
+    return {name for name, _, limit in rows if limit.soft or limit.hard} - {"watchdog", "leave"}
 
 
 def _silent_from(seen: Observation, announced_at: Seconds) -> Seconds:
@@ -370,10 +398,10 @@ def _all(limits: Limits) -> list[Seconds]:
         *limits.sections.values(),
         *limits.warmup.values(),
     )
-    return [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]
+    own = [] if limits.rule is None else [limits.rule.least]
+    return own + [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]
 
 
 def shows_progress(limits: Limits, seen: Observation) -> bool:
     """Whether anything is armed that would notice a function that runs but makes no progress."""
-    names = {name for name, _, limit in in_force(limits, seen) if limit.soft or limit.hard}
-    return bool(names - {"watchdog", "leave"})
+    return bool(_watched(in_force(limits, seen)))

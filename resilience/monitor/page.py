@@ -27,11 +27,11 @@ from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 
-MAGIC = 0x52_45_53_49_4C_02  # "RESIL", layout 2
+MAGIC = 0x52_45_53_49_4C_03  # "RESIL", layout 3
 NAMES = 128  # different names of sections, hooks and collectives
 NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
-RING = 4096  # finished sections and heartbeat gaps that the monitor has not folded yet
+RING = 4096  # finished sections, heartbeat gaps and steps that the monitor has not folded yet
 COLLECTIVES = 256  # the last ones that were entered
 
 # Words, by index. Those up to the ring of finished sections are copied in one go, upwards: the sequence
@@ -58,6 +58,7 @@ _NAMES_AT = (_COLLECTIVE_RING + _COLLECTIVE_WORDS * COLLECTIVES) * 8
 SIZE = _NAMES_AT + NAMES * NAME_BYTES
 _HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
 _FAILED = 1 << 32  # added to the name of a section that an exception left
+_IS_STEP = 1 << 33  # in place of a name: the step rose
 
 _DOING = tuple(Doing)
 _DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
@@ -209,8 +210,15 @@ class RankSide:
         words = self._words
         now = time.monotonic_ns()
         if number + 1 > words[_STEP]:
+            before = words[_STEP_AT]
             words[_STEP] = number + 1  # 0 means: never
             words[_STEP_AT] = now
+            head = words[_HEAD]
+            at = _RING + head % RING * _RING_WORDS
+            words[at] = _IS_STEP
+            words[at + 1] = now - before if before else 0
+            words[at + 2] = now
+            words[_HEAD] = head + 1
         if (told := self.on_progress) is not None:  # after the store: who is told asks for the step
             told("step")
 
@@ -435,13 +443,15 @@ class PageView(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A finished section, or a heartbeat gap (name empty); duration in seconds. at: when the section was
-    entered or the heartbeat came. failed: an exception left the section, its duration says little."""
+    """A finished section, or, without a name, a heartbeat gap or the time to a higher step (0 for the first); duration
+    in seconds. at: when the section was entered, or the heartbeat or step came. failed: an exception left the section,
+    its duration says little."""
 
     name: str
     duration: float
     at: float
     failed: bool = False
+    is_step: bool = False
 
 
 class CollectiveEntry(msgspec.Struct, frozen=True):
@@ -550,8 +560,9 @@ class MonitorSide:
     def _closed(self, count: int) -> Closed:
         at = _RING + count % RING * _RING_WORDS
         number, duration, when = self._words[at : at + _RING_WORDS]
-        name = "" if number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
-        return Closed(name, duration * _NS, when * _NS, bool(number & _FAILED))
+        is_step = number == _IS_STEP
+        name = "" if is_step or number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
+        return Closed(name, duration * _NS, when * _NS, bool(number & _FAILED), is_step)
 
     def _collective(self, count: int) -> CollectiveEntry:
         at = _COLLECTIVE_RING + count % COLLECTIVES * _COLLECTIVE_WORDS

@@ -7,6 +7,7 @@ quiet core. `tests.benchmarks.run` has the medians of a running job, beside the 
 
 from __future__ import annotations
 
+import itertools
 import timeit
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ def main() -> None:
     show("without a page: section pair", pair, section=client.section)
     client.activate(rank)
     show("heartbeat()", "heartbeat()", heartbeat=client.heartbeat)
-    show("step(n)", "step(3)", step=client.step)
+    show("step(n)", "step(next(number))", step=client.step, number=itertools.count())
     show("section pair", pair, section=client.section)
     show("ping()", "ping()", ping=rank.ping)
     show("watchdog tick", "tick()", tick=rank.tick)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from resilience.core import watch
+from resilience.core.silences import Rule, Silence
 from resilience.core.watch import (
     AskRestart,
     CaptureEvidence,
@@ -598,3 +599,75 @@ def _check_wake(
         moments += [at + limit.soft for at, limit in rows.values() if limit.soft is not None]
     if moments:
         assert wake_at is not None and now < wake_at <= min(moments)
+
+
+# -- limits that nobody has set ----------------------------------------------------------------------
+
+RULE = Rule(first=600.0, least=60.0)
+
+
+def silent(kind: str = "", **signs: Any) -> Observation:
+    """A rank in its function whose last sign of life came at START."""
+    return in_function(silence=Silence(kind, START, 600.0, START + 60.0), **signs)
+
+
+def test_rank_without_any_limit_is_ended_past_the_limit_of_the_rule() -> None:
+    commands = watch_over(watch, limits_of(rule=RULE), silent(), until=1000.0)
+    ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
+    assert (at, end.finding.limit, end.finding.allowed) == (START + 600.0, "silence", 600.0)
+
+
+def test_silence_in_a_section_is_named_for_it() -> None:
+    limits = limits_of(rule=RULE)
+    seen = silent("checkpoint", open_sections=(Sign("checkpoint", START),))
+    assert found(watch_over(watch, limits, seen, until=1000.0)) == {"silence:checkpoint"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "signs"),
+    [
+        ({"step": Limit(hard=5000.0)}, {"step_at": START}),
+        ({"heartbeat": Limit(hard=5000.0)}, {"heartbeat_at": START}),
+        ({"sections": {"save": Limit(hard=5000.0)}}, {"open_sections": (Sign("save", START),)}),
+        ({"out_of_section": Limit(hard=5000.0)}, {"section_left_at": START}),
+        ({"ping": Limit(hard=5000.0)}, {"ping_at": START}),
+    ],
+)
+def test_limit_that_somebody_has_set_replaces_the_rule(limits: dict[str, Any], signs: dict[str, Any]) -> None:
+    assert found(watch_over(watch, limits_of(rule=RULE, **limits), silent(**signs), until=4000.0)) == set()
+
+
+def test_rule_holds_beside_a_limit_that_is_only_a_default() -> None:
+    limits = limits_of(rule=RULE, heartbeat=Limit(hard=2700.0), defaults=("heartbeat",))
+    assert found(watch_over(watch, limits, silent(heartbeat_at=START), until=1000.0)) == {"silence"}
+
+
+def test_rule_holds_where_only_another_section_has_a_limit() -> None:
+    limits = limits_of(rule=RULE, sections={"save": Limit(hard=5000.0)})
+    assert found(watch_over(watch, limits, silent(), until=1000.0)) == {"silence"}
+
+
+def test_watchdog_of_the_main_thread_does_not_replace_the_rule() -> None:
+    limits = limits_of(rule=RULE, watchdog=Limit(hard=5000.0))
+    assert found(watch_over(watch, limits, silent(watchdog_at=START), until=1000.0)) == {"silence"}
+
+
+def test_rule_with_a_margin_asks_for_a_restart_first() -> None:
+    limits = limits_of(rule=msgspec.structs.replace(RULE, margin=30.0))
+    commands = watch_over(watch, limits, silent(), until=1000.0)
+    asked = [at for at, command in commands if isinstance(command, AskRestart)]
+    ended = [at for at, command in commands if isinstance(command, Terminate)]
+    assert (asked[0], ended) == (START + 600.0, [START + 630.0])
+
+
+def test_without_the_rule_a_silence_is_nothing() -> None:
+    assert watch_over(watch, limits_of(), silent(), until=10_000.0) == []
+
+
+def test_interrupted_rank_is_not_ended_for_its_silence() -> None:
+    assert found(watch_over(watch, limits_of(rule=RULE), silent(interrupted_at=START + 1), until=5000.0)) == set()
+
+
+def test_rule_counts_as_something_that_notices_a_lack_of_progress() -> None:
+    assert watch.shows_progress(limits_of(rule=RULE), silent())
+    assert not watch.shows_progress(limits_of(), silent())

@@ -187,6 +187,17 @@ def test_finished_sections_and_heartbeat_gaps_are_drained_once_in_order() -> Non
     assert monitor.drain() == ([], 0)
 
 
+def test_each_higher_step_is_drained_once_with_the_time_since_the_one_before() -> None:
+    rank, monitor = both_sides()
+    for number in (3, 3, 2, 5):
+        rank.step(number)
+    entries, _ = monitor.drain()
+    assert [(entry.name, entry.is_step) for entry in entries] == [("", True), ("", True)]
+    first, second = entries
+    assert first.duration == 0
+    assert second.duration == pytest.approx(second.at - first.at)
+
+
 def test_overrun_of_the_ring_is_counted_and_the_newest_are_kept() -> None:
     rank, monitor = both_sides()
     total = RING + 10
@@ -349,7 +360,9 @@ def test_page_follows_a_simple_model_over_any_sequence_of_calls(operations: list
                 has_beaten = True
             case "step", int(number):
                 rank.step(number)
-                step = number if step is None else max(step, number)
+                if step is None or number > step:
+                    finished.append("")
+                    step = number
             case "seat", int(number):
                 rank.set_seat(Seat(0, 0, 1, 1, iteration=number))
                 opened, step, has_beaten = [], None, False

@@ -1,0 +1,110 @@
+"""A job on a virtual clock, watched by the rule for silences as a rank's monitor does it.
+
+Signs reach the rule in batches, as a monitor reads them from the page; before each long silence the rule is asked
+what it would have done meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from resilience.core.silences import (
+    Hearing,
+    Open,
+    Rule,
+    Sign,
+    Silence,
+    begin,
+    has_shown_its_pauses,
+    hear,
+    present,
+    suspect,
+)
+
+LOOK = 15.0  # seconds between two looks of the monitor, at most
+
+
+class SilentJob:
+    """One rank. `pass_time` lets it be silent; what the rule does meanwhile is counted."""
+
+    def __init__(self, rule: Rule | None = None) -> None:
+        self.rule = Rule() if rule is None else rule
+        self.now = 1000.0
+        self.hearing = Hearing()
+        self.kills: list[Silence] = []
+        self.suspicions: list[tuple[float, Silence]] = []  # seconds of silence, and which
+        self._began = self.now
+        self._signs: list[Sign] = []
+        self._open: list[Open] = []
+
+    # -- what the program does ------------------------------------------------------------------
+
+    def start_again(self) -> None:
+        """Begin another cycle."""
+        self._look()
+        self.hearing = begin(self.hearing)
+        self._began = self.now
+        self._open.clear()
+
+    def step(self) -> None:
+        self._signs.append(Sign(self.now, "step"))
+
+    def heartbeat(self) -> None:
+        self._signs.append(Sign(self.now, "heartbeat"))
+
+    @contextmanager
+    def section(self, name: str, failed: bool = False) -> Iterator[None]:
+        section = Open(name, self.now)
+        self._open.append(section)
+        yield
+        self._open.remove(section)
+        self._signs.append(Sign(self.now, "closed", name, section.at, failed))
+
+    def pass_time(self, seconds: float) -> None:
+        """Be silent for so long, and let the monitor look as often as it would."""
+        if seconds < self.rule.least:  # no limit is shorter
+            self.now += seconds
+            return
+        until = self.now + seconds
+        self._look()
+        while self.now < until:
+            self.now = min(until, self.now + LOOK)
+            self._look()
+            if self._is_exceeded():
+                break
+        self.now = until
+
+    def hang(self) -> float:
+        """Be silent for ever; answers after how many seconds the rule ends the rank."""
+        self._look()
+        silence = self.silence
+        assert silence is not None, "the rule is not armed"
+        return silence.since + silence.allowed - self.now
+
+    # -- what the rule says ---------------------------------------------------------------------
+
+    @property
+    def silence(self) -> Silence | None:
+        self._look()
+        return present(self.rule, self.hearing, self._began)
+
+    @property
+    def is_learned(self) -> bool:
+        self._look()
+        return has_shown_its_pauses(self.hearing.shown)
+
+    def _look(self) -> None:
+        self.hearing = hear(self.hearing, self._signs, tuple(self._open), self.now)
+        self._signs.clear()
+
+    def _is_exceeded(self) -> bool:
+        silence = present(self.rule, self.hearing, self._began)
+        if silence is None:
+            return False
+        self.hearing, is_new = suspect(self.hearing, silence, self.now)
+        if is_new:
+            self.suspicions.append((self.now - silence.since, silence))
+        if self.now < silence.since + silence.allowed:
+            return False
+        self.kills.append(silence)
+        return True
