@@ -139,6 +139,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     timeouts_shadow: Annotated[
         bool, _setting("1 or 0", "0", "tell what the learned limits would have done, and do nothing")
     ] = False
+    detect_hangs: Annotated[
+        bool,
+        _setting("1 or 0", "1", "end a rank that is silent for long where no limit is set for what it does"),
+    ] = True
+    hang_first_limit: Annotated[
+        Seconds,
+        _setting("seconds above 0", "600", "how long a rank may be silent then, until the job has shown its pauses"),
+    ] = 600.0
+    hang_least_limit: Annotated[
+        Seconds,
+        _setting("seconds above 0", "60", "the least limit after that, where 10 times the longest silence is shorter"),
+    ] = 60.0
     node: Annotated[
         JobName | None,
         _setting(

@@ -72,7 +72,7 @@ def learned(
     limits = in_force(found, base, fingerprint, margin)
     told = TimeoutsLoaded(str(path), len(limits.learned), is_same, is_shadow, note)
     if is_shadow:
-        return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, learned={})), told
+        return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, learned={}, rule=None)), told
     return limits, told
 
 

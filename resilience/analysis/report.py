@@ -20,6 +20,7 @@ from resilience.core.incident import Incident, to_json
 from resilience.core.incidents import fold
 from resilience.core.launches import Launches, Worker
 from resilience.core.records import Record
+from resilience.core.watched import watched_in_words
 
 SCHEMA = 1
 
@@ -315,6 +316,8 @@ def _unknown_progress(launches: Launches) -> Iterable[Note]:
 
 _NOTED = frozenset(
     (
+        events.HangsWatched,
+        events.HangSuspected,
         events.ProgressUnknown,
         events.AbortFailed,
         events.GroupAborted,
@@ -339,6 +342,11 @@ _NOTED = frozenset(
 
 def _note(event: events.Event) -> str | None:
     match event:
+        case events.HangsWatched():
+            return watched_in_words(event)
+        case events.HangSuspected():
+            where = f"in section {event.kind!r}" if event.kind else "outside sections"
+            return f"a hang was suspected {where}, where no limit is set; allowed were {event.allowed_s:g} s"
         case events.ProgressUnknown():
             return "nothing was armed that shows progress: a loop that gets nowhere would not be noticed"
         case events.AbortFailed():

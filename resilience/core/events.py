@@ -169,6 +169,36 @@ class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
     silent_for_s: Seconds
 
 
+class HangsWatched(Event, frozen=True, tag="hangs.watched"):
+    """By what a hang is noticed in this run; told once at its start.
+
+    limits: those that somebody has set or calibrated, in seconds, by what they hold for. first_s and least_s: of the
+    rule for silences that no limit is set for: until the job has shown its pauses, and the least one after that;
+    None where the rule is switched off."""
+
+    limits: dict[str, Seconds]
+    first_s: Seconds | None = None
+    least_s: Seconds | None = None
+
+
+class HangSuspected(Event, frozen=True, tag="hang.suspected"):
+    """A rank is silent for long, and nobody has set a limit for what it does: it is ended after `allowed_s`.
+
+    kind: the innermost open section, empty where none is open. longest_s: the longest silence of that kind before.
+    is_learned: the limit follows from that; else the job has not shown its pauses yet. hang: in which way it seems to
+    hang. stack: of its main thread, innermost frame last."""
+
+    level: ClassVar[Level] = "warning"
+    kind: str
+    silent_for_s: Seconds
+    longest_s: Seconds
+    allowed_s: Seconds
+    is_learned: bool
+    hang: Hang | None = None
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
+
+
 class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
     """The function runs, and nothing is armed that could show a lack of progress: no ping, heartbeat
     or section with a limit, and no step limit. A loop without progress would not be noticed."""
@@ -579,6 +609,8 @@ CATALOGUE: tuple[type[Event], ...] = (
     InterruptionArrived,
     OutcomeSeen,
     RankFellSilent,
+    HangsWatched,
+    HangSuspected,
     ProgressUnknown,
     RankSignalled,
     RankExited,
@@ -640,6 +672,8 @@ AnyEvent = (
     | InterruptionArrived
     | OutcomeSeen
     | RankFellSilent
+    | HangsWatched
+    | HangSuspected
     | ProgressUnknown
     | RankSignalled
     | RankExited

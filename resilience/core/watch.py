@@ -330,8 +330,9 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
         rows.append((f"section:{section.name}", section.seen_at, section_limit(limits, section)))
     if not seen.open_sections and seen.section_left_at is not None:
         rows.append(("out_of_section", seen.section_left_at, limits.out_of_section))
-    is_open = seen.interrupted_at is None and not _watched(rows) - set(limits.defaults)
-    if limits.rule is not None and seen.silence is not None and is_open:
+    is_set = any(section.name in limits.sections for section in seen.open_sections)  # to none, perhaps
+    is_set = is_set or seen.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
+    if limits.rule is not None and seen.silence is not None and not is_set:
         rows.append(_silence_row(limits.rule, seen.silence))
     return rows
 

@@ -35,6 +35,7 @@ from resilience.inprocess.outlet import StoreOutlet
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.server import RankMonitor
+from resilience.telemetry import standard
 
 if TYPE_CHECKING:
     from resilience.inprocess.rank_assignment import RankAssignment
@@ -115,6 +116,8 @@ class Handle:
                 self._is_ready.set()
             case messages.ShowStacks(number):
                 stacks.answer(number)
+            case messages.Alert(line):
+                standard.show(line)
 
     def forget(self) -> None:
         """In a forked child: the line is its parent's."""
@@ -312,6 +315,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         notice=plan.notice,
         ready=ready,
         emit=lambda *new: monitor.emit(*new),
+        alert=lambda line: channel.send(messages.encode(messages.Alert(line))),
     )
     monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
     outlet.start()

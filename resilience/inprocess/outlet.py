@@ -23,6 +23,7 @@ from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Add, Assign, Check, Keys, Read, Seat, Set, report, seat_key, stand_in
 from resilience.core.symptoms import symptom
+from resilience.core.watched import suspicion_in_words
 from resilience.errors import ResilienceError, StoreError
 from resilience.inprocess.assigning import Hooks, seat_after
 from resilience.inprocess.joining import connect, join, serving_key
@@ -52,7 +53,9 @@ class StoreOutlet:
         notice: Notice,
         ready: Callable[[str], None],
         emit: Callable[..., None],
+        alert: Callable[[str], object],
     ) -> None:
+        """alert: shows a line at the rank's terminal."""
         self._factory = store_factory
         self._kwargs = store_kwargs
         self._hooks = hooks
@@ -60,6 +63,7 @@ class StoreOutlet:
         self._notice = notice
         self._ready = ready
         self._emit = emit
+        self._alert = alert
         self._base: Any = None
         self._hosting_s = 0.0  # that connecting to the base took, or hosting it
         self._patience: Patience | None = None
@@ -87,6 +91,9 @@ class StoreOutlet:
     def begin(self, begin: messages.Begin) -> None:
         self._is_begun = True
         self._tasks.put(lambda: self._begin(begin))
+
+    def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
+        self._alert(suspicion_in_words(rank, suspicion))
 
     def interrupt(self, record: InterruptionRecord) -> None:
         self._tasks.put(lambda: self._interrupt(record))

@@ -29,7 +29,9 @@ from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
+from resilience.core.silences import Rule
 from resilience.core.watch import Doing
+from resilience.core.watched import watched
 from resilience.errors import MonitorError
 from resilience.inprocess import launched, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
@@ -163,6 +165,7 @@ class Session:
             if (cycle, number) == (0, 0):
                 lines = launched.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
                 self.emit(*map(events.ConfigurationAdvised, lines))
+                self.emit(watched(limits))
         supervision.announce(
             self.store, self.node, supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         )
@@ -354,6 +357,7 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
         step=watch.NO_LIMIT if settings.step_timeout is None else own(settings.step_timeout),
         sections={name: own(limit) for name, limit in settings.section_timeouts.items()},
         grace=wrapper.termination_grace_time.total_seconds(),
+        rule=Rule(settings.hang_first_limit, settings.hang_least_limit, hard - soft) if settings.detect_hangs else None,
     )
 
 

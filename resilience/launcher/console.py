@@ -12,10 +12,12 @@ from pathlib import Path
 from resilience.core import encoding, events
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.records import Record
+from resilience.core.watched import suspicion_in_words, watched_in_words
 from resilience.launcher import terminal
 from resilience.monitor.config import LOG_LEVELS
 
 LONGEST = 1000  # bytes of a line
+TOGETHER = 30.0  # seconds in which ranks that wait for a hung one are suspected too
 PATIENCE = 2.0  # seconds that a reader is given for the last words
 
 
@@ -34,20 +36,33 @@ class Console:
         self._descriptor = terminal.stream(terminal.STDERR) if descriptor is None else descriptor
         self._met: events.RendezvousCompleted | None = None
         self._left_out = 0
+        self._watched: events.HangsWatched | None = None
+        self._suspected_at = float("-inf")
 
     def take(self, record: Record) -> bool:
         """Show an event if it is for people. Always taken: what is not shown here is in the record file."""
         event = record.event
         if isinstance(event, events.RendezvousCompleted):
             self._met = event
+        if isinstance(event, events.HangsWatched):
+            self._watched = event
         text = self._sentence(record)
         if text:
             self._show(event.level, text)
+        if isinstance(event, events.CycleStarted) and event.why == "first" and self._watched is not None and text:
+            self._show(event.level, watched_in_words(self._watched))
         return True
 
     def found(self, record: InterruptionRecord) -> None:
         """Show what a monitor found out about its rank."""
         self._show("error", _interruption(record))
+
+    def suspected(self, rank: int, suspicion: events.HangSuspected) -> None:
+        """Show that a rank may hang; of ranks that fall silent together, one line."""
+        now = time.monotonic()
+        if now - self._suspected_at >= TOGETHER:
+            self._suspected_at = now
+            self._show(suspicion.level, suspicion_in_words(rank, suspicion))
 
     def last_words(self, text: str) -> None:
         """Show why the job is over, at any level."""

@@ -16,6 +16,7 @@ import time
 import uuid
 from pathlib import Path
 
+import msgspec
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events as elastic_events
@@ -36,7 +37,9 @@ from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.identity import fingerprint
 from resilience.core.restart import CompareSet
+from resilience.core.silences import Rule
 from resilience.core.watch import Limits
+from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
@@ -52,7 +55,7 @@ from resilience.launcher.signals import Signals
 from resilience.launcher.stores import StoreProcess
 from resilience.launcher.summary import summary
 from resilience.launcher.zygote import Zygote
-from resilience.monitor.config import to_limits
+from resilience.monitor.config import FaultToleranceConfig, to_limits
 from resilience.telemetry.elastic import bridged
 from resilience.telemetry.recording import Job, read_job
 from resilience.telemetry.setup import AgentExports, Asked
@@ -184,7 +187,22 @@ def group_rank(command: Command, rendezvous: RendezvousParameters) -> Choice | N
 
 
 def limits_of(command: Command, settings: Settings, folder: Path, account: Account) -> Limits:
-    """Return what the monitors watch: configured limits, and learned ones beside them."""
+    """Return what the monitors watch: known limits, and the rule for what none of them covers."""
+    limits = _known_limits(command, settings, folder, account)
+    limits = msgspec.structs.replace(limits, rule=_rule(command.config, settings))
+    account.emit(watched(limits))
+    return limits
+
+
+def _rule(config: FaultToleranceConfig, settings: Settings) -> Rule | None:
+    """Return the rule for silences that have no limit, None if it is switched off."""
+    is_on = settings.detect_hangs if config.detect_hangs is None else config.detect_hangs
+    first, least = config.hang_first_limit, config.hang_least_limit
+    return Rule(first or settings.hang_first_limit, least or settings.hang_least_limit) if is_on else None
+
+
+def _known_limits(command: Command, settings: Settings, folder: Path, account: Account) -> Limits:
+    """Return the limits that somebody has set, and learned ones beside them."""
     configured = to_limits(command.config)
     source = command.options.timeouts or settings.timeouts
     if source is None:

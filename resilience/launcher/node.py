@@ -25,6 +25,7 @@ from resilience.core.attribution import InterruptionRecord
 from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
+from resilience.core.silences import Rule
 from resilience.core.watch import Limits
 from resilience.errors import DecodeError, StoreError
 from resilience.launcher import program
@@ -116,6 +117,11 @@ class Node:
     def descriptors(self) -> list[int]:
         """What becomes readable when a monitor or a signal has something to say."""
         return [*self.monitors.filenos(), self.signals.fileno()]
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule for silences that have no limit, None if it is switched off."""
+        return self._limits.rule
 
     @property
     def shortest_limit(self) -> float | None:

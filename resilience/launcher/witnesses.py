@@ -80,6 +80,8 @@ class Witnesses:
                     self._killed.note(record)
                     if self._records.setdefault(record.pid or -1, record) is record:
                         self._account.console.found(record)
+                case messages.Suspected(rank, suspicion):
+                    self._account.console.suspected(rank, suspicion)
                 case messages.Gone(worker_pid):
                     self._gone.add(worker_pid)
                 case Lost(monitor_pid, why):

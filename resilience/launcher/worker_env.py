@@ -72,8 +72,12 @@ def _environment(agent: Agent, group: WorkerGroup, worker: Worker, node: Node) -
         "RESILIENCE_NODE": node.name,
         "RESILIENCE_RESTART_POLICY": node.policy,
         "RESILIENCE_SHORTEST_LIMIT": "" if node.shortest_limit is None else f"{node.shortest_limit:g}",
+        "RESILIENCE_DETECT_HANGS": "0" if node.rule is None else "1",
         "RESILIENCE_MONITOR_SOCKET": node.monitors.socket(worker.local_rank),
     }
+    if node.rule is not None:  # for a Wrapper
+        made["RESILIENCE_HANG_FIRST_LIMIT"] = f"{node.rule.first:g}"
+        made["RESILIENCE_HANG_LEAST_LIMIT"] = f"{node.rule.least:g}"
     given = span.parse_traceparent(Exporting.from_environment().traceparent)
     cycle = node.account.origin
     made["TRACEPARENT"] = span.to_traceparent((span.trace_id(cycle, given), span.cycle_span_id(cycle)))

@@ -163,6 +163,30 @@ class FaultToleranceConfig:
     step_timeout: float | None = dataclasses.field(
         default=None, metadata=_about(_timeout, "without a higher resilience.step(n), once one was told")
     )
+    detect_hangs: bool | None = dataclasses.field(
+        default=None,
+        metadata=_about(
+            _switch,
+            "end a rank that is silent for long where no limit is set for what it does; none: as "
+            "RESILIENCE_DETECT_HANGS says, which is yes by default",
+        ),
+    )
+    hang_first_limit: float | None = dataclasses.field(
+        default=None,
+        metadata=_about(
+            _timeout,
+            "how long a rank may be silent then, until the job has shown its pauses; none: "
+            "RESILIENCE_HANG_FIRST_LIMIT, which is 600 by default",
+        ),
+    )
+    hang_least_limit: float | None = dataclasses.field(
+        default=None,
+        metadata=_about(
+            _timeout,
+            "the least limit after that, where 10 times the longest silence is shorter; none: "
+            "RESILIENCE_HANG_LEAST_LIMIT, which is 60 by default",
+        ),
+    )
     num_warmup_iterations: int = dataclasses.field(
         default=5,
         metadata=_about(
@@ -211,6 +235,18 @@ class FaultToleranceConfig:
         if field is None:
             raise ConfigurationError(f"there is no setting {name!r}; there are {', '.join(FIELDS)}", option=name)
         object.__setattr__(self, name, checked(field, value))
+        if "_given" in vars(self):
+            self.given.add(name)
+
+    def __post_init__(self) -> None:
+        names = {name for name, field in FIELDS.items() if getattr(self, name) != field.default}
+        object.__setattr__(self, "_given", names)
+
+    @property
+    def given(self) -> set[str]:
+        """The settings that somebody has set."""
+        names: set[str] = vars(self)["_given"]
+        return names
 
     @classmethod
     def from_kwargs(cls, ignore_not_recognized: bool = True, **kwargs: Any) -> FaultToleranceConfig:
@@ -223,7 +259,11 @@ class FaultToleranceConfig:
             if not ignore_not_recognized:
                 raise ConfigurationError(text, unknown=unknown)
             warnings.warn(f"settings of {SECTION} are ignored that are {text}", stacklevel=2)
-        return cls(**{name: value for name, value in kwargs.items() if name in FIELDS})
+        config = cls()
+        for name, value in kwargs.items():
+            if name in FIELDS:
+                setattr(config, name, value)
+        return config
 
     @classmethod
     def from_yaml_file(cls, cfg_path: str | Path, ignore_not_recognized: bool = True) -> FaultToleranceConfig:
@@ -260,6 +300,9 @@ class FaultToleranceConfig:
         Path(cfg_path).write_bytes(encoding.to_yaml({SECTION: values}).encode())
 
 
+HEARTBEATS = {"initial_rank_heartbeat_timeout": "initial_heartbeat", "rank_heartbeat_timeout": HEARTBEAT}
+"""The settings that are limits by default, and the names of these limits."""
+
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(FaultToleranceConfig)}
 
 
@@ -289,6 +332,7 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
         signal=config.rank_termination_signal.name,
         grace=0.0 if config.rank_termination_signal is signal.SIGKILL else GRACE,
         safety_factor=config.safety_factor,
+        defaults=tuple(name for setting, name in HEARTBEATS.items() if setting not in config.given),
     )
 
 

@@ -13,6 +13,7 @@ from resilience.adapters.channel import LIMIT
 from resilience.core import restart, watch
 from resilience.core.attribution import Exit, InterruptionRecord
 from resilience.core.encoding import reader, to_msgpack
+from resilience.core.events import HangSuspected
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
 from resilience.errors import DecodeError
@@ -104,6 +105,12 @@ class ShowStacks(msgspec.Struct, frozen=True, tag="stacks"):
     number: int
 
 
+class Alert(msgspec.Struct, frozen=True, tag="alert"):
+    """A line that a person at the terminal of this rank should read."""
+
+    text: str
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The monitor does not watch this process."""
 
@@ -192,6 +199,13 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
     ended: bool
 
 
+class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
+    """A rank may hang; nobody has set a limit for what it does."""
+
+    rank: int
+    suspicion: HangSuspected
+
+
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
     """The worker's end is accounted for. Once for each that was assigned, after all else about it.
 
@@ -239,9 +253,9 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 
 FromRank = Begin | Emitted | Left | Host | Attached | Armed | Progressed | Request | Limited
-ToRank = Ready | Welcome | Refused | ShowStacks
+ToRank = Ready | Welcome | Refused | ShowStacks | Alert
 FromAgent = Open | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
-ToAgent = Ready | Found | Gone | Requested | Stopping | Looked | Connected | Alive
+ToAgent = Ready | Found | Suspected | Gone | Requested | Stopping | Looked | Connected | Alive
 
 _from_rank = reader(FromRank, "msgpack")
 _to_rank = reader(ToRank, "msgpack")

@@ -23,6 +23,7 @@ from resilience.adapters import channel as lines
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
 from resilience.core.attribution import Exit
+from resilience.core.silences import Shown
 from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
 from resilience.monitor.worker import WorkerMonitor, resumed
@@ -44,6 +45,7 @@ class Program:
         self._agent_lost_at: float | None = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque(maxlen=OUTBOX)
         self._worker: WorkerMonitor | None = None
+        self._shown: tuple[int | None, Shown] = None, Shown()  # which silences workers of a rank have shown
         self._next: deque[tuple[messages.Assigned, list[int]]] = deque()
         self._dismissed: set[int] = set()  # of the next ones
         self._stopped: set[int] = set()  # of these too: the job was asked to stop before they are watched
@@ -70,8 +72,9 @@ class Program:
             close_all(fds)
             self.tell(messages.Gone(assigned.worker_pid, Exit(), goodbye=False))
             return
+        rank, shown = assigned.origin.rank, self._shown[1] if self._shown[0] == assigned.origin.rank else None
         worker = self._worker = WorkerMonitor(
-            assigned, process, self._selector, self.tell, self._agent_lost_at, self._look_at_agent
+            assigned, process, self._selector, self.tell, self._agent_lost_at, self._look_at_agent, shown
         )
         if assigned.link is not None:
             self._resume(worker, assigned, assigned.link, fds)
@@ -87,6 +90,7 @@ class Program:
                 worker.apply(line)
         worker.run()
         self._worker = None
+        self._shown = rank, worker.shown
         del worker
         gc.collect()  # its pages are mapped as long as anything refers to them
 

@@ -32,7 +32,8 @@ from resilience.errors import DecodeError
 from resilience.monitor import messages
 from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.keeping import Keeper
-from resilience.monitor.page import MonitorSide
+from resilience.monitor.listening import Listener
+from resilience.monitor.page import Closed, MonitorSide
 from resilience.telemetry import signs, timings
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -49,6 +50,7 @@ class Outlet(Protocol):
     """Where a monitor's findings go. Only `finish` blocks, and none raises."""
 
     def begin(self, begin: messages.Begin) -> None: ...
+    def suspect(self, rank: int, suspicion: events.HangSuspected) -> None: ...
     def interrupt(self, record: InterruptionRecord) -> None: ...
     def host(self, iteration: int) -> None: ...
     def stand_in(self, record: InterruptionRecord) -> None: ...
@@ -85,6 +87,7 @@ class RankMonitor:
         self._has_new_timings = False
         self._keeper: Keeper | None = None
         self._shadowed = shadow.NOTHING
+        self._listener = Listener()
         self._closed: Counter[str] = Counter()  # sections by name; heartbeat gaps under ""
         self._seen = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
@@ -129,7 +132,8 @@ class RankMonitor:
             self._perform(decision)
             self._is_over |= self._is_dismissed_by_rank()
             shadow_at = shadow.next_look(self._watch.limits.shadow, self._seen, now)
-            wake_at = min((at for at in (decision.wake_at, shadow_at) if at is not None), default=None)
+            suspect_at = self._weigh_silence(now)
+            wake_at = min((at for at in (decision.wake_at, shadow_at, suspect_at) if at is not None), default=None)
             if now >= self._show_at:
                 self._show_signs(now)
         self._close()
@@ -299,9 +303,7 @@ class RankMonitor:
     def _observe(self) -> Observation:
         view = self._page.read()
         call = None if self._origin is None else self._origin.call
-        interrupted_at = None
-        if self._interrupted is not None and self._interrupted[0] == view.iteration:
-            interrupted_at = self._interrupted[1]
+        interrupted_at, rule = self._interrupted_at(view.iteration), self._watch.limits.rule
         return Observation(
             iteration=view.iteration,
             doing=view.doing,
@@ -317,12 +319,18 @@ class RankMonitor:
                 Sign(section.name, section.entered_at, self._closed[section.name] + 1) for section in view.open_sections
             ),
             interrupted_at=interrupted_at,
+            silence=None if rule is None else self._listener.silence(rule, view.since),
             store_due_at=view.store_due_at,
             is_stuck=self._stuck_in == view.iteration and view.doing is Doing.FUNCTION,
             is_gone=self._is_gone,
             said_goodbye=call is not None and view.goodbye_call == call,
             has_left=call is not None and view.left_call == call,
         )
+
+    def _interrupted_at(self, iteration: int) -> float | None:
+        """When this iteration was interrupted, None if it was not."""
+        is_this = self._interrupted is not None and self._interrupted[0] == iteration
+        return self._interrupted[1] if self._interrupted is not None and is_this else None
 
     # -- commands -------------------------------------------------------------------------------
 
@@ -468,7 +476,9 @@ class RankMonitor:
         self._open.clear()
 
     def _fold_timings(self, now: float) -> None:
-        closed, overrun = self._page.drain()
+        finished, overrun = self._page.drain()
+        self._listen(finished, now)
+        closed = [entry for entry in finished if not entry.is_step]
         if self._keeper is not None and closed:
             self._keeper.take(closed, self._page.read().open_sections)
         self._has_new_timings |= bool(closed)
@@ -480,6 +490,36 @@ class RankMonitor:
         if now >= self._flush_at:
             self._flush_at = now + FLUSH_EVERY
             self._write_timings()
+
+    def _listen(self, finished: list[Closed], now: float) -> None:
+        """Learn how long the rank is silent when all is well."""
+        view = self._page.read()
+        is_ended = self._watch.kill_at is not None or self._watch.asked_in == view.iteration
+        is_healthy = not is_ended and not self._seen.is_dismissed and self._interrupted_at(view.iteration) is None
+        self._listener.take(finished, view, now, is_healthy)
+
+    def _weigh_silence(self, now: float) -> float | None:
+        """Tell if the rank is silent for long where nobody has set a limit. Answers when to look again for that."""
+        silence, limits = self._seen.silence, self._watch.limits
+        if silence is None or self._watch.kill_at is not None or not watch.is_silence_weighed(limits, self._seen):
+            return None
+        if now < silence.suspect_at:
+            return silence.suspect_at
+        if not self._is_gone and self._listener.is_suspect(silence, now):
+            where = self._witness.look()
+            suspicion = events.HangSuspected(
+                silence.kind,
+                now - silence.since,
+                silence.longest,
+                silence.allowed,
+                silence.is_learned,
+                where.hang,
+                where.stack,
+                where.step,
+            )
+            self.emit(suspicion)
+            self._outlet.suspect(self._initial_rank, suspicion)
+        return None
 
     def _weigh_shadow(self, now: float) -> None:
         """Tell what limits on trial would have done."""

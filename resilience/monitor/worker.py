@@ -22,9 +22,11 @@ from resilience.adapters import processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.core import events, watch
 from resilience.core.attribution import Exit, InterruptionRecord
+from resilience.core.silences import Shown
 from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
 from resilience.monitor import messages
+from resilience.monitor.listening import Listener
 from resilience.monitor.page import MonitorSide, Page
 from resilience.monitor.server import RankMonitor
 from resilience.telemetry import timings
@@ -48,6 +50,9 @@ class AgentOutlet:
     def host(self, iteration: int) -> None:
         """The agent's store process hosts stores."""
 
+    def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
+        self._tell(messages.Suspected(rank, suspicion), ())
+
     def interrupt(self, record: InterruptionRecord) -> None:
         self._tell(messages.Found(record, ended=False), ())
 
@@ -69,8 +74,10 @@ class WorkerMonitor(RankMonitor):
         tell: Tell,
         agent_lost_at: float | None = None,
         look_at_agent: Callable[[], None] = lambda: None,
+        shown: Shown | None = None,
     ) -> None:
-        """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too."""
+        """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: which
+        silences earlier workers of this rank have shown."""
         nobodys = Page.create()  # until somebody attaches
         super().__init__(MonitorSide(nobodys), None, rank, AgentOutlet(tell), None, selector)
         self._tell = tell
@@ -83,6 +90,7 @@ class WorkerMonitor(RankMonitor):
         self._is_group = False  # the worker leads a process group of its own
         with contextlib.suppress(ProcessLookupError):
             self._is_group = os.getpgid(rank.pid) == rank.pid
+        self._listener = Listener(shown)
         self._is_dismissed = False
         self._took_sigterm = False  # for a request of its own to stop the job
         self._is_stopping = False
@@ -108,6 +116,11 @@ class WorkerMonitor(RankMonitor):
     @property
     def pid(self) -> int:
         return self._rank.pid
+
+    @property
+    def shown(self) -> Shown:
+        """Which silences the job has shown on this rank."""
+        return self._listener.shown
 
     def limit(self, limits: watch.Limits) -> None:
         """Let these limits hold from now on."""
@@ -216,6 +229,7 @@ class WorkerMonitor(RankMonitor):
             os.close(dump)
             return
         self._detach()
+        self._listener.start_again()
         self._link, self._own, self._channel = link, page, channel
         self._page = self._witness.page = MonitorSide(page)
         self._witness.program = program

@@ -125,8 +125,9 @@ def hang_attributes(event: events.RankFellSilent) -> dict[str, Value]:
         "resilience.timeout_s": event.allowed_s,
         "resilience.severity": event.severity,
     }
-    if event.limit.startswith("section:"):
-        attributes["resilience.section"] = event.limit.removeprefix("section:")
+    kind, _, name = event.limit.partition(":")
+    if name and kind in ("section", "silence"):
+        attributes["resilience.section"] = name
     return attributes
 
 

@@ -1,8 +1,8 @@
 """What do users of Python's `logging` see of restarts, and what does a person at the terminal read of a rank?
 
 The logger `resilience` warns once per restart on each rank, for users who look there. Without a handler
-of their own it is silent. Advice about the configuration is one line on standard error. Both are views of
-records, which are kept in the record file in any case."""
+of their own it is silent. Advice about the configuration, and what is watched for hangs, is one line each on standard
+error. All of them are views of records, which are kept in the record file in any case."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 
 from resilience.core import events
 from resilience.core.records import Record
+from resilience.core.watched import watched_in_words
 
 LOGGER = logging.getLogger("resilience")
 LOGGER.addHandler(logging.NullHandler())  # else Python itself writes warnings to stderr
@@ -34,7 +35,9 @@ class StandardLog:
                 LOGGER.warning("%s", self._sentence(record))
                 self._own, self._first = "", None
             case events.ConfigurationAdvised(advice):
-                _show(advice)
+                show(advice)
+            case events.HangsWatched():
+                show(watched_in_words(record.event))
         return True
 
     def _sentence(self, record: Record) -> str:
@@ -48,8 +51,9 @@ class StandardLog:
         return f"rank {rank} restarts after iteration {record.origin.iteration}: {why}"
 
 
-def _show(advice: str) -> None:
+def show(line: str) -> None:
+    """Write a line for the person at this rank's terminal."""
     try:
-        sys.stderr.write(f"resilience: {advice}\n")
+        sys.stderr.write(f"resilience: {line}\n")
     except (OSError, ValueError, AttributeError):
         pass  # closed, full, or none at all

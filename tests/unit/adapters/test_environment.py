@@ -48,6 +48,9 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "abort_wait": ("45", 45.0),
         "abort_limit": ("0.5", 0.5),
         "step_timeout": ("1.5", 1.5),
+        "detect_hangs": ("0", False),
+        "hang_first_limit": ("900", 900.0),
+        "hang_least_limit": ("30", 30.0),
         "section_timeouts": ("data:30, a:b:0.5,", {"data": 30.0, "a:b": 0.5}),
     }
     settings = Settings.from_environment({PREFIX + name.upper(): text for name, (text, _) in values.items()})

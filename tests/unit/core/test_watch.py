@@ -629,6 +629,7 @@ def test_silence_in_a_section_is_named_for_it() -> None:
         ({"step": Limit(hard=5000.0)}, {"step_at": START}),
         ({"heartbeat": Limit(hard=5000.0)}, {"heartbeat_at": START}),
         ({"sections": {"save": Limit(hard=5000.0)}}, {"open_sections": (Sign("save", START),)}),
+        ({"sections": {"save": Limit()}}, {"open_sections": (Sign("save", START),)}),
         ({"out_of_section": Limit(hard=5000.0)}, {"section_left_at": START}),
         ({"ping": Limit(hard=5000.0)}, {"ping_at": START}),
     ],

@@ -23,6 +23,9 @@ DEFAULTS = {
     "rank_section_timeouts": {},
     "rank_out_of_section_timeout": None,
     "step_timeout": None,
+    "detect_hangs": None,
+    "hang_first_limit": None,
+    "hang_least_limit": None,
     "num_warmup_iterations": 5,
     "warmup_rank_heartbeat_timeout": None,
     "warmup_rank_section_timeouts": {},
@@ -40,6 +43,9 @@ OTHERS: dict[str, tuple[str, Any]] = {  # name: (as text, as a value), none of t
     "rank_section_timeouts": ("step:30,a:b:4.5,free:none", {"step": 30.0, "a:b": 4.5, "free": None}),
     "rank_out_of_section_timeout": ("12", 12.0),
     "step_timeout": ("7", 7.0),
+    "detect_hangs": ("false", False),
+    "hang_first_limit": ("1200", 1200.0),
+    "hang_least_limit": ("30", 30.0),
     "num_warmup_iterations": ("0", 0),
     "warmup_rank_heartbeat_timeout": ("100", 100.0),
     "warmup_rank_section_timeouts": ("step:300", {"step": 300.0}),
@@ -94,6 +100,17 @@ def test_every_setting_reads_alike_from_keyword_file_and_flag(name: str, tmp_pat
         from_flags(f"--ft-{name}={text}"),
     ):
         assert dataclasses.asdict(config) == expected
+
+
+def test_limit_of_heartbeats_counts_as_set_only_if_somebody_has_set_it(tmp_path: Path) -> None:
+    both = ("initial_heartbeat", "heartbeat")
+    path = written(tmp_path, "fault_tolerance: {rank_heartbeat_timeout: 2700}")
+    assert to_limits(from_flags()).defaults == both
+    assert to_limits(from_flags("--ft-step-timeout=9")).defaults == both
+    assert to_limits(from_flags("--ft-rank-heartbeat-timeout=2700")).defaults == both[:1]
+    assert to_limits(from_flags(f"--ft-cfg-path={path}")).defaults == both[:1]
+    assert to_limits(FaultToleranceConfig(rank_heartbeat_timeout=9.0)).defaults == both[:1]
+    assert to_limits(FaultToleranceConfig.from_kwargs(initial_rank_heartbeat_timeout=None)).defaults == both[1:]
 
 
 def test_file_that_was_written_is_read_back(tmp_path: Path) -> None:

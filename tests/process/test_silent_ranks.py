@@ -1,0 +1,172 @@
+"""Hangs are noticed where nobody has set a limit: under the launcher and in the Wrapper, by documented options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from resilience.core.silences import FACTOR
+from tests.process.launching import Launched, launcher
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+Start = Callable[..., Job]
+
+SOON = {"RESILIENCE_HANG_FIRST_LIMIT": "4"}
+
+HANGS_ONCE = """
+import resilience, threading
+for n in range(40):
+    {sign}
+    if (cycle, rank, n) == (0, 1, 30):
+        {hang}
+    time.sleep(0.01)
+"""
+WAIT = "threading.Event().wait()"
+SAVE = "with resilience.section('save'): threading.Event().wait()"
+LOOP = "exec('while True: pass')"
+
+PAUSES_ONCE = """
+import resilience
+for n in range(40):
+    resilience.step(n)
+    if (cycle, rank, n) == (0, 1, 30):
+        time.sleep(3.0)
+    time.sleep(0.01)
+"""
+
+SHOWS_ITS_PAUSES = """
+import resilience, threading
+for n in range(120):
+    resilience.step(n)
+    time.sleep(0.01)
+    if n % 30 == 8:
+        with resilience.section("evaluation"):
+            time.sleep(0.6)
+    if n % 30 == 16:
+        with resilience.section("checkpoint"):
+            if (cycle, n) == (0, 106):
+                threading.Event().wait()
+            time.sleep(0.6)
+    if n % 30 == 24:
+        time.sleep(0.6)
+"""
+
+
+@pytest.fixture
+def launch(start: Start, tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sign", "hang", "limit"),
+    [
+        ("resilience.step(n)", WAIT, "silence"),
+        ("resilience.step(n)", LOOP, "silence"),
+        ("resilience.heartbeat()", WAIT, "silence"),
+        ("resilience.step(n)", SAVE, "silence:save"),
+    ],
+)
+def test_launcher_ends_a_hung_rank_though_no_limit_is_set(launch: Launch, sign: str, hang: str, limit: str) -> None:
+    job = launch(HANGS_ONCE.format(sign=sign, hang=hang), **SOON)
+    assert job.wait() == [0]
+    (found,) = [record for record in job.of(events.RankFellSilent) if record.event.limit.startswith("silence")]
+    assert (found.origin.rank, found.event.limit, found.event.allowed_s) == (1, limit, 4.0)
+    suspected = [record for record in job.of(events.HangSuspected) if record.origin.rank == 1]
+    assert [record.event.kind for record in suspected] == [limit.partition(":")[2]]
+    assert suspected[0].sequence < found.sequence
+    assert suspected[0].event.stack
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
+
+
+def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: Launch) -> None:
+    job = launch(HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), **SOON)
+    assert job.wait() == [0]
+    said = job.output(stream=2)
+    starts = said.index("a rank is ended that shows no step, heartbeat or section for 4 s")
+    warns = said.index("rank 1 shows no sign of life in section 'save'")
+    ends = said.index("no sign of life (silence:save)")
+    assert starts < warns < ends
+    assert said.count("hangs: ") == 1  # not again in the second cycle
+
+
+@pytest.mark.parametrize("how", ["flag", "variable", "file"])
+def test_one_option_switches_it_off(launch: Launch, tmp_path: Path, how: str) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("fault_tolerance:\n  detect_hangs: false\n")
+    options = {"flag": ["--no-ft-detect-hangs"], "variable": [], "file": ["--ft-cfg-path", str(settings)]}[how]
+    off = {"RESILIENCE_DETECT_HANGS": "0"} if how == "variable" else {}
+    job = launch(PAUSES_ONCE, *options, RESILIENCE_HANG_FIRST_LIMIT="1", **off)
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == job.of(events.HangSuspected) == []
+    (told,) = [record.event for record in job.of(events.HangsWatched)]
+    assert (told.first_s, told.least_s) == (None, None)
+    assert "the detection of hangs is switched off" in job.output(stream=2)
+
+
+def test_limit_that_somebody_has_set_holds_instead(launch: Launch) -> None:
+    job = launch(PAUSES_ONCE, "--ft-step-timeout", "600", "--ft-hang-first-limit", "1")
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == job.of(events.HangSuspected) == []
+    (told,) = [record.event for record in job.of(events.HangsWatched)]
+    assert (told.limits["step"], told.first_s) == (600.0, 1.0)
+
+
+def test_job_that_has_shown_its_pauses_has_shorter_limits(launch: Launch) -> None:
+    job = launch(SHOWS_ITS_PAUSES, "--ft-hang-first-limit", "100", "--ft-hang-least-limit", "1")
+    assert job.wait(120.0) == [0]
+    found = [record.event for record in job.of(events.RankFellSilent)]
+    assert {event.limit for event in found} == {"silence:checkpoint"}
+    suspected = {record.origin.rank: record.event for record in job.of(events.HangSuspected)}
+    for event in suspected.values():
+        assert event.is_learned
+        assert event.longest_s >= 0.6
+        assert event.allowed_s == pytest.approx(FACTOR * event.longest_s)
+
+
+def wrapped(hangs: bool) -> int:
+    """A function under the Wrapper of which rank 1 hangs in its first iteration."""
+    import threading
+    import time
+    from datetime import timedelta
+
+    import resilience
+    from resilience.inprocess import CallWrapper, Wrapper
+
+    @Wrapper(soft_timeout=timedelta(seconds=40), hard_timeout=timedelta(seconds=60))
+    def train(call: CallWrapper | None = None) -> int:
+        import os
+
+        assert call is not None
+        for n in range(40):
+            resilience.step(n)
+            if hangs and (call.iteration, os.environ["RANK"], n) == (0, "1", 30):
+                while True:
+                    threading.Event().wait(0.1)
+            time.sleep(0.01)
+        return call.iteration
+
+    result: int = train()
+    return result
+
+
+def test_wrapper_restarts_all_ranks_where_one_is_silent_and_no_limit_is_set(start: Start) -> None:
+    job = start(2, f"{__name__}:wrapped", hangs=True, env=SOON)
+    assert [rank.value for rank in job.wait()] == [1, 1]
+    (record,) = [record for record in job.interruptions(0) if record.interruption is Interruption.SOFT_TIMEOUT]
+    assert (record.rank, record.detector and record.detector.name) == (1, "silence")
+    (suspected,) = job.of(events.HangSuspected)
+    assert suspected.origin.initial_rank == 1
+    (told,) = [record.event for record in job.of(events.HangsWatched)]
+    assert told.first_s == 4.0
+
+
+def test_wrapper_is_told_that_nothing_is_watched(start: Start) -> None:
+    job = start(2, f"{__name__}:wrapped", hangs=False, env={"RESILIENCE_DETECT_HANGS": "0"})
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    (told,) = [record.event for record in job.of(events.HangsWatched)]
+    assert told.first_s is None
