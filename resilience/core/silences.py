@@ -32,6 +32,7 @@ APART = 5  # classes between two kinds of pause of one section: a factor of two 
 WARM_UP = 5  # rounds at the start of a cycle: on real runs the slow ones are gone after 2 to 5
 START = 6.0  # times `Rule.first`, until the first round is over: first steps of 960 s were seen, all healthy
 SAFE = 2.0  # times the longest silence of its kind: no limit is shorter, learned or not
+SAME = 1e-8  # seconds: the same sign, told twice
 SUSPECT = 0.75  # of the limit: a suspicion is told then at the latest
 STANDSTILL = 30.0  # seconds between two looks: the monitor did not run, so the rank may not have run either
 
@@ -128,7 +129,7 @@ def hear(hearing: Hearing, signs: Iterable[Sign], still_open: tuple[Open, ...], 
     healthy: defaultdict[str, list[Seconds]] = defaultdict(list)
     durations: list[Seconds] = []  # of rounds
     for sign in _in_order(hearing, signs, still_open):
-        if last is not None and sign.at > last and not sign.failed:
+        if last is not None and sign.at > last + SAME and not sign.failed:
             kind, seconds = _kind(opened), sign.at - last
             if rounds >= WARM_UP:
                 healthy[kind].append(seconds)

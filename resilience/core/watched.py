@@ -32,7 +32,7 @@ def watched_in_words(event: HangsWatched) -> str:
         f"hangs: a rank is ended that shows no step, heartbeat or section for {event.first_s:g} s; once the job has "
         f"shown its pauses, for {FACTOR:g} times the longest one, at least {event.least_s:g} s ({OFF}: never)"
     )
-    return f"{line}; limits that are set hold instead: {shown}" if limits else line
+    return f"{line}; limits that are set: {shown}" if limits else line
 
 
 def suspicion_in_words(rank: int, event: HangSuspected) -> str:

@@ -38,6 +38,7 @@ class Listener:
         if view.iteration != self._iteration or view.doing is not Doing.FUNCTION or not has_signs:
             self._iteration = view.iteration
             self.start_again()
+            finished = [entry for entry in finished if entry.at >= view.since]  # the others are of the time before
             if view.doing is not Doing.FUNCTION or not has_signs:
                 return
         signs = [sign for entry in finished for sign in _signs(entry, is_healthy)]

@@ -72,7 +72,8 @@ class Program:
             close_all(fds)
             self.tell(messages.Gone(assigned.worker_pid, Exit(), goodbye=False))
             return
-        rank, shown = assigned.origin.rank, self._shown[1] if self._shown[0] == assigned.origin.rank else None
+        rank = assigned.origin.rank
+        shown = self._shown[1] if self._shown[0] == rank else None
         worker = self._worker = WorkerMonitor(
             assigned, process, self._selector, self.tell, self._agent_lost_at, self._look_at_agent, shown
         )

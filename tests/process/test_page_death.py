@@ -175,7 +175,8 @@ def test_forked_child_of_a_rank_writes_into_no_page_and_its_end_is_no_death(page
     assert (view.step, view.heartbeat_at, view.ping_at, view.doing) == (1, None, None, Doing.OUTSIDE)
     assert view.goodbye_call is None
     assert [section.name for section in view.open_sections] == ["data"]
-    assert monitor.drain() == ([], 0)
+    finished, lost = monitor.drain()
+    assert ([entry.is_step for entry in finished], lost) == ([True], 0)  # the rank's own step
 
 
 def test_program_started_by_a_rank_holds_neither_its_page_nor_its_life(page: Page) -> None:

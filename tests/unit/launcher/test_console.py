@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.core import events
-from resilience.core.attribution import ExceptionInfo, Interruption, InterruptionRecord
+from resilience.core.attribution import ExceptionInfo, Frame, Interruption, InterruptionRecord
 from resilience.core.events import Event
 from resilience.core.identity import Origin
 from resilience.core.records import Record
@@ -98,6 +98,32 @@ def test_what_all_nodes_know_is_told_by_the_first(pipe: tuple[int, int]) -> None
 def test_small_steps_and_the_end_are_no_news(pipe: tuple[int, int]) -> None:
     steps = [events.CyclePhaseStarted("spawn"), events.WorkerStarted(0, 0, 5, "warm"), events.JobEnded("completed", 0)]
     assert shown(pipe, met(0), *map(record, steps), level=10) == []
+
+
+def test_what_is_watched_for_hangs_is_told_once_after_the_first_line(pipe: tuple[int, int]) -> None:
+    told = [events.HangsWatched({"step": 9.0}, 600.0, 60.0), events.CycleStarted("first", 0, 10)]
+    told.append(events.CycleStarted("failure", 1, 10))
+    first, line, second = shown(pipe, met(0), *map(record, told))
+    assert first.startswith("resilience run: 16 ranks") and "after a failure" in second
+    assert line.startswith("resilience run: hangs: a rank is ended that shows no step, heartbeat or section for 600 s")
+    assert line.endswith("limits that are set: step 9 s")
+
+
+def test_other_nodes_do_not_tell_what_is_watched(pipe: tuple[int, int]) -> None:
+    told = [events.HangsWatched({}, 600.0, 60.0), events.CycleStarted("first", 0, 10)]
+    assert shown(pipe, met(1), *map(record, told)) == []
+
+
+def test_ranks_that_fall_silent_together_are_one_line(pipe: tuple[int, int]) -> None:
+    console = Console(20, Path("/runs/job"), pipe[1])
+    suspicion = events.HangSuspected("save", 61.0, 3.0, 600.0, False, "in_loop", (Frame("train.py", 7, "save"),))
+    for rank in (3, 1, 2):
+        console.suspected(rank, suspicion)
+    assert read(pipe[0]) == [
+        "resilience run: rank 3 shows no sign of life in section 'save' for 61 s, the longest time before was 3 s "
+        "(running, in a loop, at train.py:7 in save); it is ended after 600 s; if it is healthy, set "
+        "RESILIENCE_HANG_FIRST_LIMIT, or RESILIENCE_DETECT_HANGS=0"
+    ]
 
 
 @pytest.mark.parametrize(("level", "count"), [(10, 3), (20, 3), (30, 2), (40, 1), (50, 0)])

@@ -1,0 +1,39 @@
+"""One line says what is watched for hangs, or that nothing is."""
+
+from __future__ import annotations
+
+from resilience.core.events import HangSuspected
+from resilience.core.silences import Rule
+from resilience.core.watch import Limit, Limits
+from resilience.core.watched import MOST, suspicion_in_words, watched, watched_in_words
+
+
+def test_no_limit_and_no_rule_is_said_plainly() -> None:
+    line = watched_in_words(watched(Limits()))
+    assert line == "hangs: nothing is watched, for no limit is set; the detection of hangs is switched off"
+
+
+def test_limits_are_named_by_what_they_hold_for() -> None:
+    limits = Limits(step=Limit(hard=30.0), sections={"data": Limit(5.0, 9.0), "save": Limit()})
+    assert watched(limits).limits == {"step": 30.0, "section data": 5.0}
+
+
+def test_rule_is_named_with_its_limits() -> None:
+    event = watched(Limits(rule=Rule(first=300.0, least=30.0)))
+    assert (event.first_s, event.least_s) == (300.0, 30.0)
+    assert "for 300 s; once the job has shown its pauses, for 10 times the longest one, at least 30 s" in (
+        watched_in_words(event)
+    )
+
+
+def test_line_names_a_few_limits_and_counts_the_others() -> None:
+    limits = Limits(sections={f"s{number}": Limit(hard=1.0) for number in range(MOST + 4)})
+    assert watched_in_words(watched(limits)).count("section ") == MOST
+    assert "and 4 more" in watched_in_words(watched(limits))
+
+
+def test_suspicion_without_a_stack_says_who_and_for_how_long() -> None:
+    line = suspicion_in_words(3, HangSuspected("", 75.2, 0.5, 600.0, False))
+    assert line.startswith(
+        "rank 3 shows no sign of life for 75 s, the longest time before was 0.5 s; it is ended after"
+    )
