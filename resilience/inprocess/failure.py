@@ -14,8 +14,9 @@ import sys
 import time
 import traceback
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from resilience.adapters.environment import rank_and_world_size
 from resilience.adapters.frames import current_frames
 from resilience.core.attribution import (
     Detector,
@@ -84,23 +85,36 @@ def restarts_all(error: BaseException) -> bool:
 
     torch's CheckpointException derives from BaseException, and `torch.distributed.checkpoint` raises it on every rank
     when saving or loading fails on one: as a BaseException it would end the whole job."""
-    checkpoint = sys.modules.get("torch.distributed.checkpoint.api")  # not imported, so not raised either
-    kinds: tuple[type[BaseException], ...] = (Exception, RankShouldRestart)
-    return isinstance(error, kinds if checkpoint is None else (*kinds, checkpoint.CheckpointException))
+    return isinstance(error, (Exception, RankShouldRestart)) or _of_checkpoint(error) is not None
 
 
 def own_cause(error: BaseException | None, origin: FaultOrigin) -> Exception | None:
-    """Return the exception that hooks get: this rank's own failure, or the cause of a user's RankShouldRestart."""
+    """Return the exception that hooks get: this rank's own failure, the cause of a user's RankShouldRestart, or what
+    this rank could not save."""
     own = error.__cause__ if isinstance(error, RankShouldRestart) else error
+    failures = None if own is None else _of_checkpoint(own)
+    if failures:
+        own = failures.get(rank_and_world_size()[0], next(iter(failures.values())))[0]
     return own if isinstance(own, Exception) and origin == "own" else None
 
 
 def origin_of(error: BaseException, is_cutting: bool) -> FaultOrigin:
     """Return whose fault an exception is, as far as this rank knows. is_cutting: its watcher had begun to cut when the
-    exception left the function."""
+    exception left the function.
+
+    A CheckpointException on a rank that it does not name followed from the failure of another rank."""
     if is_cutting:
         return "consequence"
+    failures = _of_checkpoint(error)
+    if failures is not None:
+        return "own" if rank_and_world_size()[0] in failures else "communication"
     return "communication" if any(map(_left_communication, (error, *_chain(error)))) else "own"
+
+
+def _of_checkpoint(error: BaseException) -> dict[int, Any] | None:
+    """Return what a CheckpointException says of the ranks that failed, None for any other exception."""
+    checkpoint = sys.modules.get("torch.distributed.checkpoint.api")  # not imported, so not raised either
+    return error.failures if checkpoint is not None and isinstance(error, checkpoint.CheckpointException) else None
 
 
 def _left_communication(error: BaseException) -> bool:

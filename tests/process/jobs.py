@@ -248,20 +248,24 @@ def train(
     return value
 
 
-def save_and_fail() -> int:
-    """Save a checkpoint that one rank cannot write; torch raises on all ranks."""
+def save_and_fail() -> tuple[int, int]:
+    """Save a checkpoint that one rank cannot write: torch raises on all ranks. Return the iteration that completed and
+    how many faults this rank's FaultCounter counted."""
+    counter = FaultCounter()
 
-    @Wrapper()
+    @Wrapper(health_check=counter)
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         dist.init_process_group("gloo")
         if call.iteration == 0:
-            state = {"value": UnsavedTensor() if os.environ["RANK"] == "1" else torch.ones(1)}
+            state: dict[str, Any] = {"value": torch.ones(1)}
+            if os.environ["RANK"] == "1":
+                state["of rank 1"] = UnsavedTensor()
             dcp.save(state, checkpoint_id="checkpoint")
         dist.destroy_process_group()
         return call.iteration
 
-    return function()
+    return function(), counter.faults_count
 
 
 class UnsavedTensor:

@@ -81,10 +81,11 @@ def test_modes_of_torch_that_a_failure_left_on_are_off_when_the_function_starts_
     assert [rank.value for rank in job.wait()] == [(True, False, "cpu")] * 2
 
 
-def test_checkpoint_that_one_rank_cannot_save_restarts_all_and_ends_none(start: Start) -> None:
-    job = start(2, "tests.process.jobs:save_and_fail")  # torch raises its CheckpointException, a BaseException
-    assert [rank.value for rank in job.wait()] == [1, 1]
+def test_checkpoint_that_one_rank_cannot_save_restarts_all_and_counts_as_that_ranks_fault(start: Start) -> None:
+    job = start(2, "tests.process.jobs:save_and_fail")  # torch raises its CheckpointException, a BaseException, on both
+    assert [rank.value for rank in job.wait()] == [(1, 0), (1, 1)]
     assert {kind for kinds in job.kinds(0).values() for kind in kinds} == {Interruption.EXCEPTION}
+    assert {record.rank for record in job.interruptions(0) if record.origin == "own"} == {1}
 
 
 @WORLDS
