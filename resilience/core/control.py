@@ -14,13 +14,11 @@ from typing import Literal
 import msgspec
 
 from resilience.core import cycle
-from resilience.core.attribution import Exit
 from resilience.core.cycle import Verdict
 
 Policy = Literal["any-failed", "min-healthy"]
 Call = Literal["go on", "restart", "completed", "premature"]
-GRAVEST_FIRST = ("ShutdownWorkload", "Stop", "ExcludeThisNode")
-STOPPED = 128 + 15  # as if the agent had been sent SIGTERM
+GRAVEST_FIRST = ("ShutdownWorkload", "ExcludeThisNode")
 
 
 class Nodes(msgspec.Struct, frozen=True):
@@ -36,7 +34,7 @@ class Nodes(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a rank asks for. action: as in the compatible API, or Stop."""
+    """What a rank asks for. action: as in the compatible API."""
 
     action: str
     description: str = ""
@@ -62,12 +60,6 @@ def is_premature(policy: Policy, apart: float, limit: float) -> bool:
     return policy == "any-failed" and apart >= limit
 
 
-def is_preemption(policy: Policy, end: Exit | None) -> bool:
-    """Return whether a worker's end is no failure: a SIGTERM that nobody here sent is how a scheduler takes a place
-    away. With min-healthy it may have been a Wrapper's monitor, and the others go on."""
-    return policy == "any-failed" and end is not None and end.signal == "SIGTERM"
-
-
 def takes_newcomers(policy: Policy, nodes: Nodes) -> bool:
     """Return whether a node that waits is a reason to end the cycle. Not once a node is through: its workers
     would start again for it."""
@@ -85,7 +77,5 @@ def answer(requests: Sequence[Request], node: str) -> Verdict | None:
     match gravest.action:
         case "ShutdownWorkload":
             return Verdict("shutdown", node, exit_code=cycle.SHUT_DOWN, detail=detail)
-        case "Stop":
-            return Verdict("preempted", node, exit_code=STOPPED, detail=detail)
         case _:
             return Verdict("interrupted", node, again="request", detail=f"node {node} leaves: {detail}")

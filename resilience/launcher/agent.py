@@ -197,6 +197,8 @@ class Agent(LocalElasticAgent):
             self._tell(end, expected=end not in failures)
         if not failures:
             return None
+        if any(map(self._node.may_be_preemption, failures)) and self._node.await_signal():
+            return self._requested()
         for end in failures:
             self._node.witnesses.await_record(end, SETTLE)
             self._node.witnesses.record_of(end)

@@ -105,6 +105,10 @@ class Monitors:
         for place in self._places:
             place.dismiss(messages.Dismissed(reason))
 
+    def dismiss_one(self, local_rank: int, reason: str) -> None:
+        """The worker is to end: if its program caught a SIGTERM, it gets another one, which it does not catch."""
+        self._places[local_rank].dismiss(messages.Dismissed(reason))
+
     def request_stop(self) -> None:
         """Let all programs know that the job is asked to stop; each monitor answers whether its one looks."""
         for place in self._places:

@@ -26,6 +26,7 @@ from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
 from resilience.core.silences import Rule
+from resilience.core.stopping import AGENT_LIMIT, on_workers_sigterm
 from resilience.core.watch import Limits
 from resilience.errors import DecodeError, StoreError
 from resilience.launcher import program
@@ -237,12 +238,31 @@ class Node:
             self._look_at_devices()
             verdict = control.answer(self.witnesses.requests, self.name)
             if verdict is None:
+                self._end_terminated_workers()
                 return None
             if verdict.again is not None:  # for the others
                 self._excluded_for = verdict.detail
-            if verdict.outcome == "preempted":
-                self.account.emit(events.StopRequested(verdict.detail, self._options.stop_grace))
         return self.agree(verdict)
+
+    def may_be_preemption(self, ended: Ended) -> bool:
+        """Return True if a worker ended by a SIGTERM of which it is not known yet for whom it was meant."""
+        is_ours = ended.local_rank in self.witnesses.condemned or self.witnesses.is_ended_for_hang(ended)
+        return ended.code == -signal.SIGTERM and not is_ours
+
+    def await_signal(self) -> bool:
+        """A worker ended by SIGTERM: wait until it is known whether this agent is signalled too."""
+        began = time.monotonic()
+        while (meant := on_workers_sigterm(self.signals.has_any(), time.monotonic() - began)) == "wait":
+            self.signals.wait(AGENT_LIMIT)
+        return meant == "agent"
+
+    def _end_terminated_workers(self) -> None:
+        """A worker that looks for a stop catches SIGTERM. If that was for it alone, it ends like any other."""
+        now = time.monotonic()
+        for local_rank, at in self.witnesses.sigterms.items():
+            if local_rank not in self.witnesses.condemned and on_workers_sigterm(False, now - at) == "failure":
+                self.witnesses.condemned.add(local_rank)
+                self.monitors.dismiss_one(local_rank, "SIGTERM to this worker")
 
     def _look_at_devices(self) -> None:
         """A node whose devices fail leaves, as if one of its ranks had asked for that."""
@@ -276,10 +296,6 @@ class Node:
     def after_failure(self, failures: Sequence[Ended]) -> Verdict | None:
         """What follows from workers that failed here; None if the others go on without them. Raises: StoreError."""
         failure = self.witnesses.record_of(failures[0])
-        if control.is_preemption(self.policy, failure.exit):
-            detail = f"SIGTERM to rank {failure.rank}"
-            self.account.emit(events.StopRequested(detail, self._options.stop_grace))
-            return self.agree(Verdict("preempted", self.name, exit_code=128 + signal.SIGTERM, detail=detail))
         self.failure = failure
         text = self.handler.cycle_end()
         if text is not None:

@@ -6,6 +6,7 @@ that was ignored when the agent started (SIGHUP under nohup) stays ignored."""
 from __future__ import annotations
 
 import os
+import select
 import signal
 from types import FrameType
 
@@ -30,6 +31,12 @@ class Signals:
     def has_any(self) -> bool:
         """Whether a signal has come that was not taken yet."""
         return bool(self._received)
+
+    def wait(self, limit: float) -> None:
+        """Wait for a signal that was not taken yet, `limit` seconds at most."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        poll.poll(limit * 1000)
 
     def install(self) -> None:
         """Put our handlers in place, also after somebody else has put theirs."""

@@ -44,6 +44,8 @@ class Witnesses:
     def forget(self) -> None:
         """A cycle begins."""
         self.requests: list[Request] = []
+        self.sigterms: dict[int, float] = {}  # by local rank: when a worker caught a SIGTERM, and lives
+        self.condemned: set[int] = set()  # of these: local ranks that are to end, because it was meant for them alone
         self._records: dict[int, InterruptionRecord] = {}  # by the worker's pid
         self._gone: set[int] = set()
         self._killed = Killed(self._limits.grace)
@@ -90,6 +92,9 @@ class Witnesses:
                     self._told[worker_pid] = is_heard
                 case messages.Looked(worker_pid):
                     self._looked.add(worker_pid)
+                case messages.Requested("Stop", description, _, pid) if pid in self._pids:
+                    self._account.emit(events.ControlRequested("Stop", description, local_rank))
+                    self.sigterms.setdefault(local_rank, time.monotonic())
                 case messages.Requested(action, description, _, pid) if pid in self._pids:
                     self._account.emit(events.ControlRequested(action, description, local_rank))
                     self.requests.append(Request(action, description))
@@ -99,9 +104,12 @@ class Witnesses:
     def has_failed(self, ended: Ended) -> bool:
         """Return True if a worker ended badly, or was ended by its monitor for a hang: then its exit status, which
         a signal handler of the program may choose, does not count."""
-        if ended.code == 0:
-            self.hear()  # a monitor tells of a hang before it sends the first signal
-        return ended.code != 0 or ended.pid in self._killed
+        return ended.code != 0 or self.is_ended_for_hang(ended)
+
+    def is_ended_for_hang(self, ended: Ended) -> bool:
+        """Return True if its monitor ended a worker for a hang."""
+        self.hear()  # a monitor tells of a hang before it sends the first signal
+        return ended.pid in self._killed
 
     def await_record(self, ended: Ended, limit: float) -> None:
         """Wait until a dead worker's monitor has told what it knows, `limit` seconds at most."""

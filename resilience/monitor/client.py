@@ -77,11 +77,12 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def stop_requested() -> bool:
-    """Whether the job is asked to stop: by a signal to the launcher, or to any rank. True on every rank, within
-    moments; write a checkpoint then, and leave.
+    """Return True once the job, or a node of it, is asked to stop by a signal to the launcher. True on every rank,
+    within moments; write a checkpoint then, and leave.
 
-    The first call in the main thread takes over SIGTERM where nobody handles it: a scheduler that takes this
-    rank's place away then stops the whole job in good order. Without the launcher always False."""
+    The first call in the main thread takes over SIGTERM where nobody handles it: a scheduler that signals all
+    processes of a node leaves the rank the time for a checkpoint. A SIGTERM to this rank alone ends it a second later,
+    as a failure. Without the launcher always False."""
     if _own is None:
         _find()
     link = _own
@@ -104,8 +105,9 @@ def _take_sigterm() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Have the whole job stop. Once it is to stop anyway, this process is being ended, or nobody hears, SIGTERM
-    means what it means. If the agent has sent it and that is not known here yet, the monitor sends another."""
+    """Let the agent find out whether it is signalled too. Once the job is to stop anyway, this process is being ended,
+    or nobody hears, SIGTERM means what it means. If the agent has sent it and that is not known here yet, the monitor
+    sends another."""
     link = _own
     if link is not None and link.page.is_wanted() and link.request("Stop", f"SIGTERM to rank {link.rank}"):
         return

@@ -224,6 +224,49 @@ def test_what_a_worker_has_started_ends_with_the_agent_and_the_agent_is_named(la
     job.job.ran_to_its_end = True
 
 
+# -- SIGTERM to a worker --------------------------------------------------------------------------------
+
+UP_AND_ON = {
+    "dies": "if cycle == 0:\n    say('up'); await_file('never')",
+    "looks for a stop": """
+import resilience
+resilience.stop_requested()
+if cycle == 0:
+    say("up")
+    while not resilience.stop_requested():
+        time.sleep(0.005)
+    sys.exit()
+""",
+}
+
+
+@pytest.mark.parametrize("policy", ["any-failed", "min-healthy"])
+@pytest.mark.parametrize("worker", UP_AND_ON)
+def test_sigterm_to_one_worker_alone_is_its_failure(launch: Launch, worker: str, policy: str) -> None:
+    job = launch(UP_AND_ON[worker], "--ft-restart-policy", policy)
+    await_workers(job, "up")
+    os.kill(job.worker_pid(1), signal.SIGTERM)
+    assert job.wait() == [0]
+    assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
+    exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
+    assert (exits[0, 1].signal, exits[0, 1].expected, exits[0, 0].expected) == ("SIGTERM", False, True)
+    assert [record.event.fingerprint for record in job.of(events.RestartDecided)] == ["signal:SIGTERM"]
+    assert job.of(events.StopRequested) == []
+
+
+@pytest.mark.parametrize("worker", UP_AND_ON)
+def test_sigterm_to_the_workers_is_a_preemption_if_their_agent_is_signalled_within_a_second(
+    launch: Launch, worker: str
+) -> None:
+    job = launch(UP_AND_ON[worker])
+    await_workers(job, "up")
+    for pid in (*(job.worker_pid(rank) for rank in range(2)), job.job.pids[0]):
+        os.kill(pid, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    assert (told(job).incidents, job.of(events.RestartDecided)) == ((), [])
+    assert job.of(events.JobEnded)[0].event.outcome == "preempted"
+
+
 # -- stopping -------------------------------------------------------------------------------------------
 
 STOPS_WHEN_ASKED = """

@@ -164,16 +164,6 @@ def test_sigterm_to_the_agent_gives_all_workers_time_for_a_checkpoint(launch: La
     assert ended.event.outcome == "preempted"
 
 
-def test_sigterm_to_one_rank_stops_all_in_good_order(launch: Launch) -> None:
-    job = launch(CHECKPOINT)
-    for rank in range(2):
-        job.await_worker(f"up.0.{rank}")
-    os.kill(job.worker_pid(1), signal.SIGTERM)
-    assert job.wait() == [128 + signal.SIGTERM]
-    assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
-    assert job.of(events.Interrupted) == []
-
-
 def test_workers_that_do_not_look_are_ended_without_waiting_for_the_grace(launch: Launch) -> None:
     job = launch("say('up'); await_file('never')", "--stop-grace", "600")
     for rank in range(2):

@@ -281,13 +281,14 @@ def test_sigterm_to_one_agent_gives_all_workers_time_for_a_checkpoint(launch: La
     assert job.of(events.RestartDecided) == job.of(events.Interrupted) == []
 
 
-def test_sigterm_to_one_rank_stops_the_workers_of_all_nodes(launch: Launch) -> None:
-    job = launch(CHECKPOINT)
+def test_sigterm_to_one_rank_is_a_failure_of_that_rank_on_all_nodes(launch: Launch) -> None:
+    job = launch("if cycle == 0:\n    say('up'); await_file('never')")
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     os.kill(job.worker_pid(1), signal.SIGTERM)
-    assert job.wait() == [128 + signal.SIGTERM] * 2
-    assert {path.name for path in job.folder.glob("saved.*")} >= {"saved.0.0"}
+    assert job.wait() == [0, 0]
+    assert whys(job, 0, 1) == [["first", "failure"]] * 2
+    assert [record.event.fingerprint for record in job.of(events.RestartDecided)] == ["signal:SIGTERM"]
 
 
 def test_sigterm_to_a_spare_is_for_the_spare(launch: Launch) -> None:

@@ -180,3 +180,13 @@ def test_script_that_reports_no_step_gets_as_many_restarts(tmp_path: Path) -> No
         outcome = run(launcher, arguments, tmp_path / f"{place} run", tmp_path, "", PLACE=place)
         assert outcome.status == 0
         assert [(tmp_path / f"{place}.{rank}").read_text() for rank in range(2)] == ["5", "5"]
+
+
+def test_sigterm_to_one_worker_is_a_failure_that_a_restart_mends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED_FIVE_TIMES.replace("SIGKILL", "SIGTERM").replace("< 5", "< 1"))
+    arguments = ("--standalone", "--max-restarts", "1", "--nproc-per-node", "2", str(script))
+    for place, launcher in (("theirs", TORCHRUN), ("ours", OURS)):
+        outcome = run(launcher, arguments, tmp_path / f"{place} run", tmp_path, "", PLACE=place)
+        assert outcome.status == 0
+        assert [(tmp_path / f"{place}.{rank}").read_text() for rank in range(2)] == ["1", "1"]

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.attribution import Exit
 from resilience.core.control import (
     GRAVEST_FIRST,
     Nodes,
     Policy,
     Request,
     answer,
-    is_preemption,
     is_premature,
     takes_newcomers,
     weigh,
@@ -69,15 +67,6 @@ def test_worker_may_end_well_before_the_others_of_its_node_for_a_while(
 ) -> None:
     assert is_premature(policy, apart, 300.0) is said
     assert is_premature("min-healthy", apart, 300.0) is False  # its Wrapper may have given it up
-
-
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [(Exit(signal="SIGTERM"), True), (Exit(signal="SIGKILL"), False), (Exit(code=143), False), (None, False)],
-)
-def test_sigterm_that_nobody_here_sent_takes_the_place_away(end: Exit | None, said: bool) -> None:
-    assert is_preemption("any-failed", end) is said
-    assert is_preemption("min-healthy", end) is False
 
 
 def test_node_that_failed_and_then_is_lost_counts_once() -> None:
@@ -189,7 +178,6 @@ def test_continue_and_what_nobody_knows_change_nothing() -> None:
     ("action", "outcome", "again", "code"),
     [
         ("ShutdownWorkload", "shutdown", None, 94),
-        ("Stop", "preempted", None, 143),
         ("ExcludeThisNode", "interrupted", "request", 0),
     ],
 )
