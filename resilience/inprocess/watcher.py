@@ -116,8 +116,8 @@ class Watcher:
         try:
             wait(self._store, self._at.outcome, FOREVER, FOREVER)
             (self.outcome,) = execute(Read((self._at.outcome,)), self._store)
-        except StoreError as error:
-            self.error = error
+        except Exception as error:  # a thread's edge: the main thread waits for this one
+            self.error = error if isinstance(error, StoreError) else _failed(error)
             self.outcome = LOST
         self.decided_at = time.monotonic()
         stack = () if self.outcome == COMPLETED else failure.stack_of(self._main)  # before anything moves
@@ -227,3 +227,10 @@ class Watcher:
     def _awaited(self) -> str:
         place = places.place_of(self._main)
         return "" if place is None else places.awaited_store(place)
+
+
+def _failed(error: Exception) -> StoreError:
+    return StoreError(
+        f"the watcher could not learn how the iteration was decided: {type(error).__name__}: {error}; "
+        "this rank leaves the call, the others go on"
+    )

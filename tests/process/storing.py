@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.inprocess import CallWrapper, Wrapper, watcher
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.rank_assignment import FilterGroupedByKey, ShiftRanks
 from resilience.inprocess.state import State
@@ -103,3 +105,24 @@ def host_or_join() -> dict[str, Any]:
     elif second.add("leaving", 1) == size - 1:
         second.set("gone", "1")
     return {"critical": store.critical_ranks, "through": rank != 0 or int(store.get("through"))}
+
+
+def restart_with_a_watcher_that_fails() -> int:
+    """Rank 0 raises in the first iteration; the others wait for a file that nobody writes. The thread of rank 1 that
+    watches the iteration cannot read how it was decided. Returns the iteration."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        while call.iteration == 0:
+            if os.environ["RANK"] == "0":
+                raise ValueError("by schedule")
+            time.sleep(0.01)
+        return call.iteration
+
+    def fail(operation: object, store: object) -> None:
+        raise SystemError("bad argument to internal function")
+
+    if os.environ["RANK"] == "1":
+        watcher.execute = fail  # type: ignore[assignment]
+    return function()

@@ -353,3 +353,12 @@ def test_wall_clock_that_jumps_confuses_nothing(start: Start) -> None:  # F31
     durations = [record.event.duration_s for record in job.records() if hasattr(record.event, "duration_s")]
     assert min(durations) >= 0
     assert max(durations) < 60
+
+
+def test_rank_whose_watcher_fails_leaves_at_once(start: Start) -> None:
+    job = start(3, "tests.process.storing:restart_with_a_watcher_that_fails")
+    ranks = job.wait()
+    assert [ranks[0].value, ranks[2].value] == [1, 1]
+    assert ranks[1].type == "StoreError"
+    assert "SystemError" in ranks[1].error
+    assert not job.of(events.RankSignalled)
