@@ -24,6 +24,12 @@ def raise_limit() -> None:
         return  # what `make_room` then counts with is the soft limit
 
 
+def are_scarce() -> bool:
+    """Return True if so few descriptors are left that only the job may have them, and telemetry may not."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and soft - len(os.listdir("/proc/self/fd")) < min(SPARE, soft // 4)
+
+
 def make_room(count: int, purpose: str) -> None:
     """Raise the limit, and check that `count` more descriptors can be opened.
 

@@ -11,6 +11,8 @@ and says so (`is_placed`). Order between files is `analysis.merge`'s."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -27,6 +29,7 @@ from resilience.telemetry.log import OWN
 
 Kind = Literal["record", "log", "text", "bad"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
+ROTATED = ".1"  # behind the name of a file of output that another one has followed
 LONGEST = 1 << 20  # bytes: what is longer (a progress bar without newlines) comes in pieces, each a line
 LISTED = 60  # characters of a list that is told in a line of text; of longer ones only how many there are
 AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change is a broken clock's, not a time
@@ -169,12 +172,7 @@ class Source:
     def _fill(self) -> bool:
         """Read on; answers whether there was more."""
         try:
-            with self._path.open("rb", buffering=0) as file:
-                file.seek(self._read)
-                more = file.read(self._chunk)
-                if more:
-                    status = self._path.stat()
-                    self._size, self._changed_ns = status.st_size, status.st_mtime_ns
+            more = self._more()
         except OSError as error:
             self.error = f"cannot be read: {error.strerror or error}"
             return False
@@ -184,6 +182,21 @@ class Source:
         self._rest = self._rest[self._at :] + more
         self._at = 0
         return True
+
+    def _more(self) -> bytes:
+        """Return the next bytes; of a file that was rotated meanwhile, first what is left of it. Raises: OSError."""
+        with self._path.open("rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            if status.st_size < self._read:
+                with contextlib.suppress(OSError), open(f"{self._path}{ROTATED}", "rb", buffering=0) as older:
+                    older.seek(self._read)
+                    if more := older.read(self._chunk):
+                        return more
+                self._read = 0
+            file.seek(self._read)
+            if more := file.read(self._chunk):
+                self._size, self._changed_ns = status.st_size, status.st_mtime_ns
+            return more
 
     # -- meaning --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.analysis.clocks import Clock, clocks
-from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source
+from resilience.analysis.lines import LEVELS, ROTATED, Kind, Known, Line, Source
 from resilience.analysis.load import RECORDS
 from resilience.core.incident import Incident
 from resilience.core.incidents import fold
@@ -82,7 +82,7 @@ class Timeline:
             yield None
             if not wait():
                 break
-            self._add([entry for entry in _files(self.folder) if _name(self.folder, entry[0]) not in self._sources])
+            self._add([entry for entry in _files(self.folder) if self._is_new(entry[0])])
         yield from self._merged(is_final=True)
 
     def _merged(self, is_final: bool) -> Iterator[Line]:
@@ -112,6 +112,11 @@ class Timeline:
         for path, kind in wanted:
             name = _name(self.folder, path)
             self._sources[name] = Source(path, self._known(path, kind, name), chunk)
+
+    def _is_new(self, path: Path) -> bool:
+        """Whether a file was not there before. One that was rotated meanwhile is read to its end under its old name."""
+        name = _name(self.folder, path)
+        return name not in self._sources and name.removesuffix(ROTATED) not in self._sources
 
     def _may_hold(self, path: Path, kind: Kind) -> bool:
         """Whether a file may hold wanted lines, by its name alone."""
@@ -206,7 +211,12 @@ def _files(folder: Path) -> Iterator[tuple[Path, Kind]]:
     for name, kind in kinds:
         yield from ((path, kind) for path in _listed(folder / name) if path.suffix == ".jsonl")
     for below in _listed(folder / OUTPUT):
-        yield from ((path, "text") for path in _listed(below) if path.suffix in (".out", ".err"))
+        texts = [path for path in _listed(below) if path.name.removesuffix(ROTATED).endswith((".out", ".err"))]
+        yield from ((path, "text") for path in sorted(texts, key=_oldest_first))
+
+
+def _oldest_first(path: Path) -> tuple[str, bool]:
+    return path.name.removesuffix(ROTATED), not path.name.endswith(ROTATED)
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -227,7 +237,8 @@ def _node_of(path: Path) -> str:
 
 def _rank_of(path: Path, kind: Kind) -> int | None:
     if kind == "text":
-        return int(path.stem) if path.stem.isdecimal() else None
+        rank = path.name.partition(".")[0]
+        return int(rank) if rank.isdecimal() else None
     found = _RANK_OF_NODE.match(path.stem)
     return int(found["rank"]) if found is not None and found["rank"] != "agent" else None
 

@@ -541,6 +541,27 @@ class NodeWarned(Event, frozen=True, tag="node.warned"):
     detail: str
 
 
+class OutputLost(Event, frozen=True, tag="output.lost"):
+    """Some of what a worker wrote is not where it would be expected; the worker did not notice.
+
+    place: "file", it could not be written to `path`; "rotated", it was removed there by rotation; "terminal", it was
+    not shown, and `path` has it. count: bytes of this path and place so far; the last record has the sum."""
+
+    level: ClassVar[Level] = "warning"
+    place: Literal["file", "rotated", "terminal"]
+    path: str
+    count: int
+    why: str = ""
+
+
+class DrainLost(Event, frozen=True, tag="drain.lost"):
+    """The process that reads workers' output is gone; another one goes on. What it had read and not written is lost."""
+
+    level: ClassVar[Level] = "error"
+    drain_pid: int
+    why: str
+
+
 class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     """Workers cannot be forked from the preloaded process any more; they start cold."""
 
@@ -651,6 +672,8 @@ CATALOGUE: tuple[type[Event], ...] = (
     NodeExcluded,
     NodeUnhealthy,
     NodeWarned,
+    OutputLost,
+    DrainLost,
     ZygoteLost,
     ElasticMeasured,
     ElasticTold,
@@ -714,6 +737,8 @@ AnyEvent = (
     | NodeExcluded
     | NodeUnhealthy
     | NodeWarned
+    | OutputLost
+    | DrainLost
     | ZygoteLost
     | ElasticMeasured
     | ElasticTold

@@ -128,7 +128,7 @@ class Agent(LocalElasticAgent):
             self._logs_specs.cycle = node.handler.cycle
         made = worker_env.specification(self, worker_group, node)
         context = workers.start(made)
-        self._running = running = Running(context, worker_group.workers, self._logs_specs)
+        self._running = running = Running(context, worker_group.workers)
         for worker in worker_group.workers:
             worker.id = context.pids()[worker.local_rank]
             node.witnesses.watch(worker, running.files(worker.local_rank))

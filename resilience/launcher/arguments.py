@@ -58,6 +58,12 @@ class Options:
         default=False,
         metadata={"help": "let workers write straight to the terminal; no output is kept in the run folder"},
     )
+    output_file_mb: int = dataclasses.field(
+        default=256,
+        metadata={
+            "help": "MiB at which a file of a worker's output is rotated; it and the one before are kept; 0: never"
+        },
+    )
     exit_barrier_timeout: float = dataclasses.field(
         default=300.0, metadata={"help": "seconds by which workers may finish apart"}
     )

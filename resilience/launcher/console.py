@@ -7,6 +7,7 @@ for a job's terminal shows the lines of all. Whoever reads too slowly loses line
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.core import encoding, events
@@ -38,6 +39,7 @@ class Console:
         self._left_out = 0
         self._watched: events.HangsWatched | None = None
         self._suspected_at = float("-inf")
+        self._has_said_unkept = False
 
     def take(self, record: Record) -> bool:
         """Show an event if it is for people. Always taken: what is not shown here is in the record file."""
@@ -64,6 +66,11 @@ class Console:
             self._suspected_at = now
             self._show(suspicion.level, suspicion_in_words(rank, suspicion))
 
+    def losses(self, sentences: Sequence[str]) -> None:
+        """Show what was lost of the workers' output, at any level."""
+        for sentence in sentences:
+            self.last_words(f"resilience run: {sentence}")
+
     def last_words(self, text: str) -> None:
         """Show why the job is over, at any level."""
         terminal.put(self._descriptor, encoding.text(f"{text}\n").encode(), time.monotonic() + PATIENCE)
@@ -87,6 +94,11 @@ class Console:
                 return f"node {record.origin.node} is unhealthy ({check}): {detail}"
             case events.NodeWarned(check, detail):
                 return f"node {record.origin.node}: warning ({check}): {detail}"
+            case events.OutputLost("file", path, _, why) if not self._has_said_unkept:
+                self._has_said_unkept = True
+                return f"workers' output cannot be kept in {path}: {why}; the job goes on, see the terminal for it"
+            case events.DrainLost(pid, why):
+                return f"process {pid}, which read the workers' output, is gone ({why}); another one goes on"
             case events.NodeExcluded(why):
                 return f"node {record.origin.node} takes no further part: {why}"
             case events.ControlRequested(action, description, local_rank):

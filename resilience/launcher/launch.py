@@ -49,7 +49,7 @@ from resilience.launcher.gate import Check, Devices, Gate, Patrol, checks
 from resilience.launcher.meeting import KINDS, kind_of
 from resilience.launcher.monitors import Monitors
 from resilience.launcher.node import Node
-from resilience.launcher.output import RunFolderLogs
+from resilience.launcher.output import FINISH_LIMIT, PREEMPTED_LIMIT, Drain, RunFolderLogs
 from resilience.launcher.rendezvous import Handler
 from resilience.launcher.signals import Signals
 from resilience.launcher.stores import StoreProcess
@@ -92,7 +92,11 @@ def launch(command: Command) -> int:
         if exports is not None:
             ending.callback(exports.close, 2.0)
         ending.enter_context(bridged(account.emit, config.event_log_handler))
-        monitors = Monitors(folder, name, config.nproc_per_node)
+        drain = start_drain(command)
+        if drain is not None:
+            ending.callback(drain.close)
+            drain.report_to(account.emit)
+        monitors = Monitors(folder, name, config.nproc_per_node, drain.socket if drain is not None else "")
         ending.callback(monitors.close, 2.0)
         monitors.start()
         spec = worker_spec(config, entrypoint, arguments, handler)
@@ -101,6 +105,7 @@ def launch(command: Command) -> int:
             handler,
             monitors,
             zygote,
+            drain,
             signals,
             Gate(gate_checks(command.options, folder, handler)),
             Patrol(Devices(), command.config.node_health_check_interval),
@@ -113,7 +118,7 @@ def launch(command: Command) -> int:
         )
         agent = Agent(
             spec,
-            logs(command, config, folder),
+            logs(command, config, folder, drain),
             node,
             start_method=config.start_method,
             exit_barrier_timeout=command.options.exit_barrier_timeout,
@@ -123,6 +128,9 @@ def launch(command: Command) -> int:
         elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
         run(agent, node)
         verdict = agent.verdict
+        if drain is not None:
+            drain.finish(signals.has_any, PREEMPTED_LIMIT if verdict.outcome == "preempted" else FINISH_LIMIT)
+            account.console.losses(drain.losses())
         account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
         made = agent.get_event_succeeded() if verdict.exit_code == 0 or agent.is_clean else agent.get_event_failed()
         elastic_events.record(made, config.event_log_handler)
@@ -290,15 +298,26 @@ def worker_spec(config: LaunchConfig, entrypoint: str, arguments: list[str], han
     )
 
 
-def logs(command: Command, config: LaunchConfig, folder: Path) -> LogsSpecs:
-    """Return where workers' output goes: the run folder, unless the user says something else."""
+def start_drain(command: Command) -> Drain | None:
+    """Start what takes the workers' output; None where the user says something else, or it cannot be started."""
     args = command.torchrun
-    assert config.logs_specs is not None
     is_users = any((args.log_dir, args.redirects != "0", args.tee != "0", args.logs_specs))
     if is_users or command.options.no_output_files:
+        return None
+    try:
+        return Drain(command.options.output_file_mb << 20)
+    except OSError as error:
+        say(f"workers write to the terminal only, for their output cannot be kept: {error}")
+        return None
+
+
+def logs(command: Command, config: LaunchConfig, folder: Path, drain: Drain | None) -> LogsSpecs:
+    """Return where workers' output goes."""
+    assert config.logs_specs is not None
+    if drain is None:
         return config.logs_specs
-    shown = args.local_ranks_filter
-    return RunFolderLogs(folder, set(map(int, shown.split(","))) if shown else None)
+    shown = command.torchrun.local_ranks_filter
+    return RunFolderLogs(folder, set(map(int, shown.split(","))) if shown else None, drain)
 
 
 def usable(folder: Path) -> Path:

@@ -47,11 +47,12 @@ Message = messages.ToAgent | Lost
 class Monitors:
     """The monitors of one node."""
 
-    def __init__(self, folder: Path, node: str, local_world_size: int) -> None:
-        """folder: the run folder. Nothing is started yet."""
+    def __init__(self, folder: Path, node: str, local_world_size: int, drain: str = "") -> None:
+        """folder: the run folder. drain: the socket of the drain process, if there is one. Nothing is started yet."""
         self._folder = folder
         self._node = node
         self._size = local_world_size
+        self._drain = drain
         self._places: list[_Place] = []
         self._sockets: Path | None = None
 
@@ -93,6 +94,7 @@ class Monitors:
                 folder=os.fsencode(self._folder),
                 limits=limits,
                 output=tuple(map(os.fsencode, output)),
+                drain=self._drain,
             )
         )
 

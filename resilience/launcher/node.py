@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from resilience.launcher.arguments import Options
     from resilience.launcher.gate import Gate, Patrol, Refusal
     from resilience.launcher.monitors import Monitors
+    from resilience.launcher.output import Drain
     from resilience.launcher.rendezvous import Handler
     from resilience.launcher.running import Ended, Running
     from resilience.launcher.signals import Signals
@@ -60,6 +61,7 @@ class Node:
         handler: Handler,
         monitors: Monitors,
         zygote: Zygote | None,
+        drain: Drain | None,
         signals: Signals,
         gate: Gate,
         patrol: Patrol,
@@ -76,6 +78,7 @@ class Node:
         self.handler = handler
         self.monitors = monitors
         self.zygote = zygote
+        self.drain = drain
         self.signals = signals
         self.failure: InterruptionRecord | None = None  # the last one that was seen here
         self.restarts_used = 0
@@ -117,7 +120,8 @@ class Node:
     @property
     def descriptors(self) -> list[int]:
         """What becomes readable when a monitor or a signal has something to say."""
-        return [*self.monitors.filenos(), self.signals.fileno()]
+        drain = [] if self.drain is None else self.drain.filenos()
+        return [*self.monitors.filenos(), self.signals.fileno(), *drain]
 
     @property
     def rule(self) -> Rule | None:
@@ -219,9 +223,11 @@ class Node:
     def reap(self, running: Running) -> None:
         """Collect what workers have left behind, and the zygote if it is gone."""
         zygote = 0 if self.zygote is None else self.zygote.pid
-        known = {*running.pids(), self.handler.store_pid, zygote}
+        known = {*running.pids(), self.handler.store_pid, zygote, 0 if self.drain is None else self.drain.pid}
         known |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
         processes.reap_strangers(known)
+        if self.drain is not None:
+            self.drain.hear()
         if self.zygote is not None and zygote and self.zygote.why_not and not self._is_zygote_lost:
             self._is_zygote_lost = True
             self.account.emit(events.ZygoteLost(self.zygote.why_not))
@@ -439,6 +445,8 @@ class Node:
             if self._is_hurried():
                 break
             self.witnesses.hear()
+            if self.drain is not None:
+                self.drain.hear()
             ended += running.collect()
             is_heard |= self.witnesses.is_stop_heard
             if not is_heard and self.witnesses.have_answered(running.pids()):

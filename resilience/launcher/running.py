@@ -19,9 +19,6 @@ from typing import NamedTuple
 from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-from resilience.launcher import terminal
-from resilience.launcher.output import Follower, RunFolderLogs
-
 LOOK = 0.1  # seconds between looks whether a person is in a hurry
 KILL_LIMIT = 2.0  # seconds that a killed worker may take to be gone
 
@@ -43,7 +40,7 @@ class Ended(NamedTuple):
 class Running:
     """One node's workers in one cycle."""
 
-    def __init__(self, context: SubprocessContext, workers: list[Worker], logs: object) -> None:
+    def __init__(self, context: SubprocessContext, workers: list[Worker]) -> None:
         self._context = context
         self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
         self._pidfds: dict[int, int] = {}
@@ -54,15 +51,6 @@ class Running:
         self.stuck: list[Ended] = []  # as if SIGKILL had ended them, but they are still there
         self.ended: list[Ended] = []
         self._done_at: float | None = None  # when the first one ended well
-        self._follower = self._follow(logs) if isinstance(logs, RunFolderLogs) else None
-
-    def _follow(self, logs: RunFolderLogs) -> Follower:
-        out, err = self._context.stdouts, self._context.stderrs
-        shown = [local_rank for local_rank in self._ranks if logs.shows(local_rank)]
-        return Follower(
-            [(out[local_rank], terminal.stream(terminal.STDOUT)) for local_rank in shown]
-            + [(err[local_rank], terminal.stream(terminal.STDERR)) for local_rank in shown]
-        )
 
     @property
     def descriptors(self) -> list[int]:
@@ -127,8 +115,6 @@ class Running:
             os.close(fd)
         self._pidfds.clear()
         self._context.close(signal.SIGKILL, 0)
-        if self._follower is not None:
-            self._follower.stop()
         return new
 
     def signal(self, number: int) -> None:

@@ -5,6 +5,7 @@ its own. The context says how it started its workers, and why not warm."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -18,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_han
 
 from resilience.errors import LaunchError
 from resilience.launcher import fresh, tied
+from resilience.launcher.output import RunFolderLogs
 from resilience.launcher.zygote import Order, Zygote
 
 
@@ -61,23 +63,16 @@ class Workers(SubprocessContext):
         )
         self._zygote = spec.zygote
         self._before = spec.before
+        self._logs = spec.logs_specs if isinstance(spec.logs_specs, RunFolderLogs) else None
         self.how: Literal["warm", "cold"] = "cold"
         self.reason = ""
 
     def _start(self) -> None:
         self._before()
-        handlers = {
-            local_rank: Ordered(
-                str(self.entrypoint),
-                self.args[local_rank],
-                self.envs[local_rank],
-                self.stdouts[local_rank],
-                self.stderrs[local_rank],
-                local_rank,
-                self._numa_options,
-            )
-            for local_rank in range(self.nprocs)
-        }
+        with contextlib.ExitStack() as started:
+            self._start_each({local_rank: self._handler(local_rank, started) for local_rank in range(self.nprocs)})
+
+    def _start_each(self, handlers: dict[int, Ordered]) -> None:
         self.reason = self._why_cold(list(handlers.values()))
         if not self.reason and self._zygote is not None:
             try:
@@ -88,6 +83,25 @@ class Workers(SubprocessContext):
             for local_rank, handler in handlers.items():
                 handler.start_cold()
                 self.subprocess_handlers[local_rank] = handler  # from now on it is ended with the others
+
+    def _handler(self, local_rank: int, started: contextlib.ExitStack) -> Ordered:
+        """Describe a worker. started: closes our copies of what it writes to."""
+        out, err, env = self.stdouts[local_rank], self.stderrs[local_rank], self.envs[local_rank]
+        is_drained = self._logs is not None
+        handler = Ordered(
+            str(self.entrypoint),
+            self.args[local_rank],
+            env,
+            "" if is_drained else out,
+            "" if is_drained else err,
+            local_rank,
+            self._numa_options,
+        )
+        if self._logs is not None:
+            streams = self._logs.open(local_rank, env["RANK"], out, err)
+            started.callback(streams.close)
+            handler._stdout, handler._stderr = streams.stdout, streams.stderr
+        return handler
 
     def _start_warm(self, handlers: dict[int, Ordered], zygote: Zygote) -> None:
         forked = zygote.spawn([handler.order() for handler in handlers.values()])

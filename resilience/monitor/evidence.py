@@ -5,6 +5,7 @@ waits for the rank: what cannot be had is left out, and the record says so."""
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import files, processes, stacks
+from resilience.adapters.channel import connect
 from resilience.core import events, hangs, watch
 from resilience.core.attribution import Collective, Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.core.identity import Origin
@@ -20,6 +22,7 @@ from resilience.monitor.page import MonitorSide, PageView
 
 COLLECTIVES_TOLD = 8  # the last ones
 SAMPLE_EVERY = 0.5  # seconds at least between two looks at the CPU time; the monitor wakes once a second
+DRAIN_LIMIT = 0.3  # seconds for what a worker has just written to be in its files; it takes a few milliseconds
 SAMPLE = 0.06  # seconds of a look for this purpose: six ticks of the clock that counts CPU time
 
 
@@ -27,7 +30,8 @@ class Witness:
     """Knows one rank. `page`, `program` and `dump` change when another program attaches.
 
     rank: the process whose life is watched. program: the one that shows signs of life, mostly the same.
-    logs: files whose ends are told, `log_lines` in all. has_iterations: the page tells of iterations. ask: has a
+    logs: files whose ends are told, `log_lines` in all. drain: the socket of the process that writes them, if it is not
+    the rank itself. has_iterations: the page tells of iterations. ask: has a
     thread of the program leave its stacks in the dump."""
 
     def __init__(self, page: MonitorSide, rank: processes.Process, dump: stacks.Dump | None) -> None:
@@ -38,6 +42,7 @@ class Witness:
         self.origin: Origin | None = None
         self.logs: tuple[Path, ...] = ()
         self.log_lines = 5
+        self.drain = ""
         self.has_iterations = True
         self.ask: stacks.Ask = lambda number: False
         self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
@@ -136,6 +141,12 @@ class Witness:
 
     def _log_tail(self) -> tuple[str, ...]:
         """The last lines of the logs, those of the last log first of all."""
+        if self.drain:
+            with contextlib.suppress(OSError):  # it is gone, or slow: then the files lack what it has
+                asking = connect(self.drain, DRAIN_LIMIT)
+                asking.send(b"keep")
+                asking.receive(DRAIN_LIMIT)
+                asking.close()
         lines: tuple[str, ...] = ()
         for path in reversed(self.logs):
             wanted = self.log_lines - len(lines)

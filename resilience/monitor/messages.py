@@ -140,8 +140,9 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """Watch this worker from now on.
 
     start_time: of the process, in clock ticks after boot, for its pid may be another's meanwhile. folder, output: the
-    run folder, and the files that the worker writes to, for the end of its log; paths by `os.fsencode`. link: that a
-    monitor before had, together with the descriptors of page, line and dump."""
+    run folder, and the files that keep what the worker writes, for the end of its log; paths by `os.fsencode`. drain:
+    the socket of the process that writes these files, empty if the worker does. link: that a monitor before had,
+    together with the descriptors of page, line and dump."""
 
     worker_pid: int
     start_time: int
@@ -149,6 +150,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     folder: bytes
     limits: watch.Limits
     output: tuple[bytes, ...] = ()
+    drain: str = ""
     link: Link | None = None
 
 

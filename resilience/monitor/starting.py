@@ -37,7 +37,7 @@ class MonitorProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     cwd="/",  # no module of a user's working directory comes first
-                    env=_environment(),
+                    env=lean_environment(),
                     start_new_session=True,
                 )
         except OSError:
@@ -94,7 +94,8 @@ class MonitorProcess:
         self.kill()
 
 
-def _environment() -> dict[str, str]:
+def lean_environment() -> dict[str, str]:
+    """Return the environment of a program of ours that is started with -S: it finds this process's modules."""
     home = str(Path(resilience.__file__).resolve().parent.parent)
     paths = [home, *(os.path.abspath(path) for path in sys.path if path)]
     environment = os.environ.copy()  # passed on, not read

@@ -101,6 +101,7 @@ class WorkerMonitor(RankMonitor):
         folder = Path(os.fsdecode(assigned.folder))
         self.open(msgspec.structs.replace(assigned.origin, layer="launcher"), folder, assigned.limits)
         self._witness.logs = (*self._witness.logs, *(Path(os.fsdecode(path)) for path in assigned.output))
+        self._witness.drain = assigned.drain
         with contextlib.suppress(OSError, DecodeError):  # none yet: the first worker of this rank
             self._timings = timings.read(folder / "timings" / f"{self._name}.json")
 

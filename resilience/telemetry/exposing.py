@@ -18,7 +18,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from resilience.adapters import files
+from resilience.adapters import descriptors, files
 from resilience.core import encoding, events
 from resilience.errors import DecodeError
 from resilience.telemetry.metrics import MetricView
@@ -27,6 +27,10 @@ from resilience.telemetry.sending import Emit
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
+MOST_CONNECTIONS = 16  # at the same time; each has a thread
+ENDING = 4  # threads that may be on their way out beside them
+CONNECTION_LIMIT = 10.0  # seconds; a scrape takes milliseconds
+PAUSE = 0.2  # seconds between attempts to accept where no descriptor is left
 PORTS_TRIED = 32  # from the one that is asked for upwards
 DISCOVERY = "/sd"
 FORGOTTEN_AFTER = 24 * 3600.0  # seconds without a write after which a file of ours is nobody's any more
@@ -129,7 +133,7 @@ class MetricsServer:
         self._metrics = prometheus_client.make_wsgi_app(exposition.registry, disable_compression=True)
         self._folder, self._node = folder, node
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self._server = _of_family(family)(address[:2], _Silent)  # type: ignore[arg-type]  # (host, port) of both
+        self._server = _of_family(family)(address[:2], _Silent)  # (host, port) of both
         self._server.set_app(self._answer)
         self.port: int = self._server.server_port
         self._target = f"{_reached_as(host)}:{self.port}"
@@ -171,9 +175,62 @@ class MetricsServer:
 
 
 class _Threads(ThreadingMixIn, WSGIServer):
-    """A thread a scrape."""
+    """A thread for each connection, bounded in number and time: an idle one has to go where another one comes."""
 
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._since: dict[socket.socket, float] = {}  # connections that may be served, oldest first
+        self._threads_alive = 0
+        self._lock = threading.Lock()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. Raises: OSError."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(PAUSE)  # the process has no descriptor left, and the connection waits: no busy loop meanwhile
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, unless that could cost the process something else."""
+        with self._lock:
+            for oldest in list(self._since)[: max(0, len(self._since) + 1 - MOST_CONNECTIONS)]:
+                self._hang_up(oldest)
+            is_refused = self._threads_alive >= MOST_CONNECTIONS + ENDING or descriptors.are_scarce()
+            if not is_refused:
+                self._threads_alive += 1
+                self._since[request] = time.monotonic()
+        if is_refused:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until it ends or is hung up."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._since.pop(request, None)
+                self._threads_alive -= 1
+
+    def service_actions(self) -> None:
+        """Called twice a second: hang up on connections that have had their time."""
+        late = time.monotonic() - CONNECTION_LIMIT
+        with self._lock:
+            for request in [request for request, since in self._since.items() if since < late]:
+                self._hang_up(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that has gone, or that we hung up on, is no news."""
+
+    def _hang_up(self, request: socket.socket) -> None:
+        """Have a connection's thread end."""
+        del self._since[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
         """Bind, without asking a name server what this host is called: it may take seconds to answer."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import textwrap
 import time
@@ -44,8 +45,8 @@ def agent(arguments: list[str]) -> None:
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
-    group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. WAITS: file that
-    it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
+    group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
+    shows. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
     from resilience.launcher import meeting
     from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
@@ -58,6 +59,10 @@ def agent(arguments: list[str]) -> None:
 
     if "FOLDER" in os.environ:
         os.chdir(os.environ["FOLDER"])
+
+    if "FILES" in os.environ:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["FILES"]), hard))
 
     if "UNREAD" in os.environ:
         close_the_readers_eyes()

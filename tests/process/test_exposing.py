@@ -10,13 +10,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from resilience.adapters import descriptors
 from resilience.core import events
 from resilience.telemetry import exposing
 from resilience.telemetry.setup import Asked, NodeExports
@@ -313,3 +314,59 @@ def test_what_torchelastic_tells_is_on_record_and_counted(launch: Callable[..., 
     assert value(text, "resilience_elastic_events_total", source="WORKER", state="SUCCEEDED") == 2
     last = (job.account.folder / "metrics" / "node0.prom").read_text()
     assert value(last, "resilience_elastic_value", name="workers.run_total") == 1
+
+
+# -- connections that ask for nothing ----------------------------------------------------------
+
+
+def threads_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def test_idle_connections_cost_neither_the_job_nor_the_scrape_anything(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    port = free_port()
+    script = """
+    if cycle == 0:
+        say("up")
+        await_file("crash")
+        sys.exit(rank)
+    say("up")
+    await_file("go")
+    """
+    job = launch(script, "--metrics-port", str(port), FILES="256")
+    job.await_worker("up.0.0")
+    job.await_worker("up.0.1")
+    await_value(port, 0, "resilience_restart_iterations_total")
+    before = threads_of(job.job.pids[0])
+    with ExitStack() as idle:
+        for _ in range(300):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT))
+        await_value(port, 0, "resilience_restart_iterations_total")
+        assert threads_of(job.job.pids[0]) <= before + exposing.MOST_CONNECTIONS + exposing.ENDING
+        (tmp_path / "crash").touch()
+        job.await_worker("up.1.0")
+        job.await_worker("up.1.1")
+        (tmp_path / "go").touch()
+        assert job.wait() == [0], job.job.output()
+
+
+def test_connection_that_asks_for_nothing_is_closed(folder: Path, emitted: list[events.Event]) -> None:
+    with exporting(folder, emitted, Asked(port=0)):
+        (port,) = served_at(emitted)
+        with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as idle:
+            idle.sendall(b"GET /metr")
+            assert idle.recv(1) == b""
+
+
+def test_scarce_descriptors_cost_connections_and_not_the_process(
+    folder: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with exporting(folder, emitted, Asked(port=0)):
+        (port,) = served_at(emitted)
+        monkeypatch.setattr(descriptors, "are_scarce", lambda: True)
+        with pytest.raises(OSError):
+            scrape(port)
+        monkeypatch.undo()
+        assert "resilience_" in scrape(port)

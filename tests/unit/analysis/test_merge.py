@@ -241,6 +241,31 @@ def test_following_tells_what_comes_and_waits_for_the_rest_of_a_line(tmp_path: P
     assert seen == ["a", "b", "c", "torn"]
 
 
+def test_output_that_was_rotated_is_read_before_what_followed_it(tmp_path: Path) -> None:
+    write(tmp_path, "output/0/0.out", b"c\n", changed_ns=AT + SECOND)
+    write(tmp_path, "output/0/0.out.1", b"a\nb\n", changed_ns=AT)
+    assert texts(tmp_path) == ["a", "b", "c"]
+
+
+def test_following_reads_what_was_left_of_a_file_that_is_rotated(tmp_path: Path) -> None:
+    path = write(tmp_path, "output/0/0.out", b"a\nb\n")
+    seen: list[str] = []
+
+    def later() -> Iterator[bool]:
+        with path.open("ab") as file:
+            file.write(b"c\n")
+        path.rename(tmp_path / "output" / "0" / "0.out.1")
+        path.write_bytes(b"d\n")
+        yield True
+        yield False
+
+    steps = later()
+    for line in Timeline(tmp_path).follow(lambda: next(steps)):
+        if line is not None:
+            seen.append(line.event)
+    assert seen == ["a", "b", "c", "d"]
+
+
 # -- clocks ------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,313 @@
+"""What workers write: no write fails or waits because of our files, our terminal or our agent, and nothing is lost
+without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from resilience.core import events
+from tests.process.launching import Launched, launcher
+from tests.support import disks
+from tests.support.account import Account
+from tests.support.ranks import Job
+from tests.support.server import ROOT
+
+Launch = Callable[..., Launched]
+MB = 1 << 20
+LINE = "x" * 79 + "\n"
+# Writes this many MiB of lines that all differ, and says so afterwards.
+WRITE = """
+def write(mb, to=sys.stdout):
+    for block in range(mb * 16):
+        to.write("".join(f"{block:06} {line:04} " + "x" * 51 + "\\n" for line in range(1024)))
+"""
+PER_MB = 16 * 1024 * 64
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    with disks.mounted(tmp_path / "small", "size=4m") as folder:
+        yield folder
+
+
+def kept(job: Launched, rank: int = 0, cycle: int = 0, stream: str = "out") -> bytes:
+    return (job.job.run / "output" / str(cycle) / f"{rank}.{stream}").read_bytes()
+
+
+def await_true(claim: Callable[[], bool], limit: float = 60.0) -> None:
+    deadline = time.monotonic() + limit
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def drain_of(job: Launched) -> psutil.Process:
+    """The process that reads the output of a job's workers."""
+    (agent,) = job.job.pids
+    (found,) = [
+        each for each in psutil.Process(agent).children() if "resilience.launcher.drain" in " ".join(each.cmdline())
+    ]
+    return found
+
+
+# -- the disk -----------------------------------------------------------------------------------------
+
+
+def test_worker_that_writes_more_than_the_disk_holds_goes_on_and_the_loss_is_counted(
+    launch: Launch, small: Path
+) -> None:
+    job = launch(WRITE + "write(8)\nsay('written')", "--run-dir", str(small), "--min-free-disk-mb", "1", nproc=1)
+    assert job.wait() == [0], job.job.output()
+    assert (job.folder / "written.0.0").exists()
+    assert len(job.output()) == 8 * PER_MB  # the terminal has all of it
+    said = job.output(stream=2)
+    assert said.count("cannot be kept") == said.count("could not be kept") == 1
+    total = re.search(r"([\d,]+) bytes of workers' output could not be kept \(No space left on device\)", said)
+    assert total is not None, said
+    in_file = (small / "job" / "output" / "0" / "0.out").stat().st_size
+    assert in_file + int(total[1].replace(",", "")) == 8 * PER_MB
+
+
+def test_file_says_what_is_missing_once_there_is_room_again(launch: Launch, small: Path) -> None:
+    (small / "filler").write_bytes(b"." * 2 * MB)
+    job = launch(WRITE + "write(8)\nsay('full')\nawait_file('go')\nprint('again')", "--run-dir", str(small), nproc=1)
+    job.await_worker("full.0.0")
+    (small / "filler").unlink()
+    (job.folder / "go").touch()
+    assert job.wait() == [0], job.job.output()
+    found = re.search(
+        rb"\n\[resilience run: ([\d,]+) bytes are missing here: No space left on device\]\nagain\n$",
+        (small / "job" / "output" / "0" / "0.out").read_bytes(),
+    )
+    assert found is not None
+    lost = [
+        record.event.count for record in Account(small / "job").records() if isinstance(record.event, events.OutputLost)
+    ]
+    assert lost[-1] == int(found[1].replace(b",", b""))
+
+
+def test_disk_that_does_not_answer_blocks_no_write(launch: Launch) -> None:
+    job = launch(
+        WRITE
+        + """
+folder = pathlib.Path(os.environ["RESILIENCE_RUN_DIR"], "job", "output", "1")
+if cycle == 0:
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "0.out")  # whoever opens it waits for ever
+    sys.exit(1)
+write(40)
+""",
+        nproc=1,
+    )
+    assert job.wait() == [0], job.job.output()
+    assert "the disk does not answer" in job.output(stream=2)
+
+
+def test_file_is_rotated_at_its_size_and_the_account_says_what_was_removed(launch: Launch) -> None:
+    job = launch(WRITE + "write(5)", "--output-file-mb", "1", nproc=1)
+    assert job.wait() == [0]
+    newest, older = (job.job.run / "output" / "0" / name for name in ("0.out", "0.out.1"))
+    assert older.stat().st_size <= 2 * MB and newest.stat().st_size <= 2 * MB
+    removed = [record.event.count for record in job.of(events.OutputLost) if record.event.place == "rotated"][-1]
+    whole = job.output().encode()
+    assert older.read_bytes() + newest.read_bytes() == whole[removed:]
+    assert removed
+
+
+# -- the agent ----------------------------------------------------------------------------------------
+
+
+def test_stopped_agent_blocks_no_write(launch: Launch) -> None:
+    job = launch(WRITE + "say('up')\nawait_file('go')\nwrite(5)\nwrite(5, sys.stderr)\nsay('written')", nproc=1)
+    job.await_worker("up.0.0")
+    job.job.signal(0, signal.SIGSTOP)
+    (job.folder / "go").touch()
+    job.await_worker("written.0.0")
+    job.job.signal(0, signal.SIGCONT)
+    assert job.wait() == [0]
+    assert len(kept(job)) == len(job.output()) == 5 * PER_MB
+
+
+def test_killed_agent_loses_nothing_that_was_written(launch: Launch) -> None:
+    job = launch(WRITE + "say('up')\nawait_file('go')\nwrite(5)\nprint('the end')\nsay('written')\nawait_file('never')")
+    job.await_worker("up.0.0")
+    job.await_worker("up.0.1")
+    drain = drain_of(job)
+    job.job.signal(0, signal.SIGSTOP)
+    (job.folder / "go").touch()
+    job.await_worker("written.0.0")
+    job.await_worker("written.0.1")
+    job.job.signal(0, signal.SIGKILL)
+    job.wait_agent(0)
+    psutil.wait_procs([drain], timeout=60)
+    assert not drain.is_running()
+    for rank in range(2):
+        assert kept(job, rank).endswith(b"the end\n") and len(kept(job, rank)) == 5 * PER_MB + 8
+    assert len(job.output()) == 2 * (5 * PER_MB + 8)
+    job.job.ran_to_its_end = True
+
+
+def test_killed_drain_process_is_replaced_and_no_write_fails(launch: Launch) -> None:
+    job = launch(WRITE + "print('before')\nsay('up')\nawait_file('go')\nwrite(5)\nsay('written')", nproc=1)
+    job.await_worker("up.0.0")
+    await_true(lambda: kept(job) == b"before\n")
+    drain_of(job).kill()
+    (job.folder / "go").touch()
+    assert job.wait() == [0], job.job.output()
+    assert len(kept(job)) == 5 * PER_MB + len("before\n")
+    assert [record.event.why for record in job.of(events.DrainLost)] == ["SIGKILL"]
+
+
+def test_last_lines_of_a_killed_worker_are_on_record(launch: Launch) -> None:
+    job = launch("if cycle == 0: print('the last words'); os.kill(os.getpid(), 9)", nproc=1)
+    assert job.wait() == [0]
+    (found,) = job.job.of(events.Interrupted)
+    assert found.event.record.log_tail[-1:] == ("the last words",)
+
+
+# -- the terminal -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def run(folder: Path, script: str, stdout: int, *options: str, stderr: int | None = None) -> Iterator[subprocess.Popen]:
+    """Start `resilience run` with this stdout."""
+    path = folder / "script.py"
+    path.write_text("import os, sys, pathlib, time\nhere = pathlib.Path(__file__).parent\n" + script)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RESILIENCE_RUN_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "resilience.cli", "run", "--nproc-per-node", "1", *options, str(path)]
+    with (folder / "stderr").open("wb") as errors:
+        child = subprocess.Popen(
+            command,
+            env={**env, "RESILIENCE_JOB_ID": "job"},
+            cwd=folder,
+            stdout=stdout,
+            stderr=errors if stderr is None else stderr,
+            start_new_session=True,
+        )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def read_all(fd: int) -> bytes:
+    pieces = []
+    while piece := os.read(fd, 1 << 20):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+NOTE = re.compile(rb"\[resilience run: ([\d,]+) bytes of rank 0's stdout are not shown here, [^;]*; (\S+) has it\]\n")
+
+
+def test_slow_reader_holds_up_no_worker_and_is_told_what_it_did_not_get(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with run(tmp_path, WRITE + "write(60)\n(here / 'written').touch()", writing) as child:
+        os.close(writing)
+        await_true((tmp_path / "written").exists)  # nobody has read a byte
+        got = read_all(reading)
+        assert child.wait(60) == 0
+    file = tmp_path / "runs" / "job" / "output" / "0" / "0.out"
+    assert file.stat().st_size == 60 * PER_MB
+    notes = NOTE.findall(got)
+    assert {path for _, path in notes} == {str(file).encode()}
+    missing = sum(int(count.replace(b",", b"")) for count, _ in notes)
+    assert missing and len(NOTE.sub(b"", got)) + missing == 60 * PER_MB
+
+
+def test_reader_that_reads_nothing_holds_up_no_job_and_stderr_says_what_is_missing(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with run(tmp_path, WRITE + "write(20)", writing) as child:
+        os.close(writing)
+        assert child.wait(60) == 0
+    os.set_blocking(reading, False)
+    arrived = len(os.read(reading, 1 << 20))
+    os.close(reading)
+    said = (tmp_path / "stderr").read_text()
+    found = re.search(r"([\d,]+) bytes of workers' output are not shown here \(.*\); see (\S+)", said)
+    assert found is not None, said
+    assert int(found[1].replace(",", "")) + arrived == 20 * PER_MB
+    assert Path(found[2]).stat().st_size == 20 * PER_MB
+
+
+LOOK = """
+print(*(os.isatty(fd) for fd in range(3)), file=open(here / 'seen', 'w'), flush=True)
+print('€ \\x1b[1m\\r', end='')
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--cold",)], ids=["warm", "cold"])
+@pytest.mark.parametrize("stderr_too", [True, False])
+def test_workers_see_a_terminal_exactly_where_torchruns_do(
+    tmp_path: Path, options: tuple[str, ...], stderr_too: bool
+) -> None:
+    seen = []
+    for launcher_of in ("resilience", "torchrun"):
+        folder = tmp_path / launcher_of
+        folder.mkdir()
+        screen, terminal = pty.openpty()
+        stderr = terminal if stderr_too else None
+        with running(launcher_of, folder, terminal, options, stderr) as child:
+            os.close(terminal)
+            shown = b""
+            with contextlib.suppress(OSError):  # EIO: its other end is closed
+                while piece := os.read(screen, 4096):
+                    shown += piece
+            assert child.wait(60) == 0, shown
+        os.close(screen)
+        assert "€ \x1b[1m\r".encode() in shown
+        seen.append((folder / "seen").read_text())
+    assert seen[0] == seen[1]
+    assert "True" in seen[0]
+
+
+@contextlib.contextmanager
+def running(
+    launcher_of: str, folder: Path, stdout: int, options: tuple[str, ...], stderr: int | None
+) -> Iterator[subprocess.Popen]:
+    if launcher_of == "resilience":
+        with run(folder, LOOK, stdout, *options, stderr=stderr) as child:
+            yield child
+        return
+    path = folder / "script.py"
+    path.write_text("import os, sys, pathlib, time\nhere = pathlib.Path(__file__).parent\n" + LOOK)
+    with (folder / "stderr").open("wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(path)],
+            stdout=stdout,
+            stderr=errors if stderr is None else stderr,
+            start_new_session=True,
+        )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def test_stdout_and_stderr_stay_apart(launch: Launch) -> None:
+    job = launch("print('out', rank)\nprint('err', rank, file=sys.stderr)")
+    assert job.wait() == [0]
+    assert (kept(job, 1), kept(job, 1, stream="err")) == (b"out 1\n", b"err 1\n")
+    assert sorted(job.output().splitlines()) == ["out 0", "out 1"]
+    assert {"err 0", "err 1"} <= set(job.output(stream=2).splitlines())
