@@ -122,18 +122,18 @@ class _File:
 
     def write(self, data: bytes) -> None:
         """Append, as far as it can be done."""
+        done = 0
         try:
             self._rotate()
             fd = self._opened()
             if self._gap:
-                note = f"[resilience run: {self._gap:,} bytes are missing here: {self._why}]\n"
-                self._append(fd, note.encode() if self._is_line_over else f"\n{note}".encode())
+                note = f"[resilience run: {self._gap:,} bytes are missing here: {self._why}]\n".encode()
+                self._append(fd, note if self._is_line_over else b"\n" + note)
                 self._gap = 0
-            self._append(fd, data)
-        except _Partly as error:
-            self.miss(len(data) - error.done, error.why)
+            while done < len(data):
+                done += self._append(fd, data[done:] if done else data)
         except (OSError, ValueError) as error:  # ValueError: a zero in the path
-            self.miss(len(data), getattr(error, "strerror", None) or str(error))
+            self.miss(len(data) - done, getattr(error, "strerror", None) or str(error))
 
     def close(self) -> None:
         self.report()
@@ -149,17 +149,12 @@ class _File:
     def _lost(self, place: Literal["file", "rotated"], count: int, why: str) -> None:
         self._tell(Lost(self._name, os.fsencode(self._path), place, count, why))
 
-    def _append(self, fd: int, data: bytes) -> None:
-        done = 0
-        try:
-            while done < len(data):
-                done += os.write(fd, data[done:] if done else data)
-        except OSError as error:
-            raise _Partly(done, error.strerror or str(error)) from error
-        finally:
-            self._size += done
-            if done:
-                self._is_line_over = data[done - 1 : done] == b"\n"
+    def _append(self, fd: int, data: bytes) -> int:
+        """Write once; answers how much was taken. Raises: OSError."""
+        done = os.write(fd, data)
+        self._size += done
+        self._is_line_over = data[done - 1 : done] == b"\n"
+        return done
 
     def _opened(self) -> int:
         """Return the descriptor. Raises: OSError."""
@@ -185,10 +180,3 @@ class _File:
         self._removed += removed
         if removed:
             self._lost("rotated", self._removed, f"files are rotated at {self._limit >> 20} MiB (--output-file-mb)")
-
-
-class _Partly(Exception):
-    """Not all of it was written."""
-
-    def __init__(self, done: int, why: str) -> None:
-        self.done, self.why = done, why
