@@ -155,7 +155,7 @@ class MetricView:
             case events.RankFellSilent():
                 rank.state = "suspect"
                 detector, _, section = event.limit.partition(":")
-                section = self._section(section) if detector == "section" else ""
+                section = self._section(section) if detector in ("section", "silence") else ""
                 self._count("resilience_hangs_detected_total", (detector, section))
                 if event.severity == "soft" or origin.is_launchers:
                     self._add_seconds("resilience_lost_seconds_total", ("hang",), event.silent_for_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
+from resilience.adapters.environment import Launcher
 from resilience.core import events
 from resilience.core.records import Record
 from resilience.core.watched import watched_in_words
@@ -36,7 +37,7 @@ class StandardLog:
                 self._own, self._first = "", None
             case events.ConfigurationAdvised(advice):
                 show(advice)
-            case events.HangsWatched():
+            case events.HangsWatched() if not Launcher.from_environment().policy:  # our launcher has told it
                 show(watched_in_words(record.event))
         return True
 

@@ -611,64 +611,76 @@ def silent(kind: str = "", **signs: Any) -> Observation:
     return in_function(silence=Silence(kind, START, 600.0, START + 60.0), **signs)
 
 
-def test_rank_without_any_limit_is_ended_past_the_limit_of_the_rule() -> None:
-    commands = watch_over(watch, limits_of(rule=RULE), silent(), until=1000.0)
+def test_rank_without_any_limit_is_ended_past_the_limit_of_the_rule(watcher: ModuleType) -> None:
+    commands = watch_over(watcher, limits_of(rule=RULE), silent(), until=1000.0)
     ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
     assert (at, end.finding.limit, end.finding.allowed) == (START + 600.0, "silence", 600.0)
 
 
-def test_silence_in_a_section_is_named_for_it() -> None:
+def test_silence_in_a_section_is_named_for_it(watcher: ModuleType) -> None:
     limits = limits_of(rule=RULE)
     seen = silent("checkpoint", open_sections=(Sign("checkpoint", START),))
-    assert found(watch_over(watch, limits, seen, until=1000.0)) == {"silence:checkpoint"}
+    assert found(watch_over(watcher, limits, seen, until=1000.0)) == {"silence:checkpoint"}
 
 
-@pytest.mark.parametrize(
-    ("limits", "signs"),
-    [
+def test_limit_that_somebody_has_set_replaces_the_rule(watcher: ModuleType) -> None:
+    for limits, signs in (
         ({"step": Limit(hard=5000.0)}, {"step_at": START}),
         ({"heartbeat": Limit(hard=5000.0)}, {"heartbeat_at": START}),
         ({"sections": {"save": Limit(hard=5000.0)}}, {"open_sections": (Sign("save", START),)}),
         ({"sections": {"save": Limit()}}, {"open_sections": (Sign("save", START),)}),
         ({"out_of_section": Limit(hard=5000.0)}, {"section_left_at": START}),
         ({"ping": Limit(hard=5000.0)}, {"ping_at": START}),
-    ],
-)
-def test_limit_that_somebody_has_set_replaces_the_rule(limits: dict[str, Any], signs: dict[str, Any]) -> None:
-    assert found(watch_over(watch, limits_of(rule=RULE, **limits), silent(**signs), until=4000.0)) == set()
+    ):
+        own = limits_of(rule=RULE, **limits)
+        seen = silent(**signs)  # type: ignore[arg-type]
+        assert found(watch_over(watcher, own, seen, until=4000.0)) == set()
+        assert not watcher.is_silence_weighed(own, seen)
 
 
-def test_rule_holds_beside_a_limit_that_is_only_a_default() -> None:
+def test_rule_holds_beside_a_limit_that_is_only_a_default(watcher: ModuleType) -> None:
     limits = limits_of(rule=RULE, heartbeat=Limit(hard=2700.0), defaults=("heartbeat",))
-    assert found(watch_over(watch, limits, silent(heartbeat_at=START), until=1000.0)) == {"silence"}
+    assert found(watch_over(watcher, limits, silent(heartbeat_at=START), until=1000.0)) == {"silence"}
 
 
-def test_rule_holds_where_only_another_section_has_a_limit() -> None:
+def test_rule_holds_where_only_another_section_has_a_limit(watcher: ModuleType) -> None:
     limits = limits_of(rule=RULE, sections={"save": Limit(hard=5000.0)})
-    assert found(watch_over(watch, limits, silent(), until=1000.0)) == {"silence"}
+    assert found(watch_over(watcher, limits, silent(), until=1000.0)) == {"silence"}
 
 
-def test_watchdog_of_the_main_thread_does_not_replace_the_rule() -> None:
+def test_watchdog_of_the_main_thread_does_not_replace_the_rule(watcher: ModuleType) -> None:
     limits = limits_of(rule=RULE, watchdog=Limit(hard=5000.0))
-    assert found(watch_over(watch, limits, silent(watchdog_at=START), until=1000.0)) == {"silence"}
+    assert found(watch_over(watcher, limits, silent(watchdog_at=START), until=1000.0)) == {"silence"}
 
 
-def test_rule_with_a_margin_asks_for_a_restart_first() -> None:
+def test_rule_with_a_margin_asks_for_a_restart_first(watcher: ModuleType) -> None:
     limits = limits_of(rule=msgspec.structs.replace(RULE, margin=30.0))
-    commands = watch_over(watch, limits, silent(), until=1000.0)
+    commands = watch_over(watcher, limits, silent(), until=1000.0)
     asked = [at for at, command in commands if isinstance(command, AskRestart)]
     ended = [at for at, command in commands if isinstance(command, Terminate)]
     assert (asked[0], ended) == (START + 600.0, [START + 630.0])
 
 
-def test_without_the_rule_a_silence_is_nothing() -> None:
-    assert watch_over(watch, limits_of(), silent(), until=10_000.0) == []
+def test_without_the_rule_a_silence_is_nothing(watcher: ModuleType) -> None:
+    assert watch_over(watcher, limits_of(), silent(), until=10_000.0) == []
 
 
-def test_interrupted_rank_is_not_ended_for_its_silence() -> None:
-    assert found(watch_over(watch, limits_of(rule=RULE), silent(interrupted_at=START + 1), until=5000.0)) == set()
+def test_interrupted_rank_is_not_ended_for_its_silence(watcher: ModuleType) -> None:
+    assert found(watch_over(watcher, limits_of(rule=RULE), silent(interrupted_at=START + 1), until=5000.0)) == set()
 
 
-def test_rule_counts_as_something_that_notices_a_lack_of_progress() -> None:
-    assert watch.shows_progress(limits_of(rule=RULE), silent())
-    assert not watch.shows_progress(limits_of(), silent())
+def test_rule_counts_as_something_that_notices_a_lack_of_progress(watcher: ModuleType) -> None:
+    assert watcher.shows_progress(limits_of(rule=RULE), silent())
+    assert not watcher.shows_progress(limits_of(), silent())
+
+
+def test_rule_is_weighed_where_nothing_else_is(watcher: ModuleType) -> None:
+    for kind in ("", "save"):
+        assert watcher.is_silence_weighed(limits_of(rule=RULE), silent(kind))
+    assert not watcher.is_silence_weighed(limits_of(), silent())
+    assert not watcher.is_silence_weighed(limits_of(rule=RULE), in_function())
+
+
+def test_monitor_looks_again_before_a_learned_limit_could_end_a_rank(watcher: ModuleType) -> None:
+    decision: Decision = watcher.decide(Watch(limits=limits_of(rule=RULE)), in_function(), START)
+    assert decision.wake_at == START + RULE.least
