@@ -102,12 +102,17 @@ def origin_of(error: BaseException, is_cutting: bool) -> FaultOrigin:
     """Return whose fault an exception is, as far as this rank knows. is_cutting: its watcher had begun to cut when the
     exception left the function.
 
-    A CheckpointException on a rank that it does not name followed from the failure of another rank."""
-    if is_cutting:
-        return "consequence"
+    A CheckpointException names the ranks that failed, and reaches all ranks after they have: on a rank that it names it
+    is that rank's own also when another rank was faster to report it; on the others it followed."""
     failures = _of_checkpoint(error)
     if failures is not None:
-        return "own" if rank_and_world_size()[0] in failures else "communication"
+        named = failures.get(rank_and_world_size()[0])
+        if named is not None and not isinstance(named[0], RankShouldRestart):
+            return "own"
+    if is_cutting:
+        return "consequence"
+    if failures is not None:
+        return "communication"
     return "communication" if any(map(_left_communication, (error, *_chain(error)))) else "own"
 
 
