@@ -99,7 +99,7 @@ class Hearing(msgspec.Struct, frozen=True):
     open: tuple[Open, ...] = ()
     last: Seconds | None = None
     round_at: Seconds = 0.0
-    looked_at: Seconds | None = None
+    looked_at: Seconds = math.inf
     suspected: Seconds | None = None
 
 
@@ -230,7 +230,7 @@ def _kind(opened: Iterable[Open]) -> str:
 
 def _standstill(hearing: Hearing, now: Seconds) -> Seconds:
     """Return for how long the monitor did not look, which is no silence of the rank: the whole node stood still."""
-    gap = 0.0 if hearing.looked_at is None else now - hearing.looked_at
+    gap = now - hearing.looked_at
     return gap if gap > STANDSTILL else 0.0
 
 

@@ -5,9 +5,10 @@ learned goes on to the next worker of the rank (`shown`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from resilience.core.silences import Hearing, Open, Rule, Shown, Sign, Silence, begin, hear, present, suspect
+from resilience.core.silences import SAME, Hearing, Open, Rule, Shown, Sign, Silence, begin, hear, present, suspect
 from resilience.core.watch import Doing
 from resilience.monitor.page import Closed, PageView
 
@@ -42,7 +43,9 @@ class Listener:
             if view.doing is not Doing.FUNCTION or not has_signs:
                 return
         signs = [sign for entry in finished for sign in _signs(entry, is_healthy)]
-        signs += [Sign(at, "other", failed=not is_healthy) for at in shown]
+        latest = max((sign.at for sign in signs), default=-math.inf)
+        # What came after the page's ring was read. The rest is in the ring, or was at an earlier look.
+        signs += [Sign(at, "other", failed=not is_healthy) for at in shown if at > latest + SAME]
         still_open = tuple(Open(section.name, section.entered_at) for section in view.open_sections)
         self._hearing = hear(self._hearing, signs, still_open, now)
 

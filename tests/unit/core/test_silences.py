@@ -11,6 +11,7 @@ from resilience.core.silences import (
     ENOUGH,
     FACTOR,
     START,
+    WARM_UP,
     Hearing,
     Open,
     Rule,
@@ -21,6 +22,7 @@ from resilience.core.silences import (
     hear,
     kinds_of_pause,
     present,
+    rounds_of,
 )
 from tests.support.silent_jobs import SilentJob
 
@@ -241,6 +243,29 @@ def test_learned_limit_is_never_below_a_minute() -> None:
     assert job.hang() == 60.0
 
 
+def test_a_slow_first_step_does_not_count_after_the_warm_up() -> None:
+    job = SilentJob()
+    job.step()
+    job.pass_time(960.0)
+    train(job, 3)
+    job.step()
+    assert job.hang() == pytest.approx(2 * 960.0)
+    train(job, 3)
+    job.step()
+    assert job.hang() == pytest.approx(10 * MINUTES)
+
+
+def test_limit_is_called_learned_where_it_follows_from_what_was_shown() -> None:
+    job = SilentJob()
+    train_with_pauses(job, *ALL)
+    assert job.silence is not None and job.silence.is_learned
+    with job.section("export"):
+        assert job.silence is not None and not job.silence.is_learned
+    job.start_again()
+    train(job, 3)
+    assert job.silence is not None and not job.silence.is_learned
+
+
 def test_unknown_section_of_a_job_that_has_shown_its_pauses_has_ten_minutes() -> None:
     job = SilentJob()
     train_with_pauses(job, *ALL)
@@ -343,9 +368,46 @@ def test_signs_of_a_section_opened_between_two_looks_have_their_kind() -> None:
 
 def test_inner_section_is_the_kind_while_sections_nest() -> None:
     hearing = Hearing(counts={("step", ""): 10}, last=0.0)
-    signs = [Sign(30.0, "closed", "save", 10.0), Sign(35.0, "closed", "epoch", 5.0)]
+    signs = [Sign(30.0, "closed", "save", 10.0), Sign(37.0, "closed", "epoch", 5.0)]
     shown = hear(hearing, signs, (), 40.0).shown
-    assert {kind: each.longest for kind, each in shown.silences.items()} == {"": 5.0, "epoch": 5.0, "save": 20.0}
+    assert {kind: each.longest for kind, each in shown.silences.items()} == {"": 5.0, "epoch": 7.0, "save": 20.0}
+
+
+def test_section_that_is_found_late_does_not_move_the_last_sign_back() -> None:
+    hearing = Hearing(counts={("step", ""): 10}, last=10.0)
+    hearing = hear(hearing, [Sign(30.0, "closed", "save", 9.0)], (), 31.0)
+    assert {kind: each.longest for kind, each in hearing.shown.silences.items()} == {"save": 20.0}
+
+
+def test_rounds_are_steps_else_heartbeats_else_the_section_that_was_closed_most_often() -> None:
+    sections = {("closed", "data"): 9, ("closed", "save"): 3}
+    assert rounds_of({}) == 0
+    assert rounds_of(sections) == 8
+    assert rounds_of({**sections, ("heartbeat", ""): 5}) == 4
+    assert rounds_of({**sections, ("heartbeat", ""): 5, ("step", ""): 3}) == 2
+
+
+def test_sections_that_open_and_pings_are_no_rounds() -> None:
+    hearing = Hearing()
+    for at in range(10):
+        hearing = hear(hearing, [Sign(float(at), "other")], (Open("load", 0.0),), float(at))
+    assert rounds_of(hearing.counts) == 0
+
+
+def test_rounds_of_the_warm_up_are_not_counted() -> None:
+    hearing = hear(Hearing(), [Sign(float(at), "step") for at in range(12)], (), 12.0)
+    assert sum(hearing.shown.rounds.values()) == 12 - 1 - WARM_UP
+    assert hearing.start == {"": 1.0}  # there was no silence before the first sign
+
+
+def test_nothing_is_a_pause_before_it_is_known_how_long_a_round_takes() -> None:
+    assert kinds_of_pause(Shown({kind: Silences(100.0, {26: 9}) for kind in "abcd"}, {})) == 0
+
+
+def test_a_round_takes_as_long_as_the_median_one() -> None:
+    pauses = {kind: Silences(6.0, {10: 9}) for kind in "abc"}  # of about 6 s
+    assert kinds_of_pause(Shown(pauses, {-20: 10, 0: 30})) == 0  # most rounds take 1 s
+    assert kinds_of_pause(Shown(pauses, {-20: 30, 0: 10})) == ENOUGH
 
 
 def test_a_cycle_keeps_what_the_job_has_shown_and_forgets_its_signs() -> None:
