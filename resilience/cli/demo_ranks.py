@@ -10,7 +10,6 @@ import ctypes
 import gc
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ import msgspec
 import psutil
 from torch import Tensor
 
+from resilience.adapters.serving import listen_beside_free_ports
 from resilience.cli.demo_board import Board, Doing
 from resilience.cli.demo_faults import HANG_LIMIT, Fault
 from resilience.cli.demo_train import Task, Trained, train
@@ -167,7 +167,8 @@ class Team:
     def __enter__(self) -> Team:
         Path(self.plan.folder).mkdir(parents=True, exist_ok=True)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        port = _free_port()
+        with listen_beside_free_ports("127.0.0.1") as listener:
+            port = listener.getsockname()[1]  # no client is given it until rank 0's monitor listens there
         gc.freeze()  # else the first collection in a rank copies what it shares with the others
         sys.stdout.flush()
         with signals_deferred():
@@ -273,9 +274,3 @@ def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from resilience.adapters import descriptors
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.adapters.processes import ignore_job_signals, job_signals_blocked
-from resilience.adapters.serving import LOOPBACK, address_of, listen
+from resilience.adapters.serving import LOOPBACK, address_of, listen, listen_beside_free_ports
 from resilience.core import encoding
 from resilience.errors import LaunchError, StoreError
 
@@ -219,7 +219,7 @@ def serve(line: Channel, agent: int) -> None:
 
 def _open(servers: dict[int, dist.TCPStore], address: str, port: int) -> Hosted:
     try:
-        listener = listen(address, port)
+        listener = listen(address, port) if port else listen_beside_free_ports(address)
         number = listener.getsockname()[1]
         reached = address_of(listener)
         servers[number] = dist.TCPStore(

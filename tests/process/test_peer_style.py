@@ -22,7 +22,7 @@ from tests.support.ranks import free_port
 SCRIPTS = Path(__file__).parent / "scripts" / "peer_style"
 LIMIT = 100.0  # seconds
 START: Mapping[str, list[str]] = {
-    "torchrun": ["-m", "torch.distributed.run", "--standalone"],
+    "torchrun": ["-m", "torch.distributed.run", "--rdzv-backend=c10d"],
     "resilience run": ["-m", "resilience.launcher", "--standalone"],
 }
 
@@ -68,8 +68,8 @@ def _children(pid: int) -> list[psutil.Process]:
 def run(how: str, script: Path, folder: Path, ranks: int = 2) -> tuple[list[int], str]:
     """Start the script on `ranks` ranks, wait for it; return exit codes, and all that was written."""
     with ExitStack() as stack:
+        port = str(free_port())  # the scripts bind the next one
         if how == "plain":
-            port = str(free_port())
             there = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             started = [
                 stack.enter_context(
@@ -78,7 +78,8 @@ def run(how: str, script: Path, folder: Path, ranks: int = 2) -> tuple[list[int]
                 for rank in range(ranks)
             ]
         else:
-            command = [*START[how], f"--nproc-per-node={ranks}", str(script), str(folder)]
+            meeting = [f"--rdzv-endpoint=127.0.0.1:{port}"] if how == "torchrun" else []
+            command = [*START[how], *meeting, f"--nproc-per-node={ranks}", str(script), str(folder)]
             started = [stack.enter_context(process(command, folder))]
         deadline = time.monotonic() + LIMIT
         codes = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import free_port
 
 SCRIPT = Path(__file__).parent / "scripts" / "fails_once.py"
 
@@ -38,9 +39,7 @@ def test_torchrun_restarts_workers_with_our_rendezvous(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_torchruns_restart_together_with_our_rendezvous(tmp_path: Path) -> None:
     """Stock torchrun fails at this: its workers meet over keys of the cycle before."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
     with ExitStack() as ending:
         jobs = [ending.enter_context(torchrun(tmp_path, "--nnodes=2", endpoint)) for _ in range(2)]
         told = [job.communicate(timeout=55) for job in jobs]

@@ -16,6 +16,7 @@ import pytest
 
 from resilience.telemetry.span import Span as OurSpan
 from resilience.telemetry.span import SpanEvent
+from tests.support.ranks import free_port
 
 LIMIT = 30.0  # seconds that anything may take
 Plain = dict[str, Any]
@@ -59,12 +60,6 @@ def collecting(folder: Path, to: str) -> Iterator[str]:
 def _answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def of_wire(requests: Iterable[Any]) -> list[Plain]:
