@@ -55,7 +55,10 @@ def _connect(host: str, port: int, limit: float) -> str:
                 return str(line.getpeername()[0])
         except OSError as error:
             failed = error
-    raise failed
+    try:
+        raise failed
+    finally:
+        del failed  # a cycle of error, traceback and frame would keep the store whose constructor calls this
 
 
 RES_INIT = 1

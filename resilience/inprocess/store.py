@@ -420,7 +420,7 @@ def _published(notice: Notice, there: Rendezvous, port: int, limit: float) -> _P
             place = _Place(await_server(host, int(number), max(0.001, left)), int(number))
             return notice.places.setdefault(port, place)
         except OSError as error:  # an earlier start may have left its address, and this one's follows
-            failed, tried = error, f", which is {answer}"
+            failed, tried = error.with_traceback(None), f", which is {answer}"
             if time.monotonic() >= deadline:
                 break
     raise _unusable(

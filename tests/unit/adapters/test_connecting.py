@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import socket
+import weakref
+
 import pytest
 
 from resilience.adapters import connecting
@@ -33,3 +37,21 @@ def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     with connecting.short_lookups():
         pass
+
+
+def test_attempts_that_failed_keep_nothing_of_their_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept:
+        """What a caller holds."""
+
+    def call() -> weakref.ref[Kept]:
+        kept = Kept()
+        with pytest.raises(OSError, match="has no address"):
+            connecting.await_server("nowhere", 1, 0.0)
+        return weakref.ref(kept)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
