@@ -42,7 +42,7 @@ def is_unfreeable(place: Place, store_port: int | None) -> bool:
     """Whether nothing frees a thread here that cuts have not freed: it builds a gloo group over the store of the
     iteration, whose port is `store_port`.
 
-    A group that is built over a store of the user's own may wait for a key there, which is none of ours to cut."""
+    A store of the user's own is none of ours to cut, unless it was made in this iteration (`store_constructor`)."""
     frame = place.frame
     if store_port is None or not is_in_process_groups(place) or _port_of(frame.f_locals.get("store")) != store_port:
         return False
@@ -58,6 +58,11 @@ def awaited_store(place: Place) -> str:
         return ""
     store = _innermost_store(place.frame.f_locals.get("store"))
     return "" if store is None else type(store).__name__
+
+
+def awaited_port(place: Place | None) -> int | None:
+    """Return the port of the server of a store over which a thread builds a group, None elsewhere."""
+    return _port_of(place.frame.f_locals.get("store")) if place is not None and is_in_process_groups(place) else None
 
 
 def _innermost_store(store: Any) -> Any:

@@ -2,11 +2,12 @@
 
 The constructor connects again and again until its timeout has passed: 300 s, or the 30 min of a process group. A signal
 does not end that: the constructor takes EINTR for one more attempt that failed. So a rank would stay in it if the
-store's host has died or never came. For the length of a call the constructor is exchanged for one that looks for the
-server in Python, where an interruption arrives, and leaves to torch only attempts of at most `ATTEMPT` seconds.
+store's host has died or never came. For the length of an iteration the constructor is exchanged for one that looks for
+the server in Python, where an interruption arrives, and leaves to torch only attempts of at most `ATTEMPT` seconds.
 
 torch also waits without a limit for the first answer of a server that has accepted the connection, and the host of a
-store waits for its clients. `cut` ends the connection that such a wait needs."""
+store waits for its clients. `cut` ends the connection that such a wait needs. It does the same for a store that was
+constructed in this iteration, when a group is built over it and a rank is missing there."""
 
 from __future__ import annotations
 
@@ -34,11 +35,13 @@ class _Construction(NamedTuple):
 
 
 _current: _Construction | None = None
+_made: list[Connection] = []  # of the stores that the main thread has constructed in this iteration
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While the body runs, let the main thread leave the constructor of any TCPStore when it is interrupted."""
+    """While the body runs, an iteration, let the main thread leave the constructor of any TCPStore when it is
+    interrupted."""
     original: Any = vars(dist.TCPStore)["__init__"]
 
     def construct(
@@ -69,6 +72,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         setattr(dist.TCPStore, "__init__", original)  # noqa: B010
+        _made.clear()
 
 
 def _connect(host: str, port: int, timeout: timedelta, attempt: Callable[[timedelta], None]) -> None:
@@ -89,19 +93,24 @@ def _connect(host: str, port: int, timeout: timedelta, attempt: Callable[[timede
 @contextmanager
 def _noted(port: int) -> Iterator[None]:
     global _current
-    _current = _Construction(port, frozenset(connected()))
+    _current = construction = _Construction(port, frozenset(connected()))
     try:
         yield
+        _made.extend(_opened(construction))
     finally:
         _current = None
 
 
-def cut() -> int:
-    """End the connections of the store that the main thread constructs now; return how many. Any other thread."""
+def cut(port: int | None) -> int:
+    """End the connections of the store that the main thread constructs now, and of those that it has constructed in
+    this iteration and whose server is on `port`; return how many. Any other thread."""
     construction = _current
-    if construction is None:
-        return 0
-    opened = [each for each in connected() if each.port == construction.port and each not in construction.before]
+    opened = [] if construction is None else _opened(construction)
+    opened += [connection for connection in _made if connection.port == port]
     for connection in opened:
         connection.shut_down()
     return len(opened)
+
+
+def _opened(construction: _Construction) -> list[Connection]:
+    return [each for each in connected() if each.port == construction.port and each not in construction.before]

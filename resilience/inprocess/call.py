@@ -145,7 +145,6 @@ class CallWrapper:
             meeting_at_own_store(),
             collectives.nothing_left(DROP_LIMIT),
             Session.open(self._wrapper, name, self._number, self._state) as session,
-            store_constructor.interruptible(),
         ):
             self._session = session
             soft, hard = self._wrapper.soft_timeout, self._wrapper.hard_timeout
@@ -222,7 +221,8 @@ class CallWrapper:
         )
         self._watcher.start()
         try:
-            ending: Ending = self._drive(restart.iterate(seat, self._limits))
+            with store_constructor.interruptible():
+                ending: Ending = self._drive(restart.iterate(seat, self._limits))
         finally:
             self._release_watcher()
             collectives.let_go()

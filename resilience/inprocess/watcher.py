@@ -178,7 +178,7 @@ class Watcher:
             self._emit(GroupAborted(done.group, done.backend, done.duration, done.outcome, done.error[:500], note))
 
     def _cut_store(self) -> int:
-        ended = store_constructor.cut()
+        ended = store_constructor.cut(places.awaited_port(places.place_of(self._main)))
         return ended if self.store_port is None else ended + collectives.cut_connections_to(self.store_port)
 
     def _interrupt(self) -> int:

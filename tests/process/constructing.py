@@ -74,6 +74,25 @@ def host_a_store_of_its_own(port: int) -> int:
     return function()
 
 
+def build_a_group_over_a_store_of_its_own(port: int) -> int:
+    """Rank 0 builds a group over a store that both ranks have made in the function; rank 1 raises instead."""
+    rank = int(os.environ["RANK"])
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
+        if rank == 1 and call.iteration == 0:
+            hold("raises", rank)
+            raise ValueError("by schedule")
+        show("builds", rank)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()
+
+
 def construct_with_a_timeout(port: int) -> dict[str, Any]:
     """Connect to the iteration's store, and to one that is not there, each with a timeout."""
 

@@ -107,6 +107,15 @@ def test_rank_goes_on_that_was_hosting_a_store_and_waiting_for_a_rank_that_raise
     assert_none_was_ended(job)
 
 
+def test_rank_goes_on_that_was_building_a_group_over_a_store_made_in_the_function(start: Start) -> None:
+    job = start(2, target(constructing.build_a_group_over_a_store_of_its_own), port=free_port())
+    job.await_sign("builds", 0)
+    job.await_sign("raises", 1)
+    job.let_on("raises")
+    assert [rank.value for rank in job.wait()] == [1, 1]
+    assert_none_was_ended(job)
+
+
 def test_timeout_that_a_constructor_was_given_is_kept(start: Start) -> None:
     with refusing() as port:
         (rank,) = start(1, target(constructing.construct_with_a_timeout), port=port).wait()
