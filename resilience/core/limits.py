@@ -7,6 +7,7 @@ comes from the page, what follows is told to the monitor by `monitor.rank_client
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
 
 OUT_OF_SECTION = "out_of_section"
+_PEERS = "current_timeouts"  # the one key in the state of nvidia-resiliency-ext's client
 SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take a good part of it
 
 
@@ -183,14 +185,79 @@ def to_plain(state: State) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any]) -> State:
-    """Read what `to_plain` made. Raises: ConfigurationError."""
+    """Read what `to_plain` returned, or the state of a client of nvidia-resiliency-ext, of 0.2 or later.
+
+    That one's limits are raised to `SHORTEST` where they are below it. Raises: ConfigurationError for anything else."""
+    if not isinstance(plain, Mapping):
+        raise _no_state(f"it is a {type(plain).__name__}, expected a dict")
+    unknown = sorted(map(str, set(plain) - {*State.__struct_fields__, _PEERS}))
+    if unknown:
+        expected = ", ".join(State.__struct_fields__)
+        raise _no_state(f"it has {', '.join(unknown)}, expected {expected}; or {_PEERS}, of nvidia-resiliency-ext")
+    if _PEERS in plain and len(plain) > 1:
+        raise _no_state(f"it has {_PEERS} of nvidia-resiliency-ext and fields of ours too")
     try:
-        state = from_builtins(dict(plain), State)
+        state = _of_peer(plain[_PEERS]) if _PEERS in plain else from_builtins(dict(plain), State)
     except (TypeError, DecodeError) as error:
-        raise ConfigurationError(f"this is no state of a RankMonitorClient: {error}") from error
+        raise _no_state(str(error)) from error
     missing = set(state.section_timeouts.calculated_sections) - set(state.section_timeouts.section)
     if missing:
-        raise ConfigurationError(
-            f"this is no state of a RankMonitorClient: {sorted(missing)} are calculated and have no limit"
-        )
+        raise _no_state(f"{sorted(missing)} are calculated and have no limit")
+    for limit in _limits_of(state):
+        if limit is not None and not 0 < limit < math.inf:
+            raise _no_state(f"a limit is {limit!r}, expected seconds above 0")
     return state
+
+
+def _of_peer(timeouts: object) -> State:
+    """Convert the limits in the state of the peer's client: flat in 0.2, under two keys from 0.3 on.
+
+    Raises: DecodeError, ConfigurationError."""
+    if not isinstance(timeouts, Mapping):
+        raise _no_state(f"{_PEERS} is a {type(timeouts).__name__}, expected a dict")
+    if not timeouts:
+        return State()
+    if not set(timeouts) <= {"heartbeat", "section"}:
+        timeouts = {"heartbeat": timeouts}
+    heartbeat = _fields(timeouts.get("heartbeat", {}), HeartbeatTimeouts)
+    section = _fields(timeouts.get("section", {}), SectionTimeouts)
+    heartbeat["were_calculated"] = bool(heartbeat.get("were_calculated"))  # 0.2 has None too
+    if isinstance(section.get("calculated_sections"), Collection):  # a set, in a checkpoint of 0.3
+        section["calculated_sections"] = sorted(section["calculated_sections"])
+    state: State = from_builtins({"hb_timeouts": heartbeat, "section_timeouts": section}, State)
+    heartbeats, sections = state.hb_timeouts, state.section_timeouts
+    return State(
+        msgspec.structs.replace(
+            heartbeats, initial=_not_too_short(heartbeats.initial), subsequent=_not_too_short(heartbeats.subsequent)
+        ),
+        msgspec.structs.replace(
+            sections,
+            section={name: _not_too_short(limit) for name, limit in sections.section.items()},
+            out_of_section=_not_too_short(sections.out_of_section),
+        ),
+    )
+
+
+def _fields(values: object, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the values of this kind's fields. Raises: ConfigurationError if there are others."""
+    if not isinstance(values, Mapping) or not set(values) <= set(kind.__struct_fields__):
+        raise _no_state(f"{_PEERS} holds {values!r}, expected {', '.join(kind.__struct_fields__)}"[:500])
+    return dict(values)
+
+
+def _not_too_short(limit: float | None) -> float | None:
+    return SHORTEST if limit is not None and 0 < limit < SHORTEST else limit
+
+
+def _limits_of(state: State) -> list[float | None]:
+    sections = state.section_timeouts
+    return [
+        state.hb_timeouts.initial,
+        state.hb_timeouts.subsequent,
+        sections.out_of_section,
+        *sections.section.values(),
+    ]
+
+
+def _no_state(why: str) -> ConfigurationError:
+    return ConfigurationError(f"this is no state of a RankMonitorClient: {why}")

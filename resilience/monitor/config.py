@@ -336,6 +336,24 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
     )
 
 
+def from_limits(limits: Limits) -> FaultToleranceConfig:
+    """Return the settings from which `to_limits` makes these limits; the others have their default."""
+    warmup = dict(limits.warmup)
+    heartbeat = warmup.pop(HEARTBEAT, Limit())
+    return FaultToleranceConfig(
+        initial_rank_heartbeat_timeout=limits.initial_heartbeat.hard,
+        rank_heartbeat_timeout=limits.heartbeat.hard,
+        rank_section_timeouts={name: limit.hard for name, limit in limits.sections.items()},
+        rank_out_of_section_timeout=limits.out_of_section.hard,
+        step_timeout=limits.step.hard,
+        num_warmup_iterations=limits.warmup_occurrences,
+        warmup_rank_heartbeat_timeout=heartbeat.hard,
+        warmup_rank_section_timeouts={name: limit.hard for name, limit in warmup.items()},
+        safety_factor=limits.safety_factor,
+        rank_termination_signal=signal.Signals[limits.signal],
+    )
+
+
 # -- flags ---------------------------------------------------------------------------------------
 
 

@@ -14,11 +14,15 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any, Literal
 
+import msgspec
+
 from resilience.adapters import maxima
 from resilience.core import limits as calculation
 from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
+from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, MonitorError, RankMonitorClientError
 from resilience.monitor import connect, refit
+from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
 from resilience.monitor.page import RankSide
 
 _FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine
@@ -55,9 +59,11 @@ class RankMonitorClient:
     Signs of life and sections may come from any thread. What calculates limits is a collective over all ranks
     where torch.distributed is initialised.
 
-    hb_timeouts, section_timeouts: the limits in force, as far as this rank knows them."""
+    hb_timeouts, section_timeouts: the limits in force, as far as this rank knows them. cfg: the settings of the rank's
+    monitor; None until monitoring begins. Settings that concern the launcher alone have their default there."""
 
     def __init__(self) -> None:
+        self.cfg: FaultToleranceConfig | None = None
         self.hb_timeouts = HeartbeatTimeouts()
         self.section_timeouts = SectionTimeouts()
         self._page: RankSide | None = None
@@ -69,11 +75,19 @@ class RankMonitorClient:
         """Whether the rank is monitored through this client."""
         return self._page is not None
 
-    def init_workload_monitoring(self) -> None:
+    @property
+    def timeouts(self) -> HeartbeatTimeouts:
+        """The limits of heartbeats: `hb_timeouts`, by its name in nvidia-resiliency-ext 0.2."""
+        return self.hb_timeouts
+
+    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Attach to the rank's monitor and announce heartbeats: the limit of the first counts from now on.
 
-        Limits loaded before are in force from now on. Raises: RankMonitorClientError without a monitor, or
-        if it is initialized already."""
+        Limits loaded before are in force from now on. num_warmup_iters: in place of the setting
+        `num_warmup_iterations`, for this rank. Raises: RankMonitorClientError without a monitor, or if it is
+        initialized already; ConfigurationError for a number below 0."""
+        if num_warmup_iters is not None:
+            num_warmup_iters = checked(FIELDS["num_warmup_iterations"], num_warmup_iters)
         if self._page is not None:
             raise RankMonitorClientError(
                 "this client is initialized already; call init_workload_monitoring() once, or shut it down before"
@@ -82,10 +96,14 @@ class RankMonitorClient:
             link = connect.attach()
         except MonitorError as error:
             raise RankMonitorClientError(f"the workload cannot be monitored: {error}") from error
-        state = calculation.over(calculation.configured(link.limits), self._state)
+        base = link.limits
+        if num_warmup_iters is not None:
+            base = msgspec.structs.replace(base, warmup_occurrences=num_warmup_iters)
+        self.cfg = from_limits(base)
+        state = calculation.over(calculation.configured(base), self._state)
         self._announced_ns = time.monotonic_ns()
         self._link, self._page = link, link.page
-        self._enforce(state)
+        self._enforce(state, base)
         link.arm()
 
     def shutdown_workload_monitoring(self) -> None:
@@ -148,6 +166,10 @@ class RankMonitorClient:
         self._enforce(State(hb_timeouts, self.section_timeouts))
         return True
 
+    def calculate_and_set_timeouts(self, skip_if_not_ready: bool = False) -> bool:
+        """Do what `calculate_and_set_hb_timeouts` does, by its name in nvidia-resiliency-ext 0.2."""
+        return self.calculate_and_set_hb_timeouts(skip_if_not_ready)
+
     def calculate_and_set_section_timeouts(
         self,
         selected_sections: Collection[str] | None = None,
@@ -184,8 +206,8 @@ class RankMonitorClient:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up the limits of a checkpoint, now or when monitoring begins.
 
-        Calculated ones are in force then; the others are what the job is configured with now.
-        Raises: ConfigurationError if this is no state of a client."""
+        Calculated ones are in force then; the others are what the job is configured with now. The state of a client of
+        nvidia-resiliency-ext is converted. Raises: ConfigurationError if this is no state of a client."""
         loaded = calculation.from_plain(state)
         if self._link is None:
             self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
@@ -210,11 +232,13 @@ class RankMonitorClient:
     def _state(self) -> State:
         return State(self.hb_timeouts, self.section_timeouts)
 
-    def _enforce(self, state: State) -> None:
-        """Hold these limits, and have the monitor hold them; one that cannot be told does not stop the rank."""
+    def _enforce(self, state: State, base: Limits | None = None) -> None:
+        """Hold these limits, and have the monitor hold them; one that cannot be told does not stop the rank.
+
+        base: all others, by default those in force."""
         self.hb_timeouts, self.section_timeouts = state.hb_timeouts, state.section_timeouts
         assert self._link is not None
-        wanted = calculation.with_state(self._link.limits, state)
+        wanted = calculation.with_state(self._link.limits if base is None else base, state)
         if wanted != self._link.limits and not self._link.limit(wanted):
             warnings.warn("the rank's monitor could not be told new limits; the old ones are in force", stacklevel=3)
 

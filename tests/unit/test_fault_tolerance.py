@@ -42,12 +42,13 @@ def test_every_name_is_there_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("call", "parameters"),
     [
-        ("init_workload_monitoring", []),
+        ("init_workload_monitoring", ["num_warmup_iters"]),
         ("shutdown_workload_monitoring", []),
         ("send_heartbeat", []),
         ("start_section", ["section"]),
         ("end_section", ["section"]),
         ("end_all_sections", []),
+        ("calculate_and_set_timeouts", ["skip_if_not_ready"]),  # 0.2
         ("calculate_and_set_hb_timeouts", ["skip_if_not_ready"]),
         (
             "calculate_and_set_section_timeouts",

@@ -153,8 +153,66 @@ def test_state_survives_json() -> None:
         {"hb_timeouts": 3},
         {"hb_timeouts": {"initial": "long"}},
         {"section_timeouts": {"section": {}, "calculated_sections": ["step"]}},
+        {"section_timeouts": {"section": {"step": -1.0}, "calculated_sections": ["step"]}},
+        {"model": 3},
+        {"current_timeouts": 3},
+        {"current_timeouts": {}, "hb_timeouts": {}},
+        {"current_timeouts": {"initial": 60.0, "later": 30.0}},
+        {"current_timeouts": {"heartbeat": {"initial": 60.0}, "sections": {}}},
+        {"current_timeouts": {"heartbeat": {"initial": 60.0, "limit": 30.0}}},
+        {"current_timeouts": {"initial": "long", "subsequent": 30.0, "were_calculated": True}},
+        {"current_timeouts": {"section": {"section": {}, "calculated_sections": ["step"]}}},
+        {"current_timeouts": {"section": {"section": {}, "calculated_sections": [1, "step"]}}},
     ],
 )
 def test_what_is_no_state_is_refused(plain: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="no state of a RankMonitorClient"):
         limits.from_plain(plain)
+
+
+def test_value_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="it is a list, expected a dict"):
+        limits.from_plain([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("plain", [{}, {"current_timeouts": {}}])
+def test_empty_state_of_the_peer_is_a_state_without_limits(plain: dict[str, Any]) -> None:
+    assert limits.from_plain(plain) == State()
+
+
+def test_flat_state_of_the_peer_is_converted() -> None:
+    plain = {"current_timeouts": {"initial": 300.0, "subsequent": 60.5, "were_calculated": True}}
+    assert limits.from_plain(plain) == State(HeartbeatTimeouts(300.0, 60.5, were_calculated=True))
+
+
+@pytest.mark.parametrize("sections", [["save", "step"], {"save", "step"}])
+def test_nested_state_of_the_peer_is_converted(sections: Any) -> None:
+    plain = {
+        "current_timeouts": {
+            "heartbeat": {"initial": 300.0, "subsequent": 60.0, "were_calculated": True},
+            "section": {
+                "section": {"setup": None, "save": 900.0, "step": 30.0},
+                "out_of_section": 120.0,
+                "calculated_sections": sections,
+                "is_out_of_section_calculated": True,
+            },
+        }
+    }
+    assert limits.from_plain(plain) == State(
+        HeartbeatTimeouts(300.0, 60.0, were_calculated=True),
+        SectionTimeouts({"setup": None, "save": 900.0, "step": 30.0}, 120.0, ("save", "step"), True),
+    )
+
+
+def test_state_of_the_peer_that_has_one_kind_of_limits_leaves_the_other_alone() -> None:
+    heartbeats = {"initial": 300.0, "subsequent": 60.0, "were_calculated": True}
+    assert limits.from_plain({"current_timeouts": {"heartbeat": heartbeats}}).section_timeouts == SectionTimeouts()
+    section = {"section": {"step": 30.0}, "calculated_sections": ["step"]}
+    loaded = limits.from_plain({"current_timeouts": {"section": section}})
+    assert limits.over(State(HeartbeatTimeouts(9.0, 8.0)), loaded).hb_timeouts == HeartbeatTimeouts(9.0, 8.0)
+
+
+def test_limit_of_the_peer_is_never_below_the_shortest_one_of_ours() -> None:
+    section = {"section": {"step": 0.05}, "out_of_section": 0.2, "calculated_sections": ["step"]}
+    loaded = limits.from_plain({"current_timeouts": {"section": section}}).section_timeouts
+    assert (loaded.section, loaded.out_of_section) == ({"step": limits.SHORTEST}, limits.SHORTEST)

@@ -14,7 +14,7 @@ import yaml
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError
 from resilience.monitor import config as module
-from resilience.monitor.config import FIELDS, FaultToleranceConfig, add_arguments, to_limits
+from resilience.monitor.config import FIELDS, FaultToleranceConfig, add_arguments, from_limits, to_limits
 
 DEFAULTS = {
     "workload_check_interval": 5.0,
@@ -315,3 +315,19 @@ def test_rank_that_is_killed_gets_no_grace() -> None:
     made = to_limits(FaultToleranceConfig())
     assert (made.signal, made.grace) == ("SIGKILL", 0.0)
     assert made.heartbeat == Limit(hard=2700.0) and made.initial_heartbeat == Limit(hard=3600.0)
+
+
+def test_settings_of_limits_are_those_that_the_limits_were_made_from() -> None:
+    launchers = {
+        "workload_check_interval",
+        "detect_hangs",
+        "hang_first_limit",
+        "hang_least_limit",
+        "log_level",
+        "restart_policy",
+        "use_infra_group_rank",
+        "node_health_check_interval",
+    }
+    chosen = FaultToleranceConfig(**{name: value for name, (_, value) in OTHERS.items() if name not in launchers})
+    for config in (FaultToleranceConfig(), chosen):
+        assert from_limits(to_limits(config)) == config

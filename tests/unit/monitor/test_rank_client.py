@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from resilience.adapters.channel import Channel, pair
@@ -84,6 +85,27 @@ def test_beginning_announces_heartbeats_under_the_configured_limits(monitor: Mon
     assert monitor.hear() == [messages.Armed()]
     assert made.hb_timeouts == HeartbeatTimeouts(600.0, 60.0)
     assert made.section_timeouts == SectionTimeouts({"step": 30.0})
+
+
+def test_configuration_is_known_from_the_beginning_on(monitor: Monitor) -> None:
+    made = RankMonitorClient()
+    assert made.cfg is None
+    made.init_workload_monitoring()
+    assert made.cfg is not None
+    assert (made.cfg.rank_section_timeouts, made.cfg.rank_heartbeat_timeout) == ({"step": 30.0}, 60.0)
+    assert (made.cfg.safety_factor, made.cfg.num_warmup_iterations) == (4.0, 0)
+    assert monitor.hear() == [messages.Armed()]
+
+
+def test_number_of_warm_up_iterations_is_told_to_the_monitor(monitor: Monitor) -> None:
+    made = RankMonitorClient()
+    with pytest.raises(ConfigurationError, match="num_warmup_iterations is -1"):
+        made.init_workload_monitoring(num_warmup_iters=-1)
+    made.init_workload_monitoring(num_warmup_iters=7)
+    assert made.cfg is not None and made.cfg.num_warmup_iterations == 7
+    told, armed = monitor.hear()
+    assert told == messages.Limited(msgspec.structs.replace(LIMITS, warmup_occurrences=7))
+    assert armed == messages.Armed()
 
 
 @pytest.mark.usefixtures("monitor")
@@ -191,6 +213,14 @@ def test_calculated_heartbeat_limits_are_told_to_the_monitor(monitor: Monitor, b
     )
 
 
+def test_names_of_the_oldest_version_mean_the_limits_of_heartbeats(monitor: Monitor, begun: RankMonitorClient) -> None:
+    assert begun.timeouts == begun.hb_timeouts
+    assert begun.calculate_and_set_timeouts(skip_if_not_ready=True) is False
+    seen(monitor, first=begun._announced_ns + 20 * SECOND, gap=3)
+    assert begun.calculate_and_set_timeouts()
+    assert begun.timeouts == HeartbeatTimeouts(80.0, 12.0, were_calculated=True)
+
+
 def test_calculated_section_limits_are_told_to_the_monitor(monitor: Monitor, begun: RankMonitorClient) -> None:
     seen(monitor, outside=2, step=5, save=50)
     assert begun.calculate_and_set_section_timeouts(selected_sections=["save"], calc_out_of_section=False)
@@ -279,6 +309,37 @@ def test_what_was_only_configured_is_not_loaded(monitor: Monitor, begun: RankMon
         other.load_state_dict(state)
         assert other.hb_timeouts == HeartbeatTimeouts(None, 5.0)
         assert other.section_timeouts == SectionTimeouts({"step": 6.0})
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_state_of_the_peers_client_is_in_force(monitor: Monitor, is_before: bool) -> None:
+    section = {"section": {"step": 9.0}, "out_of_section": 8.0, "calculated_sections": ["step"]}
+    state = {"current_timeouts": {"section": section | {"is_out_of_section_calculated": True}}}
+    made = RankMonitorClient()
+    if is_before:
+        made.load_state_dict(state)
+    made.init_workload_monitoring()
+    if not is_before:
+        made.load_state_dict(state)
+    (told,) = [message for message in monitor.hear() if isinstance(message, messages.Limited)]
+    assert told.limits.sections == {"step": Limit(hard=9.0)}
+    assert (told.limits.out_of_section, told.limits.heartbeat) == (Limit(hard=8.0), LIMITS.heartbeat)
+
+
+@pytest.mark.parametrize("state", [{}, {"current_timeouts": {}}])
+def test_empty_state_of_the_peers_client_changes_nothing(
+    monitor: Monitor, begun: RankMonitorClient, state: dict[str, Any]
+) -> None:
+    begun.load_state_dict(state)
+    assert monitor.hear() == []
+    assert begun.hb_timeouts == HeartbeatTimeouts(600.0, 60.0)
+
+
+def test_state_of_something_else_is_refused_and_changes_nothing(monitor: Monitor, begun: RankMonitorClient) -> None:
+    before = begun.state_dict()
+    with pytest.raises(ConfigurationError, match="it has model, optimizer, expected hb_timeouts, section_timeouts"):
+        begun.load_state_dict({"model": {}, "optimizer": {}})
+    assert (begun.state_dict(), monitor.hear()) == (before, [])
 
 
 def test_state_that_is_none_is_refused() -> None:
