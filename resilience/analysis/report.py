@@ -327,6 +327,8 @@ _NOTED = frozenset(
         events.CallStarted,
         events.NodeUnhealthy,
         events.NodeWarned,
+        events.OutputLost,
+        events.DrainLost,
         events.NodeExcluded,
         events.ZygoteLost,
         events.StopRequested,
@@ -338,6 +340,13 @@ _NOTED = frozenset(
     )
 )
 """Events that may be worth a note: millions of others pass by."""
+
+
+_MISSING = {
+    "file": "could not be kept",
+    "rotated": "was removed by rotation",
+    "terminal": "was not shown at the terminal, and is in its file",
+}
 
 
 def _note(event: events.Event) -> str | None:
@@ -369,6 +378,10 @@ def _note(event: events.Event) -> str | None:
             return f"a node was not healthy: {event.check}: {event.detail}"
         case events.NodeWarned():
             return f"a warning of a node: {event.check}: {event.detail}"
+        case events.OutputLost():
+            return f"some of the workers' output {_MISSING[event.place]}: {event.why}"
+        case events.DrainLost():
+            return f"the process that read the workers' output was lost: {event.why}; another one went on"
         case events.NodeExcluded():
             return f"a node left: {event.why}"
         case events.ZygoteLost():

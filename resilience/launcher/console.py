@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilience.adapters import terminal
 from resilience.core import encoding, events
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.records import Record
 from resilience.core.watched import suspicion_in_words, watched_in_words
-from resilience.launcher import terminal
 from resilience.monitor.config import LOG_LEVELS
 
 LONGEST = 1000  # bytes of a line

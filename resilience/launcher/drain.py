@@ -18,6 +18,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from resilience.adapters import channel as lines
 from resilience.adapters import descriptors
@@ -102,6 +103,15 @@ class Drain:
             self._show_rests(now)
             self._look_at_size(now)
             self._look_at_finish()
+        if not self._has_agent:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what the agent would have: the socket and its folder."""
+        path = Path(self._listener.getsockname())
+        with contextlib.suppress(OSError):
+            path.unlink()
+            path.parent.rmdir()
 
     # -- streams --------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from resilience.launcher import terminal
+from resilience.adapters import terminal
 from resilience.launcher.streams import Lost
 
 if TYPE_CHECKING:

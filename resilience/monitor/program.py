@@ -20,8 +20,10 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import channel as lines
+from resilience.adapters import terminal
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
+from resilience.core import encoding
 from resilience.core.attribution import Exit
 from resilience.core.silences import Shown
 from resilience.errors import DecodeError, MonitorError
@@ -126,7 +128,7 @@ class Program:
             short = messages.shortened(message.record)
             data = messages.encode(msgspec.structs.replace(message, record=short))
         if len(data) > self._line.limit:  # it would stand before all that comes after it for ever
-            print(f"resilience monitor {os.getpid()}: a message of {len(data)} bytes is left out", file=sys.stderr)
+            _say(f"a message of {len(data)} bytes is left out")
             return
         self._outbox.append((data, tuple(fds)))
         self._flush()
@@ -153,7 +155,7 @@ class Program:
                 self._obey(messages.decode_from_agent(data), fds)
             except DecodeError as error:
                 close_all(fds)
-                print(f"resilience monitor {os.getpid()}: {error}", file=sys.stderr)
+                _say(str(error))
 
     def _obey(self, message: messages.FromAgent, fds: list[int]) -> None:
         worker = self._worker
@@ -234,6 +236,12 @@ class Program:
             path.unlink()
         with contextlib.suppress(OSError):
             path.parent.rmdir()
+
+
+def _say(text: str) -> None:
+    """Write a line to the agent's stderr, if its reader takes it at once: a monitor waits for no reader."""
+    line = encoding.text(f"resilience monitor {os.getpid()}: {text}\n").encode()
+    terminal.put(terminal.stream(terminal.STDERR), line, time.monotonic())
 
 
 def _process(assigned: messages.Assigned) -> Process | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.launcher import terminal
-from resilience.launcher.terminal import put
+from resilience.adapters import terminal
+from resilience.adapters.terminal import put
 
 PAST = 0.0
 
