@@ -145,7 +145,8 @@ def config_page() -> str:
         "script's name; what follows it is the script's.\n\n| flag | default | meaning |\n|---|---|---|\n"
     )
     for option in dataclasses.fields(Options):
-        default = "-" if option.default in (None, False) else f"{option.default:g}"
+        is_text = isinstance(option.default, str)
+        default = "-" if option.default in (None, False) else option.default if is_text else f"{option.default:g}"
         lines.append(f"| `--{option.name.replace('_', '-')}` | {default} | {option.metadata['help']} |\n")
     lines.append(f"| `--max-restarts` | {MAX_RESTARTS} | torchrun's own; there the default is 0 |\n")
     return _page(lines)

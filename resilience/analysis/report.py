@@ -254,7 +254,11 @@ def _launched(launches: Launches) -> Launched | None:
     newest = launches.parts(launches.places[-1])
     began = [part.started for part in newest.values() if part.started is not None]
     spent = max(event.restarts_used for event in began)
-    ended = [event for (_, attempt), event in sorted(launches.over.items()) if attempt == launches.places[-1][0]]
+    ended = [
+        event
+        for (node, attempt), event in sorted(launches.over.items())
+        if attempt == launches.places[-1][0] and node in newest  # those that left before do not say how the job ended
+    ]
     done = [event for event in ended if event.outcome == "completed"]  # then some nodes went on without the others
     last = max(done or ended, key=lambda event: event.exit_code, default=None)
     return Launched(
@@ -387,7 +391,8 @@ def _note(event: events.Event) -> str | None:
         case events.ZygoteLost():
             return f"workers were started cold: {event.why}"
         case events.StopRequested():
-            return f"the job was asked to stop: {event.source}"
+            who = "a node" if event.leaves else "the job"
+            return f"{who} was asked to stop: {event.source}"
         case events.ControlRequested():
             return f"a rank asked for {event.action}: {event.description}"
         case events.CycleStarted(why="membership"):

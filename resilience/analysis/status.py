@@ -244,8 +244,10 @@ class Watcher:
         over = [event for (_, of), event in self._launches.over.items() if of == attempt]
         present = [node for node, of in self._launches.began if of == attempt]
         if over and len(over) >= len(present):
+            newest = self._launches.parts(self._launches.places[-1]) if self._launches.places else {}
+            stayed = [event for (node, of), event in self._launches.over.items() if of == attempt and node in newest]
             done = [event for event in over if event.outcome == "completed"]  # some went on without the others
-            worst = max(done or over, key=lambda event: event.exit_code)
+            worst = max(done or stayed or over, key=lambda event: event.exit_code)
             return "ended", worst.outcome, worst.detail
         if not self._launches.places or self._launches.places[-1][0] != attempt:
             return "starting", None, ""

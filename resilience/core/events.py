@@ -504,10 +504,12 @@ class JobEnded(Event, frozen=True, tag="job.ended"):
 
 
 class StopRequested(Event, frozen=True, tag="stop.requested"):
-    """Somebody asked the whole job to stop; workers have `grace_s` to write a checkpoint."""
+    """Somebody asked the whole job to stop, or this node alone (`leaves`); workers have `grace_s` to write a
+    checkpoint."""
 
     source: str
     grace_s: Seconds
+    leaves: bool = False
 
 
 class ControlRequested(Event, frozen=True, tag="control.requested"):

@@ -197,6 +197,21 @@ def form(gathering: Gathering, most: int, assign: Assign) -> Formation:
     )
 
 
+def present(gathering: Gathering, formation: Formation) -> set[str]:
+    """Return the ids of agents that could take part in the next cycle: those of `formation` that are not gone, and
+    those that wait."""
+    return {seat.id for seat in formation.seats if not gathering.is_gone(seat)} | set(gathering.arrived)
+
+
+def neighbour(gathering: Gathering, formation: Formation, id: str) -> Seat | None:
+    """Return the nearest node before an agent's that is not gone."""
+    seats, rank = formation.seats, formation.rank_of(id)
+    if rank is None:
+        return None
+    before = (seats[rank - back] for back in range(1, len(seats)))
+    return next((seat for seat in before if not gathering.is_gone(seat)), None)
+
+
 def _with_previous(last: Formation, chosen: Sequence[Seat]) -> list[Assignment]:
     """An agent that took part last has its rank; a node that returns has the rank it had, if nobody has it."""
     taken = {rank for rank in map(last.rank_of, (seat.id for seat in chosen)) if rank is not None}

@@ -143,7 +143,7 @@ class Agent(LocalElasticAgent):
         if running is None:
             return
         if verdict.outcome == "preempted":
-            for ended in node.let_finish(running):
+            for ended in node.let_finish(running, verdict):
                 self._tell(ended, expected=True)
         if verdict.failure is not None and verdict.failure.is_hang:
             for ended in node.witnesses.look_at_workers(running):
@@ -197,7 +197,8 @@ class Agent(LocalElasticAgent):
             self._tell(end, expected=end not in failures)
         if not failures:
             return None
-        if any(map(self._node.may_be_preemption, failures)) and self._node.await_signal():
+        stopping = self._node.stopping
+        if any(map(stopping.may_be_preemption, failures)) and stopping.await_signal():
             return self._requested()
         for end in failures:
             self._node.witnesses.await_record(end, SETTLE)

@@ -11,10 +11,12 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from torch.distributed import run as torchrun
 
 from resilience.adapters.environment import torchrun_default
+from resilience.core.stopping import Mode
 from resilience.errors import ConfigurationError
 from resilience.monitor.config import FaultToleranceConfig, add_arguments
 
@@ -70,6 +72,13 @@ class Options:
     join_timeout: float = dataclasses.field(
         default=600.0, metadata={"help": "seconds that a node waits for a free place, and a cycle for its nodes"}
     )
+    on_sigterm: Mode = dataclasses.field(
+        default="leave",
+        metadata={
+            "help": "what SIGTERM to one agent means: leave (this node leaves, the others go on if they are enough and "
+            "do not need its store) or stop (the whole job)"
+        },
+    )
     stop_grace: float = dataclasses.field(
         default=30.0, metadata={"help": "seconds between the request to stop and SIGTERM, to write a checkpoint in"}
     )
@@ -101,6 +110,10 @@ class Options:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
                 raise ConfigurationError(f"{flag(field.name)} is {value}, expected 0 or more")
+        if self.on_sigterm not in get_args(Mode):
+            raise ConfigurationError(
+                f"--on-sigterm is {self.on_sigterm!r}, expected one of {', '.join(get_args(Mode))}"
+            )
         if not 0 <= self.same_failure_exit_code <= 255:
             raise ConfigurationError(
                 f"--same-failure-exit-code is {self.same_failure_exit_code}, an exit status is from 0 to 255"

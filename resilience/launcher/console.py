@@ -103,7 +103,9 @@ class Console:
                 return f"node {record.origin.node} takes no further part: {why}"
             case events.ControlRequested(action, description, local_rank):
                 return f"local rank {local_rank} asks for {action}" + (f": {description}" if description else "")
-            case events.StopRequested(source, grace):
+            case events.StopRequested(source, grace, leaves):
+                if leaves:
+                    return f"this node leaves ({source}); workers have {grace:g} s to write a checkpoint"
                 return f"the job stops ({source}); workers have {grace:g} s to write a checkpoint"
             case events.MonitorLost(pid, why):
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone: {why}; another one starts"

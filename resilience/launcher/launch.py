@@ -85,6 +85,8 @@ def launch(command: Command) -> int:
             say(f"{signal.Signals(number).name} before the rendezvous was reached")
             return 128 + number
         ending.callback(handler.shutdown)
+        if handler.is_host and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
+            say("this node hosts the job's store: SIGTERM to it stops the whole job")
         folder, job_id = run_folder(command, settings, config, handler)
         account = Account(folder, job_id, name, settings.attempt, Console(command.config.log_level, folder))
         ending.callback(account.close)
@@ -131,11 +133,12 @@ def launch(command: Command) -> int:
         if drain is not None:
             drain.finish(signals.has_any, PREEMPTED_LIMIT if verdict.outcome == "preempted" else FINISH_LIMIT)
             account.console.losses(drain.losses())
-        account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
-        made = agent.get_event_succeeded() if verdict.exit_code == 0 or agent.is_clean else agent.get_event_failed()
+        is_clean = verdict.outcome == "preempted" and agent.is_clean
+        account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], is_clean))
+        made = agent.get_event_succeeded() if verdict.exit_code == 0 or is_clean else agent.get_event_failed()
         elastic_events.record(made, config.event_log_handler)
         if verdict.outcome != "completed":
-            account.console.last_words(summary(verdict, folder, node.failure, node.failures(), agent.is_clean))
+            account.console.last_words(summary(verdict, folder, node.failure, node.failures(), is_clean, node.has_left))
         node.over(verdict)
         return verdict.exit_code
 

@@ -26,12 +26,12 @@ from resilience.core.budget import Budget, Failure, table
 from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import Verdict
 from resilience.core.silences import Rule
-from resilience.core.stopping import AGENT_LIMIT, on_workers_sigterm
 from resilience.core.watch import Limits
 from resilience.errors import DecodeError, StoreError
 from resilience.launcher import program
 from resilience.launcher.budget import JobBudget, failure_of
 from resilience.launcher.cycle_nodes import CycleNodes
+from resilience.launcher.stopping import Stopping
 from resilience.launcher.stuck import in_words
 from resilience.launcher.witnesses import LOOK, Witnesses
 
@@ -107,15 +107,22 @@ class Node:
         self._soiled = ""  # what cannot be ended here
         self._leaves = ""  # why this node goes while others may stay
         self.witnesses = Witnesses(account, monitors, limits)
+        self.stopping = Stopping(
+            account, handler, monitors, signals, self.witnesses, least, options.on_sigterm, options.stop_grace
+        )
         self._forget()
 
     def _forget(self) -> None:
         """What is known of one cycle."""
         self.witnesses.forget()
-        self._stop: Verdict | None = None  # what a signal asks for
         self._began_at = time.monotonic()
         self._waiting_since: float | None = None  # some nodes are through, others not
         self._look_at = 0.0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this node goes while others may stay."""
+        return bool(self._leaves)
 
     @property
     def descriptors(self) -> list[int]:
@@ -138,7 +145,9 @@ class Node:
     # -- before a cycle -------------------------------------------------------------------------
 
     def gate(self) -> Verdict | None:
-        """Check this node's health; answers a verdict if it must leave."""
+        """Check this node's health; answers a verdict if it must leave. Raises: StoreError."""
+        if self.stopping.asked() is not None:
+            return self._stopped_while_waiting()
         if self._excluded_for is not None:
             self.handler.exclude(self.name, self._excluded_for)
             return self._leave(f"this node's exclusion was asked for: {self._excluded_for}")
@@ -184,12 +193,16 @@ class Node:
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
     def _stopped_while_waiting(self) -> Verdict:
-        """A signal came while no workers ran. A node that had a part in the last cycle speaks for all."""
-        verdict = self._signalled()
+        """A signal came while no workers ran, or the cycle ended with another verdict. A node that had a part in the
+        last cycle and does not leave speaks for all. Raises: StoreError."""
+        verdict = self.stopping.asked()
         assert verdict is not None
-        if self.handler.formation.rank_of(self.handler.id) is None:
+        if verdict.again is not None:
+            self.account.emit(events.NodeExcluded(verdict.detail))
             self._leaves = verdict.detail
-        return verdict
+            if not self.handler.is_host:
+                self.handler.leave(verdict.detail)  # now: the others form the next cycle
+        return msgspec.structs.replace(verdict, again=None)
 
     def began(self, group: WorkerGroup) -> None:
         """A cycle begins: read what the job has used of its budget, forget the cycle before."""
@@ -239,36 +252,16 @@ class Node:
 
     def request(self) -> Verdict | None:
         """What a signal or a rank asks for, once it stands. Raises: StoreError."""
-        verdict = self._stop = self._signalled() or self._stop
+        verdict = self.stopping.asked()
         if verdict is None:
             self._look_at_devices()
             verdict = control.answer(self.witnesses.requests, self.name)
             if verdict is None:
-                self._end_terminated_workers()
+                self.stopping.end_terminated_workers()
                 return None
             if verdict.again is not None:  # for the others
                 self._excluded_for = verdict.detail
         return self.agree(verdict)
-
-    def may_be_preemption(self, ended: Ended) -> bool:
-        """Return True if a worker ended by a SIGTERM of which it is not known yet for whom it was meant."""
-        is_ours = ended.local_rank in self.witnesses.condemned or self.witnesses.is_ended_for_hang(ended)
-        return ended.code == -signal.SIGTERM and not is_ours
-
-    def await_signal(self) -> bool:
-        """A worker ended by SIGTERM: wait until it is known whether this agent is signalled too."""
-        began = time.monotonic()
-        while (meant := on_workers_sigterm(self.signals.has_any(), time.monotonic() - began)) == "wait":
-            self.signals.wait(AGENT_LIMIT)
-        return meant == "agent"
-
-    def _end_terminated_workers(self) -> None:
-        """A worker that looks for a stop catches SIGTERM. If that was for it alone, it ends like any other."""
-        now = time.monotonic()
-        for local_rank, at in self.witnesses.sigterms.items():
-            if local_rank not in self.witnesses.condemned and on_workers_sigterm(False, now - at) == "failure":
-                self.witnesses.condemned.add(local_rank)
-                self.monitors.dismiss_one(local_rank, "SIGTERM to this worker")
 
     def _look_at_devices(self) -> None:
         """A node whose devices fail leaves, as if one of its ranks had asked for that."""
@@ -276,15 +269,6 @@ class Node:
         if refusal is not None:
             self.account.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
             self.witnesses.requests.append(Request("ExcludeThisNode", f"{refusal.check}: {refusal.detail}"[:500]))
-
-    def _signalled(self) -> Verdict | None:
-        """What the signals since the last look ask for."""
-        verdict = None
-        for number in self.signals.take():
-            detail = f"{signal.Signals(number).name} to the agent of {self.name}"
-            self.account.emit(events.StopRequested(detail, self._options.stop_grace))
-            verdict = Verdict("preempted", self.name, exit_code=128 + number, detail=detail)
-        return verdict
 
     # -- verdicts -------------------------------------------------------------------------------
 
@@ -432,7 +416,7 @@ class Node:
         except StoreError:
             return []
 
-    def let_finish(self, running: Running) -> list[Ended]:
+    def let_finish(self, running: Running, verdict: Verdict) -> list[Ended]:
         """Give workers that look for it the time to write a checkpoint and leave; answers who has left.
 
         Ends at once if none looks, after the grace, and when a person asks again (SIGINT, SIGQUIT): schedulers send
@@ -442,7 +426,7 @@ class Node:
         is_heard = False  # by any: then the others may come to it as well
         deadline = time.monotonic() + self._options.stop_grace
         while running.living and time.monotonic() < deadline:
-            if self._is_hurried():
+            if self._is_hurried(verdict):
                 break
             self.witnesses.hear()
             if self.drain is not None:
@@ -456,10 +440,11 @@ class Node:
 
     def is_urgent(self, verdict: Verdict) -> bool:
         """Return True if a person wants the end of workers that were asked to stop, and asks again."""
-        return verdict.outcome == "preempted" and self._is_hurried()
+        return verdict.outcome == "preempted" and self._is_hurried(verdict)
 
-    def _is_hurried(self) -> bool:
-        return bool({signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()))
+    def _is_hurried(self, verdict: Verdict) -> bool:
+        """Return True if a person asks again. Where the others go on, a signal is kept: it is for this node alone."""
+        return verdict.again is None and bool({signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()))
 
     def stop_limit(self, verdict: Verdict, limit: float) -> float:
         """Return how long workers may take to end, in seconds, `limit` at most: where the others go on without this

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -210,7 +210,7 @@ class Handler(RendezvousHandler):
     def look(self, counter: str = "log/count") -> Around:
         """Return what is new around this agent, of which the cycle has a place. counter: a key of the store that
         holds a number, read at the same time. One operation where nothing is. Raises: StoreError."""
-        neighbour = self._neighbour()
+        neighbour = gathering.neighbour(self._gathering, self._formation, self.id)
         watched = [] if neighbour is None else [beats.key(neighbour.id)]
         count, asked, *beat = counts(self._store, ["log/count", counter, *watched])
         self._gathering = self._ledger.read(self._gathering, count)
@@ -226,14 +226,6 @@ class Handler(RendezvousHandler):
             is_over = False  # whoever forms a cycle, or closes the rendezvous, has been seen in the log
         lost = frozenset(seat.id for seat in self._formation.seats if known.is_gone(seat))
         return Around(0 if is_over else known.waiting(self._most), lost, is_over, asked)
-
-    def _neighbour(self) -> Seat | None:
-        """The nearest node before this one that is not gone."""
-        seats, rank = self._formation.seats, self._formation.rank_of(self.id)
-        if rank is None:
-            return None
-        before = (seats[rank - back] for back in range(1, len(seats)))
-        return next((seat for seat in before if not self._gathering.is_gone(seat)), None)
 
     @property
     def time_left(self) -> float | None:
@@ -252,6 +244,12 @@ class Handler(RendezvousHandler):
             f"it did not answer for {self._beating.lease:g} s, and the others take a node for lost that is silent for "
             f"{self._silences.limit:g} s (--rdzv-conf keep_alive_interval, keep_alive_max_attempt)"
         )
+
+    def others(self, leaving: Collection[str]) -> int:
+        """Return how many nodes could take part in the next cycle, without this one and without those of the agents
+        that leave. Raises: StoreError."""
+        self._read()
+        return min(self._most, len(gathering.present(self._gathering, self._formation) - {self.id, *leaving}))
 
     def is_taken_for_lost(self) -> bool:
         """Whether others have found this agent lost, as after it was stopped for a while. Raises: StoreError."""

@@ -20,10 +20,11 @@ def summary(
     record: InterruptionRecord | None = None,
     failures: Sequence[str] = (),
     is_clean: bool = False,
+    has_left: bool = False,
 ) -> str:
     """Return the last message of a launcher whose job did not complete. failures: lines of a table. is_clean: it was
-    preempted, and all workers here ended with exit status 0."""
-    what = CLEAN if is_clean else _WORDS[verdict.outcome]
+    preempted, and all workers here ended with exit status 0. has_left: only this node goes."""
+    what = _WORDS["excluded"] if has_left else CLEAN if is_clean else _WORDS[verdict.outcome]
     lines = [f"resilience run: the job {what}" + (f": {verdict.detail}" if verdict.detail else "")]
     if verdict.outcome == "preempted":  # whatever failed before, the job had coped with it
         record, failures = None, ()
