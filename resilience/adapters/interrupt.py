@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05  # seconds between two signals
 IN_FLIGHT = 0.05  # seconds for which an exception may be on its way through C code, where it is not seen
-STEP_LIMIT = 0.25  # seconds for which the standard library may go on before we raise inside it
-FRAGILE_LIMIT = 5.0  # seconds for which an import or a __del__ may go on before we raise inside it
+STEP_LIMIT = 0.25  # seconds for which torch may go on before we raise inside it
+FRAGILE_LIMIT = 5.0  # seconds for which the standard library, an import or a __del__ may go on before we raise inside
 BLOCKED_LOOKS, BLOCKED_APART = 3, 0.0008  # so often at one instruction, so many seconds apart: blocked
 UNANSWERED = 8  # signals without one call of the handler: masked by user code
 
@@ -314,9 +314,15 @@ class Interrupter:
         if not _is_library(frame) and not _is_at_jump(frame):
             return False
         self._stepping_since = self._stepping_since or now
-        if now - self._stepping_since >= STEP_LIMIT or self._is_blocked(frame, now):
+        elapsed = now - self._stepping_since
+        if elapsed >= FRAGILE_LIMIT or self._is_blocked(frame, now):
             return False
-        self._step_out(frame)
+        # Under load any call can outlast STEP_LIMIT. Torch is then cut short, and the standard library still is not:
+        # it takes locks in Python, logging's for one, that nobody would release any more.
+        is_late = elapsed >= STEP_LIMIT
+        if is_late and not _takes_locks(frame):
+            return False
+        self._step_out(frame, _takes_locks if is_late else _is_library)
         return True
 
     def _is_under_way(self, now: float) -> bool:
@@ -375,12 +381,12 @@ class Interrupter:
 
     # -- stepping out of the standard library -------------------------------------------------------
 
-    def _step_out(self, inner: FrameType) -> None:
-        """Trace the first caller that is not library code, to raise as soon as its call has returned."""
+    def _step_out(self, inner: FrameType, is_uncut: Callable[[FrameType], bool]) -> None:
+        """Trace the first caller that may be cut short, to raise as soon as its call has returned."""
         if sys.gettrace() not in (None, self._tracer):
             return  # a debugger or coverage: repeating has to do
         frame: FrameType | None = inner
-        while frame is not None and frame is not self._bottom and _is_library(frame):
+        while frame is not None and frame is not self._bottom and is_uncut(frame):
             frame = frame.f_back  # none of them: we are at a jump, and raise behind it
         if frame is not None and frame is not self._bottom and frame is not self._target:
             self._stop_stepping()
@@ -595,18 +601,24 @@ _LIBRARY = (
 
 
 def _is_library(frame: FrameType) -> bool:
-    return _is_library_file(frame.f_code.co_filename)
+    """Return True for code that is not cut short if it ends soon: the standard library, this package, and torch.
+
+    torch because `__exit__` of `no_grad`, autocast and the like restores state of the whole thread."""
+    return _takes_locks(frame) or _is_torch(frame.f_code.co_filename)
+
+
+def _takes_locks(frame: FrameType) -> bool:
+    """Return True for the standard library and this package."""
+    return _is_standard(frame.f_code.co_filename)
 
 
 @functools.cache
-def _is_library_file(file: str) -> bool:
-    """Whether code of the standard library, of torch or of this package must not be cut short.
+def _is_standard(file: str) -> bool:
+    return file.startswith("<frozen ") or (file.startswith(_LIBRARY) and "-packages" + os.sep not in file)
 
-    torch because `__exit__` of `no_grad`, autocast and the like restores state of the whole thread."""
-    if file.startswith("<frozen "):
-        return True
-    if file.startswith(_LIBRARY) and "-packages" + os.sep not in file:
-        return True
+
+@functools.cache
+def _is_torch(file: str) -> bool:
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     return torch is not None and file.startswith(os.path.join(os.path.dirname(torch), ""))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import gc
+import logging
 import os
 import pickle
 import queue
@@ -16,12 +17,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from resilience.adapters import interrupt
 from resilience.adapters.interrupt import Interrupter, Swallow
 from resilience.errors import ConfigurationError, ProtocolError, RankShouldRestart
 from resilience.inprocess.monitor_thread import async_raise, reraise_if_unraisable
@@ -256,13 +259,30 @@ class Guarded:
         with torch.no_grad():
             pass
 
+    def get_logger(self) -> None:
+        logging.getLogger("guarded")
+
     @property
     def is_left_clean(self) -> bool:
         locks = [self.condition, self.lock, self.items.mutex]
+        while is_logging_locked():
+            locks.append(self.lock)  # taken twice: not clean
+            logging._releaseLock()  # type: ignore[attr-defined]
         return torch.is_grad_enabled() and all([lock.acquire(blocking=False) for lock in locks])
 
 
-def count_leaks(way: str, rounds: int) -> tuple[int, int]:
+def is_logging_locked() -> bool:
+    """Return True if another thread could not use logging."""
+    with ThreadPoolExecutor(1) as pool:
+        lock = logging._lock  # type: ignore[attr-defined]
+        if pool.submit(lock.acquire, blocking=False).result():
+            pool.submit(lock.release).result()
+            return False
+    return True
+
+
+def count_leaks(way: str, rounds: int, step_limit: float = interrupt.STEP_LIMIT) -> tuple[int, int]:
+    interrupt.STEP_LIMIT = step_limit
     sys.setswitchinterval(0.0005)  # the sender would wait 5 ms for its turn beside a busy loop
     interrupter = Interrupter()
     interrupter.install()

@@ -76,6 +76,11 @@ def test_nothing_stays_locked_or_switched_off(run: Run, way: str, rounds: int) -
     assert run(interrupted.count_leaks, way=way, rounds=rounds) == (rounds, 0)
 
 
+@pytest.mark.parametrize("way", ["enter_condition", "use_queue", "get_logger"])
+def test_nothing_stays_locked_on_a_machine_so_busy_that_the_library_takes_long(run: Run, way: str) -> None:
+    assert run(interrupted.count_leaks, way=way, rounds=100, step_limit=0.0) == (100, 0)
+
+
 def test_cleanup_of_user_code_runs_to_its_end(run: Run) -> None:
     run(interrupted.clean_up)
 

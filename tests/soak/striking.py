@@ -20,6 +20,7 @@ from types import CodeType, FrameType
 from tests.soak.plan import Fault
 
 LOOK_EVERY = 0.01  # seconds
+STANDARD_LIBRARY = os.path.join(os.path.dirname(threading.__file__), "")
 AGAIN = 0.05  # seconds: an exception that is raised in a destructor is lost, so it is raised again
 FROM_OUTSIDE = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
 
@@ -155,12 +156,14 @@ class Striker:
         self._act(fault)
 
     def _is_users(self, frame: FrameType | None) -> bool:
-        """Return whether the main thread is inside the function, and neither in this module, nor in an import, nor in
-        multiprocessing. An import that raises halfway can leave a package that is broken for good; a queue or a worker
-        process that is interrupted while it starts leaves pipes and a thread behind."""
+        """Return whether the main thread is inside the function, where an exception can come from: neither in the
+        standard library (nor in this module), nor below an import or multiprocessing. A standard library that is left
+        at any line keeps locks (logging's), pipes and threads; an import that is cut short is broken for good."""
         stack = list(_frames(frame))
         files = [each.f_code.co_filename for each in stack]
-        if files[0] == __file__ or any(part in file for part in ("importlib", "/multiprocessing/") for file in files):
+        if files[0] == __file__ or (files[0].startswith(STANDARD_LIBRARY) and "-packages" not in files[0]):
+            return False
+        if any(part in file for part in ("importlib", "/multiprocessing/") for file in files):
             return False
         return any(each.f_code is self.function for each in stack)
 
