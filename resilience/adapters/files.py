@@ -16,6 +16,7 @@ from pathlib import Path
 
 from resilience.core.encoding import text
 
+ROTATED = ".1"  # behind the name of a file that another one has followed
 REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
 
 
@@ -100,17 +101,27 @@ def why_unusable(folder: Path) -> str:
 
 
 def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last lines of a file, as far as its last `most` bytes hold them whole; () if unreadable."""
+    """Return the last lines of a file, as far as its last `most` bytes hold them whole; () if unreadable.
+
+    Of a file that was rotated a moment ago, also the last lines of the one before."""
+    found, is_whole = _tail(path, lines, most)
+    if is_whole and len(found) < lines:
+        found = _tail(Path(f"{path}{ROTATED}"), lines - len(found), most)[0] + found
+    return found
+
+
+def _tail(path: Path, lines: int, most: int) -> tuple[tuple[str, ...], bool]:
+    """Return the last lines, and whether this is the whole file."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - most)
             file.seek(start)
             found = file.read(most).removesuffix(b"\n").split(b"\n")
     except OSError:
-        return ()
+        return (), False
     if start:
         found = found[1:]  # cut off at its front
-    return tuple(text(line) for line in found[-lines:] if line)
+    return tuple(text(line) for line in found[-lines:] if line), not start
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.adapters.files import ROTATED
 from resilience.core import encoding
 from resilience.core.events import CATALOGUE
 from resilience.core.identity import Nanoseconds
@@ -29,7 +30,6 @@ from resilience.telemetry.log import OWN
 
 Kind = Literal["record", "log", "text", "bad"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
-ROTATED = ".1"  # behind the name of a file of output that another one has followed
 LONGEST = 1 << 20  # bytes: what is longer (a progress bar without newlines) comes in pieces, each a line
 LISTED = 60  # characters of a list that is told in a line of text; of longer ones only how many there are
 AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change is a broken clock's, not a time

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.adapters.files import ROTATED
 from resilience.analysis.clocks import Clock, clocks
-from resilience.analysis.lines import LEVELS, ROTATED, Kind, Known, Line, Source
+from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source
 from resilience.analysis.load import RECORDS
 from resilience.core.incident import Incident
 from resilience.core.incidents import fold

@@ -172,7 +172,8 @@ class Drain:
     def _timeout(self) -> float:
         if not self._is_polling_streams:
             return LOOK
-        if self._finish_by is not None or any(stream.rest for stream in self._streams.values()):
+        is_finishing = self._finish_by is not None and not self._has_finished
+        if is_finishing or any(stream.rest for stream in self._streams.values()):
             return LINE_LIMIT / 2
         return TICK
 

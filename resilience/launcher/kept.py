@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from resilience.adapters import files
 from resilience.launcher.streams import Lost
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class _File:
         least = self._limit if self._is_line_over else self._limit + SLACK
         if self._fd is None or not self._limit or self._size < least:
             return
-        older = self._path.with_name(f"{self._path.name}.1")
+        older = self._path.with_name(f"{self._path.name}{files.ROTATED}")
         removed = older.stat().st_size if older.exists() else 0
         self._path.replace(older)
         os.close(self._fd)

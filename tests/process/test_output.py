@@ -181,6 +181,20 @@ def test_last_lines_of_a_killed_worker_are_on_record(launch: Launch) -> None:
     assert found.event.record.log_tail[-1:] == ("the last words",)
 
 
+def test_last_lines_of_a_worker_whose_file_was_just_rotated_are_on_record(launch: Launch) -> None:
+    job = launch(
+        WRITE + "if cycle == 0: write(1)\nif cycle == 0: print('after'); os.kill(os.getpid(), 9)",
+        "--output-file-mb",
+        "1",
+        nproc=1,
+    )
+    assert job.wait() == [0]
+    assert (job.job.run / "output" / "0" / "0.out").read_bytes() == b"after\n"
+    (found,) = job.job.of(events.Interrupted)
+    tail = found.event.record.log_tail
+    assert tail[-1] == "after" and tail[-2].startswith("000015 1023")
+
+
 # -- the terminal -------------------------------------------------------------------------------------
 
 
