@@ -37,7 +37,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^(?!\.{1,2}$)[^/\x00]+$")]
+NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^(?!\.{1,2}$)[^/\x00]+$")]
+JobId = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\x00]+$")]
 SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=int(signal.SIGRTMAX))]
 
 
@@ -55,11 +56,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "./resilience-runs"
     )
     job_id: Annotated[
-        JobName | None,
+        JobId | None,
         _setting(
-            "name without `/`",
+            "any text",
             "SLURM_JOB_ID, else TORCHELASTIC_RUN_ID unless it is `none`, else agreed by the ranks",
-            "name of the job and of its run folder",
+            "id of the job; its run folder is named after it",
         ),
     ] = None
     attempt: Annotated[Count, _setting("whole number", "SLURM_RESTART_COUNT, else 0", "launch by the scheduler")] = 0
@@ -152,7 +153,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting("seconds above 0", "60", "the least limit after that, where 10 times the longest silence is shorter"),
     ] = 60.0
     node: Annotated[
-        JobName | None,
+        NodeName | None,
         _setting(
             "name without `/`", "the host's name, and the group rank where a launcher gave one", "name of the node"
         ),

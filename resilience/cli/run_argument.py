@@ -1,6 +1,7 @@
 """Which run does a command read?  The argument that all readers share.
 
-A run is named by its folder, by its name within RESILIENCE_RUN_DIR, or not at all: then it is the newest one there."""
+A run is named by its folder, or by its name or the job's id within RESILIENCE_RUN_DIR. Without a name, it is the newest
+one there."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 from resilience.adapters.environment import Settings
 from resilience.analysis.load import is_run, runs_in
 from resilience.cli.render import count
+from resilience.core.identity import safe_name
 from resilience.errors import ConfigurationError
 
 RUNS_NAMED = 8  # runs named in the message of a wrong argument
@@ -29,7 +31,7 @@ def find_run(text: str | None) -> Path:
     """Return the run folder that an argument means. Raises: ConfigurationError, naming the runs there are."""
     root = Path(Settings.from_environment().run_dir)
     if text is not None:
-        for folder in (Path(text), root / text):
+        for folder in (Path(text), root / text, root / safe_name(text)):
             if is_run(folder):
                 return folder
         below = runs_in(Path(text))

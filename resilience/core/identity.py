@@ -7,6 +7,7 @@ ids unasked."""
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,6 +21,8 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # as UTC up to t
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 WorldSize = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 ROLES: tuple[Role, ...] = ("rank", "monitor", "agent")
+LONGEST_NAME = 200  # bytes of a safe name; a file system takes 255, and files beside a folder have longer names
+_UNSAFE = re.compile(r"[/%@\x00-\x1f\x7f]|^\.")
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,6 +70,18 @@ class Job(msgspec.Struct, frozen=True):
     fingerprint: str
     traceparent: str = ""
     schema: int = 1
+
+
+def safe_name(job_id: str) -> str:
+    """Return the name of a file or folder that stands for this id; two ids never have the same name.
+
+    Characters that a path gives a meaning, and a dot in front, are written as `%` and their hexadecimal code. `@` is
+    one of them, so that what is added to a name can begin with it. The rest of a long name is a hash of the id."""
+    name = _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", text(job_id))
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    mark = "%+" + hashlib.blake2b(text(job_id).encode(), digest_size=16).hexdigest()  # no escape has a `+`
+    return name.encode()[: LONGEST_NAME - len(mark)].decode(errors="ignore") + mark
 
 
 def fingerprint(*parts: object) -> str:

@@ -27,7 +27,7 @@ from resilience.adapters.patience import Patience
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.identity import Job, Origin, fingerprint
+from resilience.core.identity import Job, Origin, fingerprint, safe_name
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing
@@ -130,7 +130,7 @@ class Session:
         global _job_id
         job_id = _job_id = self._agree("job", _job_id or self.settings.job_id or _new_job_id())
         cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
-        folder = Path(self.settings.run_dir).absolute() / job_id
+        folder = Path(self.settings.run_dir).absolute() / safe_name(job_id)
         origin = Origin(
             job_id=job_id,
             node=self.node,

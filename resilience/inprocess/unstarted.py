@@ -14,7 +14,7 @@ from pathlib import Path
 from resilience.adapters import files
 from resilience.adapters.environment import Rendezvous, Settings
 from resilience.core import encoding, events
-from resilience.core.identity import Job, Origin
+from resilience.core.identity import Job, Origin, safe_name
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 
@@ -42,7 +42,7 @@ def record(
         rank=rank,
         world_size=world_size,
     )
-    folder = Path(settings.run_dir).absolute() / origin.job_id
+    folder = Path(settings.run_dir).absolute() / safe_name(origin.job_id)
     file = RecordFile(folder / "records" / f"{node}-{rank}.jsonl")
     words = f"{type(error).__name__}: {error}"[:2000]
     Emitter(origin, [file]).emit(
@@ -55,4 +55,4 @@ def record(
 
 def _name() -> str:
     there = Rendezvous.from_environment()
-    return f"unstarted-{there.host}-{there.port}-{time.strftime('%Y%m%d')}".replace("/", "-")
+    return f"unstarted-{there.host}-{there.port}-{time.strftime('%Y%m%d')}"

@@ -35,7 +35,7 @@ from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
 from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
-from resilience.core.identity import fingerprint
+from resilience.core.identity import fingerprint, safe_name
 from resilience.core.restart import CompareSet
 from resilience.core.silences import Rule
 from resilience.core.watch import Limits
@@ -349,7 +349,7 @@ def run_folder(command: Command, settings: Settings, config: LaunchConfig, handl
         job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
         if config.max_nodes > 1:
             job_id = str(execute(CompareSet("job id", job_id), handler.job_store))
-    folder = usable(Path(command.options.run_dir or settings.run_dir).absolute() / job_id)
+    folder = usable(Path(command.options.run_dir or settings.run_dir).absolute() / safe_name(job_id))
     argv = tuple(sys.argv[1:])
     Job(
         job_id=job_id,

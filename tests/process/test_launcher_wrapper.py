@@ -125,3 +125,18 @@ def test_rank_that_a_wrapper_ends_is_no_preemption(launch: Launch, policy: str, 
     assert job.wait() == [0, 0]
     assert whys(job, 0, 1) == [["first", "failure"] if whole else ["first"]] * 2
     assert job.of(events.StopRequested) == []
+
+
+@pytest.mark.parametrize(("job_id", "folder"), [("../../escaped", "%2E.%2F..%2Fescaped"), ("team/job7", "team%2Fjob7")])
+def test_id_of_any_text_names_a_folder_within_the_run_directory(
+    launch: Launch, tmp_path: Path, job_id: str, folder: str
+) -> None:
+    job = launch(PLAIN, "--rdzv-id", job_id, nodes="2", agents=2, nproc=1, RESILIENCE_JOB_ID="")
+    go(job)
+    assert job.wait() == [0, 0]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder]
+    run = load(tmp_path / "runs" / folder)
+    assert run.job is not None and run.job.job_id == job_id
+    assert {record.origin.job_id for record in run.records} == {job_id}
+    wrapped = {record.origin.initial_rank for record in run.records if isinstance(record.event, events.CallStarted)}
+    assert wrapped == {0, 1}
