@@ -1,4 +1,5 @@
-"""Writes the pages of the docs that are made from the code: events, metrics, settings, config, API reference.
+"""Writes the pages of the docs that are made from the code: events, metrics, settings, config, API reference; and
+the table of options in the page on migration.
 
 `python -m tests.generate_docs` writes them; with `--check` it only says which are stale, and exits with 1."""
 
@@ -22,12 +23,15 @@ from resilience.adapters.environment import settings_table
 from resilience.analysis.entries import Entry
 from resilience.core.events import CATALOGUE
 from resilience.core.records import Record
+from resilience.launcher import ft_options
 from resilience.launcher.arguments import MAX_RESTARTS, Options
 from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
 from resilience.telemetry.catalogue import METRICS
 from resilience.telemetry.log import LogLine
 
 DOCS = Path(__file__).parents[1] / "docs"
+OPTIONS_BEGIN = "<!-- The table is made by tests/generate_docs.py from resilience/launcher/ft_options.py. -->"
+OPTIONS_END = "<!-- End of the table. -->"
 MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"
 API = (
     ("resilience", ("section", "heartbeat", "step", "get_logger", "traceparent")),
@@ -152,6 +156,14 @@ def config_page() -> str:
     return _page(lines)
 
 
+def migration_page() -> str:
+    """The page as it is, with the table of ft_launcher's options between the two marks."""
+    page = (DOCS / "migration.md").read_text()
+    before, _, rest = page.partition(OPTIONS_BEGIN)
+    _, _, after = rest.partition(OPTIONS_END)
+    return f"{before}{OPTIONS_BEGIN}\n\n{ft_options.table()}\n{OPTIONS_END}{after}"
+
+
 def api_page() -> str:
     lines = ["# API reference\n", MADE]
     for module, names in API:
@@ -234,6 +246,7 @@ PAGES = {
     "settings.md": settings_page,
     "config.md": config_page,
     "api.md": api_page,
+    "migration.md": migration_page,
     "schema/log-line.schema.json": log_line_schema,
     "schema/record.schema.json": record_schema,
     "schema/timeline.schema.json": timeline_schema,

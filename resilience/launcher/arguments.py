@@ -18,7 +18,8 @@ from torch.distributed import run as torchrun
 from resilience.adapters.environment import torchrun_default
 from resilience.core.stopping import Mode
 from resilience.errors import ConfigurationError
-from resilience.monitor.config import FaultToleranceConfig, add_arguments
+from resilience.launcher import ft_options
+from resilience.monitor.config import YES_OR_NO, FaultToleranceConfig, add_arguments
 
 MAX_RESTARTS = 10
 EPILOG = """\
@@ -82,6 +83,12 @@ class Options:
     stop_grace: float = dataclasses.field(
         default=30.0, metadata={"help": "seconds between the request to stop and SIGTERM, to write a checkpoint in"}
     )
+    term_timeout: float | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "seconds between SIGTERM and SIGKILL where a signal stops the job; default: --shutdown-timeout"
+        },
+    )
     same_failure_limit: int = dataclasses.field(
         default=3, metadata={"help": "identical failures in a row without progress that end the job; 0: never"}
     )
@@ -131,6 +138,11 @@ class Command:
         if path is not None and not Path(path).is_file():
             raise ConfigurationError(f"--ft-cfg-path is {path!r}, and there is no such file")
         self.config = FaultToleranceConfig.from_args(namespace)
+        if namespace.training_script.lower() in YES_OR_NO and not Path(namespace.training_script).exists():
+            raise ConfigurationError(
+                f"{namespace.training_script!r} is taken for the script; a switch has its value after `=`, such as "
+                f"--ft-use-infra-group-rank={namespace.training_script}"
+            )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,10 +165,16 @@ def parser() -> argparse.ArgumentParser:
         _add(ours, field)
     limits = made.add_argument_group("limits of the rank monitors")
     limits.add_argument(
-        "--ft-cfg-path", "--ft_cfg_path", metavar="FILE", help="YAML file with a `fault_tolerance` mapping"
+        "--ft-cfg-path",
+        "--ft_cfg_path",
+        "--ft-cfg_path",
+        metavar="FILE",
+        help="YAML file with a `fault_tolerance` mapping",
     )
     add_arguments(limits)
-    _abbreviate_only(made, [*ours._group_actions, *limits._group_actions])
+    theirs = made.add_argument_group("options of ft_launcher", argparse.SUPPRESS)
+    ft_options.add_arguments(made, theirs)
+    _abbreviate_only(made, [*ours._group_actions, *limits._group_actions, *theirs._group_actions])
     return made
 
 
@@ -189,7 +207,7 @@ def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[object]) -> No
     if field.default is False:
         group.add_argument(*spellings, action="store_true", help=text)
         return
-    kind = float if isinstance(field.default, float) else int if "int" in str(field.type) else str
+    kind = float if "float" in str(field.type) else int if "int" in str(field.type) else str
     suffix = "" if field.default is None else "; default %(default)s"
     metavar = {float: "S", int: "N", str: "X"}[kind]
     group.add_argument(*spellings, type=kind, default=field.default, metavar=metavar, help=text + suffix)

@@ -447,8 +447,10 @@ class Node:
         return verdict.again is None and bool({signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()))
 
     def stop_limit(self, verdict: Verdict, limit: float) -> float:
-        """Return how long workers may take to end, in seconds, `limit` at most: where the others go on without this
-        node no worker of the old cycle may be at work beside theirs."""
+        """Return how long workers may take to end, in seconds: `limit`, or --term-timeout if a signal stops the job;
+        less if the others go on without this node, for no worker of the old cycle may be at work beside theirs."""
+        if verdict.outcome == "preempted" and self._options.term_timeout is not None:
+            limit = self._options.term_timeout
         left = self.handler.time_left
         if left is not None:
             return min(left, limit)

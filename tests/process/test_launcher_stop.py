@@ -47,6 +47,29 @@ def test_program_that_looks_for_a_stop_is_ended_by_sigterm_when_another_rank_fai
     assert not list(job.folder.glob("stopped.*"))
 
 
+SAVING = """
+def save(number, frame):
+    time.sleep(3.0)
+    say("saved")
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, save)
+say("up")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_worker_has_the_term_timeout_after_a_sigterm_to_the_agent(launch: Launch) -> None:
+    job = launch(SAVING, "--shutdown-timeout", "1", "--term-timeout", "60")
+    for rank in range(2):
+        job.job.await_sign_file(job.folder / f"up.0.{rank}")
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM]
+    assert len(list(job.folder.glob("saved.*"))) == 2
+    assert {record.event.code for record in job.of(events.WorkerExited)} == {0}
+
+
 def test_terminal_that_nobody_reads_holds_neither_a_restart_nor_the_end(launch: Launch) -> None:
     job = launch("print('x' * 100_000, flush=True)\nsys.exit(3)", "--max-restarts", "1", UNREAD="1")
     assert job.wait() == [1]
