@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ import pytest
 from resilience.core import events
 from tests.process.warming import SCRIPTS
 from tests.support.account import Account
+from tests.support.ranks import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -190,3 +192,49 @@ def test_sigterm_to_one_worker_is_a_failure_that_a_restart_mends(tmp_path: Path)
         outcome = run(launcher, arguments, tmp_path / f"{place} run", tmp_path, "", PLACE=place)
         assert outcome.status == 0
         assert [(tmp_path / f"{place}.{rank}").read_text() for rank in range(2)] == ["1", "1"]
+
+
+ON_TWO_NODES = """
+import os, pathlib, sys, time
+here, size = pathlib.Path(os.environ["PLACE"]), os.environ["WORLD_SIZE"]
+(here / f"up.{size}.{os.environ['RANK']}").touch()
+until = time.monotonic() + 60
+while size == "2" and time.monotonic() < until:
+    if (here / "gone").exists():
+        sys.exit(1)  # as a collective would fail
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, OURS], ids=["torchrun", "ours"])
+def test_node_goes_on_alone_when_the_agent_of_the_other_one_gets_sigterm(
+    tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ON_TWO_NODES)
+    options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "1", "--rdzv-backend", "c10d")
+    meeting = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job")
+    agents = []
+    for number in range(2):
+        conf = f"is_host={int(number == 0)},last_call_timeout=5,join_timeout=60"
+        command = [sys.executable, "-m", *launcher, *options, *meeting, "--rdzv-conf", conf, str(script)]
+        place = {"PLACE": str(tmp_path), "RESILIENCE_RUN_DIR": str(tmp_path / "runs"), "RESILIENCE_NODE": str(number)}
+        agents.append(subprocess.Popen(command, env={**os.environ, **place}, stdin=subprocess.DEVNULL))
+    try:
+        await_files(tmp_path / "up.2.0", tmp_path / "up.2.1")
+        agents[1].terminate()
+        agents[1].wait(60)
+        (tmp_path / "gone").touch()
+        assert agents[0].wait(60) == 0
+        assert (tmp_path / "up.1.0").exists()
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def await_files(*paths: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
