@@ -101,12 +101,15 @@ def run_round(server: ForkServer, each: Round, folder: Path) -> RoundResult:
         records = list(job.records())
     strikes = figures.strikes_of(folder)
     struck = figures.may_end(strikes)
+    # These keep more, for they do their monitor's work.
+    unmonitored = {strike["rank"] for strike in strikes if strike["kind"] == "monitor"}
     assert job is not None
     sums = set()
     for rank, end in job.finished.items():
         if end.value is not None:
             sums.add(round(end.value["sum"], 3))
-            leaks += [leak] if (leak := figures.leaks_of(each.number, rank, end.value["looks"])) else []
+            if rank not in unmonitored:
+                leaks += [leak] if (leak := figures.leaks_of(each.number, rank, end.value["looks"])) else []
         elif rank not in struck and not failed:
             lost.append(f"round {each.number} rank {rank}: {_how(end)}")
     if len(sums) > 1:

@@ -19,10 +19,11 @@ import msgspec
 from resilience.core import events
 from resilience.core.records import Record
 
+UNINTERRUPTIBLE = "hang that cannot be interrupted"
 CLASSES = {  # of a restart, by the kind of the fault that it came from
     "hang": "hang that can be interrupted",
-    "stop": "hang that cannot be interrupted",
-    "hang_with_gil": "hang that cannot be interrupted",
+    "stop": UNINTERRUPTIBLE,
+    "hang_with_gil": UNINTERRUPTIBLE,
     "exception": "exception",
     "base_exception": "end of a rank",
     "monitor": "other",
@@ -31,8 +32,8 @@ CLASSES = {  # of a restart, by the kind of the fault that it came from
 
 HELD = ("descriptors", "threads", "processes", "anonymous_kib")
 ALLOWED = {  # growth for one restart beyond torch's own, as a mean over all ranks
-    "descriptors": 0.1,
-    "threads": 0.05,
+    "descriptors": 0.05,
+    "threads": 0.02,
     "processes": 0.0,
     "anonymous_kib": 100.0,  # about what an iteration of the job holds in models and buffers
 }
@@ -109,19 +110,27 @@ def restarts_of(number: int, records: list[Record], strikes: list[dict[str, Any]
     ending = may_end(strikes)
     for iteration, at in sorted(detected.items()):
         following = min((entry for later, entry in entered.items() if later > iteration), default=None)
-        before = [strike for strike in strikes if strike["mono_ns"] <= at]
-        kind = before[-1]["kind"] if before else ""
         restarts.append(
             Restart(
                 round=number,
                 iteration=iteration,
-                cause=CLASSES.get(kind, "end of a rank" if kind else "no fault"),
+                cause=cause_of(strikes, at, following),
                 seconds=None if following is None else (following - at) / 1e9,
                 ladder=sorted(ladder[iteration]),
                 ladder_healthy=sorted(ladder[iteration] - ending),
             )
         )
     return restarts
+
+
+def cause_of(strikes: list[dict[str, Any]], detected: int, entered: int | None) -> str:
+    """Return the class of the last fault before a restart, or of a worse one during it: a rank that cannot be
+    interrupted has to be killed. All times in nanoseconds of one clock."""
+    kinds = [strike["kind"] for strike in strikes if strike["mono_ns"] <= detected][-1:]
+    if entered is not None:
+        during = [strike["kind"] for strike in strikes if detected < strike["mono_ns"] <= entered]
+        kinds = [kind for kind in during if CLASSES.get(kind) == UNINTERRUPTIBLE] or kinds
+    return CLASSES.get(kinds[0], "end of a rank") if kinds else "no fault"
 
 
 def leaks_of(number: int, rank: int, looks: list[dict[str, Any]]) -> Leak | None:

@@ -45,3 +45,10 @@ def test_more_growth_than_that_of_torch_alone_and_the_allowance_is_a_leak(name: 
     assert figures.leaking(FLAT | {name: limit}, FLAT) == []
     (leak,) = figures.leaking(FLAT | {name: limit + 0.02}, FLAT)
     assert leak.startswith(name)
+
+
+def test_restart_during_which_a_rank_is_stopped_is_named_for_that() -> None:
+    strikes = [{"kind": "exception", "mono_ns": 10}, {"kind": "stop", "mono_ns": 30}]
+    assert figures.cause_of(strikes, 20, 40) == figures.UNINTERRUPTIBLE
+    assert figures.cause_of(strikes, 20, 25) == "exception"
+    assert figures.cause_of(strikes, 5, 8) == "no fault"
