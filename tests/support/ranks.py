@@ -152,7 +152,7 @@ class Job:
         rank: int | None = None,
         role: str | None = None,
         where: Callable[[Any], bool] = lambda event: True,
-        limit: float = 30.0,
+        limit: float = 90.0,
     ) -> Record:
         """Wait until a record is there and return it."""
         deadline = time.monotonic() + limit
