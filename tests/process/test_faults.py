@@ -160,7 +160,7 @@ def test_step_that_does_not_advance_is_found_by_the_step_limit(start: Start, wor
     assert {record.detector.name for record in found if record.detector} == {"step"}
 
 
-def test_loop_without_progress_is_called_unknown_and_nothing_restarts_where_no_limit_holds(start: Start) -> None:  # F18
+def test_loop_without_progress_is_called_unknown_and_nothing_restarts(start: Start) -> None:  # F18
     job = start(
         2,
         TRAIN,
