@@ -90,6 +90,10 @@ def may_end(strikes: list[dict[str, Any]]) -> set[int]:
 
 def restarts_of(number: int, records: list[Record], strikes: list[dict[str, Any]]) -> list[Restart]:
     """Return the restarts that the account of a round tells, in order."""
+    members: dict[int | None, set[int | None]] = defaultdict(set)
+    for record in records:
+        if isinstance(record.event, events.IterationStarted):
+            members[record.origin.iteration].add(record.origin.initial_rank)
     detected: dict[int, int] = {}
     entered: dict[int, int] = {}
     ladder: dict[int, set[int]] = defaultdict(set)
@@ -98,7 +102,9 @@ def restarts_of(number: int, records: list[Record], strikes: list[dict[str, Any]
         if iteration is None or rank is None:
             continue
         if isinstance(event, events.Interrupted):
-            if event.record.interruption.value != "monitor_process_exception":
+            # A rank that has left before may still be represented: that interrupts nobody.
+            is_member = event.record.rank in members[iteration]
+            if is_member and event.record.interruption.value != "monitor_process_exception":
                 detected[iteration] = min(detected.get(iteration, record.mono_ns), record.mono_ns)
         elif isinstance(event, events.OutcomeSeen):
             detected[iteration] = min(detected.get(iteration, record.mono_ns), record.mono_ns)
