@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
 from resilience.core import encoding
+from resilience.core.identity import safe_name
 from resilience.errors import ConfigurationError, DecodeError
 
 PREFIX = "RESILIENCE_"
@@ -63,7 +66,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "id of the job; its run folder is named after it",
         ),
     ] = None
-    attempt: Annotated[Count, _setting("whole number", "SLURM_RESTART_COUNT, else 0", "launch by the scheduler")] = 0
+    attempt: Annotated[
+        Count | None,
+        _setting(
+            "whole number that is free",
+            "the first free one; the search begins at SLURM_RESTART_COUNT",
+            "number of this launch among those of the job; each launch has a run folder of its own",
+        ),
+    ] = None
     cycle: Annotated[
         Count | None,
         _setting(
@@ -160,6 +170,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     run_id: str = "none"
     restart_count: Count = 0
+    scheduler_restarts: Count = 0
+
+    @property
+    def attempt_hint(self) -> int:
+        """The attempt, as far as the environment knows it."""
+        return self.scheduler_restarts if self.attempt is None else self.attempt
 
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(Settings):
@@ -179,10 +195,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         env = os.environ if environment is None else environment
         run_id = encoding.text(env.get("TORCHELASTIC_RUN_ID") or "none")
         is_elastic = run_id != "none"
-        restarts = env.get("TORCHELASTIC_RESTART_COUNT") or "0"
         launchers = {
             "job_id": ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if is_elastic else ("SLURM_JOB_ID",),
-            "attempt": ("SLURM_RESTART_COUNT",),
             "cycle": ("TORCHELASTIC_RESTART_COUNT",) if is_elastic else (),
         }
         values: dict[str, Any] = {}
@@ -193,7 +207,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 if name is not None:
                     given = env[name] if field.name in _PATHS else encoding.text(env[name])
                     values[field.name] = _parsed(field, name, given)
-        return cls(**values, run_id=run_id, restart_count=int(restarts) if restarts.isdecimal() else 0)
+        return cls(
+            **values,
+            run_id=run_id,
+            restart_count=_number(env, "TORCHELASTIC_RESTART_COUNT"),
+            scheduler_restarts=_number(env, "SLURM_RESTART_COUNT"),
+        )
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    """Return the number that a scheduler or launcher has set, 0 for anything else."""
+    text = env.get(name, "")
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
 
 
 def settings_table() -> str:
@@ -369,6 +394,41 @@ def infrastructure_rank() -> int | None:
 def monitor_socket() -> str | None:
     """Return where this process's rank monitor listens, None where no launcher of ours has started one."""
     return os.environ.get("RESILIENCE_MONITOR_SOCKET") or None
+
+
+def launched_folder() -> Path | None:
+    """Return the run folder that the launcher gives its workers, None in a process without such a launcher."""
+    folder = os.environ.get("RESILIENCE_RUN_FOLDER")
+    return Path(folder) if folder else None
+
+
+_OF_A_WORKER = (
+    *("RUN_FOLDER", "CYCLE", "NODE", "MONITOR_SOCKET", "RESTART_POLICY", "SHORTEST_LIMIT"),  # with PREFIX
+)
+_OF_AN_ELASTIC_WORKER = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+)
+
+
+def settings_of_a_launch() -> Settings:
+    """Return the settings of a launcher. Where it is started by a worker of another one, it runs a job of its own: the
+    variables that describe the worker's place in the outer job are removed from the environment, and the scheduler's id
+    and restart count belong to the outer job. An id or attempt that differs from the outer job's is kept."""
+    outer = launched_folder()
+    if outer is None:
+        return Settings.from_environment()
+    job, *more = outer.name.split("@")
+    attempt = more[0] if more and more[0].isdecimal() else "0"
+    if safe_name(os.environ.get(f"{PREFIX}JOB_ID", "")) == job:
+        os.environ.pop(f"{PREFIX}JOB_ID", None)
+    if os.environ.get(f"{PREFIX}ATTEMPT") == attempt:
+        del os.environ[f"{PREFIX}ATTEMPT"]
+    for name in (*(PREFIX + name for name in _OF_A_WORKER), *_OF_AN_ELASTIC_WORKER):
+        os.environ.pop(name, None)
+    schedulers = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+    return Settings.from_environment({name: value for name, value in os.environ.items() if name not in schedulers})
 
 
 class Launcher(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ class Report(msgspec.Struct, frozen=True):
     completed, lost, stopped, open: ranks whose last call, or worker, completed; whose process ended without a
     goodbye; was ended by the launcher; and of which no end is on record. steps and seconds lost: of all
     incidents, as far as known. times: of the whole job; what_ifs: what else they could have been. launched:
-    None without the launcher."""
+    None without the launcher. attempt: the newest on record; a folder of an older version may hold several."""
 
     run: str
     job_id: str
@@ -66,6 +66,7 @@ class Report(msgspec.Struct, frozen=True):
     world_size: int | None
     nodes: tuple[str, ...]
     versions: dict[str, str]
+    attempt: int
     attempts: int
     calls: int
     iterations: int
@@ -207,6 +208,7 @@ def report(run: Run | Reader, also: Sequence[Callable[[Record], None]] = ()) -> 
         world_size=size if size is not None or run.job is None else run.job.world_size,
         nodes=tuple(sorted(facts.nodes)),
         versions=facts.versions or _versions(run),
+        attempt=max(facts.attempts, default=0),
         attempts=len(facts.attempts),
         calls=len(facts.calls),
         iterations=len(facts.iterations),

@@ -114,6 +114,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: str | None = None
     detail: str = ""
     failure: Failure | None = None
+    attempt: int = 0
 
     @property
     def is_well(self) -> bool:
@@ -133,6 +134,7 @@ class Watcher:
         self._views: defaultdict[str, MetricView] = defaultdict(MetricView)
         self._launches = Launches()
         self._job_id = folder.name
+        self._attempt = 0
         self._first_ns: int | None = None
         self._last_ns = 0
         self._calls: dict[int, str] = {}  # initial rank -> how its last call ended, empty while it goes on
@@ -167,6 +169,7 @@ class Watcher:
     def _take(self, record: Record) -> None:
         origin, event = record.origin, record.event
         self._job_id = origin.job_id
+        self._attempt = max(self._attempt, origin.attempt)
         self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
         self._last_ns = max(self._last_ns, record.wall_ns)
         self._launches.take(record)
@@ -216,6 +219,7 @@ class Watcher:
         return Now(
             run=str(self._folder),
             job_id=self._job_id,
+            attempt=self._attempt,
             phase=phase,
             since_s=max(0.0, now - first_ns / 1e9),
             last_record_s=max(0.0, now - self._last_ns / 1e9),

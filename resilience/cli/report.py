@@ -158,7 +158,8 @@ def _rest(total: int) -> Iterator[Line]:
 
 def _header(found: Report, width: int) -> Iterator[Line]:
     functions = ", ".join(found.functions)
-    yield (("Run ", "bold"), (found.job_id, "bold cyan"), (f"  {cut(functions, width - 6 - len(found.job_id))}", "dim"))
+    name = found.job_id + (f", attempt {found.attempt}" if found.attempt else "")
+    yield (("Run ", "bold"), (name, "bold cyan"), (f"  {cut(functions, width - 6 - len(name))}", "dim"))
     took = None
     if found.started_wall_ns is not None and found.last_wall_ns is not None:
         took = (found.last_wall_ns - found.started_wall_ns) / 1e9

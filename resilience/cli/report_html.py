@@ -58,7 +58,7 @@ class Told:
         """Return the whole page."""
         found = self.found
         parts = [
-            f"<h1>Run {escape(found.job_id)}</h1>",
+            f"<h1>Run {escape(found.job_id)}{f', attempt {found.attempt}' if found.attempt else ''}</h1>",
             _headline(found),
             f'<p class="dim">{escape(", ".join(found.functions))} · {found.world_size or "?"} ranks on '
             f"{escape(_ranks_or(found.nodes))} · from {date(found.started_wall_ns)} to {clock(found.last_wall_ns)}</p>",

@@ -120,7 +120,7 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     """Yield what is to be said of the job as a whole. rate: steps a second, where it is known."""
     yield (
         ("Run ", "bold"),
-        (cut(now.job_id, width - 30), "bold cyan"),
+        (cut(now.job_id, width - 42) + (f", attempt {now.attempt}" if now.attempt else ""), "bold cyan"),
         (f"  {now.phase}", _STYLES[now.phase]),
         (f"  for {seconds(now.since_s)}" if now.phase != "ended" else "", "dim"),
     )

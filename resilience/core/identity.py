@@ -54,7 +54,8 @@ class Job(msgspec.Struct, frozen=True):
     """What job.json says: which job this run folder belongs to. Written once, by the first rank 0.
 
     fingerprint: equal for runs of the same program, arguments, world size and torch version. traceparent: what
-    TRACEPARENT said, the span that all of the job's are part of."""
+    TRACEPARENT said, the span that all of the job's are part of. launch: where the ranks of the launch meet, which
+    stays the same when their launcher starts them anew."""
 
     job_id: str
     attempt: int
@@ -69,6 +70,7 @@ class Job(msgspec.Struct, frozen=True):
     started_wall_ns: int
     fingerprint: str
     traceparent: str = ""
+    launch: str = ""
     schema: int = 1
 
 
@@ -82,6 +84,21 @@ def safe_name(job_id: str) -> str:
         return name
     mark = "%+" + hashlib.blake2b(text(job_id).encode(), digest_size=16).hexdigest()  # no escape has a `+`
     return name.encode()[: LONGEST_NAME - len(mark)].decode(errors="ignore") + mark
+
+
+def run_name(job_id: str, attempt: int) -> str:
+    """Return the name of the run folder of one launch: the job's safe name, and from attempt 1 on `@` and it."""
+    return safe_name(job_id) + (f"@{attempt}" if attempt else "")
+
+
+def attempt_of(name: str, job_id: str) -> int | None:
+    """Return the attempt of this job whose run folder has this name, None if it is none of the job's."""
+    job, _, attempt = name.partition("@")
+    if job != safe_name(job_id):
+        return None
+    if name == job:
+        return 0
+    return int(attempt) if re.fullmatch(r"[1-9][0-9]{0,17}", attempt) else None
 
 
 def fingerprint(*parts: object) -> str:

@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.adapters import patience
-from resilience.adapters.environment import Exporting, Launcher, Rendezvous, Settings, node_name
+from resilience.adapters import launches, patience
+from resilience.adapters.environment import Exporting, Launcher, Rendezvous, Settings, launched_folder, node_name
 from resilience.adapters.interrupt import Swallow
+from resilience.adapters.launches import Launch
 from resilience.adapters.patience import Patience
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.identity import Job, Origin, fingerprint, safe_name
+from resilience.core.identity import Job, Origin, fingerprint
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
-from resilience.errors import MonitorError
+from resilience.errors import DecodeError, MonitorError
 from resilience.inprocess import launched, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.joining import join
@@ -43,7 +44,7 @@ from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
 from resilience.telemetry import log
 from resilience.telemetry.emitter import Emitter
-from resilience.telemetry.recording import RecordFile
+from resilience.telemetry.recording import RecordFile, read_job
 from resilience.telemetry.standard import StandardLog
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 READY_LIMIT = 120.0  # seconds for a monitor to host the store; an executed one imports torch first
 
-_job_id: str | None = None  # of the calls before: all calls of a process are one job
+_launch: Launch | None = None  # of the calls before: all calls of a process belong to one launch
 _open: list[Session] = []  # at most one
 _kept_in_child: list[Session] = []
 
@@ -127,16 +128,15 @@ class Session:
         self.store = dist.PrefixStore(self._prefix, self._base)
         self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
         self.hook_store = hook_store(self._prefix, self._base)
-        global _job_id
-        job_id = _job_id = self._agree("job", _job_id or self.settings.job_id or _new_job_id())
+        launch = self._agree_on_launch()
         cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
-        folder = Path(self.settings.run_dir).absolute() / safe_name(job_id)
+        folder = launched_folder() or self._root / launch.run_name
         origin = Origin(
-            job_id=job_id,
+            job_id=launch.job_id,
             node=self.node,
             role="rank",
             pid=os.getpid(),
-            attempt=self.settings.attempt,
+            attempt=launch.attempt,
             cycle=cycle,
             call=number,
             initial_rank=state.initial_rank,
@@ -172,6 +172,34 @@ class Session:
         self._announce(function)
         client.activate(self.page)
         log.configure(folder / "logs" / f"{self.node}-{state.initial_rank}.jsonl", self._log_context)
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.settings.run_dir).absolute()
+
+    def _agree_on_launch(self) -> Launch:
+        """Return the launch that all ranks belong to: that of the calls before, the launcher's, or a new one."""
+        global _launch
+        known = _launch
+        if known is None and launched_folder() is not None and self.settings.job_id is not None:
+            known = Launch(self.settings.job_id, self.settings.attempt_hint)
+        if known is not None:
+            _launch = launches.share(self._base, known, self._run_prefix)
+        else:
+            process = f"{self.node}/{os.getpid()}/{secrets.token_hex(4)}"
+            _launch = launches.agree(self._base, self._root, process, self._allocate, self._run_prefix)
+        return _launch
+
+    def _allocate(self) -> Launch:
+        """Return a new launch, or the one that this start of the ranks continues. Raises: ConfigurationError."""
+        settings = self.settings
+        job_id = settings.job_id or _new_job_id()
+        if settings.cycle and settings.attempt is None:  # a launcher has started the ranks anew
+            attempt = launches.newest(self._root, job_id, lambda folder: _launch_in(folder) == _endpoint())
+            if attempt is not None:
+                return Launch(job_id, attempt)
+        wanted = None if settings.cycle else settings.attempt
+        return launches.allocate(self._root, job_id, wanted, settings.attempt_hint)
 
     def _agree(self, name: str, proposal: str) -> str:
         return str(execute(CompareSet(f"{self._run_prefix}{name}", proposal), self._base))
@@ -396,7 +424,22 @@ def _job(origin: Origin, function: str) -> Job:
         started_wall_ns=time.time_ns(),
         fingerprint=_mark(origin, function),
         traceparent=Exporting.from_environment().traceparent,
+        launch=_endpoint(),
     )
+
+
+def _endpoint() -> str:
+    """Return what tells this launch from others of the same job that run at the same time."""
+    there = Rendezvous.from_environment()
+    return f"{there.host}:{there.port}"
+
+
+def _launch_in(folder: Path) -> str:
+    """Return which launch a run folder belongs to, empty if that cannot be read."""
+    try:
+        return read_job(folder).launch
+    except (OSError, DecodeError):
+        return ""
 
 
 def _new_job_id() -> str:

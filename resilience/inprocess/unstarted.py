@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience.adapters import files
-from resilience.adapters.environment import Rendezvous, Settings
+from resilience.adapters.environment import Rendezvous, Settings, launched_folder
 from resilience.core import encoding, events
 from resilience.core.identity import Job, Origin, safe_name
 from resilience.telemetry.emitter import Emitter
@@ -35,14 +35,14 @@ def record(
         node=node,
         role="rank",
         pid=os.getpid(),
-        attempt=settings.attempt,
+        attempt=settings.attempt_hint,
         cycle=settings.cycle or 0,
         call=call,
         initial_rank=rank,
         rank=rank,
         world_size=world_size,
     )
-    folder = Path(settings.run_dir).absolute() / safe_name(origin.job_id)
+    folder = launched_folder() or Path(settings.run_dir).absolute() / _folder_name(settings)
     file = RecordFile(folder / "records" / f"{node}-{rank}.jsonl")
     words = f"{type(error).__name__}: {error}"[:2000]
     Emitter(origin, [file]).emit(
@@ -51,6 +51,11 @@ def record(
     file.close()
     files.create(folder / "job.json", encoding.to_json_page(job(origin)))
     return folder
+
+
+def _folder_name(settings: Settings) -> str:
+    """Return a name that is no attempt's: the ranks have not agreed on one."""
+    return safe_name(_name()) if settings.job_id is None else f"{safe_name(settings.job_id)}@{safe_name(_name())}"
 
 
 def _name() -> str:

@@ -67,7 +67,7 @@ def planned(params: SimulatedFaultParams, world_size: int, seed: str) -> tuple[i
 def schedule(params: SimulatedFaultParams, rank: int, world_size: int) -> threading.Timer | None:
     """Let the fault happen on its rank; answers the timer there, None on the others."""
     settings = Settings.from_environment()
-    seed = f"{settings.job_id}/{settings.attempt}/{settings.cycle}"
+    seed = f"{settings.job_id}/{settings.attempt_hint}/{settings.cycle}"
     chosen, delay, number = planned(params, world_size, seed)
     if rank != chosen:
         return None

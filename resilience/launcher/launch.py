@@ -27,16 +27,20 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
-from resilience.adapters import files, private, timeouts_file
-from resilience.adapters.environment import Exporting, Settings, agent_node_name, infrastructure_rank
+from resilience.adapters import files, launches, private, timeouts_file
+from resilience.adapters.environment import (
+    Exporting,
+    Settings,
+    agent_node_name,
+    infrastructure_rank,
+    settings_of_a_launch,
+)
 from resilience.adapters.processes import become_subreaper
-from resilience.adapters.store import execute
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
 from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
-from resilience.core.identity import fingerprint, safe_name
-from resilience.core.restart import CompareSet
+from resilience.core.identity import fingerprint
 from resilience.core.silences import Rule
 from resilience.core.watch import Limits
 from resilience.core.watched import watched
@@ -63,7 +67,7 @@ from resilience.telemetry.setup import AgentExports, Asked
 
 def launch(command: Command) -> int:
     """Run this node's part of the job; return the exit status."""
-    settings = Settings.from_environment()
+    settings = settings_of_a_launch()
     with contextlib.ExitStack() as ending:
         become_subreaper()
         zygote = None if command.options.cold else Zygote.start()
@@ -74,7 +78,7 @@ def launch(command: Command) -> int:
         config, entrypoint, arguments = settle(command)  # counting GPUs initialises CUDA, which no fork survives
         signals = Signals(config.signals_to_handle)
         name = agent_node_name(settings.job_id or f"{config.run_id} {config.rdzv_endpoint}")
-        rendezvous = parameters(config, command, settings.attempt)
+        rendezvous = parameters(config, command, settings.attempt_hint)
         choice = group_rank(command, rendezvous)
         try:
             handler = reach(rendezvous, config, stores, name, choice, signals)
@@ -87,8 +91,8 @@ def launch(command: Command) -> int:
         ending.callback(handler.shutdown)
         if handler.is_host and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
             say("this node hosts the job's store: SIGTERM to it stops the whole job")
-        folder, job_id = run_folder(command, settings, config, handler)
-        account = Account(folder, job_id, name, settings.attempt, Console(command.config.log_level, folder))
+        folder, launched = run_folder(command, settings, config, handler)
+        account = Account(folder, launched.job_id, name, launched.attempt, Console(command.config.log_level, folder))
         ending.callback(account.close)
         exports = AgentExports.start(folder, name, account.emit, asked_of_metrics(command))
         if exports is not None:
@@ -340,20 +344,26 @@ def usable(folder: Path) -> Path:
     return instead
 
 
-def run_folder(command: Command, settings: Settings, config: LaunchConfig, handler: Handler) -> tuple[Path, str]:
-    """Return the run folder and the job's name; leave job.json there. Raises: StoreError.
+def run_folder(
+    command: Command, settings: Settings, config: LaunchConfig, handler: Handler
+) -> tuple[Path, launches.Launch]:
+    """Return this node's run folder, with job.json in it, and the launch that it is for.
 
-    A name that nobody has given is one node's, and the others take it over."""
-    job_id = settings.job_id or config.run_id
-    if settings.job_id is None and (job_id in ("", "none") or command.torchrun.rdzv_endpoint == "localhost:0"):
-        job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
-        if config.max_nodes > 1:
-            job_id = str(execute(CompareSet("job id", job_id), handler.job_store))
-    folder = usable(Path(command.options.run_dir or settings.run_dir).absolute() / safe_name(job_id))
+    One node allocates the attempt, and a name for a job that has none. Raises: StoreError, ConfigurationError."""
+    root = Path(command.options.run_dir or settings.run_dir).absolute()
+
+    def allocate() -> launches.Launch:
+        job_id = settings.job_id or config.run_id
+        if settings.job_id is None and (job_id in ("", "none") or command.torchrun.rdzv_endpoint == "localhost:0"):
+            job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
+        return launches.allocate(root, job_id, settings.attempt, settings.attempt_hint)
+
+    launch = launches.agree(handler.job_store, root, handler.id, allocate)
+    folder = usable(own_folder(root, launch))
     argv = tuple(sys.argv[1:])
     Job(
-        job_id=job_id,
-        attempt=settings.attempt,
+        job_id=launch.job_id,
+        attempt=launch.attempt,
         created_wall_ns=time.time_ns(),
         function=command.torchrun.training_script,
         command=argv,
@@ -364,5 +374,19 @@ def run_folder(command: Command, settings: Settings, config: LaunchConfig, handl
         python_version=sys.version.split()[0],
         fingerprint=fingerprint(*argv, config.max_nodes * config.nproc_per_node, torch.__version__),
         traceparent=Exporting.from_environment().traceparent,
+        launch=launch.token,
     ).write(folder)
-    return folder, job_id
+    return folder, launch
+
+
+def own_folder(root: Path, launch: launches.Launch) -> Path:
+    """Return the folder of this launch on this node. Where each node has a run directory of its own, a folder of that
+    name may belong to an earlier launch; then the launch's token is part of the name."""
+    folder = root / launch.run_name
+    try:
+        is_ours = read_job(folder).launch == launch.token
+    except FileNotFoundError:
+        is_ours = not (folder / "records").exists()
+    except (OSError, DecodeError):
+        is_ours = True  # nobody can tell; what is there is only appended to
+    return folder if is_ours else root / f"{launch.run_name}@node-{launch.token}"

@@ -66,6 +66,7 @@ def _environment(agent: Agent, group: WorkerGroup, worker: Worker, node: Node) -
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": async_error_handling(),
         "RESILIENCE_RUN_DIR": str(node.account.folder.parent),
+        "RESILIENCE_RUN_FOLDER": str(node.account.folder),
         "RESILIENCE_JOB_ID": node.account.origin.job_id,
         "RESILIENCE_ATTEMPT": str(node.account.origin.attempt),
         "RESILIENCE_CYCLE": str(node.account.origin.cycle),

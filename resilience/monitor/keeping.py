@@ -137,7 +137,7 @@ class Keeper:
         if self._recorder is None:
             origin = self._origin
             header = Header(
-                run=origin.job_id,
+                run=self._folder.name,
                 node=origin.node,
                 rank=-1 if origin.initial_rank is None else origin.initial_rank,
                 world_size=origin.world_size or 1,

@@ -14,7 +14,7 @@ from pathlib import Path
 from resilience.adapters import environment, processes
 from resilience.adapters.channel import ChannelClosed, close_all, listen
 from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import Origin, safe_name
+from resilience.core.identity import Origin, run_name
 from resilience.errors import MonitorError
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig, to_limits
@@ -54,7 +54,7 @@ class RankMonitorServer:
         is always executed, never forked. Raises: MonitorError."""
         del is_restarter_logger, mp_ctx
         settings = environment.Settings.from_environment()
-        default = Path(settings.run_dir) / safe_name(settings.job_id or f"monitor-{os.getpid()}")
+        default = Path(settings.run_dir) / run_name(settings.job_id or f"monitor-{os.getpid()}", settings.attempt_hint)
         try:
             server = cls(cfg, ipc_socket_path, Path(folder or default).absolute())
         except OSError as error:

@@ -12,8 +12,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from resilience.adapters import maxima
-from resilience.adapters.environment import Settings
+from resilience.adapters.environment import Settings, launched_folder
 from resilience.core.calibration import MONTH, Pool, fit_pool, quantile, trial_probability
+from resilience.core.identity import attempt_of
 from resilience.core.timeouts import OUT_OF_SECTION
 from resilience.errors import DecodeError
 from resilience.telemetry.durations import Durations, read_histograms
@@ -66,7 +67,14 @@ def _own(rank: int) -> list[Durations]:
             continue
         if state.header.rank == rank:
             states.append(state)
-    mine = next((state for state in states if state.header.run == settings.job_id), None)
+    folder = launched_folder()
+    job_id = settings.job_id
+    own = [
+        state
+        for state in states
+        if (attempt_of(state.header.run, job_id) is not None if folder is None else state.header.run == folder.name)
+    ]
+    mine = max(own, key=lambda state: state.began_at, default=None)
     if mine is None:
         return []
     same = [state for state in states if state.header.fingerprint == mine.header.fingerprint]

@@ -24,7 +24,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file job.json of a run folder: what the job is. Written once, by whoever is first.
 
     fingerprint: of the configuration, so that timings of unlike jobs are not mixed. traceparent: what TRACEPARENT
-    said, the span that all of the job's are part of."""
+    said, the span that all of the job's are part of. launch: equal in all folders of one launch, on whatever disks."""
 
     job_id: str
     attempt: Natural = 0
@@ -38,6 +38,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     python_version: str = ""
     fingerprint: str = ""
     traceparent: str = ""
+    launch: str = ""
     schema: int = 1
 
     def write(self, folder: Path) -> bool:

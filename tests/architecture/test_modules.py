@@ -12,6 +12,7 @@ from tests.support.server import ROOT
 MODULES = sorted((ROOT / "resilience").rglob("*.py"))
 LONGEST = 500  # lines; a longer file has to be one thing, and says here which
 LONG = {
+    "resilience/adapters/environment.py": "the one place that reads the environment: settings, and what launchers set",
     "resilience/monitor/server.py": "the loop of a monitor, and everything that one rank's witness owns",
     "resilience/core/events.py": "the catalogue: one definition an event, in one place",
     "resilience/adapters/interrupt.py": "one signal, its way out of the standard library, and who swallows it",

@@ -270,7 +270,7 @@ await_file("go", 300)
 CYCLES = {"layer": "launcher", "outcome": "interrupted"}
 
 
-def test_counters_go_on_after_the_death_of_workers_and_of_the_agent(
+def test_counters_go_on_after_the_death_of_workers_and_begin_anew_with_the_next_attempt(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
     port, collected = free_port(), tmp_path / "textfile"
@@ -284,17 +284,18 @@ def test_counters_go_on_after_the_death_of_workers_and_of_the_agent(
     job.job.ran_to_its_end = True
     for rank in range(2):
         (tmp_path / f"up.1.{rank}").unlink()
-    # The scheduler starts the job anew, on the same folder: what was counted stays counted.
-    env = {"RESILIENCE_ATTEMPT": "1"}
-    again = launch(CRASHES, "--metrics-port", str(port), "--metrics-textfile", str(collected), **env)
+    # The scheduler starts the job anew: another attempt, with a folder and counters of its own.
+    again = launch(CRASHES, "--metrics-port", str(port), "--metrics-textfile", str(collected))
     again.await_worker("up.1.0")
-    await_value(port, 2, "resilience_restart_iterations_total", **CYCLES)
+    await_value(port, 1, "resilience_restart_iterations_total", **CYCLES)
     (tmp_path / "go").touch()
     assert again.wait() == [0]
-    for path in (again.account.folder / "metrics" / "node0.prom", collected / "resilience-job-node0.prom"):
+    runs = tmp_path / "runs"
+    for path in (runs / "job@1" / "metrics" / "node0.prom", collected / "resilience-job@1-node0.prom"):
         text = path.read_text()
-        assert value(text, "resilience_restart_iterations_total", **CYCLES) == 2
+        assert value(text, "resilience_restart_iterations_total", **CYCLES) == 1
         assert value(text, "resilience_restart_iterations_total", layer="launcher", outcome="completed") == 1
+    assert (runs / "job" / "metrics" / "node0.prom").exists() and (collected / "resilience-job-node0.prom").exists()
 
 
 def test_what_torchelastic_tells_is_on_record_and_counted(launch: Callable[..., Launched], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from resilience.adapters.environment import (
     node_name,
     nvls_may_be_used,
     scoped_environment,
+    settings_of_a_launch,
     settings_table,
 )
 from resilience.errors import ConfigurationError
@@ -55,7 +56,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
     }
     settings = Settings.from_environment({PREFIX + name.upper(): text for name, (text, _) in values.items()})
     fields = {field.name for field in msgspec.structs.fields(Settings)}
-    assert fields == {*values, "run_id", "restart_count"}
+    assert fields == {*values, "run_id", "restart_count", "scheduler_restarts"}
     assert {name: getattr(settings, name) for name in values} == {name: value for name, (_, value) in values.items()}
 
 
@@ -136,23 +137,47 @@ def test_job_id_may_be_any_text(job_id: str) -> None:
 
 
 def test_value_of_a_launcher_is_refused_under_the_launchers_name() -> None:
-    with pytest.raises(ConfigurationError, match=r"^SLURM_RESTART_COUNT is 'many'"):
-        Settings.from_environment({"SLURM_RESTART_COUNT": "many"})
+    with pytest.raises(ConfigurationError, match=r"^TORCHELASTIC_RESTART_COUNT is 'many'"):
+        Settings.from_environment({"TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": "many"})
 
 
-def test_attempt_and_cycle_come_from_the_scheduler_and_the_launcher() -> None:
+def test_restart_count_of_the_scheduler_is_a_hint_and_that_of_the_launcher_the_cycle() -> None:
     elastic = {"TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "5"}
     settings = Settings.from_environment(elastic)
-    assert (settings.attempt, settings.cycle, settings.run_id, settings.restart_count) == (5, 2, "run", 2)
+    assert (settings.attempt, settings.attempt_hint, settings.cycle) == (None, 5, 2)
+    assert (settings.run_id, settings.restart_count) == ("run", 2)
     own = Settings.from_environment({**elastic, "RESILIENCE_ATTEMPT": "0", "RESILIENCE_CYCLE": "9"})
-    assert (own.attempt, own.cycle) == (0, 9)
-    plain = Settings.from_environment({"TORCHELASTIC_RESTART_COUNT": "2"})
-    assert (plain.cycle, plain.restart_count) == (None, 2)
+    assert (own.attempt, own.attempt_hint, own.cycle) == (0, 0, 9)
+    plain = Settings.from_environment({"TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "many"})
+    assert (plain.attempt_hint, plain.cycle, plain.restart_count) == (0, None, 2)
+
+
+OUTER = {"RESILIENCE_RUN_FOLDER": "/runs/outer@1", "RESILIENCE_JOB_ID": "outer", "RESILIENCE_ATTEMPT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, (None, None)),
+        ({"RESILIENCE_JOB_ID": "inner"}, ("inner", None)),
+        ({"RESILIENCE_JOB_ID": "inner", "RESILIENCE_ATTEMPT": "3"}, ("inner", 3)),
+    ],
+)
+def test_launcher_in_a_worker_takes_neither_id_nor_attempt_of_the_outer_job(
+    own: dict[str, str], expected: tuple[str | None, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "run", "RESILIENCE_CYCLE": "4"}
+    for name, value in {**OUTER, **worker, "RESILIENCE_STEP_TIMEOUT": "5", **own}.items():
+        monkeypatch.setenv(name, value)
+    settings = settings_of_a_launch()
+    assert (settings.job_id, settings.attempt) == expected
+    assert (settings.cycle, settings.run_id, settings.step_timeout) == (None, "none", 5.0)
+    assert "RESILIENCE_RUN_FOLDER" not in os.environ and os.environ["SLURM_JOB_ID"] == "77"
 
 
 def test_table_of_the_docs_has_a_line_for_each_variable() -> None:
     lines = settings_table().splitlines()
-    described = [field.name for field in msgspec.structs.fields(Settings)][:-2]
+    described = [field.name for field in msgspec.structs.fields(Settings)][:-3]
     assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in described]
     assert {line.count("|") for line in lines} == {5}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from resilience.core.identity import LONGEST_NAME, safe_name
+from resilience.core.identity import LONGEST_NAME, attempt_of, run_name, safe_name
 
 IDS = st.text(st.characters(codec="utf-8") | st.sampled_from("/.%@+"), min_size=1)
 
@@ -39,3 +39,15 @@ def test_two_ids_never_have_the_same_name(one: str, other: str) -> None:
 @pytest.mark.parametrize("job_id", ["job7", "4711", "train-7_b.2", "größe", "two words", "a:b"])
 def test_usual_id_is_its_own_name(job_id: str) -> None:
     assert safe_name(job_id) == job_id
+
+
+@given(IDS, st.integers(0, 10**6), IDS)
+def test_name_of_a_run_folder_tells_the_job_and_the_attempt(job_id: str, attempt: int, other: str) -> None:
+    name = run_name(job_id, attempt)
+    assert attempt_of(name, job_id) == attempt
+    assert (attempt_of(name, other) is None) == (other != job_id)
+
+
+@pytest.mark.parametrize("name", ["job@", "job@0", "job@01", "job@node-12", "job@1@node-12", "job2", "job@-1"])
+def test_other_folders_are_no_attempts(name: str) -> None:
+    assert attempt_of(name, "job") is None

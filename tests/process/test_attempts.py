@@ -1,0 +1,144 @@
+"""Each launch of a job has a folder of its own, and nothing in the folder of another launch is changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.analysis.load import load
+from resilience.analysis.report import report
+from resilience.core import events
+from tests.process.launching import Launched, launcher
+from tests.support.ranks import Job, free_port
+
+Launch = Callable[..., Launched]
+Start = Callable[..., Job]
+WRAPPED = "tests.process.hosted:restart_once"
+
+
+@pytest.fixture
+def launch(start: Start, tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def attempts_in(folder: Path) -> set[int]:
+    """Return the attempts that a run folder's records name."""
+    return {record.origin.attempt for record in load(folder).records}
+
+
+def test_second_launch_of_a_job_leaves_the_first_ones_folder_as_it_was(launch: Launch, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert launch("print('first')").wait() == [0]
+    before = content(runs / "job")
+    assert before["output/0/0.out"] == b"first\n"
+    assert launch("print('second')", SLURM_RESTART_COUNT="0").wait() == [0]
+    assert content(runs / "job") == before
+    assert {path.name for path in runs.iterdir()} == {"job", "job@1"}
+    assert (runs / "job@1" / "output" / "0" / "0.out").read_bytes() == b"second\n"
+    for attempt, name in enumerate(("job", "job@1")):
+        found = load(runs / name)
+        assert found.job is not None and (found.job.job_id, found.job.attempt) == ("job", attempt)
+        assert attempts_in(runs / name) == {attempt}
+        assert report(found).attempts == 1
+
+
+def test_two_launches_at_the_same_time_have_different_attempts(launch: Launch, tmp_path: Path) -> None:
+    script = "say('up' + os.environ['RESILIENCE_ATTEMPT'])\nawait_file('go')"
+    jobs = [launch(script), launch(script)]
+    jobs[0].await_worker("up0.0.0")
+    jobs[0].await_worker("up1.0.0")
+    (tmp_path / "go").touch()
+    assert [job.wait() for job in jobs] == [[0], [0]]
+    for attempt, name in enumerate(("job", "job@1")):
+        assert attempts_in(tmp_path / "runs" / name) == {attempt}
+
+
+def test_all_nodes_and_the_wrappers_inside_take_the_attempt_of_their_launch(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "job").mkdir(parents=True)
+    script = """
+    from resilience.inprocess import Wrapper
+
+    @Wrapper()
+    def train():
+        pass
+
+    train()
+    """
+    assert launch(script, nodes="2", agents=2, nproc=1).wait() == [0, 0]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"job", "job@1"}
+    records = load(tmp_path / "runs" / "job@1").records
+    assert {record.origin.attempt for record in records} == {1}
+    wrapped = [record.origin.node for record in records if isinstance(record.event, events.CallStarted)]
+    assert sorted(wrapped) == ["node0", "node1"]
+
+
+def test_attempt_that_is_asked_for_and_taken_ends_the_launch_with_what_to_do(launch: Launch, tmp_path: Path) -> None:
+    taken = tmp_path / "runs" / "job@4"
+    taken.mkdir(parents=True)
+    (taken / "job.json").write_text("{}")
+    job = launch("", nodes="2", agents=2, nproc=1, RESILIENCE_ATTEMPT="4")
+    assert set(job.wait()) <= {2, 1}  # 1: the node that hosts the store has ended before this one asked it
+    said = "".join(job.output(number, stream=2) for number in range(2))
+    assert f"attempt 4 of job job has a run folder already: {taken}" in said
+    assert "Unset RESILIENCE_ATTEMPT" in said
+    assert content(tmp_path / "runs") == {"job@4/job.json": b"{}"}
+
+
+def test_launch_inside_a_worker_has_a_run_of_its_own(launch: Launch, tmp_path: Path) -> None:
+    inner = tmp_path / "inner.py"
+    inner.write_text("import os\nprint('inner', os.environ['RESILIENCE_ATTEMPT'])\n")
+    command = [sys.executable, "-m", "resilience.launcher", "--cold", str(inner)]
+    job = launch(
+        f"""
+        import subprocess
+        print("outer", flush=True)
+        sys.exit(subprocess.run({command!r}, timeout=200).returncode)
+        """,
+        nproc=1,
+        SLURM_JOB_ID="77",
+    )
+    assert job.wait(240.0) == [0]
+    runs = tmp_path / "runs"
+    (own,) = [path for path in runs.iterdir() if path.name != "job"]
+    assert not own.name.startswith(("job", "77"))
+    assert (own / "output" / "0" / "0.out").read_text() == "inner 0\n"
+    assert (runs / "job" / "output" / "0" / "0.out").read_text() == "outer\ninner 0\n"
+    found = load(runs / "job")
+    assert found.job is not None and found.job.function.endswith("script.py")
+    assert {record.origin.job_id for record in found.records} == {"job"}
+    assert {record.origin.job_id for record in load(own).records} == {own.name}
+
+
+def test_ranks_without_a_launcher_agree_on_an_attempt_of_their_own(start: Start, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    env = {"RESILIENCE_JOB_ID": "job", "SLURM_RESTART_COUNT": "0"}
+    for name in ("job", "job@1"):
+        job = start(2, WRAPPED, env=env, port=free_port())
+        assert [rank.code for rank in job.wait_ranks()] == [0, 0]
+        run = load(runs / name)
+        assert run.job is not None and run.job.launch
+        started = [record.origin for record in run.records if isinstance(record.event, events.CallStarted)]
+        assert sorted(origin.initial_rank or 0 for origin in started) == [0, 1]
+    assert attempts_in(runs / "job@1") == {1}
+
+
+def test_ranks_that_their_launcher_starts_anew_go_on_with_their_attempt(start: Start, tmp_path: Path) -> None:
+    endpoints = [str(free_port()), str(free_port())]
+
+    def run(endpoint: str, cycle: int) -> None:
+        env = {"RESILIENCE_JOB_ID": "job", "RESILIENCE_CYCLE": str(cycle), "MASTER_PORT": endpoint}
+        assert [rank.code for rank in start(1, WRAPPED, env=env, port=free_port()).wait_ranks()] == [0]
+
+    run(endpoints[0], 0)
+    run(endpoints[1], 0)  # another launch of the job
+    run(endpoints[0], 1)
+    first, second = (load(tmp_path / "runs" / name).records for name in ("job", "job@1"))
+    assert {record.origin.cycle for record in first} == {0, 1}
+    assert {record.origin.cycle for record in second} == {0}
