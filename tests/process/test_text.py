@@ -116,15 +116,25 @@ def test_datagrams_that_mean_nothing_are_counted_and_the_monitor_lives(start: St
 
 
 def test_damaged_files_of_timings_do_not_cost_a_monitor(start: Start, tmp_path: Path) -> None:
-    timings = tmp_path / "runs" / "job" / "timings"
-    timings.mkdir(parents=True)
-    for suffix in ("json", "hist", "signs", "jsonl"):
-        (timings / f"node0-0.{suffix}").write_bytes(b'{"sections":{"da\xff":' + b"[" * 5000)
-        (timings / f"node0-1.{suffix}").mkdir()
-    (tmp_path / "runs" / "job" / "job.json").write_bytes(b'{"job_id":"\xff"}')
-    launch = launcher(start, tmp_path)
-    script = "import resilience\nfor n in range(5):\n    resilience.step(n)\n    with resilience.section('data'): pass"
-    job = launch(script, "--timeouts", "auto")
+    script = """
+    import contextlib, resilience
+
+    run = pathlib.Path(os.environ["RESILIENCE_RUN_FOLDER"])
+    if rank == 0:
+        (run / "timings").mkdir(exist_ok=True)
+        for suffix in ("json", "hist", "signs", "jsonl"):
+            (run / "timings" / f"node0-0.{suffix}").write_bytes(b'{"sections":{"da\\xff":' + b"[" * 5000)
+            with contextlib.suppress(FileExistsError):
+                (run / "timings" / f"node0-1.{suffix}").mkdir()
+        (run / "job.json").write_bytes(b'{"job_id":"\\xff"}')
+        (here / "damaged").touch()
+    await_file("damaged")
+    for n in range(5):
+        resilience.step(n)
+        with resilience.section("data"):
+            pass
+    """
+    job = launcher(start, tmp_path)(script, "--timeouts", "auto")
     assert job.wait() == [0]
     assert not job.of(events.MonitorLost)
     assert len([record for record in job.account.records() if isinstance(record.event, events.MonitorEnded)]) == 2
