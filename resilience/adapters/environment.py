@@ -392,8 +392,14 @@ def infrastructure_rank() -> int | None:
 
 
 def monitor_socket() -> str | None:
-    """Return where this process's rank monitor listens, None where no launcher of ours has started one."""
-    return os.environ.get("RESILIENCE_MONITOR_SOCKET") or None
+    """Return where this process's rank monitor listens, None if there is none. The second name is that of the
+    compatible API, for a launcher of one's own."""
+    return os.environ.get("RESILIENCE_MONITOR_SOCKET") or os.environ.get("FT_RANK_MONITOR_IPC_SOCKET") or None
+
+
+def has_agent() -> bool:
+    """Return True if an agent of `resilience run` has started this process."""
+    return bool(os.environ.get("RESILIENCE_MONITOR_SOCKET"))
 
 
 def launched_folder() -> Path | None:

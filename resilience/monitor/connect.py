@@ -1,8 +1,9 @@
 """How does a worker reach the monitor that its launcher has started?
 
-Through the socket named by RESILIENCE_MONITOR_SOCKET. The monitor looks at who connects and hands out a
-page; the worker maps it, holds its mutex, arms its stacks and hands over the file they go to. From then on
-signs of life are stores into the page. A process has one link at a time; a process that it forks has none."""
+Through the socket named by RESILIENCE_MONITOR_SOCKET or, in the compatible API, FT_RANK_MONITOR_IPC_SOCKET. The monitor
+looks at who connects and hands out a page; the worker maps it, holds its mutex, arms its stacks and hands over the file
+they go to. From then on signs of life are stores into the page. A process has one link at a time; a process that it
+forks has none."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
 from resilience.monitor.page import Page, RankSide
 
+TURN_LIMIT = 180.0  # seconds for a monitor without an agent to be through with the process that it watches
 ATTACH_LIMIT = 10.0  # seconds; a monitor that was just started again answers late
 
 
@@ -121,8 +123,8 @@ def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> Link:
             path = path or environment.monitor_socket()
             if path is None:
                 raise MonitorError(
-                    "there is no rank monitor: RESILIENCE_MONITOR_SOCKET is not set; start the script by "
-                    "`resilience run`"
+                    "there is no rank monitor: neither RESILIENCE_MONITOR_SOCKET nor FT_RANK_MONITOR_IPC_SOCKET is "
+                    "set; start the script by `resilience run`, or set the second one to a RankMonitorServer's path"
                 )
             _link = _attach(path, time.monotonic() + limit)
             on_change(_link)
@@ -157,11 +159,11 @@ def _attach(path: str, deadline: float) -> Link:
 def _welcomed(channel: Channel, path: str, deadline: float) -> tuple[messages.Welcome, Page]:
     """Wait for the monitor's answer."""
     try:
-        received = channel.receive_with_fds(max(0.001, deadline - time.monotonic()))
-        if received is None:
-            raise MonitorError(f"the rank monitor at {path} did not answer in time")
-        data, fds = received
-        answer = messages.decode_for_rank(data)
+        answer, fds = _answer(channel, path, deadline)
+        if isinstance(answer, messages.Introduce):
+            close_all(fds)
+            channel.send(messages.encode(messages.Introduced(*environment.rank_and_world_size())))
+            answer, fds = _answer(channel, path, time.monotonic() + TURN_LIMIT)
     except ChannelClosed as error:
         raise MonitorError(f"the rank monitor at {path} closed the line") from error
     except DecodeError as error:
@@ -175,6 +177,18 @@ def _welcomed(channel: Channel, path: str, deadline: float) -> tuple[messages.We
     except BaseException:
         close_all(fds)
         raise
+
+
+def _answer(channel: Channel, path: str, deadline: float) -> tuple[messages.ToRank, list[int]]:
+    """Return the monitor's next message, and its descriptors. Raises: ChannelClosed, DecodeError, MonitorError."""
+    received = channel.receive_with_fds(max(0.001, deadline - time.monotonic()))
+    if received is None:
+        raise MonitorError(
+            f"the rank monitor at {path} did not answer in time; it may be watching another process: start a monitor "
+            "for each rank"
+        )
+    data, fds = received
+    return messages.decode_for_rank(data), fds
 
 
 def _show_stacks(channel: Channel) -> None:

@@ -56,6 +56,13 @@ class Host(msgspec.Struct, frozen=True, tag="host"):
     iteration: int
 
 
+class Introduced(msgspec.Struct, frozen=True, tag="introduced"):
+    """The answer to Introduce: which rank connects, as its environment says."""
+
+    rank: int
+    world_size: int
+
+
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
     """The page is mapped; with the descriptor of the rank's dump. is_locked: the page's mutex is held, and
     its release tells of the rank's death."""
@@ -111,6 +118,10 @@ class Alert(msgspec.Struct, frozen=True, tag="alert"):
     text: str
 
 
+class Introduce(msgspec.Struct, frozen=True, tag="introduce"):
+    """Say which rank you are: nobody else does."""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The monitor does not watch this process."""
 
@@ -136,13 +147,23 @@ class Link(msgspec.Struct, frozen=True, tag="link"):
     limits: watch.Limits | None = None  # those that the rank has set itself
 
 
+class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+    """Watch processes of this user that connect, one after the other. No agent decides what follows from what they ask
+    for. folder: the run folder, by `os.fsencode`."""
+
+    job_id: str
+    node: str
+    folder: bytes
+    limits: watch.Limits
+
+
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """Watch this worker from now on.
 
     start_time: of the process, in clock ticks after boot, for its pid may be another's meanwhile. folder, output: the
     run folder, and the files that keep what the worker writes, for the end of its log; paths by `os.fsencode`. drain:
     the socket of the process that writes these files, empty if the worker does. link: that a monitor before had,
-    together with the descriptors of page, line and dump."""
+    together with the descriptors of page, line and dump. is_adopted: nobody assigned it, it connected."""
 
     worker_pid: int
     start_time: int
@@ -152,6 +173,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     output: tuple[bytes, ...] = ()
     drain: str = ""
     link: Link | None = None
+    is_adopted: bool = False
 
 
 class Limited(msgspec.Struct, frozen=True, tag="limited"):
@@ -254,9 +276,9 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     number: int
 
 
-FromRank = Begin | Emitted | Left | Host | Attached | Armed | Progressed | Request | Limited
-ToRank = Ready | Welcome | Refused | ShowStacks | Alert
-FromAgent = Open | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
+FromRank = Begin | Emitted | Left | Host | Introduced | Attached | Armed | Progressed | Request | Limited
+ToRank = Ready | Introduce | Welcome | Refused | ShowStacks | Alert
+FromAgent = Open | Adopt | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
 ToAgent = Ready | Found | Suspected | Gone | Requested | Stopping | Looked | Connected | Alive
 
 _from_rank = reader(FromRank, "msgpack")

@@ -1,8 +1,9 @@
 """The monitor of one local rank, as the launcher starts it: `python -m resilience.monitor.program LINE LISTENER`.
 
 LINE is the agent's line, LISTENER the socket to which workers connect, both descriptors. It watches one
-worker after the other and outlives them. It ends when the agent says so; when the agent dies it ends its
-worker and itself. Imports neither torch nor an exporter: a node has as many of these as ranks."""
+worker after the other and outlives them. The agent assigns them; or it lets the monitor adopt the processes
+that connect, whose pid is known from the connection's credentials. It ends when the agent says so; when the agent dies
+it ends its worker and itself. Imports neither torch nor an exporter: a node has as many of these as ranks."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import channel as lines
-from resilience.adapters import terminal
+from resilience.adapters import processes, terminal
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
 from resilience.core import encoding
 from resilience.core.attribution import Exit
+from resilience.core.identity import Origin
 from resilience.core.silences import Shown
 from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
@@ -52,6 +54,8 @@ class Program:
         self._dismissed: set[int] = set()  # of the next ones
         self._stopped: set[int] = set()  # of these too: the job was asked to stop before they are watched
         self._waiting: deque[Channel] = deque()
+        self._adopt: messages.Adopt | None = None
+        self._newcomers: set[Channel] = set()  # asked which rank they are
         self._is_leaving = False
 
     def run(self) -> None:
@@ -107,17 +111,73 @@ class Program:
         worker.attach(link, page, line, dump, is_new=False)
 
     def _accept(self) -> None:
-        while (line := lines.accept(self._listener)) is not None:
-            if self._worker is not None and not self._is_of_next(line):
-                self._worker.apply(line)
-            elif len(self._waiting) < MOST_WAITING:
-                self._waiting.append(line)
-            else:
-                line.close()
+        """Take one connection. What those before it have sent is heard before the next is taken."""
+        line = lines.accept(self._listener)
+        if line is None:
+            return
+        if self._is_newcomer(line):
+            self._ask(line)
+        elif self._worker is not None and not self._is_of_next(line):
+            self._worker.apply(line)
+        elif len(self._waiting) < MOST_WAITING:
+            self._waiting.append(line)
+        else:
+            line.close()
 
     def _is_of_next(self, line: Channel) -> bool:
         """Whether the worker comes that is to be watched when this one's end is accounted for."""
         return any(is_descendant(line.peer.pid, assigned.worker_pid) for assigned, _ in self._next)
+
+    def _is_newcomer(self, line: Channel) -> bool:
+        """Whether nobody has assigned the process that connects, and this monitor may adopt it."""
+        if self._adopt is None or self._is_of_next(line):
+            return False
+        worker = self._worker
+        return worker is None or worker.is_over or not is_descendant(line.peer.pid, worker.pid)
+
+    def _ask(self, line: Channel) -> None:
+        """Find out which rank a newcomer is, unless it is another user's."""
+        why = f"process {line.peer.pid} belongs to user {line.peer.uid}" if line.peer.uid != os.geteuid() else ""
+        if not why and len(self._newcomers) >= MOST_WAITING:
+            why = "too many connections"
+        if why:
+            line.send(messages.encode(messages.Refused(why)))
+            line.close()
+            return
+        self._newcomers.add(line)
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear_newcomer(line))
+        line.send(messages.encode(messages.Introduce()))
+
+    def _hear_newcomer(self, line: Channel) -> None:
+        message = None
+        with contextlib.suppress(ChannelClosed, DecodeError):
+            data = line.receive(0.0)
+            if data is None:
+                return
+            message = messages.decode_for_monitor(data)
+        self._newcomers.discard(line)
+        self._selector.unregister(line)
+        state = processes.state(line.peer.pid)
+        if isinstance(message, messages.Introduced) and state is not None:
+            self._take_in(line, message, state.start_time)
+        else:
+            line.close()
+
+    def _take_in(self, line: Channel, introduced: messages.Introduced, start_time: int) -> None:
+        """Watch a process that connected, as soon as the one before has ended or has taken its leave."""
+        adopt, pid, rank = self._adopt, line.peer.pid, introduced.rank
+        assert adopt is not None
+        if not self._is_of_next(line):
+            origin = Origin(
+                adopt.job_id, adopt.node, "rank", pid, initial_rank=rank, rank=rank, world_size=introduced.world_size
+            )
+            assigned = messages.Assigned(pid, start_time, origin, adopt.folder, adopt.limits, is_adopted=True)
+            self._next.append((assigned, []))
+        self._waiting.append(line)
+        if self._worker is not None:
+            self._worker.has_successor = True
+            if not self._worker.is_attached:
+                self._worker.leave()
 
     # -- the agent ------------------------------------------------------------------------------
 
@@ -162,6 +222,8 @@ class Program:
         match message:
             case messages.Open(agent_pid):
                 self._open(agent_pid)
+            case messages.Adopt():
+                self._adopt = message
             case messages.Assigned():
                 self._next.append((message, fds))
             case messages.Probe(number):

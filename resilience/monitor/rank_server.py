@@ -1,42 +1,50 @@
 """One rank's monitor without `resilience run`: for a launcher of one's own.
 
-The launcher's monitors and this are the same program; here the process that calls is the agent. It says
-which worker is to be watched, may ask what was found, and decides what follows. When it dies, the monitor
-ends its worker."""
+The launcher's monitors and this are the same program. Here the process that calls is the agent. The monitor watches the
+processes of the same user that connect, one after the other: it knows their pid from the connection's credentials, and
+their rank from what they tell. The caller may ask what was found and what ranks request, and decides what follows. When
+it dies, the monitor ends its worker."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
+from collections import deque
 from pathlib import Path
 
-from resilience.adapters import environment, processes
+from resilience.adapters import environment
 from resilience.adapters.channel import ChannelClosed, close_all, listen
 from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import Origin, run_name
+from resilience.core.identity import run_name
 from resilience.errors import MonitorError
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig, to_limits
+from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest
 from resilience.monitor.starting import MonitorProcess
 
 START_LIMIT = 30.0  # seconds for the program to begin; it needs 0.2
 END_LIMIT = 5.0  # seconds for it to close its account
+LOOK_EVERY = 1.0  # seconds
+MOST_UNREAD = 256  # records, and requests, that are kept until somebody asks for them
 
 
 class RankMonitorServer:
     """A rank's monitor in a process of its own. `run_in_subprocess` starts one."""
 
     def __init__(self, cfg: FaultToleranceConfig, ipc_socket_path: str, folder: Path) -> None:
-        self._config = cfg
-        self._folder = folder
         self._path = Path(ipc_socket_path)
         self._listener: socket.socket = listen(self._path)
+        self._found: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)
+        self._requests: deque[tuple[int, WorkloadControlRequest]] = deque(maxlen=MOST_UNREAD)
+        self._kill_at: float | None = None  # once it was asked to end
         try:
             self._monitor = MonitorProcess(self._listener)
         except OSError:
             self._give_back()
             raise
+        job_id = environment.Settings.from_environment().job_id or folder.name
+        self._monitor.send(messages.Adopt(job_id, environment.node_name(), os.fsencode(folder), to_limits(cfg)))
 
     @classmethod
     def run_in_subprocess(
@@ -47,7 +55,10 @@ class RankMonitorServer:
         mp_ctx: object = None,
         folder: str | Path | None = None,
     ) -> RankMonitorServer:
-        """Start a monitor to which a worker attaches by RESILIENCE_MONITOR_SOCKET=`ipc_socket_path`.
+        """Start a monitor to which a worker attaches by FT_RANK_MONITOR_IPC_SOCKET=`ipc_socket_path`.
+
+        The worker tells its RANK and WORLD_SIZE. While one is attached another one waits: it is watched once the first
+        has ended or has called `shutdown_workload_monitoring()`.
 
         folder: where its account goes, by default a folder of this process's job in RESILIENCE_RUN_DIR.
         is_restarter_logger and mp_ctx are taken for compatibility: the account is always kept, and the program
@@ -73,36 +84,62 @@ class RankMonitorServer:
         """Whether the monitor is there."""
         return not self._monitor.has_ended()
 
-    def watch(self, pid: int, rank: int = 0, world_size: int = 1) -> None:
-        """Have a child of this process watched as this rank, until its end."""
-        state = processes.state(pid)
-        settings = environment.Settings.from_environment()
-        node = environment.node_name()
-        job = settings.job_id or self._folder.name
-        self._monitor.send(
-            messages.Assigned(
-                worker_pid=pid,
-                start_time=0 if state is None else state.start_time,
-                origin=Origin(job, node, "rank", pid, initial_rank=rank, rank=rank, world_size=world_size),
-                folder=os.fsencode(self._folder),
-                limits=to_limits(self._config),
-            )
-        )
-
     def find(self, wait: float) -> InterruptionRecord | None:
         """Return what the monitor has found next, None if that is nothing within `wait` seconds.
 
         Raises: MonitorError if the monitor is gone."""
         deadline = time.monotonic() + wait
-        while (message := self._hear(deadline)) is not None:
-            if isinstance(message, messages.Found):
-                return message.record
-        return None
+        while not self._found and self._take(deadline):
+            pass
+        return self._found.popleft() if self._found else None
+
+    def receive_request(self, wait: float) -> tuple[int, WorkloadControlRequest] | None:
+        """Return the rank and the request of the next `client.send_workload_control_request()`, None if there is none
+        within `wait` seconds. What follows from it is the caller's matter.
+
+        Raises: MonitorError if the monitor is gone."""
+        deadline = time.monotonic() + wait
+        while not self._requests and self._take(deadline):
+            pass
+        return self._requests.popleft() if self._requests else None
+
+    def terminate(self) -> None:
+        """Ask the monitor to end, and return at once. A worker that is still there is left alone."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + END_LIMIT
+            self._monitor.send(messages.Leave())
+            self._give_back()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the monitor has ended, `timeout` seconds at most. It is killed if it does not end within 5 s of
+        `terminate`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            now = time.monotonic()
+            wait = LOOK_EVERY if deadline is None else min(LOOK_EVERY, max(0.0, deadline - now))
+            if self._monitor.has_ended(wait) or (deadline is not None and now >= deadline):
+                return
+            if self._kill_at is not None and now >= self._kill_at:
+                self._monitor.kill()
 
     def close(self) -> None:
         """End the monitor; a worker that is still there is left alone."""
-        self._monitor.end(END_LIMIT)
-        self._give_back()
+        self.terminate()
+        self.join(END_LIMIT + LOOK_EVERY)
+        self._monitor.kill()
+
+    def _take(self, deadline: float) -> bool:
+        """Keep the monitor's next message for the call that asks for its kind. Return False if none comes in time."""
+        match self._hear(deadline):
+            case None:
+                return False
+            case messages.Found(record):
+                self._found.append(record)
+            case messages.Requested(action, description, rank):
+                self._requests.append((rank, WorkloadControlRequest(WorkloadAction[action], description)))
+            case _:
+                pass
+        return True
 
     def _hear(self, deadline: float) -> messages.ToAgent | None:
         try:

@@ -148,8 +148,11 @@ class RankMonitor:
         self._death.start()
 
     def _await_death(self, page: MonitorSide) -> None:
-        while not page.wait_for_death(60.0):
-            pass  # again: the call is bounded, the rank's life is not
+        while not page.wait_for_death(60.0):  # again: the call is bounded, the rank's life is not
+            if threading.current_thread() is not self._death:
+                return
+        if threading.current_thread() is not self._death:
+            return  # the rank has attached again since: the thread of that page tells
         # At once: whoever the rank's parent is may reap it any moment now.
         status = self._rank.exit_status(EXIT_LIMIT)
         if status == Exit() and self._rank.state() is not None:

@@ -94,6 +94,7 @@ class WorkerMonitor(RankMonitor):
         self._is_dismissed = False
         self._took_sigterm = False  # for a request of its own to stop the job
         self._is_stopping = False
+        self.has_successor = False  # another process waits to be watched
         self._gone_at = 0.0
         self._began = time.monotonic()
         self._witness.has_iterations = False
@@ -117,6 +118,16 @@ class WorkerMonitor(RankMonitor):
     @property
     def pid(self) -> int:
         return self._rank.pid
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the watch is about to end."""
+        return self._is_over
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a program is attached."""
+        return self._channel is not None
 
     @property
     def shown(self) -> Shown:
@@ -261,6 +272,13 @@ class WorkerMonitor(RankMonitor):
 
     # -- the rank's messages --------------------------------------------------------------------
 
+    def _receive(self) -> bool:
+        """Take what the rank says. One that takes its leave makes room for a process that waits."""
+        has_more = super()._receive()
+        if self.has_successor and self._channel is None and not self._applicants and not self._is_gone:
+            self._is_over |= self._page.read().doing is Doing.OUTSIDE
+        return has_more
+
     def _handle(self, message: messages.FromRank) -> None:
         match message:
             case messages.Emitted(record):
@@ -280,9 +298,13 @@ class WorkerMonitor(RankMonitor):
 
     def _request(self, action: str, description: str) -> None:
         """The program wants the agent to decide something. A SIGTERM that it took for a scheduler's may have been
-        the agent's, who ends it: then it gets another, now that it can know."""
+        the agent's, who ends it: then it gets another, now that it can know. Without an agent that decides, the program
+        gets the SIGTERM back."""
         if action == "Stop":
             self._took_sigterm = True
+            if self._assigned.is_adopted:
+                self.dismiss()
+                return
             if self._is_dismissed:
                 self._witness.program.send(signal.SIGTERM)
                 return

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resilience.adapters import files
-from resilience.adapters.environment import Exporting, Settings, monitor_socket
+from resilience.adapters.environment import Exporting, Settings, has_agent
 from resilience.core import events
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError
@@ -72,7 +72,7 @@ class NodeExports:
 
         folder: the run folder. emit: takes events about the exporting itself. is_agents: called by the
         launcher's agent. asked: what a command line says of the metrics. Never raises."""
-        if not is_agents and monitor_socket() is not None:
+        if not is_agents and has_agent():
             return None  # this node's agent exports
         exports = Exports.from_environment(folder, node, emit, is_agents, asked or Asked())
         return None if exports is None else cls(folder, node, exports)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from resilience.core import events
 from resilience.core.attribution import Interruption
 from resilience.core.watch import Limits
 from resilience.errors import MonitorError
-from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer
+from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer, WorkloadAction, WorkloadControlRequest
 from resilience.monitor import messages
 from resilience.monitor.config import to_limits
 from tests.process.watched import Node, await_line, let_on, node
@@ -175,36 +178,145 @@ def test_ranks_calculate_the_same_limits_from_what_any_of_them_saw(tmp_path: Pat
 # -- the server, without a launcher -------------------------------------------------------------------
 
 
-def test_server_watches_a_worker_that_is_not_the_launchers(tmp_path: Path) -> None:
+@contextmanager
+def pair(
+    tmp_path: Path, code: str, count: int = 1, **settings: Any
+) -> Iterator[tuple[RankMonitorServer, list[subprocess.Popen[str]]]]:
+    """A monitor and workers that know nothing of each other but the path of the socket."""
     path = tmp_path / "monitor.sock"
-    config = FaultToleranceConfig(rank_section_timeouts={"step": 0.5})
-    server = RankMonitorServer.run_in_subprocess(config, str(path), folder=tmp_path / "run")
-    worker = subprocess.Popen(
-        [sys.executable, "-c", f"{BEGIN}client.start_section('step'); input()"],
-        cwd=ROOT,
-        env=os.environ | {"RESILIENCE_MONITOR_SOCKET": str(path)},
-        stdin=subprocess.PIPE,
-    )
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(**settings), str(path), folder=tmp_path / "run")
+    workers: list[subprocess.Popen[str]] = []
+    environment = {name: value for name, value in os.environ.items() if name != "RESILIENCE_MONITOR_SOCKET"}
     try:
-        server.watch(worker.pid, rank=3, world_size=8)
+        for rank in range(3, 3 + count):
+            told = {"FT_RANK_MONITOR_IPC_SOCKET": str(path), "RANK": str(rank), "WORLD_SIZE": "8"}
+            worker = subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                env=environment | told,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            workers.append(worker)
+        yield server, workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.close()
+    assert not server.is_alive() and not path.exists()
+
+
+def test_server_and_client_are_a_pair_without_further_calls(tmp_path: Path) -> None:
+    hangs = f"{BEGIN}client.start_section('step'); input()"
+    with pair(tmp_path, hangs, rank_section_timeouts={"step": 0.5}) as (server, (worker,)):
+        assert worker.wait(60.0) == -signal.SIGKILL
         record = server.find(30.0)
         assert record is not None
         assert (record.interruption, record.rank, record.pid) == (Interruption.HARD_TIMEOUT, 3, worker.pid)
-        assert worker.wait(30.0) == -signal.SIGKILL
         assert server.is_alive()
         with pytest.raises(MonitorError, match="cannot be started"):
-            RankMonitorServer.run_in_subprocess(config, str(path), folder=tmp_path / "run")
-    finally:
-        worker.kill()
-        worker.communicate()
-        server.close()
-    assert not server.is_alive() and not path.exists()
+            RankMonitorServer.run_in_subprocess(
+                FaultToleranceConfig(), str(tmp_path / "monitor.sock"), folder=tmp_path / "run"
+            )
     silent = [
         record.event
         for record in Account(tmp_path / "run").records()
         if isinstance(record.event, events.RankFellSilent)
     ]
     assert [event.limit for event in silent] == ["section:step"]
+
+
+def test_request_reaches_a_launcher_of_ones_own(tmp_path: Path) -> None:
+    asks = (
+        f"{BEGIN}client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, 'hot'))\n"
+        "input()"
+    )
+    with pair(tmp_path, asks) as (server, (worker,)):
+        request = server.receive_request(60.0)
+        assert request == (3, WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "hot"))
+        assert server.receive_request(0.0) is None
+        worker.kill()
+        record = server.find(60.0)
+        assert record is not None and record.pid == worker.pid
+
+
+def test_next_worker_is_watched_once_the_one_before_has_ended_or_has_taken_its_leave(tmp_path: Path) -> None:
+    code = (
+        f"{BEGIN}print('up', flush=True); input()\n"
+        "client.shutdown_workload_monitoring(); print('left', flush=True); input()"
+    )
+    with pair(tmp_path, code, count=3) as (_, workers):
+        lines: queue.Queue[tuple[int, str]] = queue.Queue()
+
+        def read(number: int) -> None:
+            for line in workers[number].stdout or ():
+                lines.put((number, line.strip()))
+
+        readers = [threading.Thread(target=read, args=(number,)) for number in range(3)]
+        for reader in readers:
+            reader.start()
+        try:
+            first, line = lines.get(timeout=60.0)
+            assert line == "up"
+            let_on(workers[first])
+            assert lines.get(timeout=60.0) == (first, "left")
+            second, line = lines.get(timeout=60.0)
+            assert line == "up" and second != first
+            workers[second].kill()
+            third, line = lines.get(timeout=60.0)
+            assert line == "up" and third not in (first, second)
+        finally:
+            for worker in workers:
+                worker.kill()
+            for reader in readers:
+                reader.join()
+
+
+def test_client_may_take_its_leave_and_begin_again_at_once(tmp_path: Path) -> None:
+    code = (
+        f"{BEGIN}for _ in range(100): client.shutdown_workload_monitoring(); client.init_workload_monitoring()\n"
+        "print('up', flush=True); client.start_section('step'); input()"
+    )
+    with pair(tmp_path, code, rank_section_timeouts={"step": 0.5}) as (server, (worker,)):
+        assert await_line(worker) == "up"
+        record = server.find(60.0)
+        assert record is not None and record.pid == worker.pid
+        assert worker.wait(60.0) == -signal.SIGKILL
+
+
+def test_sigterm_ends_a_worker_that_looks_for_a_stop_nobody_decides_on(tmp_path: Path) -> None:
+    looks = (
+        f"{BEGIN}import resilience\nresilience.stop_requested(); print('up', flush=True)\nwhile True: time.sleep(0.05)"
+    )
+    with pair(tmp_path, looks) as (_, (worker,)):
+        assert await_line(worker) == "up"
+        worker.terminate()
+        assert worker.wait(60.0) == -signal.SIGTERM
+
+
+def test_server_ends_as_a_process_does_and_leaves_the_worker_alone(tmp_path: Path) -> None:
+    code = f"{BEGIN}print('up', flush=True); input(); print('alive', flush=True)"
+    with pair(tmp_path, code) as (server, (worker,)):
+        assert await_line(worker) == "up"
+        server.join(timeout=0.0)
+        assert server.is_alive()
+        server.terminate()
+        assert not (tmp_path / "monitor.sock").exists()
+        server.join()
+        assert not server.is_alive()
+        let_on(worker)
+        assert await_line(worker) == "alive"
+
+
+def test_stopped_server_is_killed_after_it_was_told_to_end(tmp_path: Path) -> None:
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), folder=tmp_path)
+    os.kill(server.pid, signal.SIGSTOP)
+    server.terminate()
+    server.join()
+    assert not server.is_alive()
 
 
 def test_server_that_is_killed_says_so(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
     messages.decode_for_rank: [messages.Welcome(1, 4, LIMITS), messages.Refused("why"), messages.Ready()],
     messages.decode_from_agent: [
         messages.Open(1),
-        messages.Assigned(7, 123, ORIGIN, b"/run", LIMITS, (b"out",), messages.Link(7, True, 1.5, LIMITS)),
+        messages.Assigned(7, 123, ORIGIN, b"/run", LIMITS, (b"out",), link=messages.Link(7, True, 1.5, LIMITS)),
+        messages.Adopt("job", "node", b"/run", LIMITS),
         messages.Dismissed("why"),
         messages.Look(),
         messages.Probe(3),
