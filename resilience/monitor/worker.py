@@ -126,8 +126,8 @@ class WorkerMonitor(RankMonitor):
 
     @property
     def is_attached(self) -> bool:
-        """Whether a program is attached."""
-        return self._channel is not None
+        """Whether a program is attached, or is about to be."""
+        return self._channel is not None or bool(self._applicants)
 
     @property
     def shown(self) -> Shown:
