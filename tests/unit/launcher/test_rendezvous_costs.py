@@ -81,10 +81,16 @@ def test_loss_of_a_node_costs_each_agent_the_same_for_any_number(make: Make) -> 
 def test_who_watches_is_the_nearest_that_is_not_gone(make: Make) -> None:
     _, handlers = make(4)
     handlers[3]._tell([handlers[2].id])
-    assert [each.node for each in map(Handler._neighbour, handlers) if each] == ["node3", "node0", "node1", "node2"]
-    for each in handlers:
-        each.look()
-    assert [each.node for each in map(Handler._neighbour, handlers) if each] == ["node3", "node0", "node1", "node1"]
+    assert [watched_by(handler) for handler in handlers] == ["node3", "node0", "node1", "node2"]
+    for handler in handlers:
+        handler.look()
+    assert [watched_by(handler) for handler in handlers] == ["node3", "node0", "node1", "node1"]
+
+
+def watched_by(handler: Handler) -> str | None:
+    """Return the node that an agent watches now."""
+    seat = gathering.neighbour(handler._gathering, handler._formation, handler.id)
+    return None if seat is None else seat.node
 
 
 def test_leaving_reads_no_log(make: Make) -> None:
