@@ -56,6 +56,20 @@ def test_host_of_the_store_that_goes_on_in_time_costs_nobody(start: Start, fault
     assert len(job.interruptions()) == restarts
 
 
+def test_rank_that_is_stopped_while_it_waits_for_the_store_costs_itself_alone(start: Start) -> None:
+    job = start(3, PATIENT, options=LIMITS)
+    inside(job, 3)
+    with stopped(job.monitor_pid(0)):
+        (job.folder / "go").touch()
+        job.await_record(events.StageEnded, rank=2, where=lambda event: event.stage == "run")
+        time.sleep(1.0)  # it comes to the store, which does not answer
+        job.signal(2, signal.SIGSTOP)
+    ranks = job.wait(60.0)  # half of barrier_timeout
+    assert [ranks[0].value, ranks[1].value] == [1, 1]
+    assert ranks[2].signal is not None
+    assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
+
+
 def test_host_of_the_store_that_stays_away_ends_each_rank_with_a_clear_error(start: Start) -> None:
     job = start(3, PATIENT, options=LIMITS | {"barrier_timeout": 10.0})
     inside(job, 3)
