@@ -32,6 +32,10 @@ from tests.unit.core import test_restart, test_watch
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
 EQUIVALENT = {
     (
+        "report",
+        "swapped: yield Set(f'{at.records}/{position}', record) / if is_own:",
+    ): "both are read after the last call only, which no rank answers before it has written both",
+    (
         "stand_in",
         "swapped: for name in (at.start, at.last_call): / yield from _mark_terminated(at, seat.rank)",
     ): "the mark has to precede the arrival at the end barrier; it does, before or after those at the others",

@@ -207,6 +207,7 @@ class Team:
             MASTER_PORT=str(port),
             RESILIENCE_RUN_DIR=self.plan.run_dir,
             RESILIENCE_JOB_ID=self.plan.job_id,
+            RESILIENCE_RUN_FOLDER=os.path.join(self.plan.run_dir, self.plan.job_id),
             RESILIENCE_STEP_TIMEOUT=f"{STEP_LIMIT:g}",
             # torch's store asks for the name behind ::ffff:127.0.0.1, which no hosts file has; a name server
             # that does not answer costs glibc's default of 5 s, several times.
