@@ -309,9 +309,9 @@ def test_exception_at_eight_ranks(start: Start) -> None:
     assert [rank.value for number, rank in enumerate(ranks) if number != 3] == [RESULT] * 7
 
 
-def test_200_restarts_leave_memory_threads_and_descriptors_flat(start: Start) -> None:  # F45
-    job = start(2, "tests.process.jobs:restart_often", restarts=200)
-    for rank in job.wait(limit=110):
+def test_300_restarts_leave_memory_threads_and_descriptors_flat(start: Start) -> None:  # F45
+    job = start(2, "tests.process.jobs:restart_often", restarts=300)
+    for rank in job.wait(limit=250):
         early, late = rank.value
         assert late.threads <= early.threads
         assert late.descriptors <= early.descriptors
