@@ -65,7 +65,9 @@ def test_rank_that_is_stopped_while_it_waits_for_the_store_costs_itself_alone(st
         time.sleep(1.0)  # it comes to the store, which does not answer
         job.signal(2, signal.SIGSTOP)
     ranks = job.wait(60.0)  # half of barrier_timeout
-    assert [ranks[0].value, ranks[1].value] == [1, 1]
+    # The others restart, or have completed: what rank 2 asked for before it was stopped is done when the store goes on.
+    assert ranks[0].value == ranks[1].value
+    assert ranks[0].value in (0, 1)
     assert ranks[2].signal is not None
     assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
 
