@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resilience.core.accounting import Times
-from resilience.core.incident import Incident
+from resilience.attribution.cost import Times
+from resilience.attribution.incident import Incident
 
 LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
 CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two

@@ -13,9 +13,9 @@ import msgspec
 
 from resilience.analysis.legs import Legs
 from resilience.analysis.waterfall import Leg
+from resilience.attribution.incident import Incident
 from resilience.core import events
 from resilience.core.attribution import InterruptionRecord
-from resilience.core.incident import Incident
 from resilience.core.records import Record
 
 MOST_LANES = 64

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 from resilience.analysis.waterfall import Leg, Who
+from resilience.attribution.incident import Incident
 from resilience.core import events
-from resilience.core.incident import Incident
 from resilience.core.records import Record
 
 Place = tuple[int, int, int, int]

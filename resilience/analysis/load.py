@@ -2,7 +2,7 @@
 
 A run folder may be unfinished, torn in the middle of a line, copied without some of its files, or
 unreadable in places: the reader takes what is there and notes the rest with file and line. It judges
-nothing; `core.incidents` and `analysis.report` do."""
+nothing; `attribution.incidents` and `analysis.report` do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.attribution.advice import named
 from resilience.core import events
-from resilience.core.advice import named
 from resilience.core.records import SCHEMA, Record, from_line
 from resilience.errors import DecodeError
 from resilience.telemetry.recording import JOB_FILE, Job, read_job

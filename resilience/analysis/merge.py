@@ -19,8 +19,8 @@ from resilience.adapters.files import ROTATED
 from resilience.analysis.clocks import Clock, clocks
 from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source
 from resilience.analysis.load import RECORDS
-from resilience.core.incident import Incident
-from resilience.core.incidents import fold
+from resilience.attribution.incident import Incident
+from resilience.attribution.incidents import fold
 from resilience.core.records import Record, from_line
 from resilience.errors import DecodeError
 

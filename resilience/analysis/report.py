@@ -13,14 +13,14 @@ import msgspec
 from resilience.analysis.counterfactual import WhatIf, what_ifs
 from resilience.analysis.load import Missing, Reader, Run
 from resilience.analysis.sections import Section, sections_of, write_s
+from resilience.attribution.advice import named
+from resilience.attribution.cost import Spans, Times, times
+from resilience.attribution.incident import Incident, to_json
+from resilience.attribution.incidents import fold
 from resilience.core import events
-from resilience.core.accounting import Spans, Times, times
-from resilience.core.advice import named
-from resilience.core.incident import Incident, to_json
-from resilience.core.incidents import fold
-from resilience.core.launches import Launches, Worker
 from resilience.core.records import Record
 from resilience.core.watched import watched_in_words
+from resilience.history.cycles import Launches, Worker
 
 SCHEMA = 1
 

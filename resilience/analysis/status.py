@@ -15,10 +15,10 @@ from typing import Literal
 
 import msgspec
 
+from resilience.attribution.symptoms import symptom
 from resilience.core import events
-from resilience.core.launches import Launches
 from resilience.core.records import Record
-from resilience.core.symptoms import symptom
+from resilience.history.cycles import Launches
 from resilience.telemetry import signs
 from resilience.telemetry.metrics import HEALTHY, MetricView
 from resilience.telemetry.recording import RecordTail

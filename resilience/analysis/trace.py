@@ -17,9 +17,9 @@ import msgspec
 from resilience.analysis.clocks import Clock
 from resilience.analysis.load import RECORDS
 from resilience.analysis.merge import clocks_of, files_of, records_in, records_of
+from resilience.attribution.incident import Incident
 from resilience.core import encoding, identity
 from resilience.core.events import PHASES
-from resilience.core.incident import Incident
 from resilience.errors import DecodeError
 from resilience.telemetry.recording import JOB_FILE
 from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from resilience.analysis.merge import clocks_of, records_of
+from resilience.attribution.incident import Incident
 from resilience.core import events
-from resilience.core.incident import Incident
-from resilience.core.launches import LEGS
 from resilience.core.records import Record
+from resilience.history.cycles import LEGS
 
 MEETINGS = frozenset(("regroup", "rendezvous"))  # phases that end for all when the last one has come
 NOTICE = "notice"  # from the first detection until this rank or node knew of it

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from resilience.analysis.load import load
 from resilience.analysis.report import report
+from resilience.attribution.incident import Incident
 from resilience.cli.demo_faults import Fault, Kind
 from resilience.cli.demo_ranks import Plan, Team
 from resilience.cli.demo_screen import Happened, Screen, View, happened_line, name_of, picture, progress
 from resilience.cli.demo_train import Task, Trained, Transformer, load_text
 from resilience.cli.render import count, seconds, width_of_terminal
 from resilience.cli.report import incident_lines
-from resilience.core.incident import Incident
 
 FRAME = 0.1  # seconds from one look at the ranks to the next
 KIND_ON_RECORD: dict[Kind, str] = {"exception": "exception", "kill": "terminated", "hang": "soft_timeout"}

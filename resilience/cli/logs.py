@@ -19,11 +19,11 @@ from resilience.analysis.folding import Said, fold, template, templates
 from resilience.analysis.lines import LEVELS, Line, fields_of, said
 from resilience.analysis.merge import Choice, Timeline, incidents_of, last_ns, window
 from resilience.analysis.query import Answer, asked
+from resilience.attribution.advice import ranks_in_words
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, seconds, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
-from resilience.core.advice import ranks_in_words
 from resilience.errors import ConfigurationError
 
 POLL_S = 0.2  # how often --follow looks for new lines

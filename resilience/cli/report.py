@@ -16,6 +16,10 @@ import msgspec
 from resilience.analysis.counterfactual import WhatIf
 from resilience.analysis.load import Reader
 from resilience.analysis.report import Report, as_json, report
+from resilience.attribution.advice import named, ranks_in_words
+from resilience.attribution.incident import Incident
+from resilience.attribution.symptoms import Class, is_ours, main_stack, user_frame
+from resilience.attribution.verdict import RULES
 from resilience.cli.render import (
     Line,
     clock,
@@ -31,12 +35,8 @@ from resilience.cli.render import (
 )
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
-from resilience.core.advice import named, ranks_in_words
 from resilience.core.attribution import Frame, InterruptionRecord
 from resilience.core.hangs import WORDS as HANGS
-from resilience.core.incident import Incident
-from resilience.core.symptoms import Class, is_ours, main_stack, user_frame
-from resilience.core.verdict import RULES
 from resilience.errors import ConfigurationError
 
 LISTED = 12  # of missing things and notes, the rest is counted

@@ -12,9 +12,9 @@ from html import escape
 from resilience.analysis.lanes import Drawn, Lane, Mark, Stretch
 from resilience.analysis.sections import Section
 from resilience.analysis.waterfall import Leg, Waterfall, Who
+from resilience.attribution.advice import ranks_in_words
+from resilience.attribution.cost import Times
 from resilience.cli.render import clock, count, seconds
-from resilience.core.accounting import Times
-from resilience.core.advice import ranks_in_words
 
 WIDTH, LANE, LEFT, RIGHT = 1000, 20, 150, 990
 UNITS = 1_000_000  # of the inner drawing's width: fine enough to be stretched 2000 times

@@ -21,7 +21,10 @@ from resilience.analysis.merge import clocks_of
 from resilience.analysis.report import Report, report
 from resilience.analysis.sections import Section
 from resilience.analysis.waterfall import Waterfall
-from resilience.analysis.whereabouts import Group, Whereabouts
+from resilience.attribution.advice import named
+from resilience.attribution.incident import Incident
+from resilience.attribution.stack_groups import Group, Whereabouts
+from resilience.attribution.symptoms import is_ours
 from resilience.cli.render import Line, clock, count, date, plain, seconds, short_path
 from resilience.cli.report import incident_lines, report_lines, what_if_in_words
 from resilience.cli.report_drawings import (
@@ -31,11 +34,8 @@ from resilience.cli.report_drawings import (
     waterfall_figure,
     who_in_words,
 )
-from resilience.core.advice import named
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.encoding import text
-from resilience.core.incident import Incident
-from resilience.core.symptoms import is_ours
 from resilience.errors import ConfigurationError
 
 TEXT_WIDTH = 100

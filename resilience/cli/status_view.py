@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import msgspec
 
 from resilience.analysis.status import Group, Now, RankNow, Sort, grouped, order
+from resilience.attribution.advice import ranks_in_words
 from resilience.cli.logs import ranks_of
 from resilience.cli.render import Line, brief, count, cut, field, seconds, table
-from resilience.core.advice import ranks_in_words
 from resilience.errors import ConfigurationError
 
 What = Literal["ranks", "alike", "node"]

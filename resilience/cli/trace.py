@@ -17,10 +17,10 @@ import msgspec
 from resilience.analysis.merge import incidents_of
 from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, Who, waterfall
+from resilience.attribution.incident import Incident
 from resilience.cli.render import Line, cut, date, seconds, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
-from resilience.core.incident import Incident
 from resilience.errors import ConfigurationError
 
 FORMATS = ("text", "perfetto", "otlp-json")

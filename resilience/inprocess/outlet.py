@@ -19,10 +19,10 @@ from resilience.adapters.connecting import short_lookups
 from resilience.adapters.patience import Patience
 from resilience.adapters.serving import are_next_free, listen_beside_free_ports, local_address
 from resilience.adapters.store import StoreLike, drive, execute
+from resilience.attribution.symptoms import symptom
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.restart import Add, Assign, Check, Keys, Read, Seat, Set, report, seat_key, stand_in
-from resilience.core.symptoms import symptom
 from resilience.core.watched import suspicion_in_words
 from resilience.errors import ResilienceError, StoreError
 from resilience.inprocess.assigning import Hooks, seat_after

@@ -21,11 +21,11 @@ import msgspec
 
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
+from resilience.attribution.symptoms import main_stack
 from resilience.core import encoding, events, hangs, shadow, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
-from resilience.core.symptoms import main_stack
 from resilience.core.timeouts import raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.errors import DecodeError

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from resilience.attribution.launch_incidents import WISHED
+from resilience.attribution.symptoms import category_of, symptom
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.identity import trace_id
-from resilience.core.launch_incidents import WISHED
-from resilience.core.launches import NODE_LOST, Launches, Part, Worker, legs_of, restarts_of
 from resilience.core.records import Record
-from resilience.core.symptoms import category_of, symptom
+from resilience.history.cycles import NODE_LOST, Launches, Part, Worker, legs_of, restarts_of
 
 LAYER = "launcher"
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}

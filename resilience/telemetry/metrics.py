@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from resilience.attribution.symptoms import category_of, symptom
 from resilience.core import events
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
-from resilience.core.symptoms import category_of, symptom
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.launcher_metrics import LauncherMetrics

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from resilience.attribution.symptoms import Class
 from resilience.core.attribution import Hang
 from resilience.core.hangs import WORDS
-from resilience.core.symptoms import Class
 from tests.support.server import ROOT
 
 PAGE = (ROOT / "docs" / "faults.md").read_text()

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from resilience.adapters import processes
+from resilience.attribution.incidents import fold
 from resilience.core import events
-from resilience.core.incidents import fold
 from tests.process import blaming
 from tests.support.ranks import Job
 

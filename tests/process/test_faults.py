@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from resilience.attribution.incidents import fold
 from resilience.core import events
 from resilience.core.attribution import Interruption
-from resilience.core.incidents import fold
 from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from resilience.adapters import processes
+from resilience.attribution.symptoms import main_stack
 from resilience.core import events
 from resilience.core.attribution import Exit
-from resilience.core.symptoms import main_stack
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK
 from tests.process.told import cleared, counted, culprits, only_incident, told

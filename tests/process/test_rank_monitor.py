@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from resilience.adapters import processes
+from resilience.attribution.symptoms import Class, symptom
 from resilience.core import events, hangs
 from resilience.core.attribution import Hang, Interruption
-from resilience.core.symptoms import Class, symptom
 from resilience.core.watch import Limit, Limits
 from resilience.errors import MonitorError
 from resilience.launcher.monitors import Lost

@@ -6,8 +6,8 @@ from collections import Counter
 
 from resilience.analysis.load import load
 from resilience.analysis.report import Report, report
+from resilience.attribution.incident import Incident
 from resilience.core import events
-from resilience.core.incident import Incident
 from resilience.telemetry.metrics import MetricView
 from tests.process.launching import Launched
 

@@ -16,8 +16,8 @@ import pytest
 
 from resilience.analysis.load import load
 from resilience.analysis.report import report
+from resilience.attribution.incident import Incident
 from resilience.core import events
-from resilience.core.incident import Incident
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.test_launcher_nodes import has_ended, whys

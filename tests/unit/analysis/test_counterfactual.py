@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from resilience.analysis.counterfactual import saved_more_often, sooner, what_ifs, with_spares
-from resilience.core.accounting import Times
-from resilience.core.incident import Cost, Incident, Phase, Spread
-from resilience.core.symptoms import Class
-from resilience.core.verdict import Verdict
+from resilience.attribution.cost import Times
+from resilience.attribution.incident import Cost, Incident, Phase, Spread
+from resilience.attribution.symptoms import Class
+from resilience.attribution.verdict import Verdict
 
 TIMES = Times(total_s=1000.0, productive_s=600.0, startup_s=10.0, restart_s=40.0, hang_s=150.0, rework_s=200.0)
 SECOND = 10**9

@@ -11,7 +11,7 @@ from resilience.analysis.lanes import Lanes
 from resilience.analysis.load import Run, load
 from resilience.analysis.report import report
 from resilience.analysis.sections import sections_of, write_s
-from resilience.analysis.whereabouts import Whereabouts
+from resilience.attribution.stack_groups import Whereabouts
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.telemetry import signs

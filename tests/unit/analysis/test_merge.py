@@ -14,8 +14,8 @@ from resilience.analysis import lines, merge
 from resilience.analysis.clocks import Clock
 from resilience.analysis.lines import Known, Source, said
 from resilience.analysis.merge import Choice, Timeline, incidents_of, last_ns, window
+from resilience.attribution.incidents import fold
 from resilience.core import events
-from resilience.core.incidents import fold
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job
 

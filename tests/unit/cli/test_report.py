@@ -14,10 +14,10 @@ import pytest
 
 from resilience.analysis.load import load
 from resilience.analysis.report import report
+from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
 from resilience.cli.render import cut, painted, plain, seconds, show, table, wrap
 from resilience.cli.report import incident_lines, report_lines
-from resilience.core.symptoms import Class
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
 

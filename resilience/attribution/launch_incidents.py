@@ -1,7 +1,7 @@
 """What happened when the launcher had to start anew?  One incident for each cycle that failed.
 
-Made of the facts of `core.launches`: who was first as the agents agreed, what its monitor saw, how long stop,
-rendezvous, spawn and import took, what was lost. The verdict is `core.verdict`'s, as for an iteration. What a
+Made of the facts of `history.cycles`: who was first as the agents agreed, what its monitor saw, how long stop,
+rendezvous, spawn and import took, what was lost. The verdict is `attribution.verdict`'s, as for an iteration. What a
 Wrapper inside had on record when it was cut off belongs to it too."""
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resilience.core.advice import advise, named
+from resilience.attribution.advice import advise, named
+from resilience.attribution.incident import Cost, Incident, Phase, Spread, Status, alike, spread
+from resilience.attribution.symptoms import main_stack, user_frame
+from resilience.attribution.verdict import Evidence, judge
 from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.incident import Cost, Incident, Phase, Spread, Status, alike, spread
-from resilience.core.launches import LEGS, NODE_LOST, Launches, Part, Place, Worker, legs_of, restarts_of
-from resilience.core.symptoms import main_stack, user_frame
-from resilience.core.verdict import Evidence, judge
 from resilience.core.watch import AGENT_LOST
+from resilience.history.cycles import LEGS, NODE_LOST, Launches, Part, Place, Worker, legs_of, restarts_of
 
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are no failure, whatever was seen then
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from resilience.core.symptoms import Class
-from resilience.core.verdict import Verdict
+from resilience.attribution.symptoms import Class
+from resilience.attribution.verdict import Verdict
 
 
 def ranks_in_words(ranks: Iterable[int], limit: int = 12) -> str:

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.attribution.advice import ADVICE, advise, ranks_in_words
+from resilience.attribution.incident import Incident, to_json
+from resilience.attribution.incidents import fold
+from resilience.attribution.symptoms import Class, category_of, is_inside, user_frame
+from resilience.attribution.verdict import Evidence, Verdict, judge
 from resilience.core import events
-from resilience.core.advice import ADVICE, advise, ranks_in_words
 from resilience.core.attribution import (
     Detector,
     ExceptionInfo,
@@ -20,13 +24,9 @@ from resilience.core.attribution import (
     Interruption,
     InterruptionRecord,
 )
-from resilience.core.cases import AT_ENTRY
 from resilience.core.identity import Origin
-from resilience.core.incident import Incident, to_json
-from resilience.core.incidents import fold
 from resilience.core.records import Record
-from resilience.core.symptoms import Class, category_of, is_inside, user_frame
-from resilience.core.verdict import Evidence, Verdict, judge
+from resilience.history.iterations import AT_ENTRY
 from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job
 
 # kind of fault -> what the account must call it, and whom it must blame ("fault": the rank of the plan)

@@ -1,6 +1,6 @@
 """Whose fault was it?  The attribution rules, over everything that is known of one interruption.
 
-Each rank that has something on record has a symptom (`core.symptoms`). The rules weigh the ranks against
+Each rank that has something on record has a symptom (`attribution.symptoms`). The rules weigh the ranks against
 each other: who only reported what somebody else had done, who waited for whom, what all had in common.
 The answer names where the symptom is, not a cause in hardware; "unknown" is an answer. Rules are
 numbered as in docs/account.md; the ones that could not run for lack of data are named with what they lack.
@@ -14,9 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from resilience.core.attribution import Category, Frame, Hang, Interruption, InterruptionRecord
-from resilience.core.hangs import in_collective
-from resilience.core.symptoms import (
+from resilience.attribution.symptoms import (
     Class,
     Symptom,
     category,
@@ -25,6 +23,8 @@ from resilience.core.symptoms import (
     symptom,
     user_frame,
 )
+from resilience.core.attribution import Category, Frame, Hang, Interruption, InterruptionRecord
+from resilience.core.hangs import in_collective
 
 RULES: Mapping[int, str] = {
     1: "exit known",

@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from resilience.core.accounting import Spans, Times, times
-from resilience.core.incidents import fold
-from resilience.core.launches import Launches
+from resilience.attribution.cost import Spans, Times, times
+from resilience.attribution.incidents import fold
 from resilience.core.records import Record
+from resilience.history.cycles import Launches
 from tests.support import record_streams
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from resilience.attribution.incident import Incident
 from resilience.core import events
-from resilience.core.incident import Incident
-from resilience.core.launches import Launches, restarts_of
 from resilience.core.records import Record
+from resilience.history.cycles import Launches, restarts_of
 
 
 class Times(msgspec.Struct, frozen=True):

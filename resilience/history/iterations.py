@@ -2,7 +2,7 @@
 
 A restart reaches into the next iteration, a death between two iterations may be told in the one and
 interrupt the other, a rank that its monitor ends may die late: here everything comes to where it belongs.
-`core.incidents` makes one incident of each iteration that was interrupted."""
+`attribution.incidents` makes one incident of each iteration that was interrupted."""
 
 from __future__ import annotations
 

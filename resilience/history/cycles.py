@@ -3,7 +3,7 @@
 Each node's agent tells its part of a cycle, each worker's monitor what it sees of that worker: `Launches`
 keeps them as facts, in whatever order files are read, and answers what follows from them: when a cycle
 failed and who was first, how long each rank was away, whom the launcher stopped on purpose. Times of one
-node compare by its own monotonic clock; no clocks of two nodes are compared. `core.incidents` tells a person
+node compare by its own monotonic clock; no clocks of two nodes are compared. `attribution.incidents` tells a person
 of it, `telemetry.metrics` counts it."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What happened, told once?  Folds the records of a job into one incident for each restart.
 
-Whatever one interruption left on whichever rank (`core.cases`) becomes one `Incident`: who moved first,
-who only followed, who is exonerated and why (`core.verdict`), how long each phase took and on which rank
+Whatever one interruption left on whichever rank (`history.iterations`) becomes one `Incident`: who moved first,
+who only followed, who is exonerated and why (`attribution.verdict`), how long each phase took and on which rank
 longest, what it cost, what was done, what to do next. A cycle of the launcher that failed is one too
-(`core.launch_incidents`). The order of arrival is the store's, never a
+(`attribution.launch_incidents`). The order of arrival is the store's, never a
 clock's. A pure function of records: a torn or unfinished run gives incidents with less in them."""
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from resilience.core import events, launch_incidents
-from resilience.core.advice import advise, named
+from resilience.attribution import launch_incidents
+from resilience.attribution.advice import advise, named
+from resilience.attribution.incident import Cost, Incident, Phase, Spread, Status, alike, spread
+from resilience.attribution.symptoms import main_stack, symptom, user_frame
+from resilience.attribution.verdict import Evidence, Verdict, judge
+from resilience.core import events
 from resilience.core.attribution import Frame, Interruption, InterruptionRecord
-from resilience.core.cases import AT_ENTRY, Case, Gathered, Key, gather
-from resilience.core.incident import Cost, Incident, Phase, Spread, Status, alike, spread
-from resilience.core.launches import Launches, Place
 from resilience.core.records import Record
-from resilience.core.symptoms import main_stack, symptom, user_frame
-from resilience.core.verdict import Evidence, Verdict, judge
+from resilience.history.cycles import Launches, Place
+from resilience.history.iterations import AT_ENTRY, Case, Gathered, Key, gather
 
 _LAST = float("inf")  # a cycle's own incident comes after those of its iterations
 

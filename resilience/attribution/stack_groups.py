@@ -9,11 +9,11 @@ from collections import defaultdict
 
 import msgspec
 
+from resilience.attribution.incident import Incident
+from resilience.attribution.symptoms import main_stack
 from resilience.core import events
 from resilience.core.attribution import Frame
-from resilience.core.incident import Incident
 from resilience.core.records import Record
-from resilience.core.symptoms import main_stack
 
 Stack = tuple[Frame, ...]
 _Place = tuple[int, int, int, int]

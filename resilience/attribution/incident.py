@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.attribution.verdict import Verdict
 from resilience.core.attribution import Category, Frame, InterruptionRecord
-from resilience.core.verdict import Verdict
 
 Status = Literal["restarted", "ended", "unfinished", "continued"]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.attribution.incident import Incident, to_json
+from resilience.attribution.incidents import fold
 from resilience.core import events
 from resilience.core.attribution import Exit, Interruption, InterruptionRecord, ThreadStack
-from resilience.core.incident import Incident, to_json
-from resilience.core.incidents import fold
 from resilience.core.records import Record
 from tests.support import record_streams
 from tests.support.launch_streams import LEG_S, STEP_S, Fault, Kind, Launched, launched

@@ -2,7 +2,7 @@
 
 `symptom` gives a record its class and says whether anything in it shows that somebody else made it: an
 error that only tells of a lost connection, silence inside a collective. What ranks mean to each other
-is `core.verdict`'s. Stacks are read by the files they name: libraries, this package, the user's code."""
+is `attribution.verdict`'s. Stacks are read by the files they name: libraries, this package, the user's code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
-_OURS = re.compile(r"/resilience/(adapters|cli|core|inprocess|launcher|monitor|telemetry)/")
+_OURS = re.compile(r"/resilience/(adapters|attribution|cli|core|history|inprocess|launcher|monitor|telemetry)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
 _DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # plays the part of the user's code, wherever it is installed
 
