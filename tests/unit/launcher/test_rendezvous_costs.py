@@ -10,6 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.core import gathering
 from resilience.core.gathering import Formation, Seat
+from resilience.core.rendezvous_log import RendezvousLog
 from resilience.launcher import rendezvous
 from resilience.launcher.meeting import Meeting
 from resilience.launcher.rendezvous import Handler
@@ -36,9 +37,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         seats = tuple(Seat(each.id, each.node, "here", 1) for each in handlers)
         formation = Formation(cycle=0, seats=seats, entries=0)
         store.add("log/count", 0)
-        handlers[0]._ledger.write(formation)
+        handlers[0].run(RendezvousLog().write(formation))
         for each in handlers:
-            each._formation, each._gathering = formation, gathering.begin(formation)
+            each.rendezvous.formation, each.rendezvous.gathering = formation, gathering.begin(formation)
         return store, handlers
 
     yield begin
@@ -72,7 +73,7 @@ def test_loss_of_a_node_costs_each_agent_the_same_for_any_number(make: Make) -> 
     costs = {}
     for count in COUNTS:
         store, handlers = make(count)
-        handlers[1]._tell([handlers[2].id])
+        handlers[1].run(handlers[1].rendezvous.tell_lost(handlers[2].id))
         costs[count] = each_costs(store, handlers, Handler.look)
         assert {handler.look().lost for handler in handlers} == {frozenset({handlers[2].id})}
     assert max(costs.values()) <= 5
@@ -80,7 +81,7 @@ def test_loss_of_a_node_costs_each_agent_the_same_for_any_number(make: Make) -> 
 
 def test_who_watches_is_the_nearest_that_is_not_gone(make: Make) -> None:
     _, handlers = make(4)
-    handlers[3]._tell([handlers[2].id])
+    handlers[3].run(handlers[3].rendezvous.tell_lost(handlers[2].id))
     assert [watched_by(handler) for handler in handlers] == ["node3", "node0", "node1", "node2"]
     for handler in handlers:
         handler.look()
@@ -89,7 +90,7 @@ def test_who_watches_is_the_nearest_that_is_not_gone(make: Make) -> None:
 
 def watched_by(handler: Handler) -> str | None:
     """Return the node that an agent watches now."""
-    seat = gathering.neighbour(handler._gathering, handler._formation, handler.id)
+    seat = gathering.neighbour(handler.rendezvous.gathering, handler.formation, handler.id)
     return None if seat is None else seat.node
 
 
@@ -106,5 +107,5 @@ def test_leaving_reads_no_log(make: Make) -> None:
 def leave(handler: Handler) -> None:
     """As at a job's end, but for the thread that counts, which the test does not wait for."""
     handler.set_closed()
-    handler._ledger.append(gathering.Left(handler.id))
+    handler.run(handler.rendezvous.leave(""))
     handler._await_leaving()

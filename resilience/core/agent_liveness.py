@@ -1,0 +1,104 @@
+"""Which agents are still alive?  Each agent counts in the job's store; others measure how long its count stands still.
+
+Every agent uses its own clock, so clocks of two hosts are never compared. A gap between two looks counts for two
+intervals at most: time in which this agent or the store stood still is not the other agent's silence.
+
+A lost agent may still run, behind a network that has failed. So an agent whose counts do not get through takes itself
+for lost before the others may (`Lease`), and ends whatever it does with the store: of two parts of a job only the one
+that has the store goes on. The threads are in `launcher.beats`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resilience.core.agent_protocol import Now, Protocol, Seconds
+from resilience.core.restart import Add
+
+LEASE = 0.75  # of the silence after which others take an agent for lost: what is left is for its workers to end in
+LOOKS = 20  # within a lease
+
+
+def key(id: str) -> str:
+    """Return the key under which an agent counts."""
+    return f"beat/{id}"
+
+
+class Silences:
+    """How long each of the other agents has been silent, as one agent sees it."""
+
+    def __init__(self, interval: Seconds, limit: Seconds) -> None:
+        """interval: seconds between two looks; limit: seconds of silence after which an agent is lost."""
+        self.limit = limit
+        self._interval = interval
+        self._counts: dict[str, tuple[int, Seconds]] = {}  # id -> last count, silent for
+        self._looked_at: dict[str, Seconds] = {}
+
+    def lost(self, ids: Iterable[str]) -> Protocol[list[str]]:
+        """Return which of these agents are lost. An agent that was looked at within the interval is not asked again."""
+        lost = []
+        for id in ids:
+            now = yield Now()
+            if now - self._looked_at.get(id, float("-inf")) < self._interval:
+                silent_for = self._counts[id][1]
+            else:
+                silent_for = self.hear(id, (yield Add(key(id), 0)), now)
+            if silent_for >= self.limit:
+                lost.append(id)
+        return lost
+
+    def hear(self, id: str, count: int, now: Seconds) -> Seconds:
+        """Note an agent's present count. Return for how many seconds it has been silent."""
+        since = now - self._looked_at.get(id, float("-inf"))
+        last, silent_for = self._counts.get(id, (-1, 0.0))
+        self._looked_at[id] = now
+        silent_for = silent_for + min(since, 2 * self._interval) if count == last else 0.0
+        self._counts[id] = count, silent_for
+        return silent_for
+
+
+class Timer:
+    """Has a condition held for long enough?"""
+
+    def __init__(self, limit: Seconds) -> None:
+        self._limit = limit
+        self._since: Seconds | None = None
+
+    def has_run_out(self, is_running: bool, now: Seconds) -> bool:
+        """Return True if the condition has held at every look for `limit` seconds."""
+        if not is_running:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        return now - self._since >= self._limit
+
+
+class Lease:
+    """For how long an agent whose counts do not get through may go on."""
+
+    def __init__(self, limit: Seconds) -> None:
+        """limit: seconds of silence after which others take this agent for lost."""
+        self.seconds = LEASE * limit
+        self._limit = limit
+        self._count = 0
+        self._looked_at: Seconds | None = None
+        self._silent_for = 0.0
+        self._ran_out_at: Seconds | None = None
+
+    def look(self, count: int, now: Seconds) -> bool:
+        """Return True once the lease has run out, for good. To be asked LOOKS times within it. count: how many counts
+        have got through. A gap between two looks counts little, for this process may have stood still: afterwards the
+        store tells what happened meanwhile."""
+        since = 0.0 if self._looked_at is None else now - self._looked_at
+        longest = 2 * self.seconds / LOOKS
+        self._silent_for = self._silent_for + min(since, longest) if count == self._count else 0.0
+        self._count, self._looked_at = count, now
+        if self._silent_for >= self.seconds and self._ran_out_at is None:
+            self._ran_out_at = now
+        return self._ran_out_at is not None
+
+    def time_left(self, now: Seconds) -> Seconds | None:
+        """Return the seconds until others may go on without this agent, None unless its lease has run out."""
+        if self._ran_out_at is None:
+            return None
+        return max(0.0, self._ran_out_at + self._limit - self.seconds - now)

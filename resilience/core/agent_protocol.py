@@ -1,0 +1,53 @@
+"""What may a protocol of the launcher's agents ask for?  Operations on the job's store, its own clock, a pause.
+
+Like `core.restart`, these protocols are generators: they yield one operation at a time and are sent its answer. The
+agent performs the operations on the job's store (`launcher.driving`); the simulation performs them on a dict, under a
+virtual clock, and may end an agent before any of them (`testing.launcher_cluster`). What is only known outside of the
+protocol (the time, a signal, the highest step of this node's workers) is an operation too."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import msgspec
+
+from resilience.core import restart
+from resilience.core.events import Event
+
+T = TypeVar("T")
+Seconds = float
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Answer the integers under `keys`, which are all present."""
+
+    keys: tuple[str, ...]
+
+
+class Now(msgspec.Struct, frozen=True):
+    """Answer the time by this agent's own clock, in seconds."""
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    """Wait for so many seconds."""
+
+    seconds: Seconds
+
+
+class IsInterrupted(msgspec.Struct, frozen=True):
+    """Answer whether this agent was told to stop waiting."""
+
+
+class HighestStep(msgspec.Struct, frozen=True):
+    """Answer the highest training step that a worker of this node has reported, -1 before the first."""
+
+
+class Emit(msgspec.Struct, frozen=True):
+    """Put an event on record."""
+
+    event: Event
+
+
+Operation = restart.Operation | Counts | Now | Sleep | IsInterrupted | HighestStep | Emit
+Protocol = Generator[Operation, Any, T]

@@ -1,0 +1,320 @@
+"""How do the agents of a job agree on the next cycle?  One agent's part, one store operation at a time.
+
+An agent that wants to take part writes an entry into a log. The first agent to ask for a cycle leads it: it reads the
+log and writes the cycle's formation under one key, which nobody can write twice (`core.gathering`). All others wait
+for that key. Agents count in the store (`core.agent_liveness`). An agent whose count stands still is lost, and so is
+a leader: another one takes over.
+
+Each `yield` is a point at which the agent may be killed, stopped or cut off, so what was written before must be of use
+to the others. `launcher.rendezvous` is the shell around it, behind torch's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from resilience.core import agent_liveness, gathering, group_ranks
+from resilience.core.agent_liveness import Silences, Timer
+from resilience.core.agent_protocol import Counts, IsInterrupted, Now, Protocol, Seconds, Sleep
+from resilience.core.gathering import Around, Arrived, Excluded, Formation, Left, Nothing, Seat
+from resilience.core.rendezvous_log import RendezvousLog
+from resilience.core.restart import CompareSet, Read, Set
+from resilience.errors import ConfigurationError
+
+NOTICE = 0.25  # seconds between looks at what seldom happens
+LONGEST_PAUSE = 0.1  # seconds between two looks at the key that is waited for
+ASK_EVERY = 10  # looks at the log, after which it is asked for the next cycle even if nothing was said there
+LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What all agents of a job have agreed on. least, most: nodes of a cycle; join_limit: seconds to wait for a place;
+    last_call: seconds that the first cycle waits for more nodes than it needs; interval: seconds between two counts
+    of an agent; lost_after: seconds of silence after which an agent is lost."""
+
+    least: int
+    most: int
+    join_limit: Seconds = 600.0
+    last_call: Seconds = 30.0
+    interval: Seconds = 1.0
+    lost_after: Seconds = 8.0
+
+
+class Refusal(NamedTuple):
+    """Why an agent has no place in the next cycle. closed: there is none, or not for this node; late: not in time."""
+
+    kind: Literal["closed", "late"]
+    why: str
+
+
+class Rendezvous:
+    """One agent's part. At most one of its protocols runs at a time."""
+
+    def __init__(self, id: str, node: str, terms: Terms) -> None:
+        """id: of this agent, never used again; node: name that a returning node has again."""
+        self.id = id
+        self.node = node
+        self.terms = terms
+        self.formation = Formation()  # of the cycle that this agent takes or took part in
+        self.gathering = gathering.begin(self.formation)
+        self._log = RendezvousLog()
+        self._silences = Silences(terms.interval, terms.lost_after)
+        self._duplicates: dict[str, Seconds] = {}  # id -> since when its rank is another node's too
+        self._wrong = Timer(terms.last_call)  # ranks that cannot be
+        self._lease: str | None = None  # key of the leadership that this agent holds
+        self._asked_at, self._looks_since_asked = -1, 0  # when it asked for the newest cycle: entries, looks
+
+    @property
+    def cycle(self) -> int:
+        """The cycle that this agent takes or took part in; counts from 0 for the job, -1 before the first."""
+        return self.formation.cycle
+
+    # -- joining ----------------------------------------------------------------------------------
+
+    def join(self, seat: Seat) -> Protocol[Formation | Refusal]:
+        """Arrive, and wait until a cycle has a place for this agent. Raises: ConfigurationError if ranks are wrong."""
+        refusal = yield from self._hear_refusal()
+        if refusal is not None:
+            return refusal
+        last = yield from self.newest()
+        if last.closed:
+            return _closed(last)
+        deadline = (yield Now()) + self.terms.join_limit
+        yield from self._log.append(Arrived(seat))
+        if self.gathering.last.cycle != last.cycle:
+            self.gathering = gathering.begin(last)
+        while True:
+            found = yield from self._await_formation(deadline)
+            if isinstance(found, Refusal):
+                return found
+            if found.closed:
+                return _closed(found)
+            self.gathering = gathering.begin(found)
+            if found.rank_of(self.id) is not None:
+                self.formation = found
+                return found
+
+    def _await_formation(self, deadline: Seconds) -> Protocol[Formation | Refusal]:
+        """Wait for the next cycle's formation; lead if nobody else does. The pauses get longer with time."""
+        number = self.gathering.last.cycle + 1
+        epoch, leader = 0, (yield from self._take_lead(number, 0))
+        last_call = Timer(self.terms.last_call)
+        began = now = noticed = yield Now()
+        while now < deadline and not (yield IsInterrupted()):
+            is_time = now - noticed >= NOTICE  # for what seldom happens
+            noticed = now if is_time else noticed
+            formation = yield from self._log.formation(number)
+            if formation is None and leader == self.id:
+                formation = yield from self._lead(last_call, is_time)
+            if formation is not None:
+                self._lease = None
+                return formation
+            if is_time:
+                refusal = yield from self._hear_refusal()
+                if refusal is not None:
+                    return refusal
+                if leader != self.id and (yield from self._is_leader_gone(number, epoch, leader)):
+                    epoch, former = epoch + 1, leader
+                    leader = yield from self._take_lead(number, epoch)
+                    if leader == self.id:
+                        yield from self._tell_lost([former])  # before it is given a place
+            yield Sleep(min(LONGEST_PAUSE, max(0.001, (now - began) / 10)))
+            now = yield Now()
+        return (yield from self._stop_waiting(number))
+
+    def _stop_waiting(self, number: int) -> Protocol[Refusal]:
+        terms, known = self.terms, self.gathering
+        is_late = not (yield IsInterrupted())
+        why = f"found no place within {terms.join_limit:g} s (join_timeout)" if is_late else "was told to stop"
+        yield from self._log.append(Left(self.id, why))
+        if self._lease is not None:
+            yield Set(f"{self._lease}/given_up", "1")
+            self._lease = None
+        if not is_late:
+            return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
+        return Refusal(
+            "late",
+            f"node {self.node} {why} in cycle {number}: {len(known.last.seats)} nodes took part in the last one, "
+            f"{len(known.arrived)} wait, {len(known.missing)} of the last are missing, {terms.least} to {terms.most} "
+            "are wanted",
+        )
+
+    def _hear_refusal(self) -> Protocol[Refusal | None]:
+        """Return why this node is excluded, None if it is not. Raises: ConfigurationError if its rank is taken."""
+        refused, excluded = yield Read((f"refused/{self.id}", f"excluded/{self.node}"))
+        if refused is not None:
+            raise ConfigurationError(refused)
+        return None if excluded is None else Refusal("closed", f"node {self.node} is excluded: {excluded}")
+
+    # -- leading ----------------------------------------------------------------------------------
+
+    def _take_lead(self, number: int, epoch: int) -> Protocol[str]:
+        """Lead unless another agent does. Return the leader's id."""
+        key = f"leader/{number}/{epoch}"
+        leader = str((yield CompareSet(key, self.id)))
+        self._lease = key if leader == self.id else None
+        return leader
+
+    def _is_leader_gone(self, number: int, epoch: int, leader: str) -> Protocol[bool]:
+        (given_up,) = yield Read((f"leader/{number}/{epoch}/given_up",))
+        return given_up is not None or bool((yield from self._silences.lost([leader])))
+
+    def _lead(self, last_call: Timer, is_time: bool) -> Protocol[Formation | None]:
+        """Read who is there. Form the cycle if that can be done now."""
+        terms = self.terms
+        yield from self.read()
+        known = self.gathering
+        if is_time and (yield from self._tell_lost([*(seat.id for seat in known.missing), *known.arrived])):
+            return None  # looks again
+        if (yield from self._refuse_duplicates()):
+            return None
+        now = yield Now()
+        is_last = last_call.has_run_out(len(known.arrived) >= terms.least, now)
+        if not gathering.is_due(known, terms.least, terms.most, is_last):
+            return None
+        try:
+            formation = gathering.form(known, terms.most, group_ranks.assign)
+            self._wrong.has_run_out(False, now)
+        except ConfigurationError as error:
+            if not self._wrong.has_run_out(True, now):
+                return None  # the node whose rank is missing may only be late
+            formation = Formation(cycle=known.last.cycle + 1, closed="the ranks of nodes are wrong", error=str(error))
+        return (yield from self._log.write(formation))
+
+    def _tell_lost(self, ids: Iterable[str]) -> Protocol[bool]:
+        """Write down which of these agents are lost. Return True if any is."""
+        lost = yield from self._silences.lost([id for id in ids if id != self.id])
+        for id in lost:
+            yield from self.tell_lost(id)
+        return bool(lost)
+
+    def tell_lost(self, id: str) -> Protocol[None]:
+        """Write down that an agent is lost."""
+        yield from self._log.append(Left(id, f"gave no sign of life for {self.terms.lost_after:g} s"))
+
+    def _refuse_duplicates(self) -> Protocol[bool]:
+        """Return True if two agents claim one rank. The later one is refused, unless the other turns out to
+        be lost: then it is its successor."""
+        claims: dict[int, Seat] = {}
+        now = yield Now()
+        is_any = False
+        for seat in self.gathering.candidates:
+            if seat.infra is None or claims.setdefault(seat.infra, seat) is seat:
+                continue
+            is_any = True
+            if now - self._duplicates.setdefault(seat.id, now) > self.terms.lost_after + 2 * self.terms.interval:
+                yield Set(
+                    f"refused/{seat.id}",
+                    f"node {seat.node} has rank {seat.infra} of the infrastructure, and so has node "
+                    f"{claims[seat.infra].node}, which came first; each node needs a rank of its own",
+                )
+                yield from self._log.append(Left(seat.id, "its rank is taken"))
+        return is_any
+
+    # -- while workers run ------------------------------------------------------------------------
+
+    def look(self, counter: str = "log/count") -> Protocol[Around]:
+        """Return what is new around this agent, which takes part in the cycle. counter: a key of the store that
+        holds a number, read at the same time. One operation if nothing is new."""
+        neighbour = gathering.neighbour(self.gathering, self.formation, self.id)
+        watched = () if neighbour is None else (agent_liveness.key(neighbour.id),)
+        count, asked, *beat = yield Counts(("log/count", counter, *watched))
+        self.gathering = yield from self._log.read(self.gathering, count)
+        if neighbour is not None:
+            now = yield Now()
+            if self._silences.hear(neighbour.id, beat[0], now) >= self.terms.lost_after:
+                yield from self.tell_lost(neighbour.id)
+                yield from self.read()
+        known = self.gathering
+        self._looks_since_asked += 1
+        if known.entries != self._asked_at or known.arrived or known.gone or self._looks_since_asked >= ASK_EVERY:
+            self._asked_at, self._looks_since_asked = known.entries, 0
+            is_over = (yield from self.newest()).cycle > self.cycle
+        else:
+            is_over = False  # an agent that forms a cycle, or closes the rendezvous, has written to the log before
+        lost = frozenset(seat.id for seat in self.formation.seats if known.is_gone(seat))
+        return Around(0 if is_over else known.waiting(self.terms.most), lost, is_over, asked)
+
+    def end_cycle(self, reason: str) -> Protocol[str]:
+        """Say that the cycle is over, for all its agents. Return what was said first."""
+        return str((yield CompareSet(f"end/{self.cycle}", reason)))
+
+    def cycle_end(self) -> Protocol[str | None]:
+        """Return what `end_cycle` was told first by any agent, None if nothing yet."""
+        (text,) = yield Read((f"end/{self.cycle}",))
+        return None if text is None else str(text)
+
+    def others(self, leaving: Collection[str]) -> Protocol[int]:
+        """Return how many nodes could take part in the next cycle, without this one and without those of the agents
+        that leave."""
+        yield from self.read()
+        return min(self.terms.most, len(gathering.present(self.gathering, self.formation) - {self.id, *leaving}))
+
+    def is_taken_for_lost(self) -> Protocol[bool]:
+        """Return True if others have found this agent lost, as after it was stopped for a while."""
+        yield from self.read()
+        return self.id in self.gathering.gone
+
+    def waiting(self) -> Protocol[int]:
+        """Return how many nodes would take part if there was a new cycle now, 0 once the rendezvous is closed."""
+        if (yield from self.newest()).closed:
+            return 0
+        yield from self.read()
+        return self.gathering.waiting(self.terms.most)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def newest(self) -> Protocol[Formation]:
+        """Return the last formation of the job."""
+        return (yield from self._log.newest(self.formation))
+
+    def close(self, reason: str) -> Protocol[None]:
+        """Say that there will be no further cycle."""
+        newest = yield from self.newest()
+        while not newest.closed:
+            newest = yield from self._log.write(Formation(cycle=newest.cycle + 1, closed=reason))
+            yield from self._log.append(Nothing())  # wakes those who look at the log first
+
+    def exclude(self, node: str, reason: str) -> Protocol[None]:
+        """Let a node take part in no further cycle. The one that runs is not ended."""
+        yield Set(f"excluded/{node}", reason or "excluded")
+        yield from self._log.append(Excluded(node, reason))
+
+    def leave(self, reason: str) -> Protocol[None]:
+        """Take part no more, without closing the rendezvous for others."""
+        yield from self._log.append(Left(self.id, reason))
+
+    def await_leaving(self, is_host: bool) -> Protocol[bool]:
+        """Wait until the others have left. Return True if nobody is left of a job that is over.
+
+        is_host: the others need this node's store; otherwise it only looks. While the job goes on it waits as long as
+        that takes, once the job is over LEAVE_LIMIT at most."""
+        known = self.gathering
+        living = {seat.id: seat for seat in known.last.seats if not known.is_gone(seat)}
+        known = msgspec.structs.replace(known, arrived=living | dict(known.arrived))
+        closed_at: Seconds | None = None
+        while True:
+            known = yield from self._log.read(known)
+            now = yield Now()
+            if closed_at is None and (yield from self.newest()).closed:
+                closed_at = now
+            if not known.arrived:
+                return closed_at is not None
+            is_late = closed_at is not None and now - closed_at > LEAVE_LIMIT
+            if not is_host or is_late or (yield IsInterrupted()):
+                return False
+            yield from self._tell_lost(known.arrived)
+            yield Sleep(LONGEST_PAUSE)
+
+    def read(self) -> Protocol[None]:
+        """Read what the log holds beyond what is known."""
+        self.gathering = yield from self._log.read(self.gathering)
+
+
+def _closed(formation: Formation) -> Refusal:
+    """Return why there is no cycle. Raises: ConfigurationError if the job is misconfigured."""
+    if formation.error:
+        raise ConfigurationError(formation.error)
+    return Refusal("closed", formation.closed)
