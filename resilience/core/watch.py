@@ -39,8 +39,9 @@ class Learned(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     """All limits in force for one rank.
 
-    watchdog: since the main thread last proved to run bytecode. store: in place of all others, since an answer of
-    the job's store was due that the main thread waits for, which runs no bytecode meanwhile (hard only). ping:
+    watchdog: since the main thread last proved to run bytecode; while it waits for the job's store, since any other
+    thread did (then hard only). store: in place of all others, since an answer of the job's store was due that the
+    main thread waits for, which runs no bytecode meanwhile (hard only). ping:
     since the last manual ping, once armed. hook: since a hook was entered (hard only). leave: since the
     interruption, while the function has not been left (hard only). abort: seconds after the interruption in which
     no hard limit ends the rank, for its abort may still run. step: since the step counter last rose, once used.
@@ -111,6 +112,7 @@ class Observation(msgspec.Struct, frozen=True):
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
     silence: Silence | None = None  # the present one, None before the first sign of life
     store_due_at: Seconds | None = None  # the main thread waits for the job's store, whose answer is due then
+    ran_at: Seconds | None = None  # when a thread beside the main thread last ran
     is_stuck: bool = False  # the rank says that its abort did not free it
     is_gone: bool = False
     said_goodbye: bool = False  # the store says all about it: it completed the call, or is excluded
@@ -307,7 +309,10 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     if seen.is_outside:
         return []
     if seen.store_due_at is not None:
-        return [("store", seen.store_due_at, limits.store)]
+        rows = [("store", seen.store_due_at, limits.store)]
+        if seen.ran_at is not None:  # a process that stands still waits for nothing
+            rows.append(("watchdog", seen.ran_at, Limit(hard=limits.watchdog.hard)))
+        return rows
     if seen.doing is Doing.HOOK:
         return [(f"hook:{seen.hook}", seen.since, limits.hook)]
     # Entering what it is doing proved that the main thread ran.

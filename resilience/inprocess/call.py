@@ -174,6 +174,7 @@ class CallWrapper:
     def _take_part(self) -> Any:
         """Iterate until completion, or leave; either way this rank is accounted for in the store."""
         seat = seat_of(self._state, ENTRY)
+        self._session.page.doing(Doing.WAITING)  # from now on the others wait for this rank
         try:
             ending = self._drive(restart.enter(seat, self._limits))
             while True:

@@ -298,6 +298,7 @@ class Session:
         """Ask the main thread for proof of life, end what waits for the store for too long, and notice if the
         monitor is gone."""
         while self._monitor.is_alive(self._interval):
+            self.page.ran()
             request_tick(self.page)
             self._check_patience()
         if not self._closing.is_set():

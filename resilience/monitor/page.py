@@ -27,7 +27,7 @@ from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 
-MAGIC = 0x52_45_53_49_4C_03  # "RESIL", layout 3
+MAGIC = 0x52_45_53_49_4C_04  # "RESIL", layout 4
 NAMES = 128  # different names of sections, hooks and collectives
 NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
@@ -47,8 +47,8 @@ _ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
 _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
 _MUTEX = 24  # 16 words: a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64
-_STORE_DUE = 40
-_OPEN = 41
+_STORE_DUE, _RAN = 40, 41
+_OPEN = 42
 _OPEN_WORDS = 2  # name, entered at
 _RING = _OPEN + _OPEN_WORDS * SECTIONS
 _RING_WORDS = 3  # name, duration, when
@@ -233,6 +233,10 @@ class RankSide:
     def tick(self) -> None:
         """Prove that the main thread runs bytecode."""
         self._words[_WATCHDOG] = time.monotonic_ns()
+
+    def ran(self) -> None:
+        """Prove that a thread beside the main thread runs: the process is not stopped, and nobody holds its GIL."""
+        self._words[_RAN] = time.monotonic_ns()
 
     def collective_entered(self, group: int, sequence: int, operation: str) -> int:
         """Note that a collective is entered; answers what `collective_left` is to be told."""
@@ -438,6 +442,7 @@ class PageView(msgspec.Struct, frozen=True):
     section_left_at: float | None
     open_sections: tuple[OpenEntry, ...]
     store_due_at: float | None  # the rank waits for an answer of the store, due then
+    ran_at: float | None  # when a thread beside its main thread last ran
     goodbye_call: int | None  # the last call that this rank said goodbye to
     left_call: int | None  # the last call that it left
 
@@ -501,6 +506,7 @@ class MonitorSide:
             section_left_at=None if entries else words[_SECTION_LEFT] * _NS or None,
             open_sections=tuple(entries),
             store_due_at=words[_STORE_DUE] * _NS or None,
+            ran_at=words[_RAN] * _NS or None,
             goodbye_call=words[_GOODBYE] - 1 if words[_GOODBYE] else None,
             left_call=words[_LEFT] - 1 if words[_LEFT] else None,
         )

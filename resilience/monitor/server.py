@@ -33,7 +33,7 @@ from resilience.monitor import messages
 from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.keeping import Keeper
 from resilience.monitor.listening import Listener
-from resilience.monitor.page import Closed, MonitorSide, PageView
+from resilience.monitor.page import Closed, MonitorSide
 from resilience.telemetry import signs, timings
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -323,18 +323,13 @@ class RankMonitor:
             ),
             interrupted_at=interrupted_at,
             silence=None if rule is None else self._listener.silence(rule, view.since),
-            store_due_at=None if self._is_stopped(view) else view.store_due_at,
+            store_due_at=view.store_due_at,
+            ran_at=view.ran_at,
             is_stuck=self._stuck_in == view.iteration and view.doing is Doing.FUNCTION,
             is_gone=self._is_gone,
             said_goodbye=call is not None and view.goodbye_call == call,
             has_left=call is not None and view.left_call == call,
         )
-
-    def _is_stopped(self, view: PageView) -> bool:
-        """Return True for a rank that was stopped by a signal while it waited for the store. It waits for nothing then,
-        and the others, who wait for it, have less patience than a wait for the store is given."""
-        state = None if view.store_due_at is None else self._rank.state()
-        return state is not None and state.state == "T"  # not "t": a debugger or py-spy
 
     def _interrupted_at(self, iteration: int) -> float | None:
         """When this iteration was interrupted, None if it was not."""

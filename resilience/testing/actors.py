@@ -83,7 +83,7 @@ class Rank(Actor):
         # Its page.
         self.asks_since: Seconds | None = None  # it waits for a store that stands still
         self.has_left = False
-        self.doing = Doing.OUTSIDE
+        self.doing = Doing.WAITING
         self.since = 0.0
         self.hook = ""
         self.pinged_at: Seconds | None = None
@@ -106,6 +106,7 @@ class Rank(Actor):
             hook=self.hook,
             watchdog_at=min((at for at in (self.silent_since, self.asks_since) if at is not None), default=now),
             store_due_at=self.asks_since,
+            ran_at=now if self.silent_since is None else self.silent_since,
             ping_at=self.pinged_at,
             interrupted_at=self.interrupted_at,
             is_gone=self.truth.end is not None and not self.lives_on,

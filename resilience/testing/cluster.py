@@ -41,7 +41,7 @@ from resilience.testing.clock import VirtualClock
 from resilience.testing.faults import Fail, Freeze, Kill, Linger, Pause, Raise, Schedule, Stall, Suspect
 from resilience.testing.invariants import LIMITS, Referee, broken
 from resilience.testing.monitors import Monitors
-from resilience.testing.stages import Stages
+from resilience.testing.stages import KILLED_AFTER, Stages
 from resilience.testing.store import MemoryStore
 
 Seconds = float
@@ -280,9 +280,11 @@ class Cluster:
     def _pause(self, actor: Actor) -> Seconds:
         assert isinstance(actor, Rank)
         duration = actor.pauses.pop(actor.operations + 1, 0.0)
-        if duration:
-            self.stalls(actor, duration)
+        if duration:  # it stands still, and its monitor ends it after the hard limit: no longer wait is excused
+            self.stalls(actor, min(duration, KILLED_AFTER))
             actor.silent_since = self.clock.now
+            if not isinstance(actor.operation, Run) and self.rng.random() < 0.5:  # its page says that it asks the store
+                actor.asks_since = self.clock.now
         return duration
 
     def _struck(self, process: Rank | Monitor) -> None:

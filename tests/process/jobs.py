@@ -11,11 +11,13 @@ import itertools
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import psutil
@@ -314,6 +316,8 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
     @wrapper_of(options, {}, [])
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
+        if (call.iteration, os.environ["RANK"]) == (0, "2"):
+            threading.Thread(target=hold_gil_when_asked, daemon=True).start()
         while not Path("go").exists():
             time.sleep(0.01)
         if Path("raise").exists() and call.iteration == 0 and os.environ["RANK"] == "1":
@@ -321,6 +325,35 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
         return call.iteration
 
     return function()
+
+
+def stop_at_the_start_of_the_call(options: dict[str, float] = {}) -> int:  # noqa: B006  only read
+    """Return the iteration in which the function completes. Rank 2 stops before its call asks the store."""
+
+    @wrapper_of(options, {}, [])
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return call.iteration
+
+    def stop(frame: FrameType, event: str, _argument: object) -> None:
+        if (event, frame.f_code.co_name, frame.f_globals.get("__name__")) == (
+            "call",
+            "enter",
+            "resilience.core.restart",
+        ):
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    if os.environ["RANK"] == "2":
+        sys.setprofile(stop)
+    return function()
+
+
+def hold_gil_when_asked() -> None:
+    """Hold the GIL from when the file `gil` is there, for longer than any test lasts."""
+    while not Path("gil").exists():
+        time.sleep(0.01)
+    ctypes.PyDLL(None).sleep(1000)
 
 
 class Held(NamedTuple):

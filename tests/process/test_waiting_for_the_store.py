@@ -56,18 +56,31 @@ def test_host_of_the_store_that_goes_on_in_time_costs_nobody(start: Start, fault
     assert len(job.interruptions()) == restarts
 
 
-def test_rank_that_is_stopped_while_it_waits_for_the_store_costs_itself_alone(start: Start) -> None:
+@pytest.mark.parametrize("how", ["stopped", "gil_held"])
+def test_rank_that_stands_still_while_it_waits_for_the_store_costs_itself_alone(start: Start, how: str) -> None:
     job = start(3, PATIENT, options=LIMITS)
     inside(job, 3)
     with stopped(job.monitor_pid(0)):
         (job.folder / "go").touch()
         job.await_record(events.StageEnded, rank=2, where=lambda event: event.stage == "run")
         time.sleep(1.0)  # it comes to the store, which does not answer
-        job.signal(2, signal.SIGSTOP)
+        if how == "stopped":
+            job.signal(2, signal.SIGSTOP)
+        else:
+            (job.folder / "gil").touch()
+            time.sleep(1.0)
     ranks = job.wait(60.0)  # half of barrier_timeout
     # The others restart, or have completed: what rank 2 asked for before it was stopped is done when the store goes on.
     assert ranks[0].value == ranks[1].value
     assert ranks[0].value in (0, 1)
+    assert ranks[2].signal is not None
+    assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
+
+
+def test_rank_that_stands_still_before_its_first_store_operation_costs_itself_alone(start: Start) -> None:
+    job = start(3, "tests.process.jobs:stop_at_the_start_of_the_call", options=LIMITS)
+    ranks = job.wait(60.0)  # half of barrier_timeout
+    assert [rank.value for rank in ranks[:2]] == [0, 0]  # the first iteration begins without rank 2
     assert ranks[2].signal is not None
     assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
 

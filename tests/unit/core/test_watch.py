@@ -112,6 +112,17 @@ def test_each_limit_is_enforced_to_the_moment(watcher: ModuleType) -> None:
         ]
 
 
+def test_process_that_stands_still_while_it_waits_for_the_store_has_the_limit_of_any_other(watcher: ModuleType) -> None:
+    limits = limits_of(watchdog=BOTH, store=Limit(hard=50.0 * HARD))
+    stopped = Observation(doing=Doing.WAITING, store_due_at=START, watchdog_at=0.0, ran_at=START)
+    assert [(at, type(command)) for at, command in without_notes(watch_over(watcher, limits, stopped))] == [
+        (START + HARD, CaptureEvidence),
+        (START + HARD, AskRestart),
+        (START + HARD, Terminate),
+        (START + HARD + GRACE, Kill),
+    ]
+
+
 def test_limit_that_is_not_set_never_fires(watcher: ModuleType) -> None:
     for _, seen in SILENT.values():
         assert watch_over(watcher, limits_of(), seen) == []
