@@ -119,7 +119,6 @@ def launch(command: Command) -> int:
             limits_of(command, settings, folder, account),
             command.config.restart_policy,
             spec,
-            config.min_nodes,
             choice.mode if choice else "backend",
         )
         agent = Agent(

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 from resilience.adapters.environment import node_name
 from resilience.adapters.store import execute
 from resilience.core.agent_liveness import LEASE
-from resilience.core.agent_protocol import Protocol
+from resilience.core.agent_protocol import Emit, HighestStep, Protocol
 from resilience.core.gathering import Around, Formation, Seat
 from resilience.core.rendezvous import Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
@@ -173,9 +173,11 @@ class Handler(RendezvousHandler):
         """Who takes part in the cycle."""
         return self.rendezvous.formation
 
-    def run(self, protocol: Protocol[T]) -> T:
-        """Run a protocol of this agent on the job's store. Raises: StoreError."""
-        return self._driver.run(protocol)
+    def run(self, protocol: Protocol[T], perform: Callable[[Emit | HighestStep], Any] | None = None) -> T:
+        """Run a protocol of this agent on the job's store. perform: what is no business of the store.
+
+        Raises: StoreError."""
+        return self._driver.run(protocol, perform)
 
     @property
     def is_host(self) -> bool:

@@ -47,8 +47,8 @@ def agent(arguments: list[str]) -> None:
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
     group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
     shows. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
+    from resilience.core.job_budget import JobBudget
     from resilience.launcher import meeting
-    from resilience.launcher.budget import JobBudget
     from resilience.launcher.gate import Devices
     from resilience.launcher.main import main
     from resilience.launcher.rendezvous import Handler

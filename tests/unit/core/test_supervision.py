@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
-from types import SimpleNamespace
-from typing import Any
 
-from resilience.core import events
+from resilience.core import events, gathering
+from resilience.core.agent_protocol import Emit, HighestStep
+from resilience.core.budget import Budget
 from resilience.core.cycle import Verdict
-from resilience.launcher.stopping import Stopping
+from resilience.core.gathering import Formation, Seat
+from resilience.core.rendezvous import Rendezvous, Terms
+from resilience.core.supervision import Rules, Supervision
+from resilience.launcher.driving import Driver
 from tests.unit.launcher.stores import Store
 
 NODES = ("a", "b", "c")
@@ -19,31 +21,22 @@ class Agent:
     """One of three agents of a cycle. None of them is known to be gone."""
 
     def __init__(self, name: str, store: Store, least: int, is_host: bool = False, has_seat: bool = True) -> None:
-        self.received: list[int] = []
+        seats = tuple(Seat(each, each, "here", 1) for each in NODES if has_seat or each != name)
+        rendezvous = Rendezvous(name, name, Terms(least, len(NODES)))
+        rendezvous.formation = Formation(cycle=4, seats=seats)
+        rendezvous.gathering = gathering.begin(rendezvous.formation)
         self.emitted: list[events.Event] = []
-        handler = SimpleNamespace(
-            id=name,
-            cycle=4,
-            is_host=is_host,
-            job_store=store,
-            formation=SimpleNamespace(rank_of=lambda id: NODES.index(id) if has_seat else None),
-            others=lambda leaving: self.others(name, leaving),
-        )
-        signals = SimpleNamespace(take=self.take)
-        account = SimpleNamespace(node=name, emit=self.emitted.append)
-        fakes: list[Any] = [account, handler, None, signals, None]
-        self._stopping = Stopping(*fakes, least, "leave", 30.0)
-
-    def others(self, name: str, leaving: Collection[str]) -> int:
-        return len(set(NODES) - {name, *leaving})
-
-    def take(self) -> list[int]:
-        taken, self.received = self.received, []
-        return taken
+        self._supervision = Supervision(rendezvous, Rules("any-failed", Budget(3)), is_host)
+        self._run = Driver(store, lambda: False).run
 
     def asked(self, *signals: int) -> Verdict | None:
-        self.received += signals
-        return self._stopping.asked()
+        for number in signals:
+            self._run(self._supervision.signalled(number, signal.Signals(number).name), self._perform)
+        return self._supervision.stop
+
+    def _perform(self, operation: Emit | HighestStep) -> None:
+        assert isinstance(operation, Emit)
+        self.emitted.append(operation.event)
 
 
 def what(verdict: Verdict | None) -> str:

@@ -9,11 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.budget import Budget, Failure
+from resilience.core import job_budget
+from resilience.core.budget import Answer, Budget, Failure
 from resilience.errors import StoreError
-from resilience.launcher import budget as module
-from resilience.launcher.budget import JobBudget
+from resilience.launcher import driving
+from resilience.launcher.driving import Driver
 from tests.unit.launcher.stores import Killed, Store
+
+
+class JobBudget:
+    """One agent's view of the job's budget, performed on a store."""
+
+    def __init__(self, store: Store, allowed: Budget) -> None:
+        self._budget = job_budget.JobBudget(allowed)
+        self._run = Driver(store, lambda: False).run
+        self._run(self._budget.open())
+
+    @property
+    def used(self) -> int:
+        return self._run(self._budget.used())
+
+    def history(self) -> list[Failure]:
+        return self._run(self._budget.history())
+
+    def decide(self, failure: Failure) -> Answer:
+        return self._run(self._budget.decide(failure))
+
+    def spend(self, failure: Failure) -> None:
+        self._run(self._budget.spend(failure))
 
 
 class Clock:
@@ -27,7 +50,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(driving, "time", made)
     return made
 
 

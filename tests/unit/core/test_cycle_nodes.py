@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.core import cycle_nodes
 from resilience.core.control import Nodes
-from resilience.launcher.cycle_nodes import CycleNodes, Fact
+from resilience.core.cycle_nodes import Fact
+from resilience.launcher.driving import Driver
 from tests.unit.launcher.stores import Store
+
+
+class CycleNodes:
+    """One agent's view of a cycle's nodes, performed on a store."""
+
+    def __init__(self, store: Store, cycle: int, nodes: Iterable[str], own: str) -> None:
+        self._nodes = cycle_nodes.CycleNodes(cycle, nodes, own)
+        self._run = Driver(store, lambda: False).run
+        self._run(self._nodes.open())
+        self.key = self._nodes.key
+
+    def note(self, fact: Fact) -> bool:
+        return self._run(self._nodes.note(fact))
+
+    def look(self, lost: Iterable[str], count: int) -> Nodes:
+        return self._run(self._nodes.look(lost, count))
 
 
 def look(nodes: CycleNodes, store: Store, lost: Sequence[str] = ()) -> Nodes:
