@@ -7,24 +7,22 @@ the incidents' verdict. Times are UTC nanoseconds, clocks' offsets taken off."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from resilience.analysis.legs import Legs
-from resilience.analysis.waterfall import Leg
 from resilience.attribution.incident import Incident
-from resilience.core import events
 from resilience.core.attribution import InterruptionRecord
-from resilience.core.records import Record
+from resilience.history.history import History
+from resilience.history.phases import Place, TimedPhase
+from resilience.history.ranks import WORKER, Stretch
 
 MOST_LANES = 64
 MOST_MARKS = 200  # of one rank
-_Place = tuple[int, int, int, int]
 
 
-class Stretch(msgspec.Struct, frozen=True):
-    """A rank's iteration, or its worker's life. kind: how it ended: completed, interrupted, failed, lost, open."""
+class Shown(msgspec.Struct, frozen=True):
+    """A stretch of time, with its label. kind: how it ended, or that a section was open."""
 
     begin_ns: int
     end_ns: int
@@ -41,16 +39,16 @@ class Mark(msgspec.Struct, frozen=True):
     label: str
     ranks: int = 1
     is_own: bool = True
-    silent: tuple[Stretch, ...] = ()
+    silent: tuple[Shown, ...] = ()
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One or more ranks with the same story. legs: phases of the first one's restarts."""
+    """One or more ranks with the same story. phases: of the first one's restarts."""
 
     ranks: tuple[int, ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[Shown, ...]
     marks: tuple[Mark, ...]
-    legs: tuple[Leg, ...] = ()
+    phases: tuple[TimedPhase, ...] = ()
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -60,114 +58,83 @@ class Drawn(msgspec.Struct, frozen=True):
     left_out: tuple[int, ...] = ()
 
 
-class _Rank:
-    """What one rank did. A stretch is begin, end, kind and place, for there are many."""
-
-    __slots__ = ("marks", "open", "stretches", "workers")
-
-    def __init__(self) -> None:
-        self.open: dict[_Place, int] = {}
-        self.stretches: list[tuple[int, int, str, _Place]] = []
-        self.workers: list[tuple[int, int, str, _Place]] = []
-        self.marks: list[tuple[_Place, InterruptionRecord, int]] = []
-
-    def end(self, place: _Place, at: int, kind: str) -> None:
-        begun = self.open.pop(place, None)
-        if begun is not None:
-            (self.workers if place[3] < 0 else self.stretches).append((begun, at, kind, place))
+def lanes(history: History, incidents: Sequence[Incident]) -> Drawn:
+    """Return the lanes; at most 64, those of ranks with faults of their own first of all."""
+    return _Lanes(history, incidents).drawn()
 
 
-class Lanes:
-    """Takes the records of a run in the order of each file."""
+class _Lanes:
+    def __init__(self, history: History, incidents: Sequence[Incident]) -> None:
+        self._history = history
+        self._blamed = {(incident.place, rank) for incident in incidents for rank in _blamed(incident)}
+        self._marks: defaultdict[int, list[tuple[Place, InterruptionRecord]]] = defaultdict(list)
+        for place, record in _interruptions(history):
+            if len(self._marks[record.rank]) < MOST_MARKS:
+                self._marks[record.rank].append((place, record))
 
-    def __init__(self, offsets: Mapping[str, int] | None = None) -> None:
-        """offsets: how far each node's clock is ahead, in nanoseconds."""
-        self._offsets = {} if offsets is None else offsets
-        self._ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
-        self._places: dict[_Place, _Place] = {}
-        self._last = 0
-        self.legs = Legs(offsets)
-
-    def take(self, record: Record) -> None:
-        """Add what a record says."""
-        self.legs.take(record)
-        event, origin = record.event, record.origin
-        at = record.wall_ns - self._offsets.get(origin.node, 0)
-        self._last = max(self._last, at)
-        rank = origin.initial_rank
-        match event:
-            case events.IterationStarted() if rank is not None:
-                self._ranks[rank].open.setdefault(self._place(record), at)
-            case events.IterationEnded() if rank is not None:
-                self._ranks[rank].end(self._place(record), at, event.outcome)
-            case events.WorkerStarted():
-                self._ranks[event.worker_rank].open.setdefault(self._worker(record), at)
-            case events.WorkerExited():
-                kind = "failed" if not event.expected else "completed" if event.code == 0 else "interrupted"
-                self._ranks[event.worker_rank].end(self._worker(record), at, kind)
-            case events.Interrupted(seen):
-                of = self._ranks[seen.rank]
-                if len(of.marks) < MOST_MARKS:
-                    place = self._worker(record) if origin.is_launchers else self._place(record)
-                    if seen.iteration is not None:
-                        place = (*place[:3], seen.iteration)
-                    when = (seen.detected_wall_ns or record.wall_ns) - self._offsets.get(origin.node, 0)
-                    of.marks.append((place, seen, when))
-
-    def drawn(self, incidents: Sequence[Incident]) -> Drawn:
-        """Return the lanes; at most 64, those of ranks with faults of their own first of all."""
-        blamed = {(_key(incident), rank) for incident in incidents for rank in _blamed(incident)}
+    def drawn(self) -> Drawn:
         groups: defaultdict[object, list[int]] = defaultdict(list)
-        for rank, known in sorted(self._ranks.items()):
-            for place in list(known.open):
-                known.end(place, self._last, "open")
-            own = tuple(place for place, _, _ in known.marks if _is_own(blamed, place, rank))
-            shown = known.stretches or known.workers  # iterations lie within the lives of workers
-            groups[tuple((place, kind) for _, _, kind, place in shown), own].append(rank)
-        told = sorted(groups.items(), key=lambda group: (not group[0][1], -len(group[1])))  # type: ignore[index]
-        legs = self.legs.within({members[0] for _, members in told[:MOST_LANES]})
-        made = [self._lane(members, blamed, legs[members[0]]) for _, members in told[:MOST_LANES]]
-        left_out = sorted(rank for _, members in told[MOST_LANES:] for rank in members)
-        return Drawn(tuple(sorted(made, key=lambda lane: lane.ranks[0])), tuple(left_out))
+        for rank in sorted({*self._history.ranks.ranks, *self._marks}):
+            own = tuple(place for place, _ in self._marks.get(rank, ()) if self._is_own(place, rank))
+            groups[tuple((done.place, done.kind) for done in self._shown(rank)), own].append(rank)
+        ordered = sorted(groups.items(), key=lambda group: (not group[0][1], -len(group[1])))  # type: ignore[index]
+        phases = self._phases({members[0] for _, members in ordered[:MOST_LANES]})
+        found = [self._lane(members, phases[members[0]]) for _, members in ordered[:MOST_LANES]]
+        left_out = sorted(rank for _, members in ordered[MOST_LANES:] for rank in members)
+        return Drawn(tuple(sorted(found, key=lambda lane: lane.ranks[0])), tuple(left_out))
 
-    def _lane(self, members: list[int], blamed: set[tuple[object, int]], legs: list[Leg]) -> Lane:
-        known = self._ranks[members[0]]
-        stretches = sorted(known.stretches or known.workers)
-        followed: dict[_Place, list[tuple[InterruptionRecord, int]]] = {}
+    def _shown(self, rank: int) -> list[Stretch]:
+        """What a lane shows: iterations, which lie within the lives of workers, or these."""
+        stretches = list(self._history.ranks.stretches(rank, self._history.last_ns or 0))
+        return [each for each in stretches if each.place[3] != WORKER] or stretches
+
+    def _phases(self, ranks: set[int]) -> dict[int, list[TimedPhase]]:
+        """The phases of some ranks, those of their nodes with them."""
+        found: dict[int, list[TimedPhase]] = {rank: [] for rank in ranks}
+        on_node: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, node in self._history.cycles.node_of().items():
+            if rank in ranks:
+                on_node[node].append(rank)
+        for phase in self._history.phases(ranks):
+            for rank in [phase.who] if isinstance(phase.who, int) else on_node[phase.who]:
+                found[rank].append(phase)
+        return found
+
+    def _lane(self, members: list[int], phases: list[TimedPhase]) -> Lane:
+        followed: dict[Place, list[InterruptionRecord]] = {}
         marks = []
         for rank in members:
-            for place, seen, at in self._ranks[rank].marks:
-                if _is_own(blamed, place, rank):
-                    if rank == members[0]:
-                        marks.append(Mark(at, _said(seen), len(members), silent=tuple(_silent(seen, at))))
-                else:
-                    followed.setdefault(place, []).append((seen, at))
-        for of in followed.values():
-            ranks = len({seen.rank for seen, _ in of})
-            seen, at = min(of, key=lambda one: one[1])
-            marks.append(Mark(at, _said(seen), ranks, False, tuple(_silent(seen, at)) if ranks == 1 else ()))
+            for place, record in self._marks.get(rank, ()):
+                if not self._is_own(place, rank):
+                    followed.setdefault(place, []).append(record)
+                elif rank == members[0]:
+                    marks.append(_mark(record, len(members), True))
+        for records in followed.values():
+            ranks = len({record.rank for record in records})
+            marks.append(_mark(min(records, key=lambda record: record.detected_wall_ns or 0), ranks, False))
         return Lane(
             tuple(members),
-            tuple(Stretch(begin, end, kind, _label(place)) for begin, end, kind, place in stretches),
+            tuple(Shown(each.begin_ns, each.end_ns, each.kind, _label(each.place)) for each in self._shown(members[0])),
             tuple(sorted(marks, key=lambda mark: mark.at_ns)),
-            tuple(sorted(legs, key=lambda leg: leg.start_ns)),
+            tuple(sorted(phases, key=lambda phase: phase.start_ns)),
         )
 
-    def _place(self, record: Record) -> _Place:
-        origin = record.origin
-        place = (origin.attempt, origin.cycle, origin.call, origin.iteration or 0)
-        return self._places.setdefault(place, place)
-
-    def _worker(self, record: Record) -> _Place:
-        place = (record.origin.attempt, record.origin.cycle, -1, -1)
-        return self._places.setdefault(place, place)
+    def _is_own(self, place: Place, rank: int) -> bool:
+        return (place, rank) in self._blamed or (place[:2], rank) in self._blamed
 
 
-def _key(incident: Incident) -> object:
-    """Where an incident's interruptions are on record."""
-    if incident.layer == "launcher":
-        return incident.attempt, incident.cycle
-    return incident.attempt, incident.cycle, incident.call, incident.iteration
+def _interruptions(history: History) -> Iterator[tuple[Place, InterruptionRecord]]:
+    """All interruptions on record, each in its iteration or cycle."""
+    for place, iteration in sorted(history.iterations.items()):
+        yield from ((place, record) for record in iteration.records)
+    for cycle in history.cycles.places:
+        for part in history.cycles.parts(cycle).values():
+            yield from (((*cycle, WORKER, WORKER), seen.record) for seen in part.seen)
+
+
+def _mark(record: InterruptionRecord, ranks: int, is_own: bool) -> Mark:
+    at = record.detected_wall_ns or 0
+    return Mark(at, _said(record), ranks, is_own, tuple(_silent(record, at)) if is_own or ranks == 1 else ())
 
 
 def _blamed(incident: Incident) -> set[int]:
@@ -175,11 +142,7 @@ def _blamed(incident: Incident) -> set[int]:
     return {culprit.rank for culprit in incident.verdict.culprits} | (set() if first is None else {first})
 
 
-def _is_own(blamed: set[tuple[object, int]], place: _Place, rank: int) -> bool:
-    return (place, rank) in blamed or (place[:2], rank) in blamed
-
-
-def _label(place: _Place) -> str:
+def _label(place: Place) -> str:
     attempt, cycle, call, iteration = place
     parts = [f"iteration {iteration}"] if iteration >= 0 else []
     parts += [f"call {call}"] if call > 0 else []
@@ -195,14 +158,14 @@ def _said(seen: InterruptionRecord) -> str:
     return seen.message[:200] or seen.interruption.value
 
 
-def _silent(seen: InterruptionRecord, at: int) -> list[Stretch]:
+def _silent(seen: InterruptionRecord, at: int) -> list[Shown]:
     """Sections that were open when it was noticed, and the silence before."""
     found = []
     for section in seen.open_sections:
         limit = "" if section.limit_s is None else f", allowed are {section.limit_s:g} s"
         label = f"section {section.name} open for {section.open_s:.3g} s{limit}"
-        found.append(Stretch(at - round(section.open_s * 1e9), at, "section", label))
+        found.append(Shown(at - round(section.open_s * 1e9), at, "section", label))
     if seen.silent_for_s and not found:
         label = f"no sign of life for {seen.silent_for_s:.3g} s"
-        found.append(Stretch(at - round(seen.silent_for_s * 1e9), at, "section", label))
+        found.append(Shown(at - round(seen.silent_for_s * 1e9), at, "section", label))
     return found

@@ -10,7 +10,7 @@ import fnmatch
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,9 +20,10 @@ from resilience.analysis.clocks import Clock, clocks
 from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source
 from resilience.analysis.load import RECORDS
 from resilience.attribution.incident import Incident
-from resilience.attribution.incidents import fold
+from resilience.attribution.notes import note
 from resilience.core.records import Record, from_line
 from resilience.errors import DecodeError
+from resilience.history.history import History
 
 LOGS, OUTPUT = "logs", "output"
 BUFFERS = 48 << 20  # bytes of all files' buffers together
@@ -170,9 +171,20 @@ def records_of(folder: Path) -> Iterator[Record]:
             yield from records_in(path)
 
 
-def incidents_of(folder: Path) -> tuple[Incident, ...]:
-    """Return the incidents of a run, in memory that does not grow with its record files."""
-    return fold(records_of(folder))
+def offsets_of(folder: Path) -> dict[str, int]:
+    """Return how far each node's clock is ahead, in nanoseconds."""
+    return {clock.node: clock.offset_ns for clock in clocks_of(folder)}
+
+
+def uncertainty_of(folder: Path) -> float | None:
+    """Return by how many seconds the clocks of two nodes may differ; None for one node, or where nothing is known."""
+    known = [clock.uncertainty_ns for clock in clocks_of(folder) if clock.uncertainty_ns]
+    return max(known) / 1e9 if known else None
+
+
+def history_of(folder: Path, records: Iterable[Record] | None = None) -> History:
+    """Return the history of a run, in memory that does not grow with its record files. records: else all of it."""
+    return History(offsets_of(folder), note).take_all(records_of(folder) if records is None else records)
 
 
 def window(incident: Incident) -> tuple[int, int] | None:

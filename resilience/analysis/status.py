@@ -18,7 +18,7 @@ import msgspec
 from resilience.attribution.symptoms import symptom
 from resilience.core import events
 from resilience.core.records import Record
-from resilience.history.cycles import Launches
+from resilience.history.history import History
 from resilience.telemetry import signs
 from resilience.telemetry.metrics import HEALTHY, MetricView
 from resilience.telemetry.recording import RecordTail
@@ -132,7 +132,7 @@ class Watcher:
         self._tails: dict[Path, RecordTail] = {}
         self._list_at = float("-inf")
         self._views: defaultdict[str, MetricView] = defaultdict(MetricView)
-        self._launches = Launches()
+        self._history = History()
         self._job_id = folder.name
         self._attempt = 0
         self._first_ns: int | None = None
@@ -172,7 +172,7 @@ class Watcher:
         self._attempt = max(self._attempt, origin.attempt)
         self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
         self._last_ns = max(self._last_ns, record.wall_ns)
-        self._launches.take(record)
+        self._history.take(record)
         self._views[origin.node].take(record)
         rank = origin.initial_rank
         if isinstance(event, events.Interrupted) and symptom(event.record).is_own:
@@ -209,8 +209,8 @@ class Watcher:
         states: dict[str, int] = defaultdict(int)
         for rank in ranks:
             states[rank.state] += 1
-        place = self._launches.places[-1] if self._launches.places else None
-        parts = {} if place is None else self._launches.parts(place)
+        place = self._history.cycles.places[-1] if self._history.cycles.places else None
+        parts = {} if place is None else self._history.cycles.parts(place)
         began = [part.started for part in parts.values() if part.started is not None]
         left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
         phase, outcome, detail = self._phase()
@@ -224,7 +224,7 @@ class Watcher:
             since_s=max(0.0, now - first_ns / 1e9),
             last_record_s=max(0.0, now - self._last_ns / 1e9),
             nodes=len(parts) or len(set(self._node.values())),
-            world_size=self._size if place is None else self._launches.world_size(place),
+            world_size=self._size if place is None else self._history.cycles.world_size(place),
             states=dict(sorted(states.items())),
             ranks=ranks,
             cycle=None if place is None else place[1],
@@ -238,24 +238,25 @@ class Watcher:
 
     def _phase(self) -> tuple[Phase, str | None, str]:
         """What the job is doing; once it has ended, how."""
-        if not self._launches.began:
+        cycles = self._history.cycles
+        if not cycles.began:
             if self._left and self._left >= set(self._calls):
                 outcomes = {self._calls.get(rank) for rank in self._left}
                 # A rank that died was replaced by others, or not: what the last call says counts.
                 return "ended", "completed" if "completed" in outcomes else "failed", ""
             return ("running" if self._iteration != (0, 0, 0) or self._calls else "starting"), None, ""
-        attempt = max(attempt for _, attempt in self._launches.began)
-        over = [event for (_, of), event in self._launches.over.items() if of == attempt]
-        present = [node for node, of in self._launches.began if of == attempt]
+        attempt = max(attempt for _, attempt in cycles.began)
+        over = [event for (_, of), event in cycles.over.items() if of == attempt]
+        present = [node for node, of in cycles.began if of == attempt]
         if over and len(over) >= len(present):
-            newest = self._launches.parts(self._launches.places[-1]) if self._launches.places else {}
-            stayed = [event for (node, of), event in self._launches.over.items() if of == attempt and node in newest]
+            newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
+            stayed = [event for (node, of), event in cycles.over.items() if of == attempt and node in newest]
             done = [event for event in over if event.outcome == "completed"]  # some went on without the others
             worst = max(done or stayed or over, key=lambda event: event.exit_code)
             return "ended", worst.outcome, worst.detail
-        if not self._launches.places or self._launches.places[-1][0] != attempt:
+        if not cycles.places or cycles.places[-1][0] != attempt:
             return "starting", None, ""
-        parts = self._launches.parts(self._launches.places[-1]).values()
+        parts = cycles.parts(cycles.places[-1]).values()
         if any(part.ended is not None for part in parts):
             return "restarting", None, ""
         return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""

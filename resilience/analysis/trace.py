@@ -16,11 +16,12 @@ import msgspec
 
 from resilience.analysis.clocks import Clock
 from resilience.analysis.load import RECORDS
-from resilience.analysis.merge import clocks_of, files_of, records_in, records_of
+from resilience.analysis.merge import clocks_of, files_of, records_in
 from resilience.attribution.incident import Incident
 from resilience.core import encoding, identity
 from resilience.core.events import PHASES
 from resilience.errors import DecodeError
+from resilience.history.history import History
 from resilience.telemetry.recording import JOB_FILE
 from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent
 from resilience.telemetry.spans import SpanView
@@ -49,12 +50,12 @@ def parent_of(folder: Path) -> Trace | None:
         return None
 
 
-def trace_of(folder: Path, incident: Incident) -> str:
+def trace_of(folder: Path, history: History, incident: Incident) -> str:
     """Return the id of the trace in which an incident lies, as viewers show it; "" if the job's name is not known."""
     parent = parent_of(folder)
     if parent is not None:
         return f"{parent[0]:032x}"
-    job_id = next((record.origin.job_id for record in records_of(folder)), "")
+    job_id = history.job_id
     return f"{identity.trace_id(job_id, incident.attempt, incident.cycle):032x}" if job_id else ""
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from resilience.attribution.verdict import Verdict
 from resilience.core.attribution import Category, Frame, InterruptionRecord
+from resilience.history.cycles import Cycle
+from resilience.history.phases import Place, TimedPhase, Who, seconds_of
 
 Status = Literal["restarted", "ended", "unfinished", "continued"]
 
@@ -89,18 +91,41 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.verdict.category
 
     @property
+    def place(self) -> Place | Cycle:
+        """Where it stands in the history: an iteration, or a cycle of the launcher."""
+        if self.layer == "launcher":
+            return self.attempt, self.cycle
+        return self.attempt, self.cycle, self.call, self.iteration
+
+    @property
     def chief(self) -> InterruptionRecord | None:
         """The record that tells most of what broke: the first mover's."""
         return self.records[0] if self.records else None
 
 
-def spread(seconds: dict[int, float], nodes: dict[int, str] | None = None) -> Spread | None:
-    """Return how long something took, None if nobody is known. nodes: names of the nodes that were timed."""
+def spread(
+    seconds: Mapping[int, float] | Mapping[Who, float], lowest: Mapping[str, int] | None = None
+) -> Spread | None:
+    """Return how long something took, None if nothing is known. lowest: the lowest rank of each node."""
     if not seconds:
         return None
-    slowest = max(sorted(seconds), key=lambda rank: seconds[rank])
-    node = "" if nodes is None else nodes.get(slowest, "")
-    return Spread(statistics.median(seconds.values()), seconds[slowest], slowest, len(seconds), node)
+    of_node = {} if lowest is None else lowest
+
+    def rank_of(who: Who) -> int:
+        return who if isinstance(who, int) else of_node.get(who, 0)
+
+    slowest = max(sorted(seconds, key=rank_of), key=lambda who: seconds[who])  # type: ignore[index]
+    node = slowest if isinstance(slowest, str) else ""
+    return Spread(statistics.median(seconds.values()), max(seconds.values()), rank_of(slowest), len(seconds), node)
+
+
+def spreads(
+    phases: Iterable[TimedPhase], names: Iterable[str], lowest: Mapping[str, int] | None = None
+) -> tuple[Phase, ...]:
+    """Return how long each phase of a restart took, in the order of `names`. lowest: as for `spread`."""
+    took = seconds_of(phases)
+    found = ((name, spread(took.get(name, {}), lowest)) for name in names)
+    return tuple(Phase(name, spread_of) for name, spread_of in found if spread_of is not None)
 
 
 def alike(records: Sequence[InterruptionRecord], before: Sequence[Incident]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """What happened when the launcher had to start anew?  One incident for each cycle that failed.
 
-Made of the facts of `history.cycles`: who was first as the agents agreed, what its monitor saw, how long stop,
-rendezvous, spawn and import took, what was lost. The verdict is `attribution.verdict`'s, as for an iteration. What a
-Wrapper inside had on record when it was cut off belongs to it too."""
+Made from `history.cycles`: which rank was first as the agents agreed, what its monitor saw, how long each phase took,
+what was lost. The verdict is `attribution.verdict`'s, as for an iteration. What a Wrapper inside had on record when it
+was cut off belongs to it too."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from collections.abc import Sequence
 import msgspec
 
 from resilience.attribution.advice import advise, named
-from resilience.attribution.incident import Cost, Incident, Phase, Spread, Status, alike, spread
+from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, spread, spreads
 from resilience.attribution.symptoms import main_stack, user_frame
 from resilience.attribution.verdict import Evidence, judge
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
-from resilience.history.cycles import LEGS, NODE_LOST, Launches, Part, Place, Worker, legs_of, restarts_of
+from resilience.history.cycles import NODE_LOST, RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
+from resilience.history.history import History
 
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are no failure, whatever was seen then
 
 
-def is_incident(launches: Launches, place: Place) -> bool:
+def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
     """Whether something broke in a cycle that no Wrapper has coped with."""
-    parts = launches.parts(place).values()
+    parts = cycles.parts(place).values()
     if any(part.is_failed for part in parts):
         return True
     is_wished = any(part.ended is not None and part.ended.outcome in WISHED for part in parts)
@@ -32,15 +33,16 @@ def is_incident(launches: Launches, place: Place) -> bool:
 
 
 def incident(
-    launches: Launches, place: Place, within: Sequence[InterruptionRecord], before: Sequence[Incident]
+    history: History, place: Cycle, within: Sequence[InterruptionRecord], before: Sequence[Incident]
 ) -> Incident:
     """Return the incident of a cycle. within: what a Wrapper inside had on record. before: earlier ones."""
-    parts = launches.parts(place)
-    later = _following(launches, place)
-    following = {} if later is None else launches.parts(later)
+    cycles = history.cycles
+    parts = cycles.parts(place)
+    later = cycles.following(place)
+    following = {} if later is None else cycles.parts(later)
     mover = next((part.mover for part in parts.values() if part.mover is not None), None)
     lost = _lost_nodes(parts)
-    size = launches.world_size(place)
+    size = cycles.world_size(place)
     without_store = _without_store(parts)
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the others are not to blame
     records = _records(parts, within, mover, [] if is_store_lost else lost)
@@ -52,10 +54,17 @@ def incident(
     of_chief = [record for record in records if chief is not None and record.rank == chief.rank]
     silence = max((record.silent_for_s for record in of_chief if record.silent_for_s is not None), default=None)
     repeated = alike(records, before)
-    restart, phases = _durations(parts, following)
+    restart = spread(
+        {
+            away.rank: away.duration_s
+            for node in parts.keys() & following.keys()
+            for away in restarts_of(parts[node], following[node])
+        }
+    )
+    lowest = {node: min(part.workers, default=0) for node, part in (parts | following).items()}
     ended_wall = [part.ended_wall_ns for part in parts.values() if part.ended is not None]
     seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
-    status = _status(launches, place, parts, following)
+    status = _status(cycles, place, parts, following)
     frame = None
     if chief is not None and chief.rank == first:
         frame = user_frame(chief.exception.stack if chief.exception is not None else main_stack(chief))
@@ -78,10 +87,10 @@ def incident(
         where=frame,
         world_size=size,
         active_world_size=size,
-        next_world_size=None if later is None else launches.world_size(later),
-        next_active_world_size=None if later is None else launches.world_size(later),
+        next_world_size=None if later is None else cycles.world_size(later),
+        next_active_world_size=None if later is None else cycles.world_size(later),
         excluded=excluded,
-        phases=phases,
+        phases=spreads(history.restart_phases(place), RESTART, lowest),
         restart=restart,
         cost=_cost(parts, following, records, silence, restart),
         actions=_actions(parts, following, lost, status, first),
@@ -90,12 +99,7 @@ def incident(
     )
 
 
-def _following(launches: Launches, place: Place) -> Place | None:
-    """The next cycle that began."""
-    return next((other for other in launches.places if other[0] == place[0] and other > place), None)
-
-
-def _lost_nodes(parts: dict[str, Part]) -> list[str]:
+def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
     """Nodes that others found lost, and those that knew themselves cut off from the job's store."""
     decided = {
         part.decided.fingerprint.removeprefix(NODE_LOST)
@@ -105,7 +109,7 @@ def _lost_nodes(parts: dict[str, Part]) -> list[str]:
     return sorted(decided | {node for node, part in parts.items() if part.is_cut_off})
 
 
-def _without_store(parts: dict[str, Part]) -> frozenset[int]:
+def _without_store(parts: dict[str, NodeCycle]) -> frozenset[int]:
     """Ranks of nodes that lost the job's store. A node that said nothing more was lost with it, if any lost it."""
     without = [part for part in parts.values() if part.is_cut_off]
     if without:
@@ -113,7 +117,7 @@ def _without_store(parts: dict[str, Part]) -> frozenset[int]:
     return frozenset(rank for part in without for rank in part.workers)
 
 
-def _without_agent(parts: dict[str, Part]) -> list[str]:
+def _without_agent(parts: dict[str, NodeCycle]) -> list[str]:
     return [node for node, part in parts.items() if any(map(_is_orphan, part.workers.values()))]
 
 
@@ -126,7 +130,7 @@ def _is_end(record: InterruptionRecord) -> bool:
 
 
 def _records(
-    parts: dict[str, Part], within: Sequence[InterruptionRecord], mover: int | None, lost: list[str]
+    parts: dict[str, NodeCycle], within: Sequence[InterruptionRecord], mover: int | None, lost: list[str]
 ) -> tuple[InterruptionRecord, ...]:
     """What is on record of this cycle, each end once."""
     found: dict[tuple[int, Interruption, int | None], InterruptionRecord] = {}
@@ -153,7 +157,7 @@ def _records(
 
 
 def _evidence(
-    parts: dict[str, Part], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
+    parts: dict[str, NodeCycle], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
 ) -> Evidence:
     workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
     seen = {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
@@ -174,26 +178,9 @@ def _evidence(
     )
 
 
-def _durations(parts: dict[str, Part], following: dict[str, Part]) -> tuple[Spread | None, tuple[Phase, ...]]:
-    """How long the restart took on each rank, and its legs on each node."""
-    away: dict[int, float] = {}
-    legs: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    nodes: defaultdict[str, dict[int, str]] = defaultdict(dict)
-    for node in sorted(parts.keys() & following.keys()):
-        away |= {restart.rank: restart.duration_s for restart in restarts_of(parts[node], following[node])}
-        lowest = min(following[node].workers, default=0)
-        for name, rank, seconds in legs_of(parts[node], following[node]):
-            if rank is None:
-                nodes[name][lowest] = node
-            place = lowest if rank is None else rank
-            legs[name][place] = legs[name].get(place, 0.0) + seconds
-    made = ((name, spread(legs[name], nodes.get(name))) for name in LEGS if name in legs)
-    return spread(away), tuple(Phase(name, took) for name, took in made if took is not None)
-
-
 def _cost(
-    parts: dict[str, Part],
-    following: dict[str, Part],
+    parts: dict[str, NodeCycle],
+    following: dict[str, NodeCycle],
     records: tuple[InterruptionRecord, ...],
     silence: float | None,
     restart: Spread | None,
@@ -211,7 +198,7 @@ def _cost(
     )
 
 
-def _seconds_a_step(parts: dict[str, Part], reached: int, silence: float) -> float | None:
+def _seconds_a_step(parts: dict[str, NodeCycle], reached: int, silence: float) -> float | None:
     """Return how long a step took in this cycle."""
     for part in parts.values():
         failed = part.failed_at
@@ -222,18 +209,18 @@ def _seconds_a_step(parts: dict[str, Part], reached: int, silence: float) -> flo
     return None
 
 
-def _status(launches: Launches, place: Place, parts: dict[str, Part], following: dict[str, Part]) -> Status:
+def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], following: dict[str, NodeCycle]) -> Status:
     if following:
         return "restarted"
     if any(part.ended is None for part in parts.values()):
         return "continued" if not any(part.ended is not None for part in parts.values()) else "unfinished"
     if any(part.ended is not None and part.ended.outcome == "completed" for part in parts.values()):
         return "continued"
-    return "ended" if any((node, place[0]) in launches.over for node in parts) else "unfinished"
+    return "ended" if any((node, place[0]) in cycles.over for node in parts) else "unfinished"
 
 
 def _actions(
-    parts: dict[str, Part], following: dict[str, Part], lost: list[str], status: Status, first: int | None
+    parts: dict[str, NodeCycle], following: dict[str, NodeCycle], lost: list[str], status: Status, first: int | None
 ) -> tuple[str, ...]:
     done: list[str] = []
     workers = {rank: worker for part in parts.values() for rank, worker in sorted(part.workers.items())}

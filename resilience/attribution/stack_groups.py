@@ -1,57 +1,44 @@
-"""Where was every rank when it broke?  Equal stacks become one, with the ranks that were there.
+"""Where was every rank when it broke?  Equal stacks become one group, with the ranks that were there.
 
-From what ranks told when they learned that their iteration is over, from what monitors saw of workers before these
-were stopped, and from the incident's own records. The smallest group comes first: it is who did something else."""
+From what ranks recorded when they learned that their iteration is over, from what monitors saw of workers before these
+were stopped, and from the incident's own records. The smallest group comes first: it did something else."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
 
 import msgspec
 
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import main_stack
-from resilience.core import events
 from resilience.core.attribution import Frame
-from resilience.core.records import Record
-
-Stack = tuple[Frame, ...]
-_Place = tuple[int, int, int, int]
+from resilience.history.history import History
 
 
 class Group(msgspec.Struct, frozen=True):
     """Ranks whose main threads were at the same place. stack: innermost frame last."""
 
     ranks: tuple[int, ...]
-    stack: Stack
+    stack: tuple[Frame, ...]
 
 
-class Whereabouts:
-    """Takes the records of a run, in any order."""
+def stack_groups(history: History, incident: Incident) -> list[Group]:
+    """Return the groups of an incident, the smallest first."""
+    groups: dict[tuple[Frame, ...], set[int]] = {}
+    known: set[int] = set()
+    for rank, stack in _stacks(history, incident):
+        if stack and rank not in known:
+            groups.setdefault(stack, set()).add(rank)
+            known.add(rank)
+    made = [Group(tuple(sorted(ranks)), stack) for stack, ranks in groups.items()]
+    return sorted(made, key=lambda group: (len(group.ranks), group.ranks))
 
-    def __init__(self) -> None:
-        self._seen: defaultdict[_Place, defaultdict[Stack, set[int]]] = defaultdict(lambda: defaultdict(set))
 
-    def take(self, record: Record) -> None:
-        """Add what a record says."""
-        origin, event = record.origin, record.event
-        if isinstance(event, events.OutcomeSeen) and event.stack and origin.initial_rank is not None:
-            place = (origin.attempt, origin.cycle, origin.call, origin.iteration or 0)
-            self._seen[place][event.stack].add(origin.initial_rank)
-        elif isinstance(event, events.WorkerSeen) and event.stack and origin.initial_rank is not None:
-            self._seen[origin.attempt, origin.cycle, -1, -1][event.stack].add(origin.initial_rank)
-
-    def of(self, incident: Incident) -> list[Group]:
-        """Return the groups of an incident, the smallest first."""
+def _stacks(history: History, incident: Incident) -> Iterator[tuple[int, tuple[Frame, ...]]]:
+    if incident.layer == "launcher":
+        for part in history.cycles.parts((incident.attempt, incident.cycle)).values():
+            yield from ((rank, worker.seen.stack) for rank, worker in part.workers.items() if worker.seen is not None)
+    else:
         place = (incident.attempt, incident.cycle, incident.call, incident.iteration)
-        if incident.layer == "launcher":
-            place = (incident.attempt, incident.cycle, -1, -1)
-        groups = {stack: set(ranks) for stack, ranks in self._seen.get(place, {}).items()}
-        told = {rank for ranks in groups.values() for rank in ranks}
-        for record in incident.records:
-            stack = main_stack(record)
-            if stack and record.rank not in told:
-                groups.setdefault(stack, set()).add(record.rank)
-                told.add(record.rank)
-        made = [Group(tuple(sorted(ranks)), stack) for stack, ranks in groups.items()]
-        return sorted(made, key=lambda group: (len(group.ranks), group.ranks))
+        yield from history.iterations[place].stacks.items()
+    yield from ((record.rank, main_stack(record)) for record in incident.records)

@@ -17,9 +17,10 @@ from pathlib import Path
 from resilience.analysis.entries import entry_of, said_entry, utc
 from resilience.analysis.folding import Said, fold, template, templates
 from resilience.analysis.lines import LEVELS, Line, fields_of, said
-from resilience.analysis.merge import Choice, Timeline, incidents_of, last_ns, window
+from resilience.analysis.merge import Choice, Timeline, history_of, last_ns, window
 from resilience.analysis.query import Answer, asked
 from resilience.attribution.advice import ranks_in_words
+from resilience.attribution.incidents import incidents_of
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, seconds, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
 from resilience.cli.run_argument import add_run, find_run
@@ -242,7 +243,7 @@ def _write(texts: Iterable[str], is_flushed: bool) -> None:
 def _choice(arguments: argparse.Namespace, folder: Path) -> Choice:
     since, until = None, None
     if arguments.around is not None:
-        incidents = incidents_of(folder)
+        incidents = incidents_of(history_of(folder))
         found = next((incident for incident in incidents if incident.number == arguments.around), None)
         if found is None:
             have = f"has incidents 1 to {len(incidents)}" if incidents else "has no incidents"

@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from resilience.analysis.lanes import Drawn, Lane, Mark, Stretch
+from resilience.analysis.lanes import Drawn, Lane, Mark, Shown
 from resilience.analysis.sections import Section
-from resilience.analysis.waterfall import Leg, Waterfall, Who
+from resilience.analysis.waterfall import Waterfall
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.cost import Times
 from resilience.cli.render import clock, count, seconds
+from resilience.history.phases import TimedPhase, Who
 
 WIDTH, LANE, LEFT, RIGHT = 1000, 20, 150, 990
 UNITS = 1_000_000  # of the inner drawing's width: fine enough to be stretched 2000 times
@@ -86,7 +87,7 @@ def _grid(first: int, last: int, height: int) -> str:
 
 
 def _lane(lane: Lane, y: int, x: _Scale, is_many: bool) -> str:
-    parts = [_many(lane.stretches, y, x) if is_many else _each(lane.stretches, y, x), _legs(lane.legs, y, x)]
+    parts = [_many(lane.stretches, y, x) if is_many else _each(lane.stretches, y, x), _phases(lane.phases, y, x)]
     for mark in lane.marks:
         parts += [_silent(silent, y, x) for silent in mark.silent]
     for mark in lane.marks:
@@ -96,7 +97,7 @@ def _lane(lane: Lane, y: int, x: _Scale, is_many: bool) -> str:
     return f'<g data-say="{escape(_said(lane), quote=True)}">{"".join(parts)}</g>'
 
 
-def _each(stretches: Iterable[Stretch], y: int, x: _Scale) -> str:
+def _each(stretches: Iterable[Shown], y: int, x: _Scale) -> str:
     return "".join(
         f'<rect class="{stretch.kind}" x="{x(stretch.begin_ns)}" y="{y + 3}" '
         f'width="{max(1, x(stretch.end_ns) - x(stretch.begin_ns))}" height="{LANE - 6}"><title>'
@@ -106,7 +107,7 @@ def _each(stretches: Iterable[Stretch], y: int, x: _Scale) -> str:
     )
 
 
-def _many(stretches: Iterable[Stretch], y: int, x: _Scale) -> str:
+def _many(stretches: Iterable[Shown], y: int, x: _Scale) -> str:
     shapes: dict[str, list[str]] = {}
     for stretch in stretches:
         begin, end = x(stretch.begin_ns), x(stretch.end_ns)
@@ -117,14 +118,14 @@ def _many(stretches: Iterable[Stretch], y: int, x: _Scale) -> str:
     )
 
 
-def _legs(legs: Iterable[Leg], y: int, x: _Scale) -> str:
+def _phases(phases: Iterable[TimedPhase], y: int, x: _Scale) -> str:
     """One line for all of a lane's phases of one name, below the middle, where iterations leave a gap."""
     shapes: dict[str, list[str]] = {}
     took: dict[str, list[float]] = {}
-    for leg in legs:
-        begin, end = x(leg.start_ns), x(leg.end_ns)
-        shapes.setdefault(leg.name, []).append(f"M{begin} {y + LANE - 5}H{max(end, begin + 1)}")
-        took.setdefault(leg.name, []).append((leg.end_ns - leg.start_ns) / 1e9)
+    for phase in phases:
+        begin, end = x(phase.start_ns), x(phase.end_ns)
+        shapes.setdefault(phase.name, []).append(f"M{begin} {y + LANE - 5}H{max(end, begin + 1)}")
+        took.setdefault(phase.name, []).append(phase.seconds)
     return "".join(
         f'<path class="leg {name}" d="{"".join(shape)}"><title>{name}: {count(len(shape), "time")}, '
         f"{seconds(sum(took[name]))} in all, at most {seconds(max(took[name]))}</title></path>"
@@ -132,7 +133,7 @@ def _legs(legs: Iterable[Leg], y: int, x: _Scale) -> str:
     )
 
 
-def _silent(stretch: Stretch, y: int, x: _Scale) -> str:
+def _silent(stretch: Shown, y: int, x: _Scale) -> str:
     begin, end = x(stretch.begin_ns), x(stretch.end_ns)
     return (
         f'<rect class="section" x="{begin}" y="{y + 6}" width="{max(1, end - begin)}" height="{LANE - 12}"><title>'

@@ -13,17 +13,16 @@ from html import escape
 from pathlib import Path
 
 from resilience.adapters import files
-from resilience.analysis import waterfall
 from resilience.analysis.counterfactual import WhatIf
-from resilience.analysis.lanes import Lanes
+from resilience.analysis.lanes import lanes
 from resilience.analysis.load import Reader
-from resilience.analysis.merge import clocks_of
+from resilience.analysis.merge import history_of
 from resilience.analysis.report import Report, report
 from resilience.analysis.sections import Section
-from resilience.analysis.waterfall import Waterfall
+from resilience.analysis.waterfall import Waterfall, waterfall
 from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
-from resilience.attribution.stack_groups import Group, Whereabouts
+from resilience.attribution.stack_groups import Group, stack_groups
 from resilience.attribution.symptoms import is_ours
 from resilience.cli.render import Line, clock, count, date, plain, seconds, short_path
 from resilience.cli.report import incident_lines, report_lines, what_if_in_words
@@ -50,9 +49,9 @@ class Told:
 
     def __init__(self, folder: Path) -> None:
         """Read the run, once."""
-        offsets = {each.node: each.offset_ns for each in clocks_of(folder)}
-        self.lanes, self.whereabouts = Lanes(offsets), Whereabouts()
-        self.found = report(Reader(folder), (self.lanes.take, self.whereabouts.take))
+        reader = Reader(folder)
+        self.history = history_of(folder, reader.records)
+        self.found = report(reader, self.history)
 
     def page(self) -> str:
         """Return the whole page."""
@@ -63,7 +62,7 @@ class Told:
             f'<p class="dim">{escape(", ".join(found.functions))} · {found.world_size or "?"} ranks on '
             f"{escape(_ranks_or(found.nodes))} · from {date(found.started_wall_ns)} to {clock(found.last_wall_ns)}</p>",
             "<h2>What the ranks did</h2>",
-            lanes_figure(self.lanes.drawn(found.incidents)),
+            lanes_figure(lanes(self.history, found.incidents)),
             "<h2>Where the time went</h2>",
             times_figure(found.times),
             _what_ifs(found.what_ifs),
@@ -99,11 +98,11 @@ class Told:
         known = "" if cost is None else f", cost {seconds(cost)}"
         about = f' <span class="dim">{clock(incident.detected_wall_ns)}{known}</span>'
         is_open = " open" if incident.number <= MOST_OPEN else ""
-        went = waterfall.from_legs(list(self.lanes.legs.of(incident)), incident)
+        went = waterfall(self.history, incident)
         return (
             f'<details class="incident" id="incident-{incident.number}"{is_open}><summary>{head}{about}</summary>'
             f"<pre tabindex=0>{_text(lines)}</pre>{'' if went is None else _restart(went)}"
-            f"{_whereabouts(self.whereabouts.of(incident))}{_evidence(incident)}</details>"
+            f"{_stack_groups(stack_groups(self.history, incident))}{_evidence(incident)}</details>"
         )
 
 
@@ -230,7 +229,7 @@ def _restart(went: Waterfall) -> str:
     )
 
 
-def _whereabouts(groups: Sequence[Group]) -> str:
+def _stack_groups(groups: Sequence[Group]) -> str:
     """Where everybody was, equal stacks told once."""
     if not groups:
         return ""

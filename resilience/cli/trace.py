@@ -14,14 +14,16 @@ from typing import Any, TextIO
 
 import msgspec
 
-from resilience.analysis.merge import incidents_of
+from resilience.analysis.merge import history_of, uncertainty_of
 from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
-from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, Who, waterfall
+from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, waterfall
 from resilience.attribution.incident import Incident
+from resilience.attribution.incidents import incidents_of
 from resilience.cli.render import Line, cut, date, seconds, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
 from resilience.errors import ConfigurationError
+from resilience.history.phases import Who
 
 FORMATS = ("text", "perfetto", "otlp-json")
 _NAME = 12
@@ -88,7 +90,8 @@ def _write_events(events: Iterator[dict[str, Any]], out: TextIO) -> None:
 
 
 def _restart(folder: Path, number: int | None) -> Waterfall:
-    incidents = incidents_of(folder)
+    history = history_of(folder)
+    incidents = incidents_of(history)
     if number is not None:
         wanted: list[Incident] = [incident for incident in incidents if incident.number == number]
         if not wanted:
@@ -97,9 +100,10 @@ def _restart(folder: Path, number: int | None) -> Waterfall:
     else:
         wanted = sorted(incidents, key=lambda one: one.restart.max_s if one.restart is not None else 0.0, reverse=True)
     for incident in wanted:
-        found = waterfall(folder, incident)
+        found = waterfall(history, incident)
         if found is not None:
-            return msgspec.structs.replace(found, trace_id=trace_of(folder, incident))
+            trace_id = trace_of(folder, history, incident)
+            return msgspec.structs.replace(found, uncertainty_s=uncertainty_of(folder), trace_id=trace_id)
     what = "has no incidents" if not incidents else "has no restart on record"
     raise ConfigurationError(f"{folder} {what}; --format perfetto shows what else the run did")
 

@@ -1,14 +1,12 @@
 """What did the launcher do?  Records of agents and of their monitors, gathered by cycle and node.
 
-Each node's agent tells its part of a cycle, each worker's monitor what it sees of that worker: `Launches`
-keeps them as facts, in whatever order files are read, and answers what follows from them: when a cycle
-failed and who was first, how long each rank was away, whom the launcher stopped on purpose. Times of one
-node compare by its own monotonic clock; no clocks of two nodes are compared. `attribution.incidents` tells a person
-of it, `telemetry.metrics` counts it."""
+Each node's agent records its part of a cycle, each worker's monitor what it sees of that worker. `CycleHistory` keeps
+these facts, in whatever order files are read, and derives what follows from them: when a cycle failed and which rank
+was first, how long each rank was away, which workers the launcher stopped on purpose. Lengths are measured on each
+node's own monotonic clock."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -17,12 +15,13 @@ import msgspec
 from resilience.core import events, tracebacks
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.records import Record
+from resilience.history.phases import TimedPhase
 
-Place = tuple[int, int]
+Cycle = tuple[int, int]
 """Attempt and cycle."""
 
 Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
-LEGS: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "import")
+RESTART: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "import")
 """What a restart by the launcher consists of, in order."""
 
 _FAILED = ("failed", "exhausted")
@@ -30,12 +29,16 @@ _BEFORE = ("gate", "rendezvous")  # which come before it is known which cycle th
 NODE_LOST = "lost "  # how the fingerprint of a lost node's failure begins
 
 
-class Leg(NamedTuple):
-    """A leg of a cycle that has ended."""
+class Stage(NamedTuple):
+    """A stage of a cycle that has ended, by the node's monotonic clock and by UTC."""
 
     phase: str
     ended_ns: int
+    ended_wall_ns: int
     duration_s: float
+
+    def timed(self, node: str) -> TimedPhase:
+        return TimedPhase(self.phase, node, node, self.ended_wall_ns - round(self.duration_s * 1e9), self.ended_wall_ns)
 
 
 class Seen(NamedTuple):
@@ -82,7 +85,7 @@ class Worker:
             self.progress = (at_ns, wall_ns, sign)
 
 
-class Part:
+class NodeCycle:
     """One node's part of one cycle."""
 
     def __init__(self) -> None:
@@ -92,7 +95,7 @@ class Part:
         self.ended_wall_ns = 0
         self.run_began_ns: int | None = None
         self.met: events.RendezvousCompleted | None = None
-        self.legs: list[Leg] = []
+        self.stages: list[Stage] = []
         self.workers: dict[int, Worker] = {}
         self.seen: list[Seen] = []
         self.decided: events.RestartDecided | None = None
@@ -132,7 +135,7 @@ class Part:
         ]
         if own:
             return min(own)
-        ran = [leg.ended_ns for leg in self.legs if leg.phase == "run"]
+        ran = [stage.ended_ns for stage in self.stages if stage.phase == "run"]
         return (ran[-1], "peer") if ran else (self.ended_ns, "peer") if self.ended is not None else None
 
     def is_own(self, record: InterruptionRecord) -> bool:
@@ -154,84 +157,127 @@ class Part:
             self.mover = self._batch[0][1]
 
 
-class Launches:
+class CycleHistory:
     """Facts of a job's cycles, by node."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, dict[Place, Part]] = {}
+        self.nodes: dict[str, dict[Cycle, NodeCycle]] = {}
         self.began: dict[tuple[str, int], int] = {}  # node, attempt -> monotonic ns of its agent's first record
         self.over: dict[tuple[str, int], events.JobEnded] = {}  # node, attempt
-        self._before: dict[str, list[Leg]] = {}
+        self._before: dict[str, list[Stage]] = {}
         self._met: dict[str, events.RendezvousCompleted] = {}
 
-    def take(self, record: Record) -> None:
-        """Add what a record says. Only the order within each file matters."""
-        origin, event = record.origin, record.event
-        if origin.is_launchers:
-            if origin.role == "agent":
-                self.began.setdefault((origin.node, origin.attempt), record.mono_ns)
-                self._take_of_agent(record)
-            if isinstance(event, events.Interrupted):
-                self._part(record).seen.append(Seen(record.mono_ns, _read(event.record, record)))
-            elif origin.initial_rank is not None:
-                self._take_of_monitor(record, origin.initial_rank)
-        elif origin.initial_rank is not None:
-            self._take_of_wrapper(record, origin.initial_rank)
+    def take(self, record: Record, at_ns: int) -> None:
+        """Add what an agent, or a monitor of the launcher's, says. Only the order within each file matters.
 
-    def parts(self, place: Place) -> dict[str, Part]:
+        at_ns: when it said so, UTC."""
+        origin, event = record.origin, record.event
+        if origin.role == "agent":
+            self.began.setdefault((origin.node, origin.attempt), record.mono_ns)
+            self._take_of_agent(record, at_ns)
+        if isinstance(event, events.Interrupted):
+            self._part(record).seen.append(Seen(record.mono_ns, _read(event.record, record, at_ns)))
+        elif origin.initial_rank is not None:
+            self._take_of_monitor(record, origin.initial_rank, at_ns)
+
+    def take_of_wrapper(self, record: Record, rank: int, at_ns: int) -> None:
+        """Add what a Wrapper in a worker, or its monitor, says."""
+        match record.event:
+            case events.CallStarted():
+                worker = self._part(record).worker(rank)
+                worker.called_ns = worker.called_ns or record.mono_ns
+            case events.StageStarted(stage="run"):
+                self._part(record).worker(rank).progressed(record.mono_ns, at_ns, "entry")
+            case events.Interrupted(seen) if seen.interruption is Interruption.TERMINATED:
+                self._part(record).handled.add((seen.rank, seen.pid))
+
+    def parts(self, place: Cycle) -> dict[str, NodeCycle]:
         """Return all nodes' parts of a cycle."""
         return {node: parts[place] for node, parts in self.nodes.items() if place in parts}
 
-    def world_size(self, place: Place) -> int | None:
+    def following(self, place: Cycle) -> Cycle | None:
+        """Return the next cycle of the attempt that began."""
+        return next((other for other in self.places if other[0] == place[0] and other > place), None)
+
+    def restart_phases(self, place: Cycle) -> Iterator[TimedPhase]:
+        """Yield the phases of the restart that a cycle ended with, on all nodes."""
+        later = self.following(place)
+        parts, following = self.parts(place), {} if later is None else self.parts(later)
+        for node in sorted(parts.keys() | following.keys()):
+            yield from phases_of(node, parts.get(node), following.get(node))
+
+    def phases(self) -> Iterator[TimedPhase]:
+        """Yield the phases of all starts and restarts."""
+        for node, parts in self.nodes.items():
+            for part in parts.values():
+                yield from phases_of(node, part, part)
+
+    def node_of(self) -> dict[int, str]:
+        """Return on which node each rank's last worker was started."""
+        last: dict[int, tuple[Cycle, str]] = {}
+        for node, parts in self.nodes.items():
+            for place, part in parts.items():
+                for rank, worker in part.workers.items():
+                    if worker.started_ns is not None and (rank not in last or place > last[rank][0]):
+                        last[rank] = (place, node)
+        return {rank: node for rank, (_, node) in last.items()}
+
+    def last_parts(self) -> list[NodeCycle]:
+        """Return all nodes' parts of the last cycle."""
+        places = self.places
+        return list(self.parts(places[-1]).values()) if places else []
+
+    def last_workers(self) -> dict[int, Worker]:
+        """Return the workers of the last cycle, by rank; one that another node has taken over counts there."""
+        return {rank: worker for part in self.last_parts() for rank, worker in part.workers.items()}
+
+    @property
+    def stopped(self) -> dict[Cycle, set[int]]:
+        """Ranks that the launcher ended on purpose, by cycle."""
+        return {place: {rank for part in self.parts(place).values() for rank in part.stopped} for place in self.places}
+
+    def world_size(self, place: Cycle) -> int | None:
         """Return how many ranks a cycle has, as its nodes met, or as workers were started."""
         parts = self.parts(place).values()
         told = [part.met.world_size for part in parts if part.met is not None]
         return max([*told, *(rank + 1 for part in parts for rank in part.workers)], default=None)
 
     @property
-    def places(self) -> list[Place]:
+    def largest_world(self) -> int | None:
+        """How many ranks the largest cycle had."""
+        sizes = (self.world_size(place) for place in self.places)
+        return max((size for size in sizes if size is not None), default=None)
+
+    @property
+    def places(self) -> list[Cycle]:
         """All cycles that an agent has told of, in order."""
         return sorted({place for parts in self.nodes.values() for place, part in parts.items() if part.started})
 
-    def pairs(self, node: str) -> Iterator[tuple[Part, Part]]:
-        """Yield each cycle of a node with the one that it took part in before, within one attempt."""
-        parts = self.nodes.get(node, {})
-        known = [place for place in sorted(parts) if parts[place].started is not None]
-        for before, this in itertools.pairwise(known):
-            if before[0] == this[0]:
-                yield parts[before], parts[this]
-
-    def restarts(self, node: str) -> Iterator[Restart]:
-        """Yield for each restart of a rank how long it was away. One that shows no sign counts with its start,
-        once its cycle is over."""
-        for before, this in self.pairs(node):
-            yield from restarts_of(before, this)
-
-    def _part(self, record: Record) -> Part:
+    def _part(self, record: Record) -> NodeCycle:
         origin = record.origin
-        return self.nodes.setdefault(origin.node, {}).setdefault((origin.attempt, origin.cycle), Part())
+        return self.nodes.setdefault(origin.node, {}).setdefault((origin.attempt, origin.cycle), NodeCycle())
 
-    def _take_of_agent(self, record: Record) -> None:
+    def _take_of_agent(self, record: Record, at_ns: int) -> None:
         event, node = record.event, record.origin.node
         match event:
             case events.CyclePhaseEnded(phase):
-                leg = Leg(phase, record.mono_ns, max(0.0, event.duration_s))
-                (self._before.setdefault(node, []) if phase in _BEFORE else self._part(record).legs).append(leg)
+                stage = Stage(phase, record.mono_ns, at_ns, max(0.0, event.duration_s))
+                (self._before.setdefault(node, []) if phase in _BEFORE else self._part(record).stages).append(stage)
             case events.CyclePhaseStarted(phase="run"):
                 self._part(record).run_began_ns = record.mono_ns
             case events.CycleStarted():
                 part = self._part(record)
                 part.started, part.met = event, self._met.pop(node, None)
-                part.legs[:0] = self._before.pop(node, [])
+                part.stages[:0] = self._before.pop(node, [])
             case events.CycleEnded():
                 part = self._part(record)
-                part.ended, part.ended_ns, part.ended_wall_ns = event, record.mono_ns, record.wall_ns
+                part.ended, part.ended_ns, part.ended_wall_ns = event, record.mono_ns, at_ns
             case events.RendezvousCompleted():
                 self._met[node] = event
             case events.WorkerStarted():
                 worker = self._part(record).worker(event.worker_rank)
                 worker.how = event.how
-                worker.pid, worker.started_ns, worker.started_wall_ns = event.worker_pid, record.mono_ns, record.wall_ns
+                worker.pid, worker.started_ns, worker.started_wall_ns = event.worker_pid, record.mono_ns, at_ns
             case events.WorkerExited():
                 worker = self._part(record).worker(event.worker_rank)
                 worker.exit, worker.exited_ns = event, record.mono_ns
@@ -243,13 +289,13 @@ class Launches:
             case events.JobEnded():
                 self.over[node, record.origin.attempt] = event
 
-    def _take_of_monitor(self, record: Record, rank: int) -> None:
+    def _take_of_monitor(self, record: Record, rank: int, at_ns: int) -> None:
         event = record.event
         match event:
             case events.WorkerProgressed():
                 ago = round(event.ago_s * 1e9)
                 worker = self._part(record).worker(rank)
-                worker.progressed(record.mono_ns - ago, record.wall_ns - ago, event.sign)
+                worker.progressed(record.mono_ns - ago, at_ns - ago, event.sign)
                 if event.step is not None and worker.first_step is None:
                     worker.first_step = (record.mono_ns - ago, event.step)
             case events.EvidenceCaptured(method):
@@ -259,18 +305,8 @@ class Launches:
             case events.RankSignalled():
                 self._part(record).worker(rank).signals = (", ".join(event.signals), event.reason)
 
-    def _take_of_wrapper(self, record: Record, rank: int) -> None:
-        match record.event:
-            case events.CallStarted():
-                worker = self._part(record).worker(rank)
-                worker.called_ns = worker.called_ns or record.mono_ns
-            case events.StageStarted(stage="run"):
-                self._part(record).worker(rank).progressed(record.mono_ns, record.wall_ns, "entry")
-            case events.Interrupted(seen) if seen.interruption is Interruption.TERMINATED:
-                self._part(record).handled.add((seen.rank, seen.pid))
 
-
-def restarts_of(before: Part, this: Part) -> Iterator[Restart]:
+def restarts_of(before: NodeCycle, this: NodeCycle) -> Iterator[Restart]:
     """Yield how long each rank of a cycle was away, that had begun in the cycle before."""
     since = before.failed_at
     if since is None or this.started is None:
@@ -286,21 +322,28 @@ def restarts_of(before: Part, this: Part) -> Iterator[Restart]:
             yield Restart(rank, kind, at_ns, worker.started_ns, worker.started_wall_ns, "entry")
 
 
-def legs_of(before: Part, this: Part) -> Iterator[tuple[str, int | None, float]]:
-    """Yield the legs of a node's restart: name, rank (None: the whole node's) and seconds."""
-    since = before.failed_at
-    for leg in before.legs:
-        if leg.phase == "run" and since is not None:
-            yield "detect", None, max(0, leg.ended_ns - since[0]) / 1e9
-    yield from (("stop", None, leg.duration_s) for leg in before.legs if leg.phase == "stop")
-    yield from ((leg.phase, None, leg.duration_s) for leg in this.legs if leg.phase in ("gate", "rendezvous", "spawn"))
+def phases_of(node: str, before: NodeCycle | None, this: NodeCycle | None) -> Iterator[TimedPhase]:
+    """Yield the phases of a restart on one node: the end of one cycle and the start of the next one, or one of both.
+
+    A node that knows no fault of its own has noticed when its workers were to be stopped."""
+    for stage in () if before is None else before.stages:
+        since = None if before is None else before.failed_at
+        if stage.phase == "run" and since is not None:
+            ago = max(0, stage.ended_ns - since[0])
+            yield TimedPhase("detect", node, node, stage.ended_wall_ns - ago, stage.ended_wall_ns)
+        elif stage.phase == "stop":
+            yield stage.timed(node)
+    if this is None:
+        return
+    yield from (stage.timed(node) for stage in this.stages if stage.phase in ("gate", "rendezvous", "spawn"))
     for rank, worker in sorted(this.workers.items()):
         if worker.progress is not None and worker.started_ns is not None:
-            yield "import", rank, max(0, worker.progress[0] - worker.started_ns) / 1e9
+            until_ns, wall_ns, _ = worker.progress
+            yield TimedPhase("import", rank, node, wall_ns - max(0, until_ns - worker.started_ns), wall_ns)
 
 
-def _read(seen: InterruptionRecord, record: Record) -> InterruptionRecord:
-    """The record with what else it tells: what a dead program raised stands in its last lines."""
+def _read(seen: InterruptionRecord, record: Record, at_ns: int) -> InterruptionRecord:
+    """The record with what its place adds: the exception of a dead program stands in its last lines."""
     exception = seen.exception
     if exception is None and seen.interruption is Interruption.TERMINATED and seen.log_tail:
         exception = tracebacks.parse(seen.log_tail)
@@ -308,5 +351,5 @@ def _read(seen: InterruptionRecord, record: Record) -> InterruptionRecord:
         seen,
         exception=exception,
         node=seen.node or record.origin.node,
-        detected_wall_ns=seen.detected_wall_ns or record.wall_ns,
+        detected_wall_ns=at_ns if seen.detected_wall_ns is None else seen.detected_wall_ns - (record.wall_ns - at_ns),
     )

@@ -1,31 +1,37 @@
-"""What is known of each iteration of a job?  Records, gathered by the iteration they belong to.
+"""What is known of each iteration of a job?  Records of ranks, gathered by the iteration they belong to.
 
-A restart reaches into the next iteration, a death between two iterations may be told in the one and
-interrupt the other, a rank that its monitor ends may die late: here everything comes to where it belongs.
-`attribution.incidents` makes one incident of each iteration that was interrupted."""
+A restart reaches into the next iteration, a death between two iterations may be on record in the one and interrupt the
+other, a rank that its monitor ends may die late: here everything comes to where it belongs. `attribution.incidents`
+makes one incident of each iteration that was interrupted."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
 
 import msgspec
 
 from resilience.core import events
 from resilience.core.attribution import Frame, Interruption, InterruptionRecord
 from resilience.core.records import Record
-
-Key = tuple[int, int, int, int]
-"""Attempt, cycle, call, iteration. Iteration AT_ENTRY: ranks were still meeting at the call."""
+from resilience.history.cycles import CycleHistory
+from resilience.history.phases import PhaseTimes, Place, TimedPhase
 
 AT_ENTRY = -1
+"""The iteration of a place at which ranks were still meeting at the call."""
+_Call = tuple[int, int, int, int]
+"""Attempt, cycle, call, initial rank."""
+_ACROSS = ("regroup", "resume")  # phases that reach into the next iteration
+_PHASES = frozenset(events.PHASES)
 
 
-class Case:
-    """What is gathered of one iteration."""
+class Iteration:
+    """What is known of one iteration, by initial rank."""
 
     def __init__(self) -> None:
-        self.records: list[InterruptionRecord] = []
+        self.reported: list[InterruptionRecord] = []  # as they came
+        self.records: list[InterruptionRecord] = []  # each death once, with its place in the order of arrival
         self.arrivals: dict[tuple[int, Interruption], int] = {}
         self.first: Counter[int] = Counter()
         self.answered: set[int] = set()
@@ -35,10 +41,11 @@ class Case:
         self.world_size: int | None = None
         self.active_world_size: int | None = None
         self.ended: dict[int, str] = {}
+        self.stopped: Set[int] = frozenset()  # by the launcher, on purpose: that is no failure
         self.runs: dict[int, tuple[str, float]] = {}
-        self.phases: dict[str, dict[int, float]] = {}
         self.restarts: dict[int, events.RestartEnded] = {}
-        self.signalled: dict[int, tuple[str, tuple[str, ...]]] = {}
+        self.sent: dict[int, tuple[str, tuple[str, ...]]] = {}  # reason and signals that a monitor sent its rank
+        self.signalled: dict[int, str] = {}  # ranks that their monitor ended, now or before, and why
         self.excluded: set[int] = set()
         self.left: dict[int, str] = {}
         self.stacks_by: dict[str, list[int]] = defaultdict(list)
@@ -50,7 +57,7 @@ class Case:
 
     @property
     def first_reporter(self) -> int | None:
-        """Whose record the store has first, as an initial rank."""
+        """The initial rank whose record the store has first."""
         for record in self.records:
             if record.arrival_order == 1:
                 return record.rank
@@ -58,168 +65,230 @@ class Case:
 
     @property
     def is_interrupted(self) -> bool:
-        return bool(self.answered) or any(outcome != "completed" for outcome in self.ended.values())
+        return bool(self.answered) or any(
+            outcome != "completed" and not (outcome == "lost" and rank in self.stopped)
+            for rank, outcome in self.ended.items()
+        )
+
+    def is_stopped(self, record: InterruptionRecord) -> bool:
+        """Whether a record is of an end that the launcher brought about: the Wrapper's monitor could not know."""
+        return record.rank in self.stopped and record.interruption is Interruption.TERMINATED
 
     @property
     def is_incident(self) -> bool:
         return bool(self.records) or self.is_interrupted or bool(self.store_lost and not self.ended)
 
 
-class Gathered:
-    """All cases of a job, and what is known of each rank across them."""
+class IterationHistory:
+    """All iterations of a job, and what is known of each rank across them."""
 
     def __init__(self) -> None:
-        self.cases: dict[Key, Case] = {}
-        self.leg: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> whose phases it goes through
-        self.began: dict[tuple[int, int, int, int], Key] = {}  # rank's call -> where its open restart began
-        self.signalled: dict[tuple[int, int, int, int], tuple[Key, str]] = {}  # rank's call -> since when, and why
-        self.finished: set[tuple[int, int, int, int]] = set()  # (attempt, cycle, call, rank) that ended
-        self.seen: set[tuple[int, int, int, int]] = set()
+        self.phases = PhaseTimes()
+        self.finished: set[_Call] = set()  # calls that ended
+        self.seen: set[_Call] = set()
+        self._iterations: dict[Place, Iteration] = {}
+        self._restart: dict[_Call, Place] = {}  # where the phases belong that a rank goes through
+        self._began: dict[_Call, Place] = {}  # where its open restart began
+        self._signalled: dict[_Call, tuple[Place, str]] = {}  # since when, and why
+        self.is_settled = True
+        self._handlers: dict[type, Callable[[Place, _Call, Record, Any, int], None]] = {
+            events.CallEnded: self._call_ended,
+            events.RankExited: self._call_ended,
+            events.IterationStarted: self._iteration_started,
+            events.IterationEnded: self._iteration_ended,
+            events.StageStarted: self._stage_started,
+            events.StageEnded: self._stage_ended,
+            events.RestartEnded: self._restart_ended,
+            events.Interrupted: self._interrupted,
+            events.InterruptionArrived: self._arrived,
+            events.OutcomeSeen: self._outcome_seen,
+            events.RankSignalled: self._rank_signalled,
+            **dict.fromkeys(_RARE, self._rare),
+        }
 
-    def case(self, key: Key) -> Case:
-        found = self.cases.get(key)
+    def take(self, record: Record, at_ns: int) -> None:
+        """Add what a rank or its monitor says; only the order within each rank's file matters. at_ns: UTC."""
+        handler = self._handlers.get(type(record.event))
+        if handler is None:
+            return
+        origin = record.origin
+        rank = origin.initial_rank
+        assert rank is not None
+        place = (origin.attempt, origin.cycle, origin.call, AT_ENTRY if origin.iteration is None else origin.iteration)
+        self.is_settled = False
+        handler(place, (origin.attempt, origin.cycle, origin.call, rank), record, record.event, at_ns)
+
+    def settled(self, cycles: CycleHistory) -> dict[Place, Iteration]:
+        """Return all iterations. cycles: tell which ranks the launcher ended on purpose."""
+        if not self.is_settled:
+            self._settle(cycles.stopped)
+            self.is_settled = True
+        return self._iterations
+
+    def restart_phases(self, place: Place) -> Iterator[TimedPhase]:
+        """Yield the phases of the restart that an iteration ended with; spares have no progress to show."""
+        following = self._iterations.get((*place[:3], place[3] + 1))
+        active = (
+            set() if following is None else {rank for rank, state in following.started.items() if state == "active"}
+        )
+        for phase in self.phases.at(place):
+            if phase.name != "resume" or phase.who in active:
+                yield phase
+
+    # -- records ----------------------------------------------------------------------------------
+
+    def _at(self, place: Place) -> Iteration:
+        found = self._iterations.get(place)
         if found is None:
-            found = self.cases[key] = Case()
+            found = self._iterations[place] = Iteration()
         return found
 
+    def _call_ended(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
+        self.seen.add(who)
+        self.finished.add(who)
 
-def gather(records: Iterable[Record]) -> Gathered:
-    """Sort the records of a job by iteration; only the order within each rank's own file matters."""
-    gathered = Gathered()
-    for record in records:
-        _gather(gathered, record)
-    for case in gathered.cases.values():
-        case.records = [_in_order(case, seen) for seen in case.records]
-    _once_each(gathered.cases)
-    _late_ends(gathered)
-    return gathered
+    def _iteration_started(
+        self, place: Place, who: _Call, record: Record, event: events.IterationStarted, at_ns: int
+    ) -> None:
+        self.seen.add(who)
+        found = self._at(place)
+        found.started[who[3]] = event.state
+        found.world_size, found.active_world_size = record.origin.world_size, event.active_world_size
+
+    def _iteration_ended(
+        self, place: Place, who: _Call, record: Record, event: events.IterationEnded, at_ns: int
+    ) -> None:
+        self._at(place).ended[who[3]] = event.outcome
+
+    def _stage_started(self, place: Place, who: _Call, record: Record, event: events.StageStarted, at_ns: int) -> None:
+        if event.stage == "restart":
+            self._began[who] = place
+
+    def _stage_ended(self, place: Place, who: _Call, record: Record, event: events.StageEnded, at_ns: int) -> None:
+        if event.stage == "run":
+            self._at(place).runs[who[3]] = (event.outcome, max(0.0, event.duration_s))
+        elif event.stage in _PHASES:
+            if event.stage not in _ACROSS:
+                self._restart[who] = place
+            belongs = self._restart.get(who)
+            if belongs is not None and event.outcome != "lost":
+                end = at_ns - round(event.ended_ago_s * 1e9)
+                self.phases.add(belongs, event.stage, who[3], record.origin.node, end, event.duration_s)
+
+    def _restart_ended(self, place: Place, who: _Call, record: Record, event: events.RestartEnded, at_ns: int) -> None:
+        began = self._began.pop(who, None) or self._restart.get(who)
+        if began is not None:
+            self._at(began).restarts[who[3]] = event
+
+    def _interrupted(self, place: Place, who: _Call, record: Record, event: events.Interrupted, at_ns: int) -> None:
+        self.seen.add(who)
+        seen = event.record
+        if seen.iteration is not None:
+            place = (*place[:3], seen.iteration)
+        detected = at_ns if seen.detected_wall_ns is None else seen.detected_wall_ns - (record.wall_ns - at_ns)
+        node = record.origin.node if seen.node is None and seen.rank == record.origin.initial_rank else seen.node
+        self._at(place).reported.append(msgspec.structs.replace(seen, detected_wall_ns=detected, node=node))
+
+    def _arrived(self, place: Place, who: _Call, record: Record, event: events.InterruptionArrived, at_ns: int) -> None:
+        arrivals = self._at((*place[:3], event.iteration)).arrivals
+        of = (event.initial_rank, event.interruption)
+        arrivals[of] = min(event.position, arrivals.get(of, event.position))
+
+    def _outcome_seen(self, place: Place, who: _Call, record: Record, event: events.OutcomeSeen, at_ns: int) -> None:
+        found, rank = self._at(place), who[3]
+        found.answered.add(rank)
+        if event.by is not None:
+            found.first[event.by] += 1
+        if event.stack:
+            found.stacks[rank] = event.stack
+        if event.step is not None:
+            found.steps[rank] = event.step
+
+    def _rank_signalled(
+        self, place: Place, who: _Call, record: Record, event: events.RankSignalled, at_ns: int
+    ) -> None:
+        sent = self._at(place).sent
+        sent[who[3]] = (event.reason, sent.get(who[3], ("", ()))[1] + event.signals)
+        self._signalled.setdefault(who, (place, event.reason))
+
+    def _rare(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
+        rank = who[3]
+        match event:
+            case events.RankStoodInFor(result="excluded" | "discarded"):
+                self._at(place).excluded.add(event.initial_rank)
+            case events.RankLeft():
+                self._at(place).left[rank] = event.error
+            case events.EvidenceCaptured():
+                self._at(place).stacks_by[event.method].append(rank)
+            case events.InterruptSwallowed():
+                self._at(place).swallowed.append((rank, f"{event.file}:{event.line} ({event.function})"))
+            case events.AbortStuck():
+                self._at(place).stuck[rank] = event.where
+            case events.StoreLost():
+                found = self._at(place)
+                found.store_lost[rank] = event.error
+                found.wall_ns = found.wall_ns or at_ns
+            case events.MonitorLost():
+                self._at(place).unmonitored.add(rank)
+
+    # -- what follows from all of them ------------------------------------------------------------
+
+    def _settle(self, stopped: Mapping[tuple[int, int], Set[int]]) -> None:
+        for place, found in self._iterations.items():
+            found.stopped = stopped.get(place[:2], frozenset())
+            found.records = [_in_order(found, record) for record in found.reported if not found.is_stopped(record)]
+            found.signalled = {rank: reason for rank, (reason, _) in found.sent.items()}
+        _once_each(self._iterations)
+        for place, found in self._iterations.items():
+            for record in found.records:  # a rank that its monitor ends may die an iteration later
+                since, reason = self._signalled.get((*place[:3], record.rank), (place, ""))
+                if record.interruption is Interruption.TERMINATED and since < place and reason:
+                    found.signalled.setdefault(record.rank, reason)
 
 
-def _gather(gathered: Gathered, record: Record) -> None:
-    origin, event = record.origin, record.event
-    if origin.initial_rank is None or origin.is_launchers:
-        return
-    call = (origin.attempt, origin.cycle, origin.call)
-    rank = origin.initial_rank
-    who = (*call, rank)
-    gathered.seen.add(who)
-    iteration = AT_ENTRY if origin.iteration is None else origin.iteration
-    key = (*call, iteration)
-    if isinstance(event, events.Interrupted):
-        _gather_interrupted(gathered, key, record, event.record)
-        return
-    case = gathered.case(key)
-    match event:
-        case events.CallEnded() | events.RankExited():
-            gathered.finished.add(who)
-        case events.IterationStarted():
-            case.started[rank] = event.state
-            case.world_size, case.active_world_size = origin.world_size, event.active_world_size
-        case events.IterationEnded():
-            case.ended[rank] = event.outcome
-        case events.StageEnded():
-            _gather_stage(gathered, key, rank, event)
-        case events.StageStarted(stage="restart"):
-            gathered.began[who] = key
-        case events.RestartEnded():
-            began = gathered.began.pop(who, None) or gathered.leg.get(who)
-            if began is not None:
-                gathered.case(began).restarts[rank] = event
-        case events.InterruptionArrived(position=position):
-            arrivals = gathered.case((*call, event.iteration)).arrivals
-            place = (event.initial_rank, event.interruption)
-            arrivals[place] = min(position, arrivals.get(place, position))
-        case events.OutcomeSeen():
-            case.answered.add(rank)
-            if event.by is not None:
-                case.first[event.by] += 1
-            if event.stack:
-                case.stacks[rank] = event.stack
-            if event.step is not None:
-                case.steps[rank] = event.step
-        case events.RankSignalled():
-            before = case.signalled.get(rank, ("", ()))[1]
-            case.signalled[rank] = (event.reason, before + event.signals)
-            gathered.signalled.setdefault(who, (key, event.reason))
-        case events.RankStoodInFor(result="excluded" | "discarded"):
-            case.excluded.add(event.initial_rank)
-        case events.RankLeft():
-            case.left[rank] = event.error
-        case events.EvidenceCaptured():
-            case.stacks_by[event.method].append(rank)
-        case events.InterruptSwallowed():
-            case.swallowed.append((rank, f"{event.file}:{event.line} ({event.function})"))
-        case events.AbortStuck():
-            case.stuck[rank] = event.where
-        case events.StoreLost():
-            case.store_lost[rank] = event.error
-            case.wall_ns = case.wall_ns or record.wall_ns
-        case events.MonitorLost():
-            case.unmonitored.add(rank)
+_RARE = (
+    events.RankStoodInFor,
+    events.RankLeft,
+    events.EvidenceCaptured,
+    events.InterruptSwallowed,
+    events.AbortStuck,
+    events.StoreLost,
+    events.MonitorLost,
+)
 
 
-def _gather_interrupted(gathered: Gathered, key: Key, record: Record, seen: InterruptionRecord) -> None:
-    if seen.iteration is not None:
-        key = (*key[:3], seen.iteration)
-    if seen.detected_wall_ns is None:
-        seen = msgspec.structs.replace(seen, detected_wall_ns=record.wall_ns)
-    if seen.node is None and seen.rank == record.origin.initial_rank:
-        seen = msgspec.structs.replace(seen, node=record.origin.node)
-    gathered.case(key).records.append(seen)
-
-
-def _gather_stage(gathered: Gathered, key: Key, rank: int, event: events.StageEnded) -> None:
-    who = (*key[:3], rank)
-    if event.stage == "run":
-        gathered.case(key).runs[rank] = (event.outcome, max(0.0, event.duration_s))
-    elif event.stage in events.PHASES:
-        # Regroup and resume reach into the next iteration, but belong to the restart begun before.
-        if event.stage not in ("regroup", "resume"):
-            gathered.leg[who] = key
-        leg = gathered.leg.get(who)
-        if leg is not None and event.outcome != "lost":
-            of_rank = gathered.case(leg).phases.setdefault(event.stage, {})
-            of_rank[rank] = of_rank.get(rank, 0.0) + max(0.0, event.duration_s)
-
-
-def _in_order(case: Case, seen: InterruptionRecord) -> InterruptionRecord:
+def _in_order(iteration: Iteration, record: InterruptionRecord) -> InterruptionRecord:
     """The record with its place in the store's order of arrival."""
-    position = case.arrivals.get((seen.rank, seen.interruption), seen.arrival_order)
-    return msgspec.structs.replace(seen, arrival_order=position)
+    position = iteration.arrivals.get((record.rank, record.interruption), record.arrival_order)
+    return record if position == record.arrival_order else msgspec.structs.replace(record, arrival_order=position)
 
 
-def _once_each(cases: dict[Key, Case]) -> None:
+def _once_each(iterations: dict[Place, Iteration]) -> None:
     """One death is one record: keep it where it interrupted something.
 
     A rank that dies between two iterations may be on record in the one and interrupt the other, and its
     own monitor and a neighbour's may both have seen it."""
-    deaths: defaultdict[tuple[object, int, int | None], list[Key]] = defaultdict(list)
-    for key in sorted(cases):
-        for record in cases[key].records:
+    deaths: defaultdict[tuple[object, int, int | None], list[Place]] = defaultdict(list)
+    for place in sorted(iterations):
+        for record in iterations[place].records:
             if record.interruption is Interruption.TERMINATED:
-                deaths[key[:3], record.rank, record.pid].append(key)
-    for (_, rank, _), keys in deaths.items():
-        home = keys[0]
+                deaths[place[:3], record.rank, record.pid].append(place)
+    for (_, rank, _), places in deaths.items():
+        home = places[0]
         later = [
-            key
-            for key in sorted(cases)
-            if key[:3] == home[:3] and key > home and cases[key].first_reporter == rank and not cases[key].records
+            place
+            for place in sorted(iterations)
+            if place[:3] == home[:3]
+            and place > home
+            and iterations[place].first_reporter == rank
+            and not iterations[place].records
         ]
-        if later and (cases[home].first_reporter != rank):
+        if later and (iterations[home].first_reporter != rank):
             home = later[0]
-        record = next(r for r in cases[keys[0]].records if _is_death(r, rank))
-        for key in keys:
-            cases[key].records = [r for r in cases[key].records if not _is_death(r, rank)]
-        cases[home].records.append(record)
-
-
-def _late_ends(gathered: Gathered) -> None:
-    """A rank that its monitor ends may die an iteration later: that is the monitor's doing too."""
-    for key, case in gathered.cases.items():
-        for record in case.records:
-            since, reason = gathered.signalled.get((*key[:3], record.rank), (key, ""))
-            if record.interruption is Interruption.TERMINATED and since < key and reason:
-                case.signalled.setdefault(record.rank, (reason, ()))
+        record = next(r for r in iterations[places[0]].records if _is_death(r, rank))
+        for place in places:
+            iterations[place].records = [r for r in iterations[place].records if not _is_death(r, rank)]
+        iterations[home].records.append(record)
 
 
 def _is_death(record: InterruptionRecord, rank: int) -> bool:

@@ -11,8 +11,8 @@ from resilience.attribution.launch_incidents import WISHED
 from resilience.attribution.symptoms import category_of, symptom
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.identity import trace_id
-from resilience.core.records import Record
-from resilience.history.cycles import NODE_LOST, Launches, Part, Worker, legs_of, restarts_of
+from resilience.history.cycles import NODE_LOST, Cycle, NodeCycle, Worker, phases_of, restarts_of
+from resilience.history.history import History
 
 LAYER = "launcher"
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
@@ -34,20 +34,14 @@ class Values:
 class LauncherMetrics:
     """The launcher's share in the metrics of one node."""
 
-    def __init__(self) -> None:
-        self._launches = Launches()
-        self._job_id = ""
-
-    def take(self, record: Record) -> None:
-        """Add what a record says."""
-        self._job_id = record.origin.job_id
-        self._launches.take(record)
+    def __init__(self, history: History) -> None:
+        self._history = history
 
     def values(self, now_ns: int | None) -> Values:
         """Return all values. now_ns: on this host's monotonic clock, to count workers that are running."""
         made = Values()
-        for node, parts in self._launches.nodes.items():
-            previous: Part | None = None
+        for node, parts in self._history.cycles.nodes.items():
+            previous: NodeCycle | None = None
             for place in sorted(parts):
                 part = parts[place]
                 if part.started is None and part.ended is None:
@@ -55,19 +49,19 @@ class LauncherMetrics:
                 self._cycle(made, place, part)
                 self._productive(made, part, now_ns)
                 is_first = previous is None or part.started is None or part.started.why == "first"
-                since = self._launches.began.get((node, place[0])) if is_first else None
+                since = self._history.cycles.began.get((node, place[0])) if is_first else None
                 if since is None and previous is not None and previous.failed_at is not None:
                     since = previous.failed_at[0]
-                    self._restart(made, place, previous, part)
+                    self._restart(made, place, node, previous, part)
                 self._lost(made, "startup" if is_first else "restart", since, part)
                 previous = part
         return made
 
-    def _cycle(self, made: Values, place: tuple[int, int], part: Part) -> None:
+    def _cycle(self, made: Values, place: Cycle, part: NodeCycle) -> None:
         counts = made.counts
         if part.met is not None:
             counts["resilience_job_info"] = defaultdict(
-                float, {(self._job_id, str(part.met.world_size), LAYER): 1}
+                float, {(self._history.job_id or "", str(part.met.world_size), LAYER): 1}
             )  # the last one
         if part.started is not None:
             counts["resilience_restart_iteration"][(LAYER,)] = place[1]
@@ -82,22 +76,23 @@ class LauncherMetrics:
             if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST):  # it can't tell itself
                 counts["resilience_interruptions_total"][Interruption.UNRESPONSIVE.value, "host", "first"] += 1
 
-    def _productive(self, made: Values, part: Part, now_ns: int | None) -> None:
+    def _productive(self, made: Values, part: NodeCycle, now_ns: int | None) -> None:
         for worker in part.workers.values():
             until = worker.called_ns or worker.exited_ns or (part.ended_ns if part.ended is not None else now_ns)
             if worker.started_ns is not None and until is not None:
                 made.counts["resilience_productive_seconds_total"][()] += max(0, until - worker.started_ns)
 
-    def _restart(self, made: Values, place: tuple[int, int], before: Part, this: Part) -> None:
-        trace = format(trace_id(self._job_id, *place), "032x")
+    def _restart(self, made: Values, place: Cycle, node: str, before: NodeCycle, this: NodeCycle) -> None:
+        trace = format(trace_id(self._history.job_id or "", *place), "032x")
         for restart in restarts_of(before, this):
             exemplar = (trace, restart.duration_s, restart.wall_ns / 1e9)
             labels = (LAYER, restart.kind)
             made.observed.append(("resilience_restart_duration_seconds", labels, restart.duration_s, exemplar))
-        for leg, _, seconds in legs_of(before, this):
-            made.observed.append(("resilience_restart_phase_duration_seconds", (LAYER, leg), seconds, None))
+        for phase in phases_of(node, before, this):
+            labels = (LAYER, phase.name)
+            made.observed.append(("resilience_restart_phase_duration_seconds", labels, phase.seconds, None))
 
-    def _lost(self, made: Values, cause: str, since: int | None, part: Part) -> None:
+    def _lost(self, made: Values, cause: str, since: int | None, part: NodeCycle) -> None:
         """Until each worker started, and from there until its first sign, or the call of its Wrapper."""
         for worker in part.workers.values():
             if worker.started_ns is not None and since is not None:
@@ -111,7 +106,7 @@ def _ready_ns(worker: Worker) -> int | None:
     return None if worker.progress is None else worker.progress[0]
 
 
-def _places(part: Part) -> list[tuple[InterruptionRecord, str]]:
+def _places(part: NodeCycle) -> list[tuple[InterruptionRecord, str]]:
     """A cycle's interruptions, and of each whether it was the first or followed from it."""
     own = [seen.record for seen in sorted(part.seen, key=lambda seen: seen.at_ns) if part.is_own(seen.record)]
     first = part.mover

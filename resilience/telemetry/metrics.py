@@ -21,6 +21,7 @@ from resilience.attribution.symptoms import category_of, symptom
 from resilience.core import events
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
+from resilience.history.history import History
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.launcher_metrics import LauncherMetrics
@@ -80,7 +81,8 @@ class MetricView:
     def __init__(self, clock: Callable[[], int] | None = None, ranks: Ranks = "all") -> None:
         self._clock = clock
         self._shown = ranks
-        self._launcher = LauncherMetrics()
+        self._history = History()
+        self._launcher = LauncherMetrics(self._history)
         self._limits = LimitMetrics()
         self._elastic = ElasticMetrics()
         self._signs: Mapping[int, Signs] = {}
@@ -121,7 +123,7 @@ class MetricView:
 
     def _take(self, record: Record) -> None:
         origin, event = record.origin, record.event
-        self._launcher.take(record)
+        self._history.take(record)
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         self._limits.take(record)
         self._elastic.take(event)

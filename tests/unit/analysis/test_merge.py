@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from resilience.analysis import lines, merge
 from resilience.analysis.clocks import Clock
 from resilience.analysis.lines import Known, Source, said
-from resilience.analysis.merge import Choice, Timeline, incidents_of, last_ns, window
-from resilience.attribution.incidents import fold
+from resilience.analysis.merge import Choice, Timeline, history_of, last_ns, window
+from resilience.attribution.incidents import fold, incidents_of
 from resilience.core import events
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job
@@ -205,7 +205,7 @@ def test_choice(tmp_path: Path, choice: Choice, wanted: list[str]) -> None:
 def test_incidents_come_from_the_files_one_record_at_a_time(tmp_path: Path) -> None:
     told = job([Fault("kill", 1, 0)])
     folder = told.write(tmp_path / "run")
-    (incident,) = incidents_of(folder)
+    (incident,) = incidents_of(history_of(folder))
     assert (incident,) == fold(told.records)
     begin, end = window(incident) or (0, 0)
     seen = [line.event for line in Timeline(folder, Choice(since_ns=begin, until_ns=end))]

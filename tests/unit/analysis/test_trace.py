@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.analysis import waterfall as falls
-from resilience.analysis.merge import incidents_of
+from resilience.analysis.merge import history_of
 from resilience.analysis.trace import SLACK_NS, otlp, perfetto, spans_of
-from resilience.analysis.waterfall import NOTICE, Leg, critical_path, waterfall
+from resilience.analysis.waterfall import MEETINGS, NOTICE, critical_path, waterfall
+from resilience.attribution.incidents import incidents_of
 from resilience.core import events
+from resilience.history.cycles import RESTART
+from resilience.history.phases import TimedPhase
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
 from tests.support import launch_streams
@@ -219,11 +221,11 @@ def test_launched_job_is_shown_nested(tmp_path: Path) -> None:
 # -- one restart -------------------------------------------------------------------------------
 
 
-def leg(name: str, who: int | str, start: int, end: int, node: str = "n") -> Leg:
-    return Leg(name, who, node, start * MS, end * MS)
+def leg(name: str, who: int | str, start: int, end: int, node: str = "n") -> TimedPhase:
+    return TimedPhase(name, who, node, start * MS, end * MS)
 
 
-def steps(legs: list[Leg], start: int = 0) -> list[tuple[str, int | str, int]]:
+def steps(legs: list[TimedPhase], start: int = 0) -> list[tuple[str, int | str, int]]:
     return [(step.name, step.who, round(step.seconds * 1e3)) for step in critical_path(legs, start * MS)]
 
 
@@ -275,8 +277,9 @@ def test_path_adds_up_to_the_whole_whatever_is_on_record(told: list[tuple[str, i
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_restart_of_every_kind_of_fault_has_a_waterfall(tmp_path: Path, kind: Kind) -> None:
     folder = job([Fault(kind, 1, 0, 13), Fault("exception", 2, 1, 20)], spares=1).write(tmp_path / "run")
-    incidents = incidents_of(folder)
-    found = [waterfall(folder, incident) for incident in incidents]
+    history = history_of(folder)
+    incidents = incidents_of(history)
+    found = [waterfall(history, incident) for incident in incidents]
     assert found[-1] is not None
     for one, incident in zip(found, incidents, strict=True):
         if one is not None:
@@ -287,8 +290,9 @@ def test_restart_of_every_kind_of_fault_has_a_waterfall(tmp_path: Path, kind: Ki
 
 def test_restart_by_the_launcher_has_legs_of_nodes_and_ranks(tmp_path: Path) -> None:
     folder = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "run")
-    (incident,) = incidents_of(folder)
-    found = waterfall(folder, incident)
+    history = history_of(folder)
+    (incident,) = incidents_of(history)
+    found = waterfall(history, incident)
     assert found is not None
     assert {"stop", "rendezvous", "spawn", "import"} <= {row.name for row in found.rows}
     assert {row.name: type(row.slowest) for row in found.rows if row.name in ("spawn", "import")} == {
@@ -299,4 +303,4 @@ def test_restart_by_the_launcher_has_legs_of_nodes_and_ranks(tmp_path: Path) -> 
 
 
 def test_meetings_are_phases() -> None:
-    assert {*events.PHASES, *falls.LEGS} >= falls.MEETINGS
+    assert {*events.PHASES, *RESTART} >= MEETINGS

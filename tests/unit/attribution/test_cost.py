@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from resilience.attribution.cost import Spans, Times, times
-from resilience.attribution.incidents import fold
+from resilience.attribution.cost import Times, times
+from resilience.attribution.incidents import incidents_of
 from resilience.core.records import Record
-from resilience.history.cycles import Launches
+from resilience.history.history import History
 from tests.support import record_streams
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
 
@@ -17,10 +17,8 @@ AWAY = sum(LEG_S.values()) + 0.4
 
 
 def times_of(records: list[Record]) -> Times:
-    launches, spans = Launches(), Spans()
-    for record in records:
-        spans.take(record)
-    return times(spans, fold(records, launches), launches)
+    history = History().take_all(records)
+    return times(history, incidents_of(history))
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.lanes import MOST_LANES, Drawn, Lanes
-from resilience.analysis.load import load
-from resilience.analysis.report import report
+from resilience.analysis.lanes import MOST_LANES, Drawn, lanes
+from resilience.analysis.merge import history_of
+from resilience.attribution.incidents import incidents_of
 from resilience.cli import main
 from tests.support.record_streams import Fault, job
 
@@ -48,8 +48,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def drawn_of(folder: Path) -> Drawn:
-    run, lanes = load(folder), Lanes()
-    return lanes.drawn(report(run, (lanes.take,)).incidents)
+    history = history_of(folder)
+    return lanes(history, incidents_of(history))
 
 
 def test_page_is_whole_and_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_ranks_with_the_same_story_share_a_lane(tmp_path: Path) -> None:
     assert others.ranks == tuple(rank for rank in range(64) if rank != 5)
     assert [mark.is_own for mark in own.marks] == [True]
     assert [mark.is_own for mark in others.marks] == [False]  # who only followed makes no lane of his own
-    assert {leg.name for leg in own.legs} >= {"abort", "regroup"}
+    assert {phase.name for phase in own.phases} >= {"abort", "regroup"}
 
 
 def test_more_stories_than_lanes_are_told(tmp_path: Path) -> None:

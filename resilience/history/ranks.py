@@ -1,0 +1,73 @@
+"""What did each rank do over time?  Its iterations, or the lives of its workers, with how each ended.
+
+A stretch is kept in four numbers, for a large job has many. Times are UTC nanoseconds."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from resilience.history.phases import Place
+
+_Name = TypeVar("_Name", str, Place)
+WORKER = -1
+"""Call and iteration of a place that is a worker's whole life in a cycle."""
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A rank's iteration, or its worker's life.
+
+    kind: how it ended: completed, interrupted, failed, left, lost, open."""
+
+    begin_ns: int
+    end_ns: int
+    kind: str
+    place: Place
+
+
+class RankHistory:
+    """The stretches of all ranks, by initial rank."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, dict[Place, int]] = {}
+        self._ended: dict[int, array[int]] = {}
+        self._places: list[Place] = []
+        self._kinds: list[str] = []
+        self._numbers: dict[object, int] = {}
+
+    def begin(self, rank: int, place: Place, at_ns: int) -> None:
+        """A stretch begins, unless it has begun."""
+        self._open.setdefault(rank, {}).setdefault(place, at_ns)
+
+    def end(self, rank: int, place: Place, at_ns: int, kind: str) -> None:
+        """A stretch ends. One of which no beginning is known is left out."""
+        begun = self._open.get(rank, {}).pop(place, None)
+        if begun is not None:
+            ended = self._ended.get(rank)
+            if ended is None:
+                ended = self._ended[rank] = array("q")
+            ended.extend((begun, at_ns, self._number(kind, self._kinds), self._number(place, self._places)))
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks of which something is known, sorted."""
+        return sorted(self._open.keys() | self._ended.keys())
+
+    def stretches(self, rank: int, now_ns: int) -> Iterator[Stretch]:
+        """Yield what a rank did. now_ns: until when what has no end goes on."""
+        ended = self._ended.get(rank, ())
+        for first in range(0, len(ended), 4):
+            begin, end, kind, place = ended[first : first + 4]
+            yield Stretch(begin, end, self._kinds[kind], self._places[place])
+        for opened, begin in self._open.get(rank, {}).items():
+            yield Stretch(begin, now_ns, "open", opened)
+
+    def _number(self, value: _Name, values: list[_Name]) -> int:
+        number = self._numbers.get(value)
+        if number is None:
+            number = self._numbers[value] = len(values)
+            values.append(value)
+        return number
