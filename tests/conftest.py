@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from resilience.launcher.preload import DDP_AND_FSDP
 from tests.support.ranks import Job, started
 from tests.support.server import ForkServer
 
@@ -36,7 +37,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    server = ForkServer()
+    server = ForkServer(DDP_AND_FSDP)  # so that a launcher's zygote need not import them in each test
     yield server
     server.close()
 

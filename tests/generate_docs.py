@@ -150,7 +150,7 @@ def config_page() -> str:
     )
     for option in dataclasses.fields(Options):
         is_text = isinstance(option.default, str)
-        default = "-" if option.default in (None, False) else option.default if is_text else f"{option.default:g}"
+        default = "-" if option.default in (None, False, ()) else option.default if is_text else f"{option.default:g}"
         lines.append(f"| `--{option.name.replace('_', '-')}` | {default} | {option.metadata['help']} |\n")
     lines.append(f"| `--max-restarts` | {MAX_RESTARTS} | torchrun's own; there the default is 0 |\n")
     return _page(lines)

@@ -571,6 +571,16 @@ class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     why: str
 
 
+class ModulesPreloaded(Event, frozen=True, tag="modules.preloaded"):
+    """Modules were imported in the zygote, so that restarted workers have them at once. `refused`: these cannot be
+    preloaded, and are imported by each worker; `why` says why."""
+
+    modules: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+    why: str = ""
+    duration_s: float = 0.0
+
+
 class ElasticMeasured(Event, frozen=True, tag="elastic.measured"):
     """torchelastic put a value on its own stream of metrics; what it means stands in torch's documentation."""
 
@@ -677,6 +687,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     OutputLost,
     DrainLost,
     ZygoteLost,
+    ModulesPreloaded,
     ElasticMeasured,
     ElasticTold,
     TimeoutsLoaded,
@@ -742,6 +753,7 @@ AnyEvent = (
     | OutputLost
     | DrainLost
     | ZygoteLost
+    | ModulesPreloaded
     | ElasticMeasured
     | ElasticTold
     | TimeoutsLoaded

@@ -57,6 +57,10 @@ class Options:
     cold: bool = dataclasses.field(
         default=False, metadata={"help": "start each worker as a fresh interpreter, as torchrun does (no zygote)"}
     )
+    preload: tuple[str, ...] = dataclasses.field(
+        default=(),
+        metadata={"help": "module that the zygote imports too, so that restarted workers have it; may be repeated"},
+    )
     no_output_files: bool = dataclasses.field(
         default=False,
         metadata={"help": "let workers write straight to the terminal; no output is kept in the run folder"},
@@ -117,6 +121,8 @@ class Options:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
                 raise ConfigurationError(f"{flag(field.name)} is {value}, expected 0 or more")
+        if self.preload and self.cold:
+            raise ConfigurationError("--preload has no effect with --cold: a fresh interpreter imports for itself")
         if self.on_sigterm not in get_args(Mode):
             raise ConfigurationError(
                 f"--on-sigterm is {self.on_sigterm!r}, expected one of {', '.join(get_args(Mode))}"
@@ -133,6 +139,7 @@ class Command:
     def __init__(self, namespace: argparse.Namespace) -> None:
         self.torchrun = namespace
         values = {field.name: getattr(namespace, field.name) for field in dataclasses.fields(Options)}
+        values["preload"] = tuple(namespace.preload or ())
         self.options = Options(**values)
         path = namespace.ft_cfg_path
         if path is not None and not Path(path).is_file():
@@ -206,6 +213,9 @@ def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[object]) -> No
     text = str(field.metadata["help"])
     if field.default is False:
         group.add_argument(*spellings, action="store_true", help=text)
+        return
+    if field.default == ():
+        group.add_argument(*spellings, action="append", metavar="MODULE", help=text)
         return
     kind = float if "float" in str(field.type) else int if "int" in str(field.type) else str
     suffix = "" if field.default is None else "; default %(default)s"

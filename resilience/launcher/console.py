@@ -109,6 +109,8 @@ class Console:
                 return f"the job stops ({source}); workers have {grace:g} s to write a checkpoint"
             case events.MonitorLost(pid, why):
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone: {why}; another one starts"
+            case events.ModulesPreloaded(_, refused, why) if refused:
+                return f"{', '.join(refused)} cannot be preloaded ({why}); each worker imports it"
             case events.ZygoteLost(why):
                 return f"workers start cold from now on: {why}"
         return ""

@@ -10,7 +10,7 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 # An interpreter, the loader or a library reads these once, at its start.
 READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GOMP_", "KMP_", "MKL_", "LC_", "LANG")
@@ -18,8 +18,12 @@ AT_START = dict(os.environ)  # as it was when this process imported its librarie
 _ENDINGS = tuple(importlib.machinery.all_suffixes())
 
 
-def why_not(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return why `python ARGUMENTS` needs a fresh interpreter in this environment, empty if it does not."""
+def why_not(
+    arguments: Sequence[str], environment: Mapping[str, str], preloaded: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return why `python ARGUMENTS` needs a fresh interpreter in this environment, empty if it does not.
+
+    preloaded: top-level modules that the zygote has beside those of this process, and their files."""
     changed = sorted(
         name
         for name in {*environment, *AT_START}
@@ -34,12 +38,12 @@ def why_not(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         return "it is no call of the interpreter as torchrun makes it"
     rest = list(arguments[1:])
     if rest[:1] == ["-m"]:
-        return _shadowing(os.curdir) if len(rest) > 1 else "no module is named"
+        return _shadowing(os.curdir, preloaded) if len(rest) > 1 else "no module is named"
     if not rest or not os.path.isfile(rest[0]):
         return "the script is no file"  # a fresh interpreter says so, or runs the folder
     if rest[0].endswith((".zip", ".pyz", ".pyc")):
         return "the script is an archive"
-    return _shadowing(os.path.dirname(os.path.realpath(rest[0])))
+    return _shadowing(os.path.dirname(os.path.realpath(rest[0])), preloaded)
 
 
 def options_of(command: Sequence[str]) -> list[str]:
@@ -52,7 +56,7 @@ def options_of(command: Sequence[str]) -> list[str]:
     return options
 
 
-def _shadowing(folder: str) -> str:
+def _shadowing(folder: str, preloaded: Mapping[str, str]) -> str:
     """Say which module of this folder a fresh interpreter would import instead of one that is there already."""
     try:
         entries = list(os.scandir(folder))
@@ -62,13 +66,14 @@ def _shadowing(folder: str) -> str:
     for entry in entries:
         name = entry.name.partition(".")[0]
         module = sys.modules.get(name)
-        if module is None or name in sys.builtin_module_names or _is_frozen(module):
+        if (module is None and name not in preloaded) or name in sys.builtin_module_names or _is_frozen(module):
             continue
+        file = preloaded.get(name) if module is None else getattr(module, "__file__", None)
         is_module = entry.name.endswith(_ENDINGS) or os.path.exists(os.path.join(entry.path, "__init__.py"))
-        if is_module and not os.path.realpath(getattr(module, "__file__", None) or "").startswith(home + os.sep):
+        if is_module and not os.path.realpath(file or "").startswith(home + os.sep):
             return f"{entry.path} takes the place of a module that is imported already"
     return ""
 
 
-def _is_frozen(module: ModuleType) -> bool:
+def _is_frozen(module: ModuleType | None) -> bool:
     return getattr(getattr(module, "__spec__", None), "origin", None) == "frozen"

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,7 @@ from resilience.core.silences import Rule
 from resilience.core.watch import Limits
 from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError
+from resilience.launcher import preload, program, worker_main
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command, Options
@@ -70,7 +72,7 @@ def launch(command: Command) -> int:
     settings = settings_of_a_launch()
     with contextlib.ExitStack() as ending:
         become_subreaper()
-        zygote = None if command.options.cold else Zygote.start()
+        zygote = None if command.options.cold else start_zygote(command.options.preload)
         if zygote is not None:
             ending.callback(zygote.close)
         stores = StoreProcess.start()
@@ -144,6 +146,18 @@ def launch(command: Command) -> int:
             account.console.last_words(summary(verdict, folder, node.failure, node.failures(), is_clean, node.has_left))
         node.over(verdict)
         return verdict.exit_code
+
+
+def start_zygote(modules: Sequence[str]) -> Zygote:
+    """Start the zygote, and have it import these modules beside what DDP and FSDP import.
+
+    Raises: ConfigurationError, if there is no such module."""
+    for name in modules:
+        if not program.has_module(name, worker_main.PATHS):
+            raise ConfigurationError(f"--preload {name}: this interpreter finds no module of that name")
+    zygote = Zygote.start()
+    zygote.preload([*preload.DDP_AND_FSDP, *modules])
+    return zygote
 
 
 def gate_checks(options: Options, folder: Path, handler: Handler) -> list[Check]:

@@ -201,15 +201,23 @@ class Node:
 
     def reap(self, running: Running) -> None:
         """Collect what workers have left behind, and the zygote if it is gone."""
-        zygote = 0 if self.zygote is None else self.zygote.pid
-        known = {*running.pids(), self.handler.store_pid, zygote, 0 if self.drain is None else self.drain.pid}
+        zygotes = set() if self.zygote is None else self.zygote.pids
+        known = {*running.pids(), self.handler.store_pid, *zygotes, 0 if self.drain is None else self.drain.pid}
         known |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
         processes.reap_strangers(known)
         if self.drain is not None:
             self.drain.hear()
-        if self.zygote is not None and zygote and self.zygote.why_not and not self._is_zygote_lost:
+        self.take_preloaded(0.0)
+        if self.zygote is not None and self.zygote.pid and self.zygote.why_not and not self._is_zygote_lost:
             self._is_zygote_lost = True
             self.account.emit(events.ZygoteLost(self.zygote.why_not))
+
+    def take_preloaded(self, limit: float) -> None:
+        """Fork from the zygote's successor from now on, if it has imported its modules within `limit` seconds."""
+        for loaded in self.zygote.succeed(limit) if self.zygote is not None else ():
+            self.account.emit(
+                events.ModulesPreloaded(loaded.modules, loaded.refused, loaded.why, round(loaded.duration_s, 3))
+            )
 
     def soil(self, stuck: Sequence[Ended]) -> None:
         """Workers cannot be ended: what they hold (devices, memory, files) is not free, so none starts here again."""

@@ -25,6 +25,12 @@ def why_not(entrypoint: str, arguments: Sequence[str]) -> str:
     return _of_module(arguments[2]) if len(arguments) > 2 else ""
 
 
+def has_module(name: str, path: Sequence[str]) -> bool:
+    """Return True if a module or package of this name is found. Nothing is imported."""
+    importlib.invalidate_caches()
+    return _found(name, path) is not None
+
+
 def _of_script(path: str) -> str:
     try:
         with open(path, "rb") as file:
@@ -48,10 +54,7 @@ def _of_script(path: str) -> str:
 
 def _of_module(name: str) -> str:
     importlib.invalidate_caches()
-    parts = name.split(".")
-    spec = _found_on_the_path(parts[0])
-    for number in range(1, len(parts)):
-        spec = spec and _found_in(spec, ".".join(parts[: number + 1]))
+    spec = _found(name, [os.getcwd(), *sys.path])
     if spec is None:
         return f"there is no module {name}"
     if spec.submodule_search_locations is not None:  # a package is run by its module __main__
@@ -61,9 +64,17 @@ def _of_module(name: str) -> str:
     return _of_script(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else ""
 
 
-def _found_on_the_path(name: str) -> ModuleSpec | None:
-    """Return where an interpreter that is started in the present folder finds a module, None if nowhere."""
-    found = PathFinder.find_spec(name, [os.getcwd(), *sys.path])
+def _found(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    """Return where an interpreter with this path finds a module, None if nowhere."""
+    parts = name.split(".")
+    spec = _found_on_the_path(parts[0], path)
+    for number in range(1, len(parts)):
+        spec = spec and _found_in(spec, ".".join(parts[: number + 1]))
+    return spec
+
+
+def _found_on_the_path(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    found = PathFinder.find_spec(name, list(path))
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return found or next((spec for find in finders if (spec := find(name, None)) is not None), None)
 

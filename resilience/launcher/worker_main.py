@@ -32,7 +32,7 @@ from resilience.launcher import fresh
 
 FAILED = 1
 _IONBF = 2  # of <stdio.h>
-_paths = sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]  # without the agent's own script's
+PATHS = sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]  # without the agent's own script's
 _OPENBLAS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
@@ -178,7 +178,7 @@ def _reset_streams() -> None:
 
 def _reset_path(first: Callable[[], str]) -> None:
     """Set the path. Folders that were not there when it was first searched may be there now."""
-    sys.path[:] = _paths
+    sys.path[:] = PATHS
     if not getattr(sys.flags, "safe_path", False):
         with contextlib.suppress(OSError):  # the present folder is deleted
             sys.path.insert(0, first())

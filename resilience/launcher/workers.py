@@ -118,7 +118,7 @@ class Workers(SubprocessContext):
             program, *arguments = handler.command
             if program != sys.executable:
                 return f"the workers' program is {program}, not this interpreter"
-            reason = fresh.why_not(arguments, handler.environment)
+            reason = fresh.why_not(arguments, handler.environment, self._zygote.loaded)
             if reason:
                 return reason
         return self._zygote.why_not

@@ -6,34 +6,43 @@ worker's parent is gone at once, so that the agent, a subreaper, becomes its par
 status whatever happens to the zygote. The kernel kills a worker when the agent dies (`tied`). Workers wait
 at a gate until the agent knows them all: none runs that the agent has given up. Where the zygote cannot be
 used the caller starts fresh interpreters, and says why. What a forked worker does to be like a fresh one
-stands in `worker_main`."""
+stands in `worker_main`.
+
+A zygote does not import anything itself: `preload` has it fork a successor, which imports more modules (`preload`)
+and takes its place if it can still be forked afterwards. A module that spoils it is left out."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import msgspec
 
 from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
 from resilience.core import encoding
-from resilience.errors import LaunchError
-from resilience.launcher import tied, worker_main
+from resilience.errors import DecodeError, LaunchError
+from resilience.launcher import preload, tied, worker_main
+from resilience.launcher.preload import Loaded, cannot_fork
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
+KILL_LIMIT = 2.0  # seconds that a killed process may take to be gone
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
-_born = struct.Struct("=ii")  # a worker's place in the orders, its pid; or FAILED, errno
+_born = struct.Struct("=ii")  # a process's place in the orders, its pid; or FAILED, errno
 FAILED = -1
+FORK, LOAD = b"fork", b"load"  # orders: workers, or a successor
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -93,13 +102,26 @@ class Worker:
             os.kill(self.pid, number)
 
 
+Part = tuple[bytes, bytes, int, list[int]]  # of an order: its kind and body, how many processes, descriptors
+
+
+class Successor(msgspec.Struct, frozen=True):
+    """A process that imports modules and then takes the place of the zygote."""
+
+    pid: int
+    line: Channel
+    modules: tuple[str, ...]
+
+
 class Zygote:
     """The agent's end of the line. Main thread only. pid: 0 if none could be forked."""
 
     def __init__(self, pid: int, line: Channel, why_not: str = "") -> None:
         self.pid = pid
+        self.loaded: dict[str, str] = {}  # file of each top-level module that was preloaded in a successor
         self._line = line
         self._why_not = why_not
+        self._successor: Successor | None = None
 
     @classmethod
     def start(cls) -> Zygote:
@@ -120,7 +142,7 @@ class Zygote:
         if not pid:
             try:
                 ours.close()
-                _serve(theirs, agent)
+                _be_zygote(theirs, agent)
             finally:
                 os._exit(0)
         theirs.close()
@@ -134,40 +156,93 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
-                    self._why_not = f"the zygote is gone ({_in_words(status)})"
+                    self._why_not = f"the zygote is gone ({_in_words(os.waitstatus_to_exitcode(status))})"
         return self._why_not
+
+    @property
+    def pids(self) -> set[int]:
+        """The zygote, and its successor if there is one."""
+        return {self.pid, *([self._successor.pid] if self._successor is not None else [])}
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have a successor import these modules. It is not waited for: `succeed` looks. One at a time."""
+        assert self._successor is None
+        if self.why_not or not modules:
+            return
+        ours, theirs = pair()
+        try:
+            (pid,) = self._forked([(LOAD, encoding.to_msgpack(list(modules)), 1, [theirs.fileno()])])
+        except LaunchError:
+            ours.close()
+            return
+        finally:
+            theirs.close()
+        self._successor = Successor(pid, ours, tuple(modules))
+
+    def succeed(self, limit: float) -> list[Loaded]:
+        """Let the successor take over if it is ready within this time, in seconds; return what became of modules.
+
+        The rest is tried again without a module that spoils it."""
+        deadline = time.monotonic() + limit
+        outcomes = []
+        while (successor := self._successor) is not None:
+            outcome = _outcome(successor, max(0.0, deadline - time.monotonic()))
+            if outcome is None:
+                break
+            outcomes.append(outcome)
+            self._successor = None
+            if outcome.refused:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(successor.pid, signal.SIGKILL)  # with what a module has started
+                _end(successor.pid, successor.line)
+                self.preload([name for name in successor.modules if name not in outcome.refused])
+            else:
+                _end(self.pid, self._line)
+                self.pid, self._line = successor.pid, successor.line
+                self.loaded |= outcome.found
+        return outcomes
 
     def spawn(self, orders: Sequence[Order]) -> list[Worker]:
         """Fork workers that do in this folder what fresh interpreters would do: all of them, or none.
 
         Raises: LaunchError if the zygote cannot; it is given up then."""
+        at_once = (MOST_FDS - 3) // 2
+        parts = []
+        for first in range(0, len(orders), at_once):
+            some = orders[first : first + at_once]
+            streams = sorted({fd for order in some for fd in (order.stdout, order.stderr)})
+            body = encoding.to_msgpack([_sent(order, streams) for order in some])
+            parts.append((FORK, body, len(some), streams))
+        return [Worker(pid) for pid in self._forked(parts)]
+
+    def _forked(self, parts: Sequence[Part]) -> list[int]:
+        """Have processes forked, and let them through the gate: all of them, or none. Raises: LaunchError."""
         folder = os.open(os.curdir, os.O_RDONLY | os.O_CLOEXEC)  # by descriptor: its name may be gone
         held, gate = os.pipe2(os.O_CLOEXEC)
-        workers: list[Worker] = []
+        pids: list[int] = []
         try:
-            at_once = (MOST_FDS - 3) // 2
-            for first in range(0, len(orders), at_once):
-                self._fork(orders[first : first + at_once], [folder, held], workers)
-            os.write(gate, b"." * len(orders))
+            for part in parts:
+                self._fork(part, [folder, held], pids)
+            os.write(gate, b"." * len(pids))
         except LaunchError as error:
             self._give_up(self.why_not or str(error))
             os.close(gate)  # whoever waits there leaves
             gate = -1
-            for worker in workers:
+            for pid in pids:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.wait(ANSWER_LIMIT)
+                    Worker(pid).wait(ANSWER_LIMIT)
             raise LaunchError(self._why_not) from error
         finally:
             close_all([folder, held, *([gate] if gate >= 0 else [])])
-        return workers
+        return pids
 
-    def _fork(self, orders: Sequence[Order], fds: list[int], workers: list[Worker]) -> None:
-        streams = sorted({fd for order in orders for fd in (order.stdout, order.stderr)})
+    def _fork(self, part: Part, fds: list[int], pids: list[int]) -> None:
+        kind, body, count, more = part
         memory = os.memfd_create("resilience-orders", os.MFD_CLOEXEC)
         try:
             with open(memory, "wb", closefd=False) as file:
-                file.write(encoding.to_msgpack([_sent(order, streams) for order in orders]))
-            if not self._line.send(b"fork", [memory, *fds, *streams]):
+                file.write(body)
+            if not self._line.send(kind, [memory, *fds, *more]):
                 raise LaunchError("the zygote does not take orders")
             answer = self._line.receive(ANSWER_LIMIT)
         except ChannelClosed as error:
@@ -178,8 +253,8 @@ class Zygote:
             raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
         born = dict(_born.iter_unpack(answer))
         errno = born.pop(FAILED, 0)
-        workers += [Worker(born[place]) for place in sorted(born)]
-        if len(born) < len(orders):
+        pids += [born[place] for place in sorted(born)]
+        if len(born) < count:
             raise LaunchError(f"the zygote could not fork: {os.strerror(errno)}")
 
     def _give_up(self, why: str) -> None:
@@ -188,29 +263,37 @@ class Zygote:
 
     def close(self) -> None:
         """End the zygote; workers go on. Again changes nothing."""
-        self._line.close()
-        if not self.pid:
-            return
-        with contextlib.suppress(ChildProcessError):
-            pid, _ = os.waitpid(self.pid, os.WNOHANG)
-            if not pid:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
+        if self._successor is not None:
+            _end(self._successor.pid, self._successor.line)
+            self._successor = None
+        _end(self.pid, self._line)
 
 
-def cannot_fork() -> str:
-    """Return why this process must not be forked, empty if it may be."""
-    threads = [encoding.text((task / "comm").read_bytes()).strip() for task in Path("/proc/self/task").iterdir()]
-    if len(threads) > 1:
-        return f"{len(threads)} threads run in the agent ({', '.join(sorted(threads))}), and a fork has only one"
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if os.readlink(fd).startswith("/dev/nvidia"):
-                return "the agent uses CUDA, which does not survive a fork"
-    return ""
+def _end(pid: int, line: Channel) -> str:
+    """End a process that serves this line; return how it ended. One that SIGKILL does not end is left to the kernel."""
+    line.close()
+    if not pid:
+        return ""
+    process = Worker(pid)
+    process.send_signal(signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return _in_words(process.wait(KILL_LIMIT))
+    return "SIGKILL does not end it"
+
+
+def _outcome(successor: Successor, limit: float) -> Loaded | None:
+    """Return what a successor has to say, None if that is nothing yet."""
+    try:
+        answer = successor.line.receive(limit)
+        return None if answer is None else _loaded(answer)
+    except (ChannelClosed, DecodeError):
+        how = _end(successor.pid, successor.line)
+        return Loaded(refused=successor.modules, why=f"the process that imported them is gone ({how})")
 
 
 _orders = encoding.reader(list[Sent], "msgpack")
+_names = encoding.reader(list[str], "msgpack")
+_loaded = encoding.reader(Loaded, "msgpack")
 
 
 def _sent(order: Order, streams: Sequence[int]) -> Sent:
@@ -222,21 +305,24 @@ def _sent(order: Order, streams: Sequence[int]) -> Sent:
     )
 
 
-def _in_words(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
+def _in_words(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 # -- the zygote itself -----------------------------------------------------------------------------
 
 
-def _serve(line: Channel, agent: int) -> None:
-    """Fork on demand until the agent lets go of the line, or is gone."""
+def _be_zygote(line: Channel, agent: int) -> None:
     tied.tie_to(agent)
     os.setsid()  # what is typed at the terminal is for the agent
     for number in _HANDLED:
         signal.signal(number, lambda *_: None)  # a handler, which a worker has no more, is not inherited as SIG_IGN is
     worker_main.show_as(["resilience-zygote"])
+    _serve(line, agent)
+
+
+def _serve(line: Channel, agent: int) -> None:
+    """Fork on demand until the agent lets go of the line, or is gone."""
     while True:
         try:
             received = line.receive_with_fds(60.0)
@@ -244,25 +330,29 @@ def _serve(line: Channel, agent: int) -> None:
             return
         if received is None:
             continue
-        _, fds = received
-        line.send(_fork_all(fds, agent))
+        kind, fds = received
+        line.send(_fork_all(kind, fds, agent))
         close_all(fds)
 
 
-def _fork_all(fds: Sequence[int], agent: int) -> bytes:
-    """Fork workers whose parent is gone at once; answers their places and pids, and what went wrong."""
-    memory, folder, gate, *streams = fds
-    orders = _orders(os.pread(memory, os.fstat(memory).st_size, 0))
+def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
+    """Fork processes whose parent is gone at once; return their places and pids, and what went wrong."""
+    memory, folder, gate, *more = fds
+    body = os.pread(memory, os.fstat(memory).st_size, 0)
+    if kind == FORK:
+        become = [functools.partial(_be_worker, order, more, folder, agent) for order in _orders(body)]
+    else:
+        become = [functools.partial(_be_successor, _names(body), more[0], agent)]
     read, write = os.pipe()
     told = b""
     try:
         between = os.fork()
         if not between:
-            _be_between(orders, streams, folder, gate, write, agent)
+            _be_between(become, gate, write)
         os.close(write)
         write = -1
-        while more := os.read(read, 1 << 16):  # until every worker has told its pid
-            told += more
+        while data := os.read(read, 1 << 16):  # until every process has told its pid
+            told += data
         os.waitpid(between, 0)
         return told or _born.pack(FAILED, 0)
     except OSError as error:
@@ -271,36 +361,52 @@ def _fork_all(fds: Sequence[int], agent: int) -> bytes:
         close_all([read, *([write] if write >= 0 else [])])
 
 
-def _be_between(orders: Sequence[Sent], streams: Sequence[int], folder: int, gate: int, write: int, agent: int) -> None:
-    """Fork every worker, and leave them to the agent. Never returns."""
+def _be_between(become: Sequence[Callable[[], None]], gate: int, write: int) -> NoReturn:
+    """Fork every process, and leave them to the agent."""
     try:
-        for place, order in enumerate(orders):
+        for place, be in enumerate(become):
             if not os.fork():
-                _be_worker(place, order, streams, folder, gate, write, agent)
+                _be_born(place, be, gate, write)
     except OSError as error:
         os.write(write, _born.pack(FAILED, error.errno or 0))
     finally:
         os._exit(0)
 
 
-def _be_worker(place: int, order: Sent, streams: Sequence[int], folder: int, gate: int, write: int, agent: int) -> None:
-    """Become what was ordered, once the agent lets all through the gate. Never returns."""
+def _be_born(place: int, be: Callable[[], None], gate: int, write: int) -> NoReturn:
+    """Become what was ordered, once the agent lets all through the gate."""
     try:
         os.setsid()
         os.write(write, _born.pack(place, os.getpid()))
         os.close(write)
         if not os.read(gate, 1):
             os._exit(0)  # the agent is gone, or has given this up
-        tied.tie_to(agent)  # it is the parent by now: the process between has ended before the gate was opened
-        os.fchdir(folder)
-        os.dup2(streams[order.stdout], 1)
-        os.dup2(streams[order.stderr], 2)
-        os.closerange(3, 1 + max(int(fd) for fd in os.listdir("/proc/self/fd")))
-        worker_main.become(
-            [os.fsdecode(argument) for argument in order.arguments],
-            {os.fsdecode(name): os.fsdecode(value) for name, value in order.environment.items()},
-        )
+        be()  # the agent is the parent by now: the process between has ended before the gate was opened
+        os._exit(0)
     except BaseException as error:
-        os.write(2, encoding.text(f"a forked worker could not begin: {type(error).__name__}: {error}\n").encode())
+        words = f"a forked process could not begin: {type(error).__name__}: {error}\n"
+        os.write(2, encoding.text(words).encode())
     finally:
-        os._exit(70)  # not reached otherwise
+        os._exit(70)
+
+
+def _be_worker(order: Sent, streams: Sequence[int], folder: int, agent: int) -> None:
+    tied.tie_to(agent)
+    os.fchdir(folder)
+    os.dup2(streams[order.stdout], 1)
+    os.dup2(streams[order.stderr], 2)
+    os.closerange(3, 1 + max(int(fd) for fd in os.listdir("/proc/self/fd")))
+    worker_main.become(
+        [os.fsdecode(argument) for argument in order.arguments],
+        {os.fsdecode(name): os.fsdecode(value) for name, value in order.environment.items()},
+    )
+
+
+def _be_successor(modules: Sequence[str], end: int, agent: int) -> None:
+    """Import modules, tell what became of them, and serve from then on if nothing stands against it."""
+    tied.tie_to(agent)
+    close_all([fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != end])
+    line = Channel(socket.socket(fileno=end))
+    loaded = preload.load(modules)
+    line.send(encoding.to_msgpack(loaded))
+    _serve(line, agent)  # if a module was refused, until the agent ends this process

@@ -1,7 +1,8 @@
 """How long until a crashed worker's job computes again?  The same script under three launchers, taking turns.
 
-From just before a worker kills itself to the first all_reduce of the last of the new workers. torchrun is
-run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which torch 2.13 mostly fails to restart gloo."""
+From just before a worker kills itself until the last of the new workers has done its first all_reduce, or its first
+optimizer step of a DistributedDataParallel model. torchrun is run with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without
+which torch 2.13 mostly fails to restart gloo."""
 
 from __future__ import annotations
 
@@ -9,38 +10,52 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Literal
 
 Launcher = Literal["resilience run", "resilience run --cold", "torchrun", "ft_launcher"]
 LAUNCHERS: tuple[Launcher, ...] = ("resilience run", "resilience run --cold", "torchrun", "ft_launcher")
+Work = Literal["all_reduce", "ddp step"]
 LIMIT = 180.0  # seconds for a job
+ALL_REDUCE = """
+value = torch.ones(1)
+def work():
+    dist.all_reduce(value)
+"""
+DDP_STEP = """
+layers = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+model = torch.nn.parallel.DistributedDataParallel(layers)
+optimizer = torch.optim.AdamW(model.parameters())
+def work():
+    optimizer.zero_grad()
+    model(torch.randn(32, 256)).square().mean().backward()
+    optimizer.step()
+"""
 SCRIPT = """
 import json, os, signal, sys, time
 import torch, torch.distributed as dist
 crashes, told = int(sys.argv[1]), open(sys.argv[2], "ab", buffering=0)
 restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 dist.init_process_group("gloo")
-value = torch.ones(1)
-dist.all_reduce(value)
-told.write(json.dumps(["reduced", restart, rank, time.monotonic()]).encode() + b"\\n")
+WORK
+work()
+told.write(json.dumps(["worked", restart, rank, time.monotonic()]).encode() + b"\\n")
 for _ in range(3):
-    dist.all_reduce(value)
+    work()
 if restart < crashes:
     if rank == 1:
         told.write(json.dumps(["crash", restart, rank, time.monotonic()]).encode() + b"\\n")
         os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(value)
+    work()
 dist.destroy_process_group()
 """
 
 
-def measure(launcher: Launcher, workers: int, crashes: int, folder: Path) -> list[float]:
+def measure(launcher: Launcher, workers: int, crashes: int, folder: Path, work: Work = "all_reduce") -> list[float]:
     """Return the seconds of each restart of one job. Raises: RuntimeError if it did not complete."""
     folder.mkdir(parents=True)
     script, told = folder / "train.py", folder / "told"
-    script.write_text(textwrap.dedent(SCRIPT))
+    script.write_text(SCRIPT.replace("WORK", ALL_REDUCE if work == "all_reduce" else DDP_STEP))
     common = [f"--nproc-per-node={workers}", f"--max-restarts={crashes + 1}", str(script), str(crashes), str(told)]
     environment = {
         **os.environ,
@@ -77,8 +92,8 @@ def measure(launcher: Launcher, workers: int, crashes: int, folder: Path) -> lis
     seconds = []
     for restart in range(crashes):
         (crashed,) = [at for what, number, _, at in events if what == "crash" and number == restart]
-        reduced = [at for what, number, _, at in events if what == "reduced" and number == restart + 1]
-        if len(reduced) != workers:
-            raise RuntimeError(f"{launcher}: {len(reduced)} of {workers} workers came back after crash {restart}")
-        seconds.append(max(reduced) - crashed)
+        worked = [at for what, number, _, at in events if what == "worked" and number == restart + 1]
+        if len(worked) != workers:
+            raise RuntimeError(f"{launcher}: {len(worked)} of {workers} workers came back after crash {restart}")
+        seconds.append(max(worked) - crashed)
     return seconds

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from tests.benchmarks import table
+from tests.benchmarks import launching, table
 from tests.benchmarks.table import Row
 
 if TYPE_CHECKING:
@@ -314,32 +314,51 @@ def building_rows(bench: Bench) -> Iterator[Row]:
     )
 
 
+def ddp_rows(bench: Bench) -> Iterator[Row]:
+    """A crashed worker of a job that trains with DistributedDataParallel."""
+    found = _launched(bench, 4, ("resilience run", "torchrun"), "ddp step")
+    yield Row(
+        what="SIGKILL of a worker → first optimizer step of a DDP model on all 4 new ones; peer is torchrun",
+        unit="s",
+        budget=0.5,
+        factor=10,
+        ours=found["resilience run"],
+        peer=found["torchrun"],
+    )
+
+
 def launch_rows(bench: Bench) -> Iterator[Row]:
     """A crashed worker under the launchers."""
-    from tests.benchmarks import launching
-
     for workers in (4, 2):
-        found: dict[launching.Launcher, list[float]] = {name: [] for name in launching.LAUNCHERS}
-        for number in range(bench.repeat(1, 4)):
-            order = launching.LAUNCHERS if number % 2 == 0 else launching.LAUNCHERS[::-1]
-            for name in order:
-                try:
-                    found[name] += launching.measure(name, workers, 3, bench.job_folder())
-                except (RuntimeError, ValueError) as error:
-                    bench.problems.append(str(error)[:300])
+        found = _launched(bench, workers, launching.LAUNCHERS, "all_reduce")
         ours = found["resilience run"]
         cold = found["resilience run --cold"]
         notes = [f"ours with --cold: {table.show(median(cold), 's')}"] if cold else []
-        for peer, factor in (("torchrun", 8.0), ("ft_launcher", None)):
+        peers: tuple[tuple[launching.Launcher, float | None], ...] = (("torchrun", 8.0), ("ft_launcher", None))
+        for peer, factor in peers:
             yield Row(
                 what=f"SIGKILL of a worker → first all_reduce of all {workers} new ones; peer is {peer}",
                 unit="s",
                 budget=0.6 if workers == 4 else None,
                 factor=factor if workers == 4 else None,
                 ours=ours,
-                peer=found[peer],  # type: ignore[index]
+                peer=found[peer],
                 notes=notes,
             )
+
+
+def _launched(
+    bench: Bench, workers: int, names: Sequence[launching.Launcher], work: launching.Work
+) -> dict[launching.Launcher, list[float]]:
+    """Return the seconds of restarts under each of these launchers, their jobs taking turns."""
+    found: dict[launching.Launcher, list[float]] = {name: [] for name in names}
+    for number in range(bench.repeat(1, 4)):
+        for name in names if number % 2 == 0 else names[::-1]:
+            try:
+                found[name] += launching.measure(name, workers, 3, bench.job_folder(), work)
+            except (RuntimeError, ValueError) as error:
+                bench.problems.append(str(error)[:300])
+    return found
 
 
 def call_rows(bench: Bench) -> Iterator[Row]:
@@ -461,6 +480,7 @@ def report_rows(bench: Bench) -> Iterator[Row]:
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "ddp": ddp_rows,
     "restart": restart_rows,
     "rank-0": rank_zero_rows,
     "resident": resident_rows,

@@ -104,6 +104,46 @@ def test_output_goes_where_torchelastic_sends_it(agent: Agent, redirects: str, i
     assert sorted(found["shown"].splitlines()) == ([] if is_kept else ["rank 0", "rank 1"])
 
 
+def test_worker_has_a_module_that_the_successor_of_the_zygote_has_imported(agent: Agent) -> None:
+    found = agent("preload", modules=["harmless"])
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["False\n"])
+    assert found["outcomes"] == [["harmless", "refused:", ""]]
+    assert found["has_changed"]
+    assert found["is_left"] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("with_a_thread", "2 threads run in the agent"),
+        ("with_a_file", "its import changes open descriptors"),
+        ("with_a_child", "its import changes child processes"),
+        ("with_a_handler", "its import changes handlers of signals"),
+        ("that_fails", "RuntimeError: on purpose"),
+        ("that_is_not_there", "ModuleNotFoundError"),
+    ],
+)
+def test_module_that_spoils_a_fork_is_refused_and_the_others_are_kept(agent: Agent, module: str, why: str) -> None:
+    found = agent("preload", modules=[module, "harmless"])
+    refused, kept = found["outcomes"]
+    assert refused[:2] == ["refused:", module]
+    assert refused[2].startswith(why)
+    assert kept == ["harmless", "refused:", ""]
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["False\n"])
+
+
+def test_module_that_ends_the_process_costs_no_worker(agent: Agent) -> None:
+    found = agent("preload", modules=["harmless", "that_dies"])
+    assert found["outcomes"] == [
+        ["refused:", "harmless", "that_dies", "the process that imported them is gone (SIGABRT)"]
+    ]
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["True\n"])
+    assert not found["has_changed"]
+
+
 def has_ended(pidfd: int, limit: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)

@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import Std
 
 from resilience.adapters.processes import become_subreaper
+from resilience.launcher import worker_main
 from resilience.launcher import zygote as zygotes
 from resilience.launcher.workers import start
 from resilience.launcher.zygote import Zygote
@@ -44,10 +45,10 @@ def ran() -> list[str]:
 
 def lose_zygote(number: int) -> dict[str, Any]:
     """Workers run, the zygote gets a signal, the workers go on; then the next are started."""
-    zygotes.ANSWER_LIMIT = 0.3
     become_subreaper()
     zygote = Zygote.start()
     workers = start(specification([script(), "go"], zygote, Path("first"), 2))
+    zygotes.ANSWER_LIMIT = 0.3
     os.kill(zygote.pid, number)
     if number == signal.SIGKILL:
         os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)
@@ -144,3 +145,44 @@ def write_to(redirects: str) -> dict[str, Any]:
     answer = told(start(spec))
     zygote.close()
     return {"answers": [answer], "ran": ran()}
+
+
+MODULES = {
+    "harmless": "import os\nimported_by = os.getpid()",
+    "with_a_thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    "with_a_file": "import os\nfile = os.open(os.devnull, os.O_RDONLY)",
+    "with_a_child": "import subprocess\nprocess = subprocess.Popen(['sleep', '60'])",
+    "with_a_handler": "import signal\nsignal.signal(signal.SIGUSR2, print)",
+    "that_fails": "raise RuntimeError('on purpose')",
+    "that_dies": "import os\nos.abort()",
+}
+IMPORTING = """
+import os, sys
+import harmless
+sys.stdout.write(f"{harmless.imported_by == os.getpid()}\\n")
+"""
+
+
+def preload(modules: list[str]) -> dict[str, Any]:
+    """A successor imports modules, and takes over; then a worker imports one of them too."""
+    become_subreaper()
+    folder = Path("modules").absolute()
+    folder.mkdir()
+    for name, text in MODULES.items():
+        (folder / f"{name}.py").write_text(text)
+    worker_main.PATHS.insert(0, str(folder))
+    script = Path("importing.py").absolute()
+    script.write_text(IMPORTING)
+    zygote = Zygote.start()
+    first = zygote.pid
+    zygote.preload(modules)
+    outcomes = zygote.succeed(60.0)
+    answer = told(start(specification([str(script)], zygote, Path("workers"))))
+    second = zygote.pid
+    zygote.close()
+    return {
+        "answers": [answer],
+        "outcomes": [[*outcome.modules, "refused:", *outcome.refused, outcome.why] for outcome in outcomes],
+        "has_changed": second != first,
+        "is_left": [pid for pid in (first, second) if Path(f"/proc/{pid}").exists()],
+    }

@@ -72,6 +72,10 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             "the job stops (SIGTERM to rank 1); workers have 30 s to write a checkpoint",
         ),
         (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone: killed; another one starts"),
+        (
+            events.ModulesPreloaded((), ("wandb",), "2 threads run"),
+            "wandb cannot be preloaded (2 threads run); each worker imports it",
+        ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
         (
             events.Interrupted(

@@ -1,0 +1,109 @@
+"""What `resilience run` imports before the workers need it: modules of DDP and FSDP, and those of --preload."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from resilience.core import events
+from resilience.core.records import Record
+from tests.support.account import Account
+
+LIMIT = 110.0  # seconds
+# Which modules of torch run code of theirs while a job makes its first step with DDP and with FSDP?
+FIRST_STEPS = """
+import json, os, sys
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+executed = []
+is_watching = True
+def watch(event, arguments):
+    if event == "exec" and is_watching:
+        executed.append(arguments[0].co_filename)
+sys.addaudithook(watch)
+dist.init_process_group("gloo")
+def step(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+step(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8)))
+layer = torch.nn.Linear(8, 8)
+fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+step(layer)
+is_watching = False
+dist.destroy_process_group()
+print(json.dumps([name for name in executed if name.startswith(os.path.dirname(torch.__file__))]))
+"""
+
+
+def run(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `resilience run` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "resilience.launcher", "--max-restarts=0", *arguments],
+        env={
+            **os.environ,
+            "RESILIENCE_RUN_DIR": str(tmp_path / "runs"),
+            "RESILIENCE_JOB_ID": "job",
+            "GLOO_SOCKET_IFNAME": "lo",
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+def records(tmp_path: Path, kind: type[events.Event]) -> list[Record]:
+    return [record for record in Account(tmp_path / "runs" / "job").records() if isinstance(record.event, kind)]
+
+
+def test_first_step_with_ddp_and_fsdp_imports_nothing_of_torch_in_a_worker(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FIRST_STEPS)
+    done = run(tmp_path, "--nproc-per-node=2", str(script))
+    assert done.returncode == 0, done.stderr
+    imported = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(imported) == 2
+    # A module that only torch's own CUDA library may need, 2 ms; `_remote_module` is generated text.
+    assert all(len(each) <= 2 for each in imported), imported
+    assert [record.event.how for record in records(tmp_path, events.WorkerStarted)] == ["warm"] * 2
+
+
+def test_module_of_preload_is_imported_once_for_all_workers(tmp_path: Path) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "slow_to_import.py").write_text("import os\nimported_by = os.getpid()")
+    (modules / "with_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, slow_to_import\nsys.stdout.write(f'{slow_to_import.imported_by} {os.getpid()}\\n')"
+    )
+    preload = ("--preload", "slow_to_import", "--preload", "with_a_thread")
+    done = run(tmp_path, *preload, "--nproc-per-node=2", str(script), PYTHONPATH=str(modules))
+    assert done.returncode == 0, done.stderr
+    (one, other) = [line.split() for line in sorted(done.stdout.splitlines())]
+    assert one[0] == other[0]
+    assert len({*one, *other}) == 3
+    refused, loaded = (record.event for record in records(tmp_path, events.ModulesPreloaded))
+    assert refused.refused == ("with_a_thread",)
+    assert "slow_to_import" in loaded.modules
+    assert "with_a_thread cannot be preloaded (2 threads run in the agent" in done.stderr
+
+
+def test_preload_of_an_unknown_module_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    for name in ("no_such_module", "json.no_such_module"):
+        done = run(tmp_path, "--preload", name, str(script))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"resilience run: --preload {name}: this interpreter finds no module of that name\n"
+    done = run(tmp_path, "--preload", "json", "--cold", str(script))
+    assert done.returncode == 2
+    assert not (tmp_path / "runs").exists()
