@@ -24,7 +24,7 @@ from resilience.attribution.symptoms import (
     user_frame,
 )
 from resilience.core.attribution import Category, Frame, Hang, Interruption, InterruptionRecord
-from resilience.core.hangs import in_collective
+from resilience.core.hangs import in_backward, in_collective
 
 RULES: Mapping[int, str] = {
     1: "exit known",
@@ -118,7 +118,9 @@ class Evidence(msgspec.Struct, frozen=True):
 
 def judge(seen: Evidence) -> Verdict:
     """Return who is to blame for an interruption."""
-    symptoms = _symptoms(seen)
+    hangs = {record.rank: record.hang for record in seen.records if record.hang is not None}
+    seen = msgspec.structs.replace(seen, hangs=hangs | seen.hangs)
+    symptoms = _without_lost_monitors(_symptoms(seen))
     verdict = _store_lost(seen) or _common(seen, symptoms) or _culprits(seen, symptoms)
     guilty = {culprit.rank for culprit in verdict.culprits}
     reported = [found.rank for found in symptoms.values() if found.rank not in guilty]
@@ -147,12 +149,26 @@ def _symptoms(seen: Evidence) -> dict[int, Symptom]:
     return {rank: found[rank] for rank in order}
 
 
+def _without_lost_monitors(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
+    """Return the symptoms; beside a fault or a hang of any rank, the loss of a monitor is nobody's."""
+    if not any(found.what != "monitor_lost" and (found.is_own or found.what == "hung") for found in symptoms.values()):
+        return symptoms
+    why = "only its monitor was lost, which interrupts no rank"
+    return {
+        rank: msgspec.structs.replace(found, is_own=False, confidence=0.0, reason=why)
+        if found.what == "monitor_lost"
+        else found
+        for rank, found in symptoms.items()
+    }
+
+
 def _arrival(record: InterruptionRecord) -> float:
     return float("inf") if record.arrival_order is None else record.arrival_order
 
 
 def _waits(seen: Evidence, rank: int) -> bool:
-    return in_collective(seen.stacks.get(rank, ())) or seen.hangs.get(rank) == "in_collective"
+    stack = seen.stacks.get(rank, ())
+    return in_collective(stack) or in_backward(stack) or seen.hangs.get(rank) == "in_collective"
 
 
 def _store_lost(seen: Evidence) -> Verdict | None:
@@ -163,15 +179,17 @@ def _store_lost(seen: Evidence) -> Verdict | None:
 
 
 def _common(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict | None:
-    """Rule 14: most active ranks show the same."""
+    """Rule 14: most active ranks show the same, and so does whoever was first, if that rank had a fault of its own."""
     if len(seen.active) < 2:
         return None
+    first_own = {rank for rank, found in symptoms.items() if found.is_own and rank == seen.first}
     groups: defaultdict[tuple[object, ...], list[Symptom]] = defaultdict(list)
     for found in symptoms.values():
         if found.is_own and found.rank in seen.active:
             groups[_likeness(found)].append(found)
     for alike in groups.values():
-        if len(alike) > 1 and len(alike) * 2 > len(seen.active):
+        is_most = len(alike) > 1 and len(alike) * 2 > len(seen.active)
+        if is_most and first_own <= {found.rank for found in alike}:
             culprits = tuple(Culprit(found.rank, found.what, 0.5, 14) for found in alike)
             first = seen.first if seen.first in {found.rank for found in alike} else None
             return Verdict("common", category(alike[0]), first, culprits, rules_fired=(alike[0].rule, 14))

@@ -56,6 +56,11 @@ def in_collective(stack: tuple[Frame, ...]) -> bool:
     return bool(stack) and _COLLECTIVE.search(stack[-1].file) is not None
 
 
+def in_backward(stack: tuple[Frame, ...]) -> bool:
+    """Whether the innermost Python frame of a stack runs autograd's engine, in which DDP's reducer waits for others."""
+    return bool(stack) and stack[-1].function == "_engine_run_backward" and "/torch/autograd/" in stack[-1].file
+
+
 def classify(
     process: ProcessInfo | None,
     stack: tuple[Frame, ...],
@@ -79,18 +84,17 @@ def classify(
         return "in_loop"
     if is_gil_held:
         return "holds_gil"
-    if stack and _waits_below(stack[-1], line):
+    if in_backward(stack) or (stack and _waits_for_work(stack[-1], line)):
         return "in_collective"
     if stack and _is_on_lock(stack[-1], line, waits_in):
         return "on_lock"
     return "in_call" if stack else None
 
 
-def _waits_below(frame: Frame, line: str) -> bool:
-    """Waits for others begin in Python and go on where no frame shows them: backward waits for gradients of others,
-    and `work.wait()` is C++ from the first. Python's own waits have frames of the standard library."""
-    is_backward = frame.function == "_engine_run_backward" and "/torch/autograd/" in frame.file
-    return is_backward or (not _STANDARD.search(frame.file) and _WORK_WAIT.search(line) is not None)
+def _waits_for_work(frame: Frame, line: str) -> bool:
+    """`work.wait()` is C++ from the first, so no frame shows it. Python's own waits have frames of the standard
+    library."""
+    return not _STANDARD.search(frame.file) and _WORK_WAIT.search(line) is not None
 
 
 def _is_on_lock(frame: Frame, line: str, waits_in: str) -> bool:

@@ -1,0 +1,94 @@
+"""Verdicts of the attribution rules over evidence that is written down by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.attribution.verdict import Evidence, judge
+from resilience.core.attribution import (
+    Detector,
+    ExceptionInfo,
+    Exit,
+    Frame,
+    Interruption,
+    InterruptionRecord,
+    ThreadStack,
+)
+
+RANKS = frozenset(range(4))
+STEP = Frame("/home/me/train.py", 20, "train")
+BACKWARD = (STEP, Frame("/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward"))
+LOADS = (STEP, Frame("/home/me/data.py", 7, "load"))
+BARRIER = (
+    Frame("/home/me/train.py", 31, "train"),
+    Frame("/site-packages/torch/distributed/distributed_c10d.py", 5000, "barrier"),
+)
+
+
+def silent(rank: int, stack: tuple[Frame, ...], **known: object) -> InterruptionRecord:
+    """The record of a rank whose watchdog limit was exceeded."""
+    return InterruptionRecord(
+        rank,
+        Interruption.SOFT_TIMEOUT,
+        detector=Detector("watchdog", 60.0),
+        stacks=(ThreadStack("MainThread", stack),),
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def blamed(seen: Evidence) -> list[tuple[int, str]]:
+    return [(culprit.rank, culprit.what) for culprit in judge(seen).culprits]
+
+
+@pytest.mark.parametrize("reporters", [(0,), (0, 2), (0, 2, 3)])
+def test_ranks_that_wait_in_backward_are_cleared_and_the_one_that_is_elsewhere_is_blamed(
+    reporters: tuple[int, ...],
+) -> None:
+    """DDP's reducer waits in C++: no frame of torch.distributed shows it."""
+    records = tuple(silent(rank, BACKWARD, hang="in_collective") for rank in reporters)
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {1: LOADS}
+    seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=RANKS)
+    assert blamed(seen) == [(1, "hung")]
+    assert judge(seen).culprits[0].confidence > 0.5
+
+
+def test_rank_in_another_collective_than_all_others_is_blamed_though_backward_shows_no_collective() -> None:
+    records = tuple(silent(rank, BACKWARD, hang="in_collective") for rank in (0, 2, 3))
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {1: BARRIER}
+    seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=RANKS)
+    assert blamed(seen) == [(1, "desynchronised")]
+
+
+def test_of_two_ranks_that_wait_in_different_places_neither_is_blamed_with_confidence() -> None:
+    records = (silent(0, BACKWARD, hang="in_collective"),)
+    stacks = {0: BACKWARD, 1: BARRIER}
+    seen = Evidence(records, first=0, active=frozenset((0, 1)), stacks=stacks, answered=frozenset((0, 1)))
+    assert all(culprit.confidence < 0.5 for culprit in judge(seen).culprits)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_lost_monitor_is_no_cause_of_another_ranks_hang(is_first: bool) -> None:
+    lost = InterruptionRecord(3, Interruption.MONITOR_PROCESS_EXCEPTION, "its monitor is gone")
+    hung = silent(1, LOADS, hang="in_call")
+    records = (lost, hung) if is_first else (hung, lost)
+    seen = Evidence(records, first=records[0].rank, active=RANKS, stacks={1: LOADS}, answered=RANKS)
+    assert blamed(seen) == [(1, "hung")]
+    assert judge(seen).first == 1
+
+
+def test_lost_monitor_is_blamed_where_nothing_else_is_on_record() -> None:
+    lost = InterruptionRecord(3, Interruption.MONITOR_PROCESS_EXCEPTION, "its monitor is gone")
+    assert blamed(Evidence((lost,), first=3, active=RANKS, answered=RANKS)) == [(3, "monitor_lost")]
+
+
+def test_what_most_ranks_fail_of_does_not_clear_the_first_reporter_with_a_fault_of_its_own() -> None:
+    died = InterruptionRecord(2, Interruption.TERMINATED, exit=Exit(signal="SIGKILL"), arrival_order=1)
+    error = ExceptionInfo("RuntimeError", "too few ranks", "same")
+    others = tuple(
+        InterruptionRecord(rank, Interruption.BASE_EXCEPTION, exception=error, stage="initialize") for rank in (0, 1, 3)
+    )
+    seen = Evidence((died, *others), first=2, active=RANKS)
+    verdict = judge(seen)
+    assert verdict.first == 2
+    assert (verdict.culprits[0].rank, verdict.culprits[0].what) == (2, "killed")
+    assert 14 not in verdict.rules_fired
