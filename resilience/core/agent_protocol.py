@@ -2,7 +2,7 @@
 
 Like `core.restart`, these protocols are generators: they yield one operation at a time and are sent its answer. The
 agent performs the operations on the job's store (`launcher.driving`); the simulation performs them on a dict, under a
-virtual clock, and may end an agent before any of them (`testing.launcher_cluster`). What is only known outside of the
+virtual clock, and may end an agent before any of them (`tests/launcher_simulation`). What is only known outside of the
 protocol (the time, a signal, the highest step of this node's workers) is an operation too."""
 
 from __future__ import annotations

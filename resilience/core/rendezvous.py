@@ -10,7 +10,7 @@ to the others. `launcher.rendezvous` is the shell around it, behind torch's inte
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -59,6 +59,8 @@ class Rendezvous:
         self.terms = terms
         self.formation = Formation()  # of the cycle that this agent takes or took part in
         self.gathering = gathering.begin(self.formation)
+        # Asked before a cycle is formed without any agent of the last one: why the job ends, empty if it goes on.
+        self.why_not_continued: Callable[[int], Protocol[str]] = _is_continued
         self._log = RendezvousLog()
         self._silences = Silences(terms.interval, terms.lost_after)
         self._duplicates: dict[str, Seconds] = {}  # id -> since when its rank is another node's too
@@ -174,6 +176,10 @@ class Rendezvous:
         is_last = last_call.has_run_out(len(known.arrived) >= terms.least, now)
         if not gathering.is_due(known, terms.least, terms.most, is_last):
             return None
+        if gathering.is_inherited(known):
+            why_not = yield from self.why_not_continued(known.last.cycle)
+            if why_not:
+                return (yield from self._log.write(Formation(cycle=known.last.cycle + 1, closed=why_not)))
         try:
             formation = gathering.form(known, terms.most, group_ranks.assign)
             self._wrong.has_run_out(False, now)
@@ -311,6 +317,11 @@ class Rendezvous:
     def read(self) -> Protocol[None]:
         """Read what the log holds beyond what is known."""
         self.gathering = yield from self._log.read(self.gathering)
+
+
+def _is_continued(cycle: int) -> Protocol[str]:
+    yield from ()
+    return ""
 
 
 def _closed(formation: Formation) -> Refusal:

@@ -22,6 +22,7 @@ from resilience.core.cycle_nodes import CycleNodes
 from resilience.core.gathering import Around
 from resilience.core.job_budget import JobBudget
 from resilience.core.rendezvous import Rendezvous
+from resilience.core.restart import CompareSet, Read
 from resilience.core.shared_list import SharedList
 from resilience.core.stopping import Asked, Mode, on_signal
 from resilience.errors import DecodeError
@@ -58,10 +59,12 @@ class Supervision:
         self.name = rendezvous.node
         self.rules = rules
         self.budget = JobBudget(rules.budget)
+        self.restarts_used = 0
         self.leaves = ""  # why this node goes while others may stay
         self.excluded_for: str | None = None  # why this node was asked to leave
         self.stop: Verdict | None = None  # what signals ask for
         self._rendezvous = rendezvous
+        rendezvous.why_not_continued = self._why_not_continued
         self._hosts_store = hosts_store
         self._forget(())
 
@@ -76,12 +79,16 @@ class Supervision:
 
     # -- before a cycle, and without one --------------------------------------------------------
 
-    def began(self) -> Protocol[int]:
-        """A cycle begins. Return how many restarts the job has used."""
+    def began(self) -> Protocol[Verdict | None]:
+        """A cycle begins. Return its verdict if it is over already, as after this agent was stopped for a while: its
+        workers must not start beside those of the next cycle. None if they may start."""
         self._forget([(seat.id, seat.node) for seat in self._rendezvous.formation.seats])
-        self._began_at = yield Now()
-        yield from self._nodes.open()
-        return (yield from self.budget.used())
+        verdict = yield from self.standing()
+        if verdict is None:
+            self._began_at = yield Now()
+            yield from self._nodes.open()
+            self.restarts_used = yield from self.budget.used()
+        return verdict
 
     def excluded(self) -> Protocol[Verdict | None]:
         """Return the verdict for a node that was asked to leave, None if it was not. It takes part no more."""
@@ -124,6 +131,17 @@ class Supervision:
         """The job is over, for all nodes unless only this one leaves."""
         if not self.leaves:
             yield from self._rendezvous.close(cycle.encode(verdict))
+
+    def _why_not_continued(self, former: int) -> Protocol[str]:
+        """No agent of the former cycle is left. Charge its loss, if none of them has said how it ended. Return why the
+        job ends with it, empty if it goes on."""
+        (text,) = yield Read((f"end/{former}",))
+        if text is not None:
+            verdict = yield from self._obey(text)
+        else:
+            lost = [seat.node for seat in self._rendezvous.gathering.last.seats]
+            verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
+        return "" if verdict.again is not None else cycle.encode(verdict)
 
     # -- signals and requests -------------------------------------------------------------------
 
@@ -270,14 +288,19 @@ class Supervision:
             return (yield from self._spend(verdict, failure))
         if not nodes.lost:
             return None  # the agent where it failed knows what, and says it at once
-        lost = sorted(self._ids[id] for id in nodes.lost)
-        what = f"node {', '.join(lost)} is lost"
+        lost = [self._ids[id] for id in nodes.lost]
         step, ran = (yield HighestStep()), (yield from self.ran())
-        failure = Failure(self._rendezvous.cycle, f"lost {lost[0]}", what, lost[0], -1, step, ran=ran)
-        return (yield from self._spend(Verdict("failed", self.name, detail=what), failure))
+        return (yield from self._spend(*self._loss(lost, self._rendezvous.cycle, step, ran)))
+
+    def _loss(self, nodes: Sequence[str], number: int, step: int, ran: Seconds) -> tuple[Verdict, Failure]:
+        """The loss of nodes in a cycle, as the budget weighs it."""
+        names = sorted(nodes)
+        what = f"node {', '.join(names)} is lost"
+        failure = Failure(number, f"lost {names[0]}", what, names[0], -1, step, ran=ran)
+        return Verdict("failed", self.name, detail=what), failure
 
     def _spend(self, verdict: Verdict, failure: Failure) -> Protocol[Verdict]:
-        """Ask the job's budget what follows from a failure. Let the answer stand."""
+        """Ask the job's budget what follows from the failure of a cycle. Let the answer stand for it."""
         answer = yield from self.budget.decide(failure)
         verdict = msgspec.structs.replace(verdict, failure=failure)
         if answer.is_restart:
@@ -285,7 +308,8 @@ class Supervision:
         else:
             detail = answer.why if verdict.detail in answer.why else f"{verdict.detail}; {answer.why}"
             verdict = msgspec.structs.replace(verdict, outcome="exhausted", exit_code=answer.exit_code, detail=detail)
-        standing = yield from self.agree(verdict)
+        text = yield CompareSet(f"end/{failure.cycle}", cycle.encode(verdict))
+        standing = yield from self._obey(text)
         if standing == verdict:
             yield Emit(
                 events.RestartDecided(

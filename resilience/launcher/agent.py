@@ -82,9 +82,11 @@ class Agent(LocalElasticAgent):
             except RendezvousTimeoutError as error:
                 return node.late(str(error))
             account.cycle(node.handler.cycle)
-            node.began(group)
+            verdict = node.began(group)
         except (StoreError, RendezvousConnectionError) as error:
             return node.cut_off(str(error))
+        if verdict is not None:
+            return verdict
         account.emit(events.CycleStarted(why, node.restarts_used, group.spec.max_restarts))
         return self._run_workers(group)
 

@@ -75,7 +75,6 @@ class Node:
         self.drain = drain
         self.signals = signals
         self.failure: InterruptionRecord | None = None  # the last one that was seen here
-        self.restarts_used = 0
         self._gate = gate
         self._patrol = patrol
         self._options = options
@@ -100,6 +99,11 @@ class Node:
             return self.witnesses.highest_step()
         self.account.emit(operation.event)
         return None
+
+    @property
+    def restarts_used(self) -> int:
+        """How many of the job's restarts were used when this cycle began."""
+        return self._supervision.restarts_used
 
     @property
     def has_left(self) -> bool:
@@ -176,10 +180,12 @@ class Node:
             self.handler.leave(verdict.detail)  # now: the others form the next cycle
         return verdict
 
-    def began(self, group: WorkerGroup) -> None:
-        """A cycle begins: read what the job has used of its budget, forget the cycle before."""
+    def began(self, group: WorkerGroup) -> Verdict | None:
+        """A cycle begins. Return its verdict if it is over already, None if workers may start. Raises: StoreError."""
         self.witnesses.forget()
-        self.restarts_used = self._run(self._supervision.began())
+        verdict = self._run(self._supervision.began())
+        if verdict is not None:
+            return verdict
         seats = self.handler.formation.seats
         self.account.emit(
             events.RendezvousCompleted(
@@ -196,6 +202,7 @@ class Node:
             if time.monotonic() > deadline:
                 break  # they run unmonitored until theirs is there
             time.sleep(LOOK)
+        return None
 
     # -- what happens ---------------------------------------------------------------------------
 

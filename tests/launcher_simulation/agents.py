@@ -1,0 +1,242 @@
+"""What is an agent of a virtual job?  The loop of `launcher.agent` and `launcher.node` over the protocols of the core.
+
+All decisions are those of `core.supervision` and `core.rendezvous`; here is only what the shell does between them. The
+workers of a node are a few numbers: when they are through, when one fails, for how long they outlive their end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resilience.core.agent_liveness import LEASE, Lease
+from resilience.core.agent_protocol import Protocol, Seconds, Sleep
+from resilience.core.budget import Failure
+from resilience.core.control import Request
+from resilience.core.cycle import FAILED, Verdict
+from resilience.core.gathering import Seat
+from resilience.core.rendezvous import Refusal, Rendezvous
+from resilience.core.supervision import Supervision, Workers
+from resilience.errors import ConfigurationError, StoreError
+from tests.launcher_simulation.schedules import STORE_TIMEOUT
+
+if TYPE_CHECKING:
+    from tests.launcher_simulation.jobs import Job
+
+MONITOR_INTERVAL = 1.0  # seconds between two looks of an agent, if nothing happens
+SETTLE = 0.3  # seconds in which a dead worker's monitor has told what it knows
+SHUTDOWN = 30.0  # seconds in which workers end on SIGTERM
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Wait until something happens at this agent, `limit` seconds at most."""
+
+    limit: Seconds
+
+
+class StartWorkers(msgspec.Struct, frozen=True):
+    """The cycle's workers start."""
+
+
+class StopWorkers(msgspec.Struct, frozen=True):
+    """The cycle's workers are ended, by SIGKILL after `limit` seconds, because of a verdict. Goes on when they are
+    gone."""
+
+    limit: Seconds
+    verdict: Verdict
+
+
+class StopCounting(msgspec.Struct, frozen=True):
+    """The thread that counts for this agent ends."""
+
+
+class Agent:
+    """One agent. `life` is what it does; the job performs it."""
+
+    def __init__(self, job: Job, node: int, number: int) -> None:
+        """number: how many agents this node had before."""
+        schedule = job.schedule
+        self.job = job
+        self.node = node
+        self.id = f"node{node}/{number}"
+        self.is_host = schedule.node_hosts_store and node == 0
+        self.rendezvous = Rendezvous(self.id, f"node{node}", schedule.terms)
+        self.supervision = Supervision(self.rendezvous, schedule.rules, self.is_host)
+        self.lease = Lease(STORE_TIMEOUT / LEASE if self.is_host else schedule.terms.lost_after)
+        self.counted = 0  # counts that got through
+        self.is_counting = True
+        self.is_alive = True
+        self.has_left = False
+        self.has_lost_store = False
+        self.verdict: Verdict | None = None
+        self.signals: list[tuple[int, str]] = []
+        self.requests: list[Request] = []
+        self.workers: Crew | None = None
+        # Of the job: what it waits for.
+        self.token = 0
+        self.is_watching = False
+        self.operations = 0
+        self.paused_until: Seconds = 0.0
+        self.reachable_from: Seconds = 0.0  # partitioned until then
+        self.protocol = self.life()
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.lease.time_left(self.job.clock.now) is not None
+
+    # -- the agent's loop -------------------------------------------------------------------------
+
+    def life(self) -> Protocol[None]:
+        """The loop of the launcher. Ends with the agent's `verdict`."""
+        try:
+            yield from self.supervision.budget.open()
+        except StoreError as error:
+            self.verdict = self._cut_off(error)
+            return
+        try:
+            while True:
+                verdict = yield from self._cycle()
+                if verdict.again is None:
+                    break
+        except ConfigurationError as error:
+            yield from self._leave("its configuration is wrong")
+            self.verdict = Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
+            return
+        try:
+            yield from self.supervision.over(verdict)
+        except StoreError:
+            pass
+        yield from self._leave(self.supervision.leaves)
+        self.verdict = verdict
+
+    def _cycle(self) -> Protocol[Verdict]:
+        try:
+            verdict = yield from self._gate()
+            if verdict is not None:
+                return verdict
+            seat = Seat(self.id, self.rendezvous.node, "here", 1)
+            found = yield from self.rendezvous.join(seat)
+            if isinstance(found, Refusal):
+                if found.kind == "late":
+                    return self.supervision.late(found.why)
+                if self.signals:
+                    return (yield from self._stopped_while_waiting())
+                return (yield from self.supervision.closed(found.why))
+            verdict = yield from self.supervision.began()
+            if verdict is not None:
+                return verdict
+        except StoreError as error:
+            return self._cut_off(error)
+        yield StartWorkers()
+        try:
+            verdict = yield from self._watch()
+        except StoreError as error:
+            verdict = self._cut_off(error)
+        yield StopWorkers((yield from self._stop_limit(verdict)), verdict)
+        return verdict
+
+    def _gate(self) -> Protocol[Verdict | None]:
+        yield from self._take_signals()
+        if self.supervision.stop is not None:
+            return (yield from self._stopped_while_waiting())
+        verdict = yield from self.supervision.excluded()
+        if verdict is None and self.job.is_sick(self):
+            return (yield from self.supervision.leave("unhealthy"))
+        return verdict
+
+    def _take_signals(self) -> Protocol[None]:
+        while self.signals:
+            yield from self.supervision.signalled(*self.signals.pop(0))
+
+    def _stopped_while_waiting(self) -> Protocol[Verdict]:
+        yield from self._take_signals()
+        verdict = yield from self.supervision.stopped_while_waiting()
+        if self.supervision.leaves and not self.is_host:
+            yield from self._leave(verdict.detail)
+        return verdict
+
+    def _cut_off(self, error: StoreError) -> Verdict:
+        self.has_lost_store = True
+        detail = f"the job's store is lost: {error}"
+        return Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=detail)
+
+    def _stop_limit(self, verdict: Verdict) -> Protocol[Seconds]:
+        left = self.lease.time_left(self.job.clock.now)
+        if left is not None:
+            return min(left, SHUTDOWN)
+        try:
+            if verdict.failure is not None and (yield from self.rendezvous.is_taken_for_lost()):
+                return 0.0
+        except StoreError:
+            pass
+        return SHUTDOWN
+
+    def _leave(self, reason: str) -> Protocol[None]:
+        if self.has_left:
+            return
+        self.has_left = True
+        try:
+            yield from self.rendezvous.leave(reason)
+            if self.is_host or not self.job.schedule.node_hosts_store:
+                yield from self.rendezvous.await_leaving(self.is_host)
+        except StoreError:
+            pass
+        yield StopCounting()
+
+    # -- while workers run ------------------------------------------------------------------------
+
+    def _watch(self) -> Protocol[Verdict]:
+        while True:
+            yield Wake(MONITOR_INTERVAL)
+            verdict = yield from self._look()
+            if verdict is not None:
+                return verdict
+
+    def _look(self) -> Protocol[Verdict | None]:
+        crew, supervision = self.workers, self.supervision
+        assert crew is not None
+        yield from self._take_signals()
+        verdict = yield from supervision.requested(self.requests)
+        if verdict is None and crew.take_failure():
+            yield Sleep(SETTLE * self.job.rng.random())
+            verdict = yield from supervision.standing()
+            if verdict is None:
+                verdict = yield from supervision.failed((yield from self._failure(crew)))
+        if verdict is None:
+            verdict = yield from supervision.look(Workers(crew.is_living))
+        return verdict
+
+    def _failure(self, crew: Crew) -> Protocol[Failure]:
+        ran = yield from self.supervision.ran()
+        what = crew.what
+        return Failure(self.rendezvous.cycle, what, what, self.rendezvous.node, self.node, self.job.step(self), ran=ran)
+
+
+class Crew:
+    """The workers of one agent in one cycle. They live in the job's hands; the agent sees how they ended."""
+
+    def __init__(self, cycle: int, what: str) -> None:
+        """what: their failure would be."""
+        self.cycle = cycle
+        self.what = what
+        self.is_living = True  # as the agent sees it
+        self.has_failed = False
+        self.ended_well = False
+        self.is_hung = False
+        self._is_told = False
+
+    def end(self, is_well: bool) -> None:
+        self.is_living, self.has_failed, self.ended_well = False, not is_well, is_well
+
+    def take_failure(self) -> bool:
+        """Return whether a worker has failed, once."""
+        is_new, self._is_told = self.has_failed and not self._is_told, self.has_failed
+        return is_new
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a worker has failed, and the agent has not seen it yet."""
+        return self.has_failed and not self._is_told

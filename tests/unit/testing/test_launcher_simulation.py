@@ -1,0 +1,139 @@
+"""The launcher's protocol under faults, in virtual jobs: every schedule keeps every invariant.
+
+Many more of the same run with `python -m tests.launcher_simulation`; `python -m tests.mutate` shows that they can
+fail. What is simulated are the functions that the launcher runs (`core.supervision`, `core.rendezvous`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resilience.core.budget import Budget
+from resilience.core.rendezvous import Terms
+from resilience.core.supervision import Rules
+from tests.launcher_simulation.jobs import Job, Report
+from tests.launcher_simulation.schedules import (
+    RULES,
+    TERMS,
+    Crash,
+    Delay,
+    Fails,
+    Fault,
+    Freeze,
+    Hangs,
+    Kind,
+    Partition,
+    PartitionBefore,
+    Pause,
+    Repeat,
+    Schedule,
+    Signalled,
+    StoreDies,
+    draw,
+    everywhere,
+)
+
+
+def run(*faults: Fault, comes: tuple[float, ...] = (0.0, 0.2, 0.4), **settings: Any) -> Report:
+    made: dict[str, Any] = {"terms": TERMS, "rules": RULES} | settings
+    return Job(Schedule(seed=1, comes=comes, faults=faults, **made)).run()
+
+
+ONE_OF_TWO = {"comes": (0.0, 0.5), "terms": Terms(1, 1, join_limit=60.0, last_call=3.0), "node_hosts_store": False}
+
+
+# -- stories -----------------------------------------------------------------------------------------------------
+
+
+def test_undisturbed_job_completes_in_one_cycle() -> None:
+    assert run() == run()  # the same schedule is the same run
+    report = run()
+    assert (report.cycles, report.ends) == (1, ("completed",) * 3)
+
+
+def test_failed_worker_restarts_all_nodes() -> None:
+    report = run(Fails(1, 0, 3.0))
+    assert (report.cycles, report.ends) == (2, ("completed",) * 3)
+
+
+def test_hung_worker_restarts_all_nodes() -> None:
+    report = run(Hangs(1, 0))
+    assert (report.cycles, report.ends) == (2, ("completed",) * 3)
+
+
+def test_killed_agent_is_replaced_by_a_smaller_cycle() -> None:
+    report = run(Crash(2, at=10.0))
+    assert (report.cycles, report.ends) == (2, ("completed", "completed", "killed"))
+
+
+def test_killed_host_of_the_store_ends_the_others_with_a_reason() -> None:
+    assert run(Crash(0, at=10.0)).ends == ("killed", "failed", "failed")
+    assert run(StoreDies(10.0)).ends == ("failed",) * 3
+
+
+def test_evicted_node_leaves_and_the_others_go_on() -> None:
+    report = run(Signalled(2, at=10.0))
+    assert (report.cycles, report.ends) == (2, ("completed", "completed", "preempted"))
+
+
+def test_interrupt_of_one_agent_stops_the_job() -> None:
+    assert run(Signalled(2, "SIGINT", at=10.0)).ends == ("preempted",) * 3
+
+
+def test_node_that_is_cut_off_ends_and_the_others_go_on() -> None:
+    report = run(Partition(2, 10.0, 1000.0))
+    assert (report.cycles, report.ends) == (2, ("completed", "completed", "failed"))
+
+
+def test_short_partition_and_short_freeze_are_nothing() -> None:
+    assert run(Partition(2, 10.0, 3.0)).cycles == 1
+    assert run(Freeze(10.0, 3.0)).cycles == 1
+
+
+def test_job_that_has_used_its_restarts_ends() -> None:
+    report = run(*(Fails(1, cycle, 3.0) for cycle in range(5)), rules=Rules("any-failed", Budget(2, 0, 0, 0)))
+    assert (report.cycles, report.ends) == (3, ("exhausted",) * 3)
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_drawn_schedules_keep_every_invariant(block: int) -> None:
+    for seed in range(250 * block, 250 * (block + 1)):
+        Job(draw(seed)).run()
+
+
+@pytest.mark.parametrize("node", range(3))
+@pytest.mark.parametrize("kind", ["crash", "delay", "repeat", "pause", "partition", "signal"])
+def test_fault_before_any_operation_of_an_agent_keeps_every_invariant(kind: Kind, node: int) -> None:
+    for schedule in everywhere(kind, node):
+        Job(schedule).run()
+
+
+# -- what the simulation has found -------------------------------------------------------------------------------
+
+
+def test_loss_of_all_nodes_of_a_cycle_costs_a_restart_though_none_of_them_is_left_to_say_so() -> None:
+    none = Rules("any-failed", Budget(0))
+    assert run(Crash(0, at=8.0), rules=none, **ONE_OF_TWO).ends == ("killed", "exhausted")
+    assert run(Crash(0, at=8.0), rules=Rules("any-failed", Budget(1)), **ONE_OF_TWO).ends == ("killed", "completed")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_job_that_was_ended_does_not_run_again_where_its_last_agent_died_before_it_said_so(name: Any) -> None:
+    stop = Rules("any-failed", Budget(3), mode="stop")
+    for number in range(1, 60):
+        run(Signalled(0, name, at=8.0), Crash(0, number), rules=stop, **ONE_OF_TWO)
+
+
+def test_agent_that_was_stopped_before_its_cycle_began_starts_no_workers_beside_those_of_the_next() -> None:
+    for number in range(1, 30):
+        run(Pause(0, number, 25.0), PartitionBefore(0, number + 4, 1000.0), node_hosts_store=False)
+
+
+def test_operations_that_take_effect_twice_cost_nothing() -> None:
+    for number in range(1, 60):
+        report = run(Repeat(1, number), Delay(2, number, 2.0))
+        assert (report.cycles, report.ends) == (1, ("completed",) * 3)
