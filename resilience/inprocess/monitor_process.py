@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
-from resilience.adapters import descriptors, processes, stacks
+from resilience.adapters import descriptors, processes, stacks, titles
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.core.encoding import text
 from resilience.core.events import Interrupted
@@ -297,6 +297,8 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     if os.getsid(0) != os.getpid():
         os.setsid()  # a signal to the rank's group, or Ctrl-C, must not take the witness along
     processes.ignore_job_signals()
+    titles.name(f"res-monitor {plan.initial_rank}")
+    titles.show([f"resilience-monitor: Wrapper of rank {plan.initial_rank}"])
     gc.disable()
     # A store server looks up its clients' names in the thread that serves them all: bound what that costs.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience.adapters import channel as lines
-from resilience.adapters import descriptors
+from resilience.adapters import descriptors, titles
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import ignore_job_signals
 from resilience.errors import DecodeError
@@ -289,6 +289,7 @@ def _answering(asking: Channel) -> Callable[[], None]:
 
 if __name__ == "__main__":
     ignore_job_signals()
+    titles.name("res-drain")
     descriptors.raise_limit()
     agent, own = int(sys.argv[1]), int(sys.argv[2])
     Drain(Channel(socket.socket(fileno=agent)), socket.socket(fileno=own)).run()

@@ -22,7 +22,7 @@ from typing import NoReturn
 import msgspec
 import torch.distributed as dist
 
-from resilience.adapters import descriptors
+from resilience.adapters import descriptors, titles
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.adapters.processes import ignore_job_signals, job_signals_blocked
 from resilience.adapters.serving import LOOPBACK, address_of, listen, listen_beside_free_ports
@@ -198,6 +198,8 @@ def serve(line: Channel, agent: int) -> None:
     """Be the store process until the line closes or the agent ends."""
     ignore_job_signals()
     signal.set_wakeup_fd(-1)
+    titles.name("res-store")
+    titles.show(["resilience-store"])
     descriptors.raise_limit()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != agent:

@@ -28,6 +28,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from resilience.adapters import titles
 from resilience.launcher import fresh
 
 FAILED = 1
@@ -38,6 +39,9 @@ _OPENBLAS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_",
 
 def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Run what `python ARGUMENTS` would run in the present folder, and end this process."""
+    command = [sys.executable, *arguments]
+    titles.name(f"rank{environment.get('RANK', '')} {os.path.basename(_program(arguments))}")  # before any thread
+    titles.show(_title(command, environment), environment)
     _reset_signals()
     os.environ.clear()
     os.environ.update(environment)
@@ -45,7 +49,7 @@ def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn
     _reset_streams()
     _reset_threads(environment)
     _reset_chance()
-    _reset_identity([sys.executable, *arguments])
+    _reset_identity(command)
     rest = list(arguments[1:])
     if rest[0] == "-m":
         sys.argv = ["-m", *rest[2:]]
@@ -198,17 +202,20 @@ def _reset_identity(command: list[str]) -> None:
     process.ORIGINAL_DIR = None
     with contextlib.suppress(OSError):
         process.ORIGINAL_DIR = os.getcwd()
-    show_as(command)
 
 
-def show_as(command: Sequence[str]) -> None:
-    """Let lists of processes show a command, as far as there is room: where the agent's own command stood."""
-    with open("/proc/self/stat", errors="backslashreplace") as file:
-        fields = file.read().rpartition(")")[2].split()
-    start, size = int(fields[45]), int(fields[46]) - int(fields[45])  # arg_start, arg_end; Source: proc(5)
-    if start > 0 and size > 1:
-        text = b"\0".join(map(os.fsencode, command))[: size - 1]
-        ctypes.memmove(start, text.ljust(size, b"\0"), size)
+def _program(arguments: Sequence[str]) -> str:
+    """Return the script or module of `python -u SCRIPT` and `python -u -m MODULE`."""
+    return arguments[2] if arguments[1] == "-m" else arguments[1]
+
+
+def _title(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return a command for lists of processes: rank and node before the interpreter, and then what it runs."""
+    rank, node = environment.get("RANK"), environment.get("RESILIENCE_NODE")
+    if rank is None:
+        return list(command)
+    where = f"rank {rank} on {node}" if node else f"rank {rank}"
+    return [f"{where}: {command[0]}", *command[1:]]
 
 
 # -- libraries -------------------------------------------------------------------------------------

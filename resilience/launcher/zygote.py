@@ -30,6 +30,7 @@ from typing import NoReturn
 
 import msgspec
 
+from resilience.adapters import titles
 from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
 from resilience.core import encoding
 from resilience.errors import DecodeError, LaunchError
@@ -317,7 +318,8 @@ def _be_zygote(line: Channel, agent: int) -> None:
     os.setsid()  # what is typed at the terminal is for the agent
     for number in _HANDLED:
         signal.signal(number, lambda *_: None)  # a handler, which a worker has no more, is not inherited as SIG_IGN is
-    worker_main.show_as(["resilience-zygote"])
+    titles.name("res-zygote")
+    titles.show(["resilience-zygote"])
     _serve(line, agent)
 
 

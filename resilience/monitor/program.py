@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import channel as lines
-from resilience.adapters import processes, terminal
+from resilience.adapters import processes, terminal, titles
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
 from resilience.core import encoding
@@ -50,6 +50,7 @@ class Program:
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque(maxlen=OUTBOX)
         self._worker: WorkerMonitor | None = None
         self._shown: tuple[int | None, Shown] = None, Shown()  # which silences workers of a rank have shown
+        self._titled: int | None = None  # the rank that lists of processes show
         self._next: deque[tuple[messages.Assigned, list[int]]] = deque()
         self._dismissed: set[int] = set()  # of the next ones
         self._stopped: set[int] = set()  # of these too: the job was asked to stop before they are watched
@@ -79,6 +80,10 @@ class Program:
             self.tell(messages.Gone(assigned.worker_pid, Exit(), goodbye=False))
             return
         rank = assigned.origin.rank
+        if self._titled != rank:
+            self._titled = rank
+            titles.name(f"res-monitor {rank}")
+            titles.show([f"resilience-monitor: rank {rank} on {assigned.origin.node}"])
         shown = self._shown[1] if self._shown[0] == rank else None
         worker = self._worker = WorkerMonitor(
             assigned, process, self._selector, self.tell, self._agent_lost_at, self._look_at_agent, shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -227,3 +228,25 @@ def test_death_of_the_zygote_disturbs_no_worker_and_the_next_ones_start_cold(lau
     assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
     (lost,) = job.of(events.ZygoteLost)
     assert lost.event.why == "the zygote is gone (SIGKILL)"
+
+
+def test_lists_of_processes_name_rank_node_and_script(launch: Launch) -> None:
+    job = launch("say('up')\nawait_file('go')")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+        worker = psutil.Process(job.worker_pid(rank))
+        assert worker.name() == f"rank{rank} script.py"
+        assert worker.cmdline() == [f"rank {rank} on node0: {sys.executable}", "-u", str(job.folder / "script.py")]
+        environment = worker.environ()
+        assert [environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == [str(rank), str(rank), "2"]
+    others = psutil.Process(job.job.pids[0]).children()
+    assert {process.name() for process in others} == {
+        *("rank0 script.py", "rank1 script.py", "res-monitor 0", "res-monitor 1"),
+        *("res-zygote", "res-store", "res-drain"),
+    }
+    commands = {process.name(): " ".join(process.cmdline()) for process in others}
+    assert commands["res-zygote"] == "resilience-zygote"
+    assert commands["res-store"] == "resilience-store"
+    assert commands["res-monitor 1"] == "resilience-monitor: rank 1 on node0"
+    (job.folder / "go").touch()
+    assert job.wait() == [0]

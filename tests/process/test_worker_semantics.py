@@ -64,7 +64,7 @@ def assert_same(answers: list[dict[str, Any]], code: int = 0) -> str:
     return "\n".join(cold["out"])
 
 
-@pytest.mark.parametrize("name", ["main_module", "pickled", "signals", "process", "environment", "warns"])
+@pytest.mark.parametrize("name", ["main_module", "pickled", "signals", "process", "environment", "command", "warns"])
 def test_script_sees_and_does_the_same(both: Both, name: str) -> None:
     assert assert_same(both(str(SCRIPTS / f"{name}.py")))
 
