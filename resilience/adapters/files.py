@@ -70,19 +70,18 @@ def replace(path: Path, content: bytes) -> bool:
     return True
 
 
-def create(path: Path, content: bytes) -> bool:
+def create(path: Path, content: bytes, is_private: bool = False) -> bool:
     """Write a whole file that must not exist yet; answers False if it does, or could not be written.
 
-    Of several that try at once, on whatever hosts, one gets True."""
+    Of several that try at once, on whatever hosts, one gets True. is_private: only its owner may read it."""
     try:
-        with _written_beside(path, content) as temporary:
+        with _written_beside(path, content, is_private) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
             except OSError:  # a file system without hard links: whole for whoever comes a moment later
-                with path.open("xb") as file:
-                    file.write(content)
+                _write_new(path, content, is_private)
     except (OSError, ValueError):  # ValueError: a zero in the path
         return False
     return True
@@ -125,14 +124,21 @@ def _tail(path: Path, lines: int, most: int) -> tuple[tuple[str, ...], bool]:
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, content: bytes) -> Iterator[Path]:
+def _written_beside(path: Path, content: bytes, is_private: bool = False) -> Iterator[Path]:
     """Give a new file with this content in the same folder, which is gone afterwards. Raises: OSError."""
     # Not by pid: on a shared file system other hosts write beside us.
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        temporary.write_bytes(content)
+        _write_new(temporary, content, is_private)
         yield temporary
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, content: bytes, is_private: bool) -> None:
+    """Raises: OSError, ValueError."""
+    mode = 0o600 if is_private else 0o666
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, mode)) as file:
+        file.write(content)

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.adapters import files
 from resilience.adapters.files import ROTATED
 from resilience.core import encoding
 from resilience.core.events import CATALOGUE
@@ -31,6 +32,7 @@ from resilience.telemetry.log import OWN
 Kind = Literal["record", "log", "text", "bad"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LONGEST = 1 << 20  # bytes: what is longer (a progress bar without newlines) comes in pieces, each a line
+LAST_LINES = 20  # in which a whole one is looked for
 LISTED = 60  # characters of a list that is told in a line of text; of longer ones only how many there are
 AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change is a broken clock's, not a time
 
@@ -39,7 +41,7 @@ _SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FA
 _LEVEL_WORDS = {"WARN": "warning", "FATAL": "critical", "I": "info", "W": "warning", "E": "error", "F": "critical"}
 # Of an interruption; `resilience report` tells the rest.
 _OF_INTERRUPTION = ("interruption", "message", "hang", "stage", "step", "silent_for_s")
-_BREAKS = re.compile(r"\s*\n\s*")
+_BREAKS = re.compile(r"\s*[\r\n]\s*")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
 _STAMP = re.compile(
     r"^\W?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))? ?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII
@@ -292,6 +294,18 @@ class Source:
         text = encoding.text(raw)
         rank, node, cycle = known.rank, known.node, known.cycle
         return Line(at, kind, known.name, self._number, raw, level, text, rank, node, None, cycle, None, is_placed)
+
+
+def last_stamp(path: Path, kind: Kind) -> int | None:
+    """Return the time of the last whole line of a file of records or log lines, None if none has one. The clock of its
+    node may be off."""
+    for raw in reversed(files.tail(path, LAST_LINES)):
+        try:
+            at = _decode_record(raw).wall_ns if kind == "record" else _from_iso(_decode_log(raw).ts)
+        except (DecodeError, ValueError):
+            continue
+        return at
+    return None
 
 
 def fields_of(line: Line) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 
 from resilience.adapters.files import ROTATED
 from resilience.analysis.clocks import Clock, clocks
-from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source
+from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source, last_stamp
 from resilience.analysis.load import RECORDS
 from resilience.attribution.incident import Incident
 from resilience.attribution.notes import note
@@ -47,12 +47,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """The lines of a run folder in order. Iterate once; `bad` and `unreadable` are whole afterwards."""
+    """The lines of a run folder in order. Iterate once; `bad` and `unreadable` are whole afterwards.
+
+    choice: which lines are wanted."""
 
     def __init__(self, folder: Path, choice: Choice | None = None) -> None:
         self.folder = folder
-        self._choice = Choice() if choice is None else choice
-        self._is_wanted = _test(self._choice)
+        self.choice = Choice() if choice is None else choice
+        self._is_wanted = _test(self.choice)
         self._sources: dict[str, Source] = {}
         files = list(_files(folder))
         self._started: dict[tuple[int, int], tuple[int, str]] = {}
@@ -94,7 +96,7 @@ class Timeline:
             if line is not None:
                 heap.append((source.key, number, line, source))
         heapq.heapify(heap)
-        is_wanted, until = self._is_wanted, self._choice.until_ns
+        is_wanted, until = self._is_wanted, self.choice.until_ns
         while heap:
             key, number, line, source = heap[0]
             if until is not None and key > until:
@@ -123,7 +125,7 @@ class Timeline:
     def _may_hold(self, path: Path, kind: Kind) -> bool:
         """Whether a file may hold wanted lines, by its name alone."""
         rank = _rank_of(path, kind)
-        choice = self._choice
+        choice = self.choice
         if choice.kinds is not None and kind not in choice.kinds:
             return False
         if kind == "text" and choice.cycle is not None and path.parent.name != str(choice.cycle):
@@ -152,8 +154,12 @@ class Timeline:
 
 
 def last_ns(folder: Path) -> int:
-    """Return when the newest file of a run was changed last, UTC; 0 if there is none."""
-    return max((_changed(path) for path, _ in _files(folder)), default=0)
+    """Return the time of a run's last record or log line, UTC; of the newest file where there is none.
+
+    Not of the newest file in any case: a copy of a run has new files and old lines."""
+    files = list(_files(folder))
+    said = [at for path, kind in files if kind != "text" and (at := last_stamp(path, kind)) is not None]
+    return max(said, default=0) or max((_changed(path) for path, _ in files), default=0)
 
 
 def clocks_of(folder: Path) -> tuple[Clock, ...]:

@@ -59,11 +59,13 @@ class Run(msgspec.Struct):
 
 
 class Input(msgspec.Struct):
-    """Everything that was read. notes: what a person should know of it."""
+    """Everything that was read. notes: what a person should know of it. unmatched: sections that were asked for and
+    that no run has."""
 
     runs: list[Run]
     sources: list[Source]
     notes: list[str] = []
+    unmatched: list[str] = []
 
 
 Progress = Callable[[str, int, int], None]  # path, done, of how many
@@ -99,10 +101,11 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
             )
     if progress is not None:
         progress("", len(paths), len(paths))
+    unmatched = sorted(sections - {name for run in runs for name in run.deadlines})
     for run in runs:
         if sections:
             run.deadlines = {name: seen for name, seen in run.deadlines.items() if name in sections}
-    return Input(runs, [Source(str(file), _sha256(file)) for file in sources], _unfinished(sources))
+    return Input(runs, [Source(str(file), _sha256(file)) for file in sources], _unfinished(sources), unmatched)
 
 
 def _unfinished(sources: Sequence[Path]) -> list[str]:

@@ -5,7 +5,6 @@ asked for is imported, so that `resilience report` does not wait for torch."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib
 import io
@@ -13,6 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from resilience.cli.arguments import Parser
+from resilience.cli.render import say
 from resilience.errors import ConfigurationError
 
 VERBS = {
@@ -36,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] in (["--version"], ["-V"]):
         from resilience import __version__
 
-        print(f"resilience {__version__}")
+        say(f"resilience {__version__}")
         return 0
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
+        say(_help())
         return 0 if arguments else WRONG_USE
     verb = arguments[0]
     if verb not in VERBS:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"resilience.cli.{verb}")
     if hasattr(module, "main"):  # it has a parser of its own
         return _called(verb, lambda: module.main(arguments[1:]))
-    parser = argparse.ArgumentParser(prog=f"resilience {verb}", allow_abbrev=False)
+    parser = Parser(prog=f"resilience {verb}", allow_abbrev=False)
     module.configure(parser)
     return _called(verb, lambda: module.run(parser.parse_args(arguments[1:])))
 
@@ -68,7 +69,7 @@ def _called(verb: str, call: Callable[[], int]) -> int:
 
 
 def _wrong(message: str) -> int:
-    print(f"resilience {message}" if not message.startswith("there") else f"resilience: {message}", file=sys.stderr)
+    say(f"resilience {message}" if not message.startswith("there") else f"resilience: {message}", sys.stderr)
     return WRONG_USE
 
 

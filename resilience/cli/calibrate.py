@@ -15,16 +15,18 @@ from resilience.adapters import timeouts_file
 from resilience.analysis import timings
 from resilience.analysis.calibrate import DEFAULT, Target, calibrate
 from resilience.cli import calibrate_backtest, calibrate_plot
-from resilience.cli.render import Line, cut, seconds, show, table, width_of_terminal, wrap
+from resilience.cli.arguments import Parser
+from resilience.cli.render import Line, cut, say, say_json, seconds, show, table, width_of_terminal, wrap
 from resilience.core import encoding
 from resilience.core.timeouts import Deadline, Timeouts
 from resilience.errors import ConfigurationError
 
-ALL_RATED, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 3, 4  # exit statuses
+ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
 Exit status: 0 every limit is `ok` or `tentative`; 2 wrong use or bad input; 3 some are provisional;
-4 for some there are too few data; 1 --backtest: an answer is significantly worse than stated."""
+4 for some there are too few data; 1 --backtest: an answer is significantly worse than stated, or no run
+has a section that --section names."""
 FOOTNOTE = "rate: expected false alarms in 30 d at most, by the fitted tail; count: by counting alone (95 %)"
 _COLOURS = {"ok": "green", "tentative": "cyan", "provisional": "yellow", "insufficient": "red"}
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the verb; return its exit status."""
     if arguments[:1] == ["diff"]:
         return _diff(arguments[1:])
-    parser = argparse.ArgumentParser(prog="resilience calibrate", allow_abbrev=False)
+    parser = Parser(prog="resilience calibrate", allow_abbrev=False)
     configure(parser)
     return run(parser.parse_args(arguments))
 
@@ -85,7 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     old = _previous(arguments.out)
     given = timings.read(arguments.runs, frozenset(arguments.section), _progress("reading"))
     for note in given.notes:
-        print(f"resilience calibrate: {note}", file=sys.stderr)
+        say(f"resilience calibrate: {note}", sys.stderr)
+    if given.unmatched:
+        for name in given.unmatched:
+            say(f"resilience calibrate: no run has a section {name!r} (--section)", sys.stderr)
+        return NO_SUCH_SECTION
     if arguments.backtest:
         return calibrate_backtest.run(given.runs, target, arguments.n, arguments.json)
     found = calibrate(given, target, old, _progress("fitting"))
@@ -94,9 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         timeouts_file.write(arguments.out, found)
     if arguments.json:
-        sys.stdout.buffer.write(encoding.to_json_page(found))
+        say_json(encoding.to_json_page(found))
     elif arguments.format != "resilience":
-        print(_flags(found, arguments.format))
+        say(_flags(found, arguments.format))
     else:
         show(lines(found, width_of_terminal()))
     return status(found)
@@ -228,7 +234,7 @@ def _progress(what: str) -> timings.Progress | None:
 
 
 def _diff(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="resilience calibrate diff", description="Tell two files of limits apart.")
+    parser = Parser(prog="resilience calibrate diff", description="Tell two files of limits apart.")
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("new", type=Path, metavar="NEW")
     parser.add_argument("--json", action="store_true")
@@ -240,7 +246,7 @@ def _diff(arguments: Sequence[str]) -> int:
         rows.append((name, before, after))
     if read.json:
         changes = {name: {"old": before, "new": after} for name, before, after in rows}
-        sys.stdout.buffer.write(encoding.to_json_page(changes))
+        say_json(encoding.to_json_page(changes))
         return 0
     if old.fingerprint != new.fingerprint:
         show([((f"configurations differ: {old.fingerprint} and {new.fingerprint}", "yellow"),)])

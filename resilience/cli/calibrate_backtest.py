@@ -5,7 +5,6 @@ on the same part. The exit status is 1 if a rated answer was exceeded significan
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import msgspec
 
 from resilience.analysis.calibrate import Held, Target, backtest, geometric_mean, upper_rate
 from resilience.analysis.timings import Run
-from resilience.cli.render import Line, seconds, show, table, width_of_terminal
+from resilience.cli.render import Line, say_json, seconds, show, table, width_of_terminal
 from resilience.core import encoding
 
 WORSE = 1  # exit status
@@ -47,7 +46,7 @@ def run(runs: Sequence[Run], target: Target, sizes: Sequence[int], as_json: bool
         shown.append(held)
     if as_json:
         made = {"summaries": summaries, "answers": shown}
-        sys.stdout.buffer.write(encoding.to_json_page(made))
+        say_json(encoding.to_json_page(made))
     else:
         for summary, held in zip(summaries, shown, strict=True):
             show(_lines(summary, held))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from resilience.adapters import files
 from resilience.analysis import timings
 from resilience.analysis.timings import Input
+from resilience.cli.markup import escape
 from resilience.cli.render import seconds
 from resilience.core import calibration
 from resilience.core.encoding import text

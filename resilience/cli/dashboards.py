@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from resilience.analysis.dashboards.export import DATASOURCE, GRAFANA, write
+from resilience.cli.render import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises: ConfigurationError if the folder cannot be written, or what dashboards are built with is missing."""
     written = write(arguments.folder, arguments.datasource, arguments.grafana.rstrip("/"))
-    print(f"{len(written)} files in {arguments.folder}; RESILIENCE_RUN=<run folder> docker compose up starts them")
+    say(f"{len(written)} files in {arguments.folder}; RESILIENCE_RUN=<run folder> docker compose up starts them")
     return 0

@@ -21,12 +21,24 @@ from resilience.analysis.merge import Choice, Timeline, history_of, last_ns, win
 from resilience.analysis.query import Answer, asked
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.incidents import incidents_of
-from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, seconds, width_of_terminal, wrap
+from resilience.cli.render import (
+    NARROWEST,
+    count,
+    cut,
+    may_paint,
+    painted,
+    printable_pieces,
+    seconds,
+    width_of_terminal,
+    wrap,
+)
 from resilience.cli.render import Line as Row
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
+from resilience.core.printable import printable_json, printable_line
 from resilience.errors import ConfigurationError
 
+NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
 COLUMNS = (
     "time",
@@ -48,7 +60,6 @@ _WHO = 12
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
 _SHORT = {"warning": "warn", "critical": "crit"}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SIZED = 200  # rows of a table that decide on its columns' widths
@@ -97,27 +108,55 @@ def run(arguments: argparse.Namespace) -> int:
         lines = (line for line in lines if line is None or hash(template(line)) not in known)
     if matches is not None:
         lines = (line for line in lines if line is None or matches(said(line)))
+    counted = _Counted(lines)
+    lines = counted
     each = (line for line in lines if line is not None)
     try:
         if arguments.json:
             plain = map(said_entry, fold(lines)) if is_folded else (entry_of(line, timeline.clocks) for line in each)
-            _write((encoding.to_json_text(entry, str) for entry in plain), arguments.follow)
+            _write((printable_json(encoding.to_json_text(entry, str)) for entry in plain), arguments.follow)
         else:
             rows = folded_rows(fold(lines)) if is_folded else rows_of(each, columns)
             _write(_texts(rows), arguments.follow)
     except KeyboardInterrupt:
         pass  # whoever followed has seen enough
     _tell(_after(timeline))
-    return 0
+    if counted.lines:
+        return 0
+    filters = _filters(arguments, timeline.choice)
+    _tell([f"no line of {folder} matches {filters}" if filters else f"{folder} has no lines"])
+    return NOTHING_MATCHED if filters else 0
+
+
+class _Counted:
+    """Lines that are counted as they go by. None between them is none."""
+
+    def __init__(self, lines: Iterable[Line | None]) -> None:
+        self.lines = 0
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[Line | None]:
+        for line in self._lines:
+            self.lines += line is not None
+            yield line
+
+
+def _filters(arguments: argparse.Namespace, choice: Choice) -> str:
+    """Return the options that choose lines, as they were given; with the times that they mean."""
+    names = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")
+    given = [f"--{name} {getattr(arguments, name)}" for name in names if getattr(arguments, name) is not None]
+    if choice.since_ns is not None:
+        until = f" to {utc(choice.until_ns)}" if choice.until_ns is not None else ""
+        given[-1] += f" (from {utc(choice.since_ns)}{until})"
+    return ", ".join(given)
 
 
 def _ask(folder: Path, sql: str, as_json: bool) -> int:
     """Print the answer to a question in SQL."""
     with asked(folder, sql) as answer:
         if as_json:
-            _write(
-                (encoding.to_json_text(dict(zip(answer.columns, row, strict=True)), str) for row in answer.rows), False
-            )
+            rows = (dict(zip(answer.columns, row, strict=True)) for row in answer.rows)
+            _write((printable_json(encoding.to_json_text(row, str)) for row in rows), False)
         else:
             _write(_table(answer), False)
         if answer.bad:
@@ -127,7 +166,7 @@ def _ask(folder: Path, sql: str, as_json: bool) -> int:
 
 def _table(answer: Answer) -> Iterator[str]:
     """A table as wide as its values; the first rows decide on the width of its columns."""
-    rows = (tuple("" if value is None else str(value) for value in row) for row in answer.rows)
+    rows = (tuple("" if value is None else printable_line(str(value)) for value in row) for row in answer.rows)
     first = list(itertools.islice(rows, SIZED))
     sizes = [max(len(row[column]) for row in (answer.columns, *first)) for column in range(len(answer.columns))]
     for row in itertools.chain([answer.columns], first, rows):
@@ -206,16 +245,22 @@ def _whose(one: Said) -> str:
 
 
 def _texts(rows: Iterable[Row]) -> Iterator[str]:
-    """Paint on a terminal, and wrap there under the text; elsewhere one line stays one line."""
+    """Paint on a terminal, and wrap there under the text; elsewhere one line stays one line. Workers' own colours are
+    left out. Of a progress bar the terminal gets the last state only."""
     is_terminal = sys.stdout.isatty()
     paint = may_paint(sys.stdout)
     width = width_of_terminal()
     for row in rows:
-        if not is_terminal or not row:
-            yield painted(row, paint)
+        if not row:
+            yield ""
             continue
-        *head, (text, style) = row
-        text = _clean(text)
+        *before, (text, style) = row
+        text = _COLOURS.sub("", text)
+        if not is_terminal:
+            yield painted((*before, (text, style)), paint)
+            continue
+        text = text.rsplit("\r", 1)[-1].expandtabs(4)
+        *head, (text, style) = printable_pieces((*before, (text, style)))
         indent = min(sum(len(piece) for piece, _ in head), NARROWEST // 2)
         room = max(20, width - sum(len(piece) for piece, _ in head))
         first, *_ = wrap(text, room) or [""]
@@ -224,13 +269,8 @@ def _texts(rows: Iterable[Row]) -> Iterator[str]:
             yield painted(((" " * indent, ""), (more, style)), paint)
 
 
-def _clean(text: str) -> str:
-    """A text that cannot move the cursor: of a progress bar the last state, without colours."""
-    text = _COLOURS.sub("", text.rsplit("\r", 1)[-1]).expandtabs(4)
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
 def _write(texts: Iterable[str], is_flushed: bool) -> None:
+    """Write lines that can be shown as they are."""
     for text in texts:
         sys.stdout.write(text + "\n")
         if is_flushed:

@@ -1,7 +1,8 @@
 """How does it look on a terminal?  Styled lines, tables and numbers that fit.
 
-A line is a tuple of pieces, each a text with the name of its style or ''. Everything here is pure but
-`show`, which paints only on a terminal and only if NO_COLOR is not set."""
+A line is a tuple of pieces, each a text with the name of its style or ''. Texts may be anybody's: whatever is shown
+goes through `core.printable` here, and no other module of the commands writes text to a stream. Everything here is
+pure but `show`, `say` and `say_json`. Colours are used only on a terminal and only if NO_COLOR is not set."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TextIO
+
+from resilience.core import encoding
+from resilience.core.printable import printable, printable_json, printable_line
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]
@@ -39,18 +43,36 @@ def show(lines: Iterable[Line], stream: TextIO | None = None) -> None:
     out.flush()
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Write a text and a newline."""
+    out = sys.stdout if stream is None else stream
+    out.write(printable(text) + "\n")
+
+
+def say_json(data: bytes | str, stream: TextIO | None = None) -> None:
+    """Write JSON as it is, newlines included; what would steer a terminal is written as JSON's own escapes."""
+    out = sys.stdout if stream is None else stream
+    out.write(printable_json(encoding.text(data)))
+    out.flush()
+
+
 def painted(line: Line, paint: bool) -> str:
     """Return a line as text, with escape sequences if `paint`."""
     if not paint:
         return plain(line)
     return "".join(
         f"\x1b[{';'.join(_STYLES[name] for name in style.split())}m{text}\x1b[0m" if style else text
-        for text, style in line
+        for text, style in printable_pieces(line)
     )
 
 
 def plain(line: Line) -> str:
-    return "".join(text for text, _ in line).rstrip()
+    return "".join(text for text, _ in printable_pieces(line)).rstrip()
+
+
+def printable_pieces(line: Line) -> Line:
+    """Return a line whose texts can be shown as they are."""
+    return tuple((printable_line(text), style) for text, style in line)
 
 
 def field(label: str, text: str, width: int, style: str = "", indent: int = 3, gutter: int = 11) -> list[Line]:
@@ -64,13 +86,14 @@ def field(label: str, text: str, width: int, style: str = "", indent: int = 3, g
 def wrap(text: str, width: int) -> list[str]:
     """Return the lines of a text; what is too long for a line (a path) is broken rather than cut."""
     lines: list[str] = []
-    for paragraph in text.splitlines():
+    for paragraph in printable(text).split("\n"):
         lines += textwrap.wrap(paragraph, width, break_on_hyphens=False, drop_whitespace=True) or [""]
     return lines
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide: int) -> list[Line]:
     """Return a table. wide: the column that gives way where the line is too narrow."""
+    rows = [tuple(map(printable_line, row)) for row in rows]
     sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     spare = width - 2 - sum(sizes) - 2 * (len(sizes) - 1)
     if spare < 0:
@@ -84,13 +107,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide
 
 def cut(text: str, size: int) -> str:
     """Shorten a text to `size` characters, with an ellipsis."""
+    text = printable(text)
     return text if len(text) <= size else text[: max(0, size - 1)] + "…"
 
 
 def cut_line(line: Line, width: int) -> Line:
     """Shorten a line to `width` columns."""
     pieces = []
-    for text, style in line:
+    for text, style in printable_pieces(line):
         pieces.append((text[:width], style))
         width -= len(pieces[-1][0])
     return tuple(pieces)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +26,8 @@ from resilience.cli.render import (
     cut,
     date,
     field,
+    say,
+    say_json,
     seconds,
     short_path,
     show,
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         from resilience.cli import report_html  # which uses what is here
 
         report_html.write(arguments.html, folder)
-        print(f"written: {arguments.html}")
+        say(f"written: {arguments.html}")
         return 0
     found = report(Reader(folder))
     if arguments.incident is not None:
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigurationError(f"--incident {arguments.incident}: {folder} {have}")
         found = msgspec.structs.replace(found, incidents=chosen)
     if arguments.json:
-        sys.stdout.write(encoding.to_json_page(as_json(found)).decode())
+        say_json(encoding.to_json_page(as_json(found)))
         return 0
     width = width_of_terminal()
     if arguments.incident is not None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from resilience.analysis.lanes import Drawn, Lane, Mark, Shown
 from resilience.analysis.sections import Section
 from resilience.analysis.waterfall import Waterfall
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.cost import Times
+from resilience.cli.markup import escape
 from resilience.cli.render import clock, count, seconds
 from resilience.history.phases import TimedPhase, Who
 
@@ -94,7 +94,7 @@ def _lane(lane: Lane, y: int, x: _Scale, is_many: bool) -> str:
         kind = "own" if mark.is_own else "echo"
         title = f"<title>{escape(_of(mark))}</title>"
         parts.append(f'<path class="mark {kind}" d="M{x(mark.at_ns)} {y + LANE // 2}h0">{title}</path>')
-    return f'<g data-say="{escape(_said(lane), quote=True)}">{"".join(parts)}</g>'
+    return f'<g data-say="{escape(_said(lane))}">{"".join(parts)}</g>'
 
 
 def _each(stretches: Iterable[Shown], y: int, x: _Scale) -> str:

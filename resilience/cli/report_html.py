@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 
 from resilience.adapters import files
@@ -24,6 +23,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import Group, stack_groups
 from resilience.attribution.symptoms import is_ours
+from resilience.cli.markup import escape
 from resilience.cli.render import Line, clock, count, date, plain, seconds, short_path
 from resilience.cli.report import incident_lines, report_lines, what_if_in_words
 from resilience.cli.report_drawings import (

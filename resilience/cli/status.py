@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.analysis.status import Now, Watcher
-from resilience.cli.render import NARROWEST, show
+from resilience.cli.render import NARROWEST, say, say_json, show
 from resilience.cli.run_argument import add_run, find_run
 from resilience.cli.status_screen import Screen, is_possible
 from resilience.cli.status_view import View, frame, pressed, status_lines
@@ -75,14 +74,13 @@ def _printed(folder: Path, arguments: argparse.Namespace, now: Now | None) -> in
 def _show(now: Now, arguments: argparse.Namespace) -> None:
     if arguments.json:
         encoded = encoding.to_json(now) + b"\n" if arguments.watch else encoding.to_json_page(now)
-        sys.stdout.write(encoded.decode())
-        sys.stdout.flush()
+        say_json(encoded)
         return
     columns, height = shutil.get_terminal_size((80, 24))
     rows = len(now.ranks) if arguments.all else max(LEAST_ROWS, height - AROUND)
     show(status_lines(now, min(max(columns, NARROWEST), WIDEST), rows))
     if arguments.watch and now.phase != "ended":
-        sys.stdout.write("\n")
+        say("")
 
 
 def pause(now: Now | None, took: float) -> float:

@@ -19,7 +19,7 @@ from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, waterfall
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
-from resilience.cli.render import Line, cut, date, seconds, show, width_of_terminal, wrap
+from resilience.cli.render import Line, cut, date, say_json, seconds, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
 from resilience.errors import ConfigurationError
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.format == "text":
             found = _restart(folder, arguments.incident)
             if arguments.json:
-                out.write(encoding.to_json_page(found).decode())
+                say_json(encoding.to_json_page(found), out)
             else:
                 show(waterfall_lines(found, width_of_terminal()), out)
             return 0
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             _write_events(perfetto(folder, parent), out)
         else:
             for message in otlp(folder, parent):
-                out.write(encoding.to_json_text(message) + "\n")
+                say_json(encoding.to_json(message) + b"\n", out)
     return 0
 
 
@@ -85,7 +85,8 @@ def _write_events(events: Iterator[dict[str, Any]], out: TextIO) -> None:
     """One event a line, within one object, so that neither side has to hold all."""
     out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
     for number, event in enumerate(events):
-        out.write((",\n" if number else "") + encoding.to_json_text(event))
+        out.write(",\n" if number else "")
+        say_json(encoding.to_json(event), out)
     out.write("\n]}\n")
 
 

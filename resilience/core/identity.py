@@ -53,7 +53,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 class Job(msgspec.Struct, frozen=True):
     """What job.json says: which job this run folder belongs to. Written once, by the first rank 0.
 
-    fingerprint: equal for runs of the same program, arguments, world size and torch version. traceparent: what
+    command: with secrets masked. fingerprint: equal for runs of the same program, arguments (except for secrets), world
+    size and torch version. traceparent: what
     TRACEPARENT said, the span that all of the job's are part of. launch: where the ranks of the launch meet, which
     stays the same when their launcher starts them anew."""
 

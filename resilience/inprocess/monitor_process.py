@@ -29,6 +29,7 @@ from resilience.adapters import descriptors, processes, stacks, titles
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.core.encoding import text
 from resilience.core.events import Interrupted
+from resilience.core.printable import printable
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError, MonitorError
 from resilience.inprocess.outlet import StoreOutlet
@@ -249,7 +250,8 @@ def _fork_again(
         _become_monitor(plan, page, channel, dump)
         code = 0
     except BaseException as error:  # the last stop before the process ends: say what it was
-        os.write(2, text(f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n").encode())
+        what = f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n"
+        os.write(2, printable(what).encode())
     finally:
         os._exit(code)
 

@@ -29,6 +29,7 @@ from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin, fingerprint
+from resilience.core.masking import masked
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing
@@ -404,7 +405,7 @@ def _learned(
 
 def _mark(origin: Origin, function: str) -> str:
     """The run's configuration, as far as it shows."""
-    return fingerprint(function, *sys.argv, origin.world_size, torch.__version__)
+    return fingerprint(function, *masked(sys.argv), origin.world_size, torch.__version__)
 
 
 def _job(origin: Origin, function: str) -> Job:
@@ -417,7 +418,7 @@ def _job(origin: Origin, function: str) -> Job:
         cycle=origin.cycle,
         world_size=origin.world_size,
         function=function,
-        command=tuple(sys.argv),
+        command=masked(sys.argv),
         hostname=socket.gethostname(),
         resilience_version=__version__,
         torch_version=str(torch.__version__),

@@ -49,7 +49,7 @@ def record(
         events.StoreLost(words), events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=words[:500])
     )
     file.close()
-    files.create(folder / "job.json", encoding.to_json_page(job(origin)))
+    files.create(folder / "job.json", encoding.to_json_page(job(origin)), is_private=True)
     return folder
 
 

@@ -16,6 +16,7 @@ from typing import get_args
 from torch.distributed import run as torchrun
 
 from resilience.adapters.environment import torchrun_default
+from resilience.core.printable import printable
 from resilience.core.stopping import Mode
 from resilience.errors import ConfigurationError
 from resilience.launcher import ft_options
@@ -156,6 +157,7 @@ def parser() -> argparse.ArgumentParser:
     """Return torchrun's parser with our options beside its own."""
     made = torchrun.get_args_parser()
     made.prog = "resilience run"
+    made.error = lambda message: argparse.ArgumentParser.error(made, printable(message))  # type: ignore[method-assign]
     made.usage = "%(prog)s [options] training_script [its arguments ...]"
     made.description = (
         "Run a training script on every rank; replace what dies or hangs; account for it. Takes whatever torchrun "

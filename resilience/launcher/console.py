@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.adapters import terminal
-from resilience.core import encoding, events
+from resilience.core import events
 from resilience.core.attribution import InterruptionRecord
+from resilience.core.printable import printable, printable_line
 from resilience.core.records import Record
 from resilience.core.watched import suspicion_in_words, watched_in_words
 from resilience.monitor.config import LOG_LEVELS
@@ -24,7 +25,7 @@ PATIENCE = 2.0  # seconds that a reader is given for the last words
 
 def say(text: str) -> None:
     """Show a line on standard error before there is a run folder, or after the job. Waits a moment for the reader."""
-    data = encoding.text(f"resilience run: {text}\n").encode()
+    data = printable(f"resilience run: {text}\n").encode()
     terminal.put(terminal.stream(terminal.STDERR), data, time.monotonic() + PATIENCE)
 
 
@@ -73,7 +74,7 @@ class Console:
 
     def last_words(self, text: str) -> None:
         """Show why the job is over, at any level."""
-        terminal.put(self._descriptor, encoding.text(f"{text}\n").encode(), time.monotonic() + PATIENCE)
+        terminal.put(self._descriptor, printable(f"{text}\n").encode(), time.monotonic() + PATIENCE)
 
     def _sentence(self, record: Record) -> str:
         """One line for an event, empty for what is no news to a person."""
@@ -120,7 +121,7 @@ class Console:
             return
         if self._left_out:
             text = f"({_count(self._left_out, 'line')} not shown) {text}"
-        line = encoding.text(" ".join(f"resilience run: {text}".split())).encode()[: LONGEST - 1] + b"\n"
+        line = printable_line(" ".join(f"resilience run: {text}".split())).encode()[: LONGEST - 1] + b"\n"
         if terminal.put(self._descriptor, line, time.monotonic()) == len(line):
             self._left_out = 0
         else:

@@ -26,6 +26,7 @@ import msgspec
 
 from resilience.adapters.health import nvml
 from resilience.core import encoding
+from resilience.core.masking import masked_text
 
 LOOK = 0.02  # seconds between looks whether somebody wants the agent to stop
 DISK_LIMIT, STORE_LIMIT, DEVICE_LIMIT, COMMAND_LIMIT = 10.0, 30.0, 30.0, 60.0  # seconds
@@ -232,7 +233,7 @@ class Command:
             output.seek(max(0, output.seek(0, os.SEEK_END) - LAST))
             said = " ".join(encoding.text(output.read()).split())
         how = f"exited with {code}" if code > 0 else f"was ended by signal {-code}"
-        return f"{self._text!r} {how} (--health-check)" + (f": {said}" if said else "")
+        return f"{masked_text(self._text)!r} {how} (--health-check)" + (f": {said}" if said else "")
 
     def give_up(self) -> None:
         self._is_given_up = True

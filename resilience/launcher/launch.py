@@ -42,6 +42,7 @@ from resilience.core.cycle import Verdict
 from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.identity import fingerprint
+from resilience.core.masking import masked
 from resilience.core.silences import Rule
 from resilience.core.watch import Limits
 from resilience.core.watched import watched
@@ -373,7 +374,7 @@ def run_folder(
 
     launch = launches.agree(handler.job_store, root, handler.id, allocate)
     folder = usable(own_folder(root, launch))
-    argv = tuple(sys.argv[1:])
+    argv = masked(sys.argv[1:])
     Job(
         job_id=launch.job_id,
         attempt=launch.attempt,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from resilience.adapters import terminal
+from resilience.core.printable import printable_line
 from resilience.launcher.streams import Lost
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Shower:
         """Say what was not shown."""
         for stream, count in self._gaps.items():
             self._miss(stream, count)
-            where = f"; {os.fsdecode(stream.path)} has it" if stream.path else ""
+            where = f"; {printable_line(os.fsdecode(stream.path))} has it" if stream.path else ""
             note = f"[resilience run: {count:,} bytes of {stream.name} are not shown here, {WHY}{where}]\n"
             self._put(None, note.encode() if self._is_line_over else f"\n{note}".encode())
         self._gaps.clear()

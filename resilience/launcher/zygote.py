@@ -33,6 +33,7 @@ import msgspec
 from resilience.adapters import titles
 from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
 from resilience.core import encoding
+from resilience.core.printable import printable
 from resilience.errors import DecodeError, LaunchError
 from resilience.launcher import preload, tied, worker_main
 from resilience.launcher.preload import Loaded, cannot_fork
@@ -387,7 +388,7 @@ def _be_born(place: int, be: Callable[[], None], gate: int, write: int) -> NoRet
         os._exit(0)
     except BaseException as error:
         words = f"a forked process could not begin: {type(error).__name__}: {error}\n"
-        os.write(2, encoding.text(words).encode())
+        os.write(2, printable(words).encode())
     finally:
         os._exit(70)
 

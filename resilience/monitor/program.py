@@ -24,9 +24,9 @@ from resilience.adapters import channel as lines
 from resilience.adapters import processes, terminal, titles
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
-from resilience.core import encoding
 from resilience.core.attribution import Exit
 from resilience.core.identity import Origin
+from resilience.core.printable import printable
 from resilience.core.silences import Shown
 from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
@@ -307,7 +307,7 @@ class Program:
 
 def _say(text: str) -> None:
     """Write a line to the agent's stderr, if its reader takes it at once: a monitor waits for no reader."""
-    line = encoding.text(f"resilience monitor {os.getpid()}: {text}\n").encode()
+    line = printable(f"resilience monitor {os.getpid()}: {text}\n").encode()
     terminal.put(terminal.stream(terminal.STDERR), line, time.monotonic())
 
 

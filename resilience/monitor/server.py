@@ -254,7 +254,7 @@ class RankMonitor:
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
             if job is not None:
-                files.create(folder / "job.json", encoding.to_json_page(job))
+                files.create(folder / "job.json", encoding.to_json_page(job), is_private=True)
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
 

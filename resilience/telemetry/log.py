@@ -22,6 +22,7 @@ from resilience.adapters.environment import Exporting
 from resilience.adapters.files import LineFile
 from resilience.core import encoding
 from resilience.core.identity import Origin, Role
+from resilience.core.printable import printable
 from resilience.core.records import Record
 from resilience.telemetry import span, spans
 
@@ -230,6 +231,6 @@ def _show(line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     if error is not None:
         text += f"{error}\n"
     try:
-        sys.stderr.write(encoding.text(text))
+        sys.stderr.write(printable(text))
     except (OSError, ValueError, AttributeError):
         pass  # closed, full, or none at all: there is nobody left to tell

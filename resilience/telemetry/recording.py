@@ -24,7 +24,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file job.json of a run folder: what the job is. Written once, by whoever is first.
 
     fingerprint: of the configuration, so that timings of unlike jobs are not mixed. traceparent: what TRACEPARENT
-    said, the span that all of the job's are part of. launch: equal in all folders of one launch, on whatever disks."""
+    said, the span that all of the job's are part of. command: with secrets masked (`core.masking`). launch: equal in
+    all folders of one launch, on whatever disks. Only the owner may read the file."""
 
     job_id: str
     attempt: Natural = 0
@@ -43,7 +44,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def write(self, folder: Path) -> bool:
         """Create the file; answers False if it is there already, or could not be written."""
-        return files.create(folder / JOB_FILE, encoding.to_json_page(self))
+        return files.create(folder / JOB_FILE, encoding.to_json_page(self), is_private=True)
 
 
 _job = encoding.reader(Job, strict=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 from resilience.adapters.environment import Exporting
 from resilience.core import events
+from resilience.core.masking import masked, masked_text
 from resilience.telemetry.span import SCOPE, Span
 
 TELL_EVERY = 15.0  # seconds between two records about lost spans
@@ -101,7 +102,7 @@ class SpanSender:
             with self._changed:
                 self._lost["export failed"] += len(batch)
             if not self._is_failing:
-                self._emit(events.ExportFailed("otlp", f"{self._exporting.endpoint} does not take spans"))
+                self._emit(events.ExportFailed("otlp", f"{masked_text(self._exporting.endpoint)} does not take spans"))
         self._is_failing = not is_sent
 
     def _tell(self, pause: float) -> None:
@@ -136,16 +137,23 @@ def _load(exporting: Exporting, node: str, emit: Emit) -> tuple[Any, Callable[[S
     try:
         exporter = importlib.import_module(EXPORTERS[exporting.protocol or ""]).OTLPSpanExporter()
         loaded = exporter, _converter(node)
-        emit(events.ExportStarted("otlp", exporting.endpoint))
+        emit(events.ExportStarted("otlp", masked_text(exporting.endpoint)))
         return loaded
     except KeyError:
         reason = f"protocol {exporting.protocol!r}, expected one of {', '.join(EXPORTERS)}"
     except ImportError as error:
         reason = f"{error}; pip install 'torch-resilience[otlp]'"
     except Exception as error:  # the exporter reads many variables, and raises what it likes for a bad one
-        reason = f"{type(error).__name__}: {error}"[:500]
+        reason = masked_text(f"{type(error).__name__}: {error}"[:500])
     emit(events.ExportFailed("otlp", f"cannot start: {reason}"))
     return None
+
+
+def _masked(key: str, value: Any) -> Any:
+    """Return an attribute as it may leave: OpenTelemetry's process detector knows the command line."""
+    if not key.startswith("process.command"):
+        return value
+    return masked_text(value) if isinstance(value, str) else masked(value)
 
 
 def _converter(node: str) -> Callable[[Span], Any]:
@@ -161,7 +169,7 @@ def _converter(node: str) -> Callable[[Span], Any]:
     named = Resource({"service.name": "resilience", "host.name": node})
     # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins; the SDK's own default name does not.
     found = {
-        key: value
+        key: _masked(key, value)
         for key, value in Resource.create().attributes.items()
         if not (key == "service.name" and str(value).startswith("unknown_service"))
     }

@@ -11,6 +11,7 @@ import sys
 
 from resilience.adapters.environment import Launcher
 from resilience.core import events
+from resilience.core.printable import printable
 from resilience.core.records import Record
 from resilience.core.watched import watched_in_words
 
@@ -55,6 +56,6 @@ class StandardLog:
 def show(line: str) -> None:
     """Write a line for the person at this rank's terminal."""
     try:
-        sys.stderr.write(f"resilience: {line}\n")
+        sys.stderr.write(printable(f"resilience: {line}\n"))
     except (OSError, ValueError, AttributeError):
         pass  # closed, full, or none at all

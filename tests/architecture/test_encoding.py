@@ -29,10 +29,6 @@ ALLOWED = {
     "adapters/interrupt.py": {"open(errors='replace')"},
     # Bytes of etcd's own protocol, one character each, and base64.
     "launcher/etcd_store.py": {".decode()"},
-    # What `encoding` has just encoded.
-    "cli/report.py": {".decode()"},
-    "cli/status.py": {".decode()"},
-    "cli/trace.py": {".decode()"},
 }
 
 

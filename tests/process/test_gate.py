@@ -154,6 +154,8 @@ def test_command_says_why_by_its_status_and_last_words() -> None:
     assert Gate([Command("true && test 'a b' = 'a b'")]).refusals() == []
     (refusal,) = Gate([Command("echo fan is broken; echo really >&2; exit 3")]).refusals()
     assert refusal.detail.endswith("exited with 3 (--health-check): fan is broken really")
+    (secret,) = Gate([Command("API_TOKEN=abc; exit 1")]).refusals()
+    assert "API_TOKEN=***" in secret.detail
     (killed,) = Gate([Command("kill -9 $$")]).refusals()
     assert "was ended by signal 9" in killed.detail
     (unknown,) = Gate([Command("no-such-command-here")]).refusals()

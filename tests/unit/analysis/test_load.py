@@ -149,10 +149,10 @@ def test_no_damage_makes_the_report_fall_over(seed: int, tmp_path_factory: pytes
     for path in sorted(folder.glob("records/*")):
         content = bytearray(path.read_bytes())
         for _ in range(chance.randrange(6)):
-            at = chance.randrange(len(content))
+            at = chance.randrange(len(content) + 1)
             match chance.randrange(4):
                 case 0:
-                    content[at] = chance.randrange(256)
+                    content[at : at + 1] = chance.randbytes(1)
                 case 1:
                     del content[at : at + chance.randrange(2000)]
                 case 2:

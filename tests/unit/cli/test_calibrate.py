@@ -61,6 +61,16 @@ def test_json_is_the_same_in_other_words(tmp_path: Path, capsys: pytest.CaptureF
     assert alarms["model_upper"] < 0.5 < alarms["distribution_free_upper"]
 
 
+def test_section_that_no_run_has_is_named_and_the_exit_status_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "t.csv", 100)
+    assert main(["calibrate", str(path), "--section", "step", "--section", "nosuch"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "no run has a section 'nosuch'" in said.err
+
+
 def test_only_an_ok_fit_lowers_an_old_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "timeouts.yaml"
     main(["calibrate", str(table(tmp_path / "slow.csv", scale=4.0)), "--out", str(out)])

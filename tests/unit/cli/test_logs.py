@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,40 @@ def test_lines_wrap_on_a_terminal_of_80_columns(
 def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert main(["logs", str(run), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--event", "nosuch"],
+        ["--rank", "9"],
+        ["--level", "critical"],
+        ["--iteration", "77"],
+        ["--cycle", "5"],
+        ["--since", "2030-01-01T00:00:00"],
+        ["--grep", "nowhere"],
+        ["--rank", "1", "--grep", "nan"],
+        ["--event", "nosuch", "--json"],
+        ["--diff", "job"],
+    ],
+)
+def test_options_that_match_nothing_are_named_and_the_exit_status_is_1(
+    run: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert main(["logs", str(run), *options]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"no line of {run} matches {options[0]} {options[1]}" in said.err
+
+
+def test_since_counts_back_from_the_last_line_also_in_a_copy(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run / "logs", copy / "logs", copy_function=shutil.copyfile)  # its files are as new as can be
+    (copy / "records").mkdir()
+    lines = call(capsys, str(copy), "--since", "0.5s")
+    assert [line.split("  ")[-1] for line in lines[1:]] == ["loss is fine", "loss is nan"]
 
 
 def test_ranks_and_times_are_read_as_people_write_them() -> None:

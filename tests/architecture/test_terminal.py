@@ -1,0 +1,64 @@
+"""Everything that goes to a terminal goes through `resilience.core.printable`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "resilience"
+WRITERS = {
+    # They make the text printable themselves, or write what `render` has made so.
+    "cli/logs.py",
+    "cli/render.py",
+    "cli/calibrate.py",
+    "cli/trace.py",
+    "telemetry/log.py",
+    "telemetry/standard.py",
+    # What the interpreter would write for a program that raises: the program's own output.
+    "launcher/worker_main.py",
+}
+POSIX_WRITERS = {
+    "adapters/terminal.py",  # the callers' bytes
+    "inprocess/monitor_process.py",
+    "launcher/zygote.py",
+}
+
+
+def test_only_known_modules_write_to_standard_streams() -> None:
+    assert {name for name, tree in _modules() if _writes(tree)} == WRITERS
+
+
+def test_only_known_modules_write_to_their_descriptors() -> None:
+    assert {name for name, tree in _modules() if _writes_descriptor(tree)} == POSIX_WRITERS
+
+
+def test_callers_of_the_terminal_make_their_bytes_printable() -> None:
+    callers = {name for name, tree in _modules() if "terminal.put" in _calls(tree)}
+    assert callers == {"launcher/console.py", "launcher/shown.py", "monitor/program.py"}
+    for name in callers:
+        assert "printable" in (PACKAGE / name).read_text(encoding="utf-8")
+
+
+def test_parsers_of_commands_make_their_messages_printable() -> None:
+    makers = {name for name, tree in _modules() if "argparse.ArgumentParser" in _calls(tree)}
+    assert makers <= {"cli/arguments.py"}
+
+
+def _modules() -> list[tuple[str, ast.AST]]:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return [(str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def _calls(tree: ast.AST) -> set[str]:
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+def _writes(tree: ast.AST) -> bool:
+    streams = {f"{stream}.{method}" for stream in ("sys.stdout", "sys.stderr", "out") for method in ("write", "buffer")}
+    return bool(_calls(tree) & (streams | {"print"}))
+
+
+def _writes_descriptor(tree: ast.AST) -> bool:
+    """Return whether a module writes to descriptor 1 or 2, or to one that its caller gives."""
+    writes = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.write"]
+    return any(isinstance(node.args[0], ast.Constant) or ast.unparse(node.args[0]) == "descriptor" for node in writes)
