@@ -58,6 +58,13 @@ METRICS: tuple[Metric, ...] = (
         (_E.CallStarted, _E.RendezvousCompleted, _E.CycleStarted),
     ),
     Metric(
+        "resilience_start_timestamp_seconds",
+        "gauge",
+        "When this node's part of the job began, in Unix time.",
+        (),
+        events.CATALOGUE,
+    ),
+    Metric(
         "resilience_restart_iterations_total",
         "counter",
         "Iterations, and cycles of the launcher, that ended, once for all ranks of the node.",

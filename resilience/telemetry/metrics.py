@@ -10,6 +10,7 @@ What the user names (sections) is cut off at MAX_SECTIONS. Histograms are those 
 from __future__ import annotations
 
 import bisect
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,6 +129,8 @@ class MetricView:
         self._limits.take(record)
         self._elastic.take(event)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
+        began = self._values["resilience_start_timestamp_seconds"]
+        began[()] = min(began.get((), math.inf), record.wall_ns / 1e9)
         match event:
             case events.TelemetryDropped():
                 # A monitor's own sink is its record file, and that says at its end what it has lost.

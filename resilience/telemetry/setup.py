@@ -16,9 +16,11 @@ last ones may leave twice; their ids are the same, so a back end that knows ids 
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,7 @@ MARGIN = 15.0  # seconds before the start of an exporter from which on it lets s
 SNAPSHOT_EVERY = 15.0  # seconds between two looks at the timing histograms, two snapshots, two files for node-exporter
 LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, seldom later
 POLL_EVERY = 0.5  # seconds between two looks of the agent's at the record files
+CATCH_UP_LOOKS = 1000  # before the metrics are served; a look takes up to 4 MiB of each file
 LINGER = 0.02  # seconds between two looks at the files of ranks that are about to end
 
 Call = tuple[int, int, int]  # attempt, cycle, call
@@ -62,6 +65,7 @@ class NodeExports:
         self._list_pause = 1.0
         self._snapshot_at = 0.0
         self._is_last = False
+        self._has_caught_up = False
         exports.metrics.look = self._signs
 
     @classmethod
@@ -88,6 +92,22 @@ class NodeExports:
         now = time.monotonic()
         if now >= self._list_at:
             self._list(now)
+        self._take_added()
+        if not self._has_caught_up:
+            # A scrape in the middle of the past would see smaller counters than an earlier exporter showed.
+            for _ in range(CATCH_UP_LOOKS):
+                if not self._take_added():
+                    break
+            self._has_caught_up = True
+            self._take_timings()
+            self._exports.serve()
+        if now >= self._snapshot_at:
+            self._snapshot_at = now + SNAPSHOT_EVERY
+            self._take_timings()
+            self._write_snapshot()
+
+    def _take_added(self) -> bool:
+        """Feed what the files have gained to the views; return True if there was anything."""
         batch: list[tuple[int, Record]] = []
         for path, tail in self._read.items():
             at = 0
@@ -100,10 +120,7 @@ class NodeExports:
         batch.sort(key=lambda entry: entry[0])
         for _, record in batch:
             self._exports.take(record)
-        if now >= self._snapshot_at:
-            self._snapshot_at = now + SNAPSHOT_EVERY
-            self._take_timings()
-            self._write_snapshot()
+        return bool(batch)
 
     def _signs(self) -> dict[int, signs.Signs]:
         """What the node's ranks show now; asked for by a scrape, in a thread of its own."""
@@ -227,6 +244,7 @@ class AgentExports:
         exports = NodeExports.start(folder, node, emit, is_agents=True, asked=asked)
         if exports is None:
             return
+        exports.poll()
         while not self._done.wait(POLL_EVERY):
             exports.poll()
         exports.close(self._close_s)
@@ -243,6 +261,7 @@ class Exports:
         self._sender: SpanSender | None = None
         self._exposition: Exposition | None = None
         self._server: MetricsServer | None = None
+        self._serve: Callable[[], MetricsServer | None] | None = None  # what is asked for
         self._since_ns = time.time_ns() - round(MARGIN * 1e9)
         self._has_failed = False
 
@@ -275,12 +294,21 @@ class Exports:
             if asked.textfile is not None:
                 self.textfile = exposing.TextFile(Path(asked.textfile), folder.name, node, exposition, self._emit)
             if asked.port is not None and asked.host is not None:
-                self._server = exposing.serve(asked.host, asked.port, exposition, folder, node, self._emit)
+                self._serve = functools.partial(
+                    exposing.serve, asked.host, asked.port, exposition, folder, node, self._emit
+                )
         except Exception as error:  # prometheus_client missing or broken: the job does not notice
             self._emit(events.ExportFailed("prometheus", f"cannot start: {type(error).__name__}: {error}"[:500]))
             return
-        if self.textfile is not None or self._server is not None:
-            self._exposition = exposition
+        self._exposition = exposition
+
+    def serve(self) -> None:
+        """Serve the metrics from now on, if a port is asked for. Never raises."""
+        if self._serve is not None:
+            try:
+                self._server = self._serve()
+            except Exception as error:  # the job does not notice
+                self._emit(events.ExportFailed("prometheus", f"cannot start: {type(error).__name__}: {error}"[:500]))
 
     def take(self, record: Record) -> bool:
         """Feed a record to the views. Never blocks; answers whether all of it was taken."""

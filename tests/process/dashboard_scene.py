@@ -37,7 +37,9 @@ class Scene:
         now = time.time()
         length = round(now - self.began)
         named = {"job": job, "node": ".*", "__rate_interval": f"{STEP + 5}s", "__interval": f"{step}s"}
-        query = filled(expr, named | {"__range": f"{length}s"})
+        named |= {"__rate_interval_ms": f"{(STEP + 5) * 1000}"}
+        named |= {"__interval_ms": f"{step * 1000}", "__range": f"{length}s", "__range_s": f"{length}"}
+        query = filled(expr, named)
         if is_instant:
             return self.watching.prometheus.instant(query)
         return self.watching.prometheus.range(query, self.began, now, step)

@@ -86,7 +86,8 @@ def test_restarts_are_counted_from_the_first_one(scene: Scene) -> None:
 
 def test_exemplars_of_the_heat_map_are_trace_ids(scene: Scene) -> None:
     (panel,) = (panel for board in BOARDS for panel in board.panels() if panel.has_exemplars)
-    query = filled(panel.queries[0].expr, {"job": "inprocess", "node": ".*", "__interval": "15s"})
+    named = {"job": "inprocess", "node": ".*", "__interval": "15s", "__interval_ms": "15000"}
+    query = filled(panel.queries[0].expr, named)
     found = scene.watching.prometheus.exemplars(query, scene.began, time.time())
     assert found
     assert all(re.fullmatch(r"[0-9a-f]{32}", each["labels"]["trace_id"]) for each in found)

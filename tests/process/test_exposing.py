@@ -199,8 +199,8 @@ def test_address_is_announced_as_others_reach_it(
 def test_address_that_is_not_this_hosts_is_told_and_nothing_else_happens(
     folder: Path, emitted: list[events.Event]
 ) -> None:
-    assert NodeExports.start(folder, "node", emitted.append, asked=Asked(port=free_port(), host="192.0.2.1")) is None
-    (failed,) = emitted
+    with exporting(folder, emitted, Asked(port=free_port(), host="192.0.2.1")):
+        (failed,) = emitted
     assert isinstance(failed, events.ExportFailed)
     assert "free on 192.0.2.1" in failed.reason
 

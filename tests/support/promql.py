@@ -19,6 +19,7 @@ from resilience.telemetry.catalogue import METRICS
 # Grafana's variables for times, by a length that nobody would write.
 WINDOWS = {"$__rate_interval": timedelta(seconds=8641), "$__range": timedelta(seconds=8642)}
 WINDOWS["$__interval"] = timedelta(seconds=8643)
+NUMBERS = {"$__range_s": "8642", "$__interval_ms": "8643000", "$__rate_interval_ms": "8641000"}
 RATES = {"rate", "irate", "increase", "resets"}
 SLOPES = {"delta", "idelta", "deriv", "predict_linear"}
 KEEPING = {"topk", "bottomk"}
@@ -57,6 +58,8 @@ def check(expression: str, known: Mapping[str, Known], is_rule: bool = False) ->
     """Return the labels that an expression's result has. is_rule: for all jobs, so it has to keep them apart.
 
     Raises: Finding."""
+    for name, number in NUMBERS.items():
+        expression = expression.replace(name, number)
     for name, window in WINDOWS.items():
         expression = re.sub(re.escape(name) + r"\b", f"{int(window.total_seconds())}s", expression)
     try:

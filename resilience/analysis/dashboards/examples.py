@@ -55,6 +55,11 @@ _CALIBRATED = _series("resilience_section_timeout_seconds", 'section="step", sou
 _STALE = _series("resilience_calibration_stale", 'section="step"')
 
 
+# The job's nodes are there all the time, and began long before, where an example says nothing else.
+_BEGAN, _BEGAN_PEER = (_series("resilience_start_timestamp_seconds", node=node) for node in ("n0", "n1"))
+_THERE = {_BEGAN: "-36000x300", _BEGAN_PEER: "-36000x300"}
+
+
 def _faults(node: str) -> str:
     return _series("resilience_interruptions_total", 'interruption="terminated", category="host", origin="first"', node)
 
@@ -71,7 +76,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_ACTIVE: "8x40", _BEATS: "0+60x40"}, "35m"),
         # Steps go on, heartbeats are not sent any more: no stall. And a job that has ended stalls no more.
         Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30", _STEP: "0+5x40"}, "35m"),
-        Case({_ACTIVE: "8x10 stale", _BEATS: "0+60x10 600x30"}, "35m"),
+        Case({_ACTIVE: "8x10 stale", _BEATS: "0+60x10 600x30", _BEGAN: "0x10 stale", _BEGAN_PEER: "0x10 stale"}, "35m"),
     ),
     "RankHeartbeatStale": (
         Case(
@@ -191,7 +196,9 @@ def unit_tests(alert: Alert, grafana: str) -> dict[str, Any]:
         "tests": [
             {
                 "interval": "1m",
-                "input_series": [{"series": series, "values": values} for series, values in case.series.items()],
+                "input_series": [
+                    {"series": series, "values": values} for series, values in {**_THERE, **case.series}.items()
+                ],
                 "alert_rule_test": [
                     {
                         "eval_time": case.at,

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from resilience.adapters import files
-from resilience.analysis.dashboards import collecting, rules
+from resilience.analysis.dashboards import collecting, rules, scenarios
 from resilience.analysis.dashboards.boards import BOARDS
 from resilience.analysis.dashboards.examples import unit_tests
 from resilience.errors import ConfigurationError
@@ -37,6 +37,7 @@ def texts(datasource: str = DATASOURCE, grafana: str = GRAFANA) -> dict[str, str
     made["prometheus/prometheus.yaml"] = _yaml(_prometheus())
     for alert in rules.ALERTS:
         made[f"prometheus/tests/{alert.name}.yaml"] = _yaml(unit_tests(alert, grafana))
+    made["prometheus/tests/scenarios.yaml"] = _yaml(scenarios.unit_tests())
     made["alertmanager.yaml"] = _yaml(rules.alertmanager())
     made["provisioning/dashboards/resilience.yaml"] = _yaml(_dashboard_provider())
     made["provisioning/datasources/prometheus.yaml"] = _yaml(_datasource(datasource))

@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from resilience.analysis.dashboards.panels import Board, Panel, Place, places
-from resilience.analysis.dashboards.queries import JOB, STEP, or_zero, select
+from resilience.analysis.dashboards.queries import JOB, fold, select, stepped
 from resilience.analysis.dashboards.rules import ALERTS, RUNBOOKS_UID, runbook_place
 from resilience.errors import ConfigurationError
 
@@ -51,11 +51,10 @@ VARIABLES = {
     "job": ("resilience_job_info", "job_id"),
     "node": (select("resilience_monitor_up", scope=(JOB,)), "node"),
 }
-_iteration = f"max by (layer) ({select('resilience_restart_iteration')})"
-_before = f"max by (layer) ({select('resilience_restart_iteration')} offset {STEP})"
+_restarts = stepped("resilience_restart_iterations_total", 'outcome="interrupted"', by=("layer", "node"))
 _firing = select("ALERTS", 'alertstate="firing"', scope=(JOB,))
 ANNOTATIONS = {
-    "Restarts": f"{_iteration} > {or_zero(_before, _iteration)}",
+    "Restarts": f"{fold('max', ('layer',), _restarts)} > 0",
     "Alerts": f"max by (alertname, severity) ({_firing})",
 }
 

@@ -2,7 +2,7 @@
 
 Counters here often appear with their first event, and then with a value at once: the first restart of a job is
 a series that did not exist before. `increase` and `rate` need two samples of a series and would not see it, so
-what happens seldom is counted by `grown`: the value now, less the value at the beginning, or less nothing.
+what happens seldom is counted by `grown`: the value now, less the value at the beginning, if that is known.
 `rate` is used for what happens all the time (heartbeats, sections)."""
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ OF_JOB = ("cluster", "job_id")  # labels that every aggregation in a rule keeps
 RATE = "$__rate_interval"
 RANGE = "$__range"
 STEP = "$__interval"
+# Windows in seconds, to compare times with.
+SECONDS = {RANGE: "$__range_s", STEP: "$__interval_ms / 1000", RATE: "$__rate_interval_ms / 1000"}
+SECONDS |= {"15m": "900", "30m": "1800", "1h": "3600", "6h": "21600"}
+BRIDGED = "2m"  # of a rule: the exporter of a node may change, and leave a short gap
+BEGAN = "resilience_start_timestamp_seconds"
+_OF_NODE = f"on ({', '.join(OF_JOB)}, node)"
 
 Scope = Sequence[str]
 
@@ -37,27 +43,46 @@ def fold(operator: str, by: Sequence[str], expression: str) -> str:
 def grown(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
     """Return by how much a counter grew within a window, its first appearance included."""
     selector = select(metric, *matchers, scope=scope)
-    latest = fold("sum", by, of_nodes(metric, f"max_over_time({selector}[{window}])"))
-    return _since(latest, fold("sum", by, of_nodes(metric, f"{selector} offset {window}")))
+    # A dashboard shows a job that has ended; a rule forgets it.
+    latest = f"last_over_time({selector}[{window if scope else BRIDGED}])"
+    # The largest of some minutes: an exporter that has just taken over may not have read everything yet.
+    earlier = f"{selector} offset {window}" if scope else f"max_over_time({selector}[5m] offset {window})"
+    scraped = f"count_over_time({select(BEGAN, scope=scope)}[{window}])"
+    has_appeared = (
+        f"({of_nodes(metric, f'count_over_time({selector}[{window}])', 'sum')} "
+        f"< {_OF_NODE} group_left () {fold('sum', (*OF_JOB, 'node'), scraped)}) * 0"
+    )
+    first = of_nodes(metric, f"min_over_time({selector}[{window}])")
+    return fold("sum", by, _growth(metric, latest, earlier, window, scope, (has_appeared, first)))
 
 
 def stepped(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = SCOPE) -> str:
     """Return by how much a counter grew between two points of a graph, its first appearance included."""
     selector = select(metric, *matchers, scope=scope)
-    latest = fold("sum", by, of_nodes(metric, selector))
-    return _since(latest, fold("sum", by, of_nodes(metric, f"{selector} offset {STEP}")))
+    began = fold("max", (*OF_JOB, "node"), f"{select(BEGAN, scope=scope)} offset {STEP}")
+    has_appeared = f"{of_nodes(metric, selector)} * 0 and {_OF_NODE} {began}"
+    return fold("sum", by, _growth(metric, selector, f"{selector} offset {STEP}", STEP, scope, (has_appeared,)))
 
 
-def of_nodes(metric: str, expression: str) -> str:
+def _growth(metric: str, latest: str, earlier: str, window: str, scope: Scope, otherwise: Sequence[str]) -> str:
+    """Return the growth of each node's counter since the beginning of a window.
+
+    A counter began at 0 if its node's part of the job began within the window. If Prometheus scraped it then, its
+    value is known. Otherwise it was 0 if Prometheus scraped the node and found no such series, for a counter appears
+    with its first event; else it counts from the first value that Prometheus saw, or there is no growth to show. A
+    missing sample is never a 0 by itself: a gap, or a new Prometheus, would make all that ever happened new."""
+    began = fold("max", (*OF_JOB, "node"), select(BEGAN, scope=scope))
+    now = of_nodes(metric, latest)
+    is_young = f"{now} * 0 and {_OF_NODE} (time() - {began} < {SECONDS[window]})"
+    return f"clamp_min({now} - ({' or '.join((is_young, of_nodes(metric, earlier), *otherwise))}), 0)"
+
+
+def of_nodes(metric: str, expression: str, operator: str = "max") -> str:
     """Return one value a node. Who exports may change, and with it the port: the same counters under another
     `instance`, which must not be counted twice."""
     name = metric.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
     labels = BY_NAME[name if name in BY_NAME else metric].labels
-    return fold("max", (*OF_JOB, "node", *labels, *(("le",) if metric.endswith("_bucket") else ())), expression)
-
-
-def _since(latest: str, before: str) -> str:
-    return f"clamp_min({latest} - ({before} or {latest} * 0), 0)"
+    return fold(operator, (*OF_JOB, "node", *labels, *(("le",) if metric.endswith("_bucket") else ())), expression)
 
 
 def rate(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RATE, scope: Scope = SCOPE) -> str:

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import msgspec
 
 from resilience.analysis.dashboards.queries import (
+    BEGAN,
     OF_JOB,
     fold,
     goodput,
     grown,
     or_zero,
     quantile,
-    rate,
     restarts,
     select,
 )
@@ -74,8 +74,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 _JOB = ", ".join(OF_JOB)
 _FIRST = 'origin="first"'
-_BEATS = rate("resilience_heartbeat_interval_seconds_count", by=OF_JOB, window="15m", scope=NO_SCOPE)
-_ENDS = rate("resilience_section_duration_seconds_count", by=OF_JOB, window="15m", scope=NO_SCOPE)
+_BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
+_ENDS = fold("sum", OF_JOB, "resilience_section_duration_seconds_count")
 _RANKS = fold("sum", OF_JOB, "resilience_ranks")
 
 RECORDINGS = (
@@ -85,7 +85,7 @@ RECORDINGS = (
         or_zero(fold("sum", OF_JOB, select("resilience_ranks", 'state="inactive"', scope=NO_SCOPE)), _RANKS),
     ),
     Recording("job:resilience_step:max", fold("max", OF_JOB, "resilience_rank_step")),
-    Recording("job:resilience_signs:rate15m", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
+    Recording("job:resilience_signs:count", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
     Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE)),
     Recording("job:resilience_restarts:count30m", restarts(OF_JOB, "30m", NO_SCOPE)),
     Recording(
@@ -108,7 +108,15 @@ RECORDINGS = (
 )
 
 _SAMPLES = 'resilience_section_duration_seconds_count{outcome="completed"}'
-_MOVED = "changes(job:resilience_step:max[15m])"
+_JOB_IS_THERE = fold("max", OF_JOB, BEGAN)
+
+
+def _unchanged(recorded: str) -> str:
+    """What is known to be what it was 15 minutes ago. After a gap of Prometheus nothing is known."""
+    return f"({recorded} == {recorded} offset 15m)"
+
+
+_SIGNS, _STEP = "job:resilience_signs:count", "job:resilience_step:max"
 _RANK = f"{_JOB}, node, rank"
 _BUDGET = "min by (cluster, job_id, layer) (resilience_restart_budget_remaining)"
 
@@ -116,9 +124,10 @@ ALERTS = (
     Alert(
         name="JobStalled",
         expr=(
-            f"((job:resilience_signs:rate15m == 0 or {_MOVED} == 0) "
-            f"unless on ({_JOB}) job:resilience_signs:rate15m > 0 unless on ({_JOB}) {_MOVED} > 0) "
-            f'and on ({_JOB}) sum by ({_JOB}) (job:resilience_ranks:sum{{state=~"active|suspect|unmonitored"}}) > 0'
+            f"({_unchanged(_SIGNS)} or {_unchanged(_STEP)}) "
+            f"unless on ({_JOB}) ({_SIGNS} unless {_unchanged(_SIGNS)}) "
+            f"unless on ({_JOB}) ({_STEP} unless {_unchanged(_STEP)}) "
+            f"and on ({_JOB}) {_JOB_IS_THERE}"
         ),
         wait="5m",
         severity="critical",

@@ -1,0 +1,123 @@
+"""What must not page anybody?  Situations of Prometheus and of a job, with the alerts that may fire in them.
+
+`examples` shows each alert alone. Here all series of a job are there, and all alerts are looked at, minute by
+minute. Series are in the notation of `promtool test rules`; times count from 0, and a job may have begun before that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """series: selector and values. looked_at: the minutes. fires: alert -> minutes at which it fires, once; no other
+    does. paged: the job that they are about."""
+
+    name: str
+    series: Mapping[str, str]
+    looked_at: tuple[int, ...]
+    fires: Mapping[str, tuple[int, ...]] = {}
+    paged: str = "j"
+
+
+def job(
+    *, pattern: str, began: float = -36_000, restarts: str = "7", job_id: str = "j", node: str = "n0", ranks: int = 8
+) -> dict[str, str]:
+    """Return the series of a job that works.
+
+    pattern: values of what does not change, with X for the value. restarts: a number, or values in the same notation."""
+    labels = f'job_id="{job_id}", node="{node}"'
+
+    def constant(value: float) -> str:
+        return pattern.replace("X", f"{value:g}")
+
+    def growing(by: int, from_value: int = 0) -> str:
+        """A counter that grows by so much a minute, wherever the pattern has samples."""
+        parts, at = [], from_value
+        for part in pattern.split():
+            what, _, times = part.partition("x")
+            if what == "_":
+                parts.append(part)
+                at += by * int(times or 1)
+            elif what == "X":
+                parts.append(f"{at}+{by}x{int(times or 0)}")
+                at += by * (int(times or 0) + 1)
+            else:
+                parts.append(part)
+        return " ".join(parts)
+
+    told = constant(float(restarts)) if restarts.isdecimal() else restarts
+    return {
+        f'up{{{labels}, job="resilience", instance="{node}:9400"}}': constant(1),
+        f"resilience_start_timestamp_seconds{{{labels}}}": constant(began),
+        f'resilience_ranks{{{labels}, state="active"}}': constant(ranks),
+        f'resilience_restart_iteration{{{labels}, layer="launcher"}}': told,
+        f'resilience_restart_iterations_total{{{labels}, layer="launcher", outcome="interrupted"}}': told,
+        f'resilience_interruptions_total{{{labels}, interruption="exception", category="user_code", origin="first"}}': (
+            told
+        ),
+        f'resilience_telemetry_dropped_total{{{labels}, signal="span", reason="queue"}}': constant(12 if began < 0 else 0),
+        f'resilience_rank_step{{{labels}, rank="0"}}': growing(60, 5000),
+        f"resilience_heartbeat_interval_seconds_count{{{labels}}}": growing(60, 5000),
+        f"resilience_productive_seconds_total{{{labels}}}": growing(480, 100_000),
+        f'resilience_lost_seconds_total{{{labels}, cause="restart"}}': told,
+    }
+
+
+QUIET = tuple(range(1, 120))
+_LOOP = "0x10 1+1x6 7x60"  # seven restarts from the eleventh minute on
+
+SCENARIOS = (
+    Scenario("Prometheus did not scrape for 10 minutes", job(pattern="Xx60 _x10 Xx60"), QUIET),
+    Scenario("a new Prometheus meets a job that has restarted before", job(pattern="Xx120"), QUIET),
+    Scenario("Prometheus was restarted and missed one minute", job(pattern="Xx30 _ Xx90"), QUIET),
+    Scenario(
+        "a job that restarted often has completed",
+        job(pattern="Xx20 stale", restarts="0x10 1+1x6 7x2 stale", began=0),
+        tuple(range(1, 60)),
+        {"RestartLoop": tuple(range(15, 23))}  # at once, and 2 minutes after the end no more,
+    ),
+    Scenario(
+        "a counter is reset, for another exporter has not read everything yet",
+        job(pattern="Xx120", restarts="7x40 0 3 7x80"),
+        QUIET,
+    ),
+    Scenario(
+        "a job of the same name began anew in an emptied folder",
+        job(pattern="Xx120", began=2400, restarts="7x30 _x10 0x10 1x70"),
+        tuple(range(41, 120)),
+    ),
+    Scenario(
+        "one of two jobs restarts in a loop",
+        {**job(pattern="Xx60", job_id="quiet"), **job(pattern="Xx60", job_id="loops", restarts=_LOOP)},
+        (20,),
+        {"RestartLoop": (20,)},
+        "loops",
+    ),
+)
+
+
+def unit_tests() -> dict[str, Any]:
+    """Return all scenarios as a file for promtool that lies in a folder beside the rules."""
+    return {
+        "rule_files": ["../recording.yaml", "../alerts.yaml"],
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "name": scenario.name,
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in scenario.series.items()],
+                "promql_expr_test": [_firing(scenario, minute) for minute in scenario.looked_at],
+            }
+            for scenario in SCENARIOS
+        ],
+    }
+
+
+def _firing(scenario: Scenario, minute: int) -> dict[str, Any]:
+    names = sorted(name for name, minutes in scenario.fires.items() if minute in minutes)
+    samples = [{"labels": f'{{alertname="{name}", job_id="{scenario.paged}"}}', "value": 1} for name in names]
+    expr = 'count by (alertname, job_id) (ALERTS{alertstate="firing"})'
+    return {"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples}
