@@ -244,7 +244,6 @@ class AgentExports:
         exports = NodeExports.start(folder, node, emit, is_agents=True, asked=asked)
         if exports is None:
             return
-        exports.poll()
         while not self._done.wait(POLL_EVERY):
             exports.poll()
         exports.close(self._close_s)

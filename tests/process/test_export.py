@@ -361,6 +361,7 @@ def test_port_that_is_taken_gives_way_to_the_next_free_one_and_says_so(
         wanted = taken.getsockname()[1]
         monkeypatch.setenv("RESILIENCE_METRICS_PORT", str(wanted))
         exports = started(tmp_path, emitted)
+        exports.poll()
         (begun,) = emitted
         assert isinstance(begun, events.ExportStarted)
         assert port_of(emitted) > wanted
@@ -454,7 +455,10 @@ def test_full_disk_costs_the_snapshot_only(told: Job, tmp_path: Path, emitted: l
     folder = told.write(tmp_path / "run")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     exports = started(folder, emitted)
-    (folder / "metrics" / "node.sd.json").unlink()
+    exports.poll()
+    for path in (folder / "metrics").iterdir():
+        path.unlink()
+    exports._snapshot_at = 0.0
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         exports.poll()
