@@ -58,7 +58,9 @@ def job(
         f'resilience_interruptions_total{{{labels}, interruption="exception", category="user_code", origin="first"}}': (
             told
         ),
-        f'resilience_telemetry_dropped_total{{{labels}, signal="span", reason="queue"}}': constant(12 if began < 0 else 0),
+        f'resilience_telemetry_dropped_total{{{labels}, signal="span", reason="queue"}}': constant(
+            12 if began < 0 else 0
+        ),
         f'resilience_rank_step{{{labels}, rank="0"}}': growing(60, 5000),
         f"resilience_heartbeat_interval_seconds_count{{{labels}}}": growing(60, 5000),
         f"resilience_productive_seconds_total{{{labels}}}": growing(480, 100_000),
@@ -77,7 +79,7 @@ SCENARIOS = (
         "a job that restarted often has completed",
         job(pattern="Xx20 stale", restarts="0x10 1+1x6 7x2 stale", began=0),
         tuple(range(1, 60)),
-        {"RestartLoop": tuple(range(15, 23))}  # at once, and 2 minutes after the end no more,
+        {"RestartLoop": tuple(range(15, 23))},  # at once, and 2 minutes after the end no more,
     ),
     Scenario(
         "a counter is reset, for another exporter has not read everything yet",
