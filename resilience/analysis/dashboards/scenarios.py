@@ -1,7 +1,8 @@
 """What must not page anybody?  Situations of Prometheus and of a job, with the alerts that may fire in them.
 
 `examples` shows each alert alone. Here all series of a job are there, and all alerts are looked at, minute by
-minute. Series are in the notation of `promtool test rules`; times count from 0, and a job may have begun before that."""
+minute. Series are in the notation of `promtool test rules`; times count from 0, and a job may have begun
+before that."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def job(
 ) -> dict[str, str]:
     """Return the series of a job that works.
 
-    pattern: values of what does not change, with X for the value. restarts: a number, or values in the same notation."""
+    pattern: values of what does not change, with X for the value. restarts: a number, or values in the same
+    notation."""
     labels = f'job_id="{job_id}", node="{node}"'
 
     def constant(value: float) -> str:
