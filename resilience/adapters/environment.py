@@ -162,6 +162,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Seconds,
         _setting("seconds above 0", "60", "the least limit after that, where 10 times the longest silence is shorter"),
     ] = 60.0
+    quiet: Annotated[
+        bool,
+        _setting("1 or 0", "0", "say nothing at the terminal about the run: no start, restart, warning or end"),
+    ] = False
     node: Annotated[
         NodeName | None,
         _setting(
@@ -395,6 +399,14 @@ def monitor_socket() -> str | None:
     """Return where this process's rank monitor listens, None if there is none. The second name is that of the
     compatible API, for a launcher of one's own."""
     return os.environ.get("RESILIENCE_MONITOR_SOCKET") or os.environ.get("FT_RANK_MONITOR_IPC_SOCKET") or None
+
+
+def is_quiet() -> bool:
+    """Return True if nothing is to be said at the terminal about the run."""
+    try:
+        return Settings.from_environment().quiet
+    except ConfigurationError:  # whoever reads the settings for the job reports it
+        return False
 
 
 def has_agent() -> bool:

@@ -6,6 +6,7 @@ others who write, who may take the room in between: it is opened once more, not 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -20,12 +21,34 @@ PIECE = 4096  # bytes that a pipe with any room takes in one piece (POSIX, PIPE_
 def stream(descriptor: int) -> int:
     """Return a descriptor for this process's stdout or stderr: of the same pipe, but its writes never wait; the same
     one for anything else."""
+    return _without_waiting(descriptor)
+
+
+def _without_waiting(descriptor: int) -> int:
     try:
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         pass  # another user's pipe, or none at all
     return descriptor
+
+
+def say(stream: object, text: str) -> None:
+    """Write text to a text stream, such as sys.stderr, as far as its reader takes it now; never raises.
+
+    A stream without a descriptor is not a terminal's or a pipe's, and is written to as usual."""
+    try:
+        number = stream.fileno()  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):  # none at all, closed, or an object of the user's
+        with contextlib.suppress(Exception):
+            stream.write(text)  # type: ignore[attr-defined]
+        return
+    own = number
+    with contextlib.suppress(OSError):
+        own = _without_waiting(number)  # each time: the user may have led the stream elsewhere
+        put(own, text.encode(errors="backslashreplace"), time.monotonic())
+    if own != number:
+        os.close(own)
 
 
 def put(descriptor: int, data: bytes, until: float) -> int:

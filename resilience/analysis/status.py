@@ -46,7 +46,8 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
     """A rank at this moment. silent_s: since its last heartbeat, ping or higher step. section: the open one that
-    is nearest to its limit, else the innermost. shown_s: age of what is shown."""
+    is nearest to its limit, else the innermost. shown_s: age of what is shown. pid: of its process on its node, None if
+    it has ended or is not known."""
 
     rank: int
     node: str
@@ -57,6 +58,7 @@ class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
     section: Section | None = None
     sections: int = 0
     shown_s: float | None = None
+    pid: int | None = None
 
     @property
     def is_well(self) -> bool:
@@ -140,6 +142,7 @@ class Watcher:
         self._calls: dict[int, str] = {}  # initial rank -> how its last call ended, empty while it goes on
         self._left: set[int] = set()  # ranks whose process has ended
         self._node: dict[int, str] = {}
+        self._pid: dict[int, int] = {}
         self._size: int | None = None
         self._newest = (0, 0)  # attempt and cycle of any rank
         self._iteration = (0, 0, 0)  # attempt, cycle, iteration
@@ -181,6 +184,8 @@ class Watcher:
             if self._failure is None or at >= self._failure[0]:
                 what = seen.message if seen.exception is None else f"{seen.exception.type}: {seen.exception.message}"
                 self._failure = (at, seen.rank, what)
+        if isinstance(event, events.WorkerStarted):
+            self._pid[event.worker_rank] = event.worker_pid
         if rank is None:
             return
         self._node[rank] = origin.node
@@ -190,10 +195,12 @@ class Watcher:
                 self._left.discard(rank)
                 self._calls[rank] = ""
                 self._size = event.world_size if isinstance(event, events.CallStarted) else self._size
+                self._pid[rank] = event.rank_pid if isinstance(event, events.MonitorStarted) else origin.pid
             case events.CallEnded(outcome=outcome):
                 self._calls[rank] = outcome
             case events.RankExited():
                 self._left.add(rank)
+                self._pid.pop(rank, None)
             case events.IterationStarted() if origin.iteration is not None:
                 self._iteration = max(self._iteration, (origin.attempt, origin.cycle, origin.iteration))
 
@@ -269,7 +276,7 @@ class Watcher:
                 # A rank that moved to another node is what it is there.
                 if known is None or self._node.get(rank) == node:
                     found[rank] = _rank_now(rank, node, state, now, shown.get(rank))
-        return tuple(found[rank] for rank in sorted(found))
+        return tuple(msgspec.structs.replace(found[rank], pid=self._pid.get(rank)) for rank in sorted(found))
 
 
 def _rank_now(rank: int, node: str, state: str, now: float, shown: signs.Signs | None) -> RankNow:

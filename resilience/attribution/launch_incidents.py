@@ -48,7 +48,8 @@ def incident(
     records = _records(parts, within, mover, [] if is_store_lost else lost)
     evidence = msgspec.structs.replace(_evidence(parts, records, mover, size), store_lost=without_store)
     verdict = judge(evidence)
-    first = verdict.first if mover is None else mover
+    blamed = [culprit.rank for culprit in verdict.culprits]
+    first = blamed[0] if blamed and mover not in blamed else verdict.first if mover is None else mover
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
     chief = records[0] if records else None
     of_chief = [record for record in records if chief is not None and record.rank == chief.rank]
@@ -81,7 +82,7 @@ def incident(
         layer="launcher",
         detail=next((part.ended.detail for part in parts.values() if part.ended is not None and part.ended.detail), ""),
         records=records,
-        reported_first=first,
+        reported_first=first if mover is None else mover,
         detected_wall_ns=min((at for at, _ in seen), default=min(ended_wall, default=None)),
         since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=min(ended_wall, default=None)),
         where=frame,

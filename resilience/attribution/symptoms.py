@@ -7,7 +7,7 @@ is `attribution.verdict`'s. Stacks are read by the files they name: libraries, t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -51,6 +51,37 @@ Class = Literal[
     "ended_by_monitor",  # for what it had done in an iteration before
     "unknown",
 ]
+
+CLASSES: Mapping[Class, str] = {
+    "exception": "raised an exception",
+    "left": "left of its own accord",
+    "exited": "ended without an exception",
+    "killed": "killed from outside",
+    "out_of_memory": "killed for memory",
+    "crashed": "crashed in native code",
+    "told_to_stop": "told to stop",
+    "stopped": "stopped",
+    "blocked_in_kernel": "blocked in the kernel",
+    "blocked_in_native_code": "stuck in native code",
+    "waits_for_lock": "waiting for a lock",
+    "busy_without_progress": "busy, without progress",
+    "input_stall": "waiting for input",
+    "storage_stall": "waiting for storage",
+    "hung": "hanging",
+    "hook_failed": "failed in a hook",
+    "hook_hung": "hanging in a hook",
+    "missed_completion": "did not come to the end",
+    "went_on": "went on while others waited",
+    "communication": "all wait for each other, at the same line",
+    "desynchronised": "waiting in another collective than the others",
+    "common": "failed like most others",
+    "node_lost": "lost with the node",
+    "store_lost": "the store was lost",
+    "monitor_lost": "lost the monitor",
+    "ended_by_monitor": "a rank ended by its own monitor, late",
+    "unknown": "unknown",
+}
+"""What each class means, in words behind a rank."""
 
 _CATEGORIES: tuple[tuple[str, Category], ...] = (
     (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),

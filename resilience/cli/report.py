@@ -17,7 +17,7 @@ from resilience.analysis.load import Reader
 from resilience.analysis.report import Report, as_json, report
 from resilience.attribution.advice import named, ranks_in_words
 from resilience.attribution.incident import Incident
-from resilience.attribution.symptoms import Class, is_ours, main_stack, user_frame
+from resilience.attribution.symptoms import CLASSES, is_ours, main_stack, user_frame
 from resilience.attribution.verdict import RULES
 from resilience.cli.render import (
     Line,
@@ -54,35 +54,6 @@ _KINDS: dict[str, str] = {
     "unresponsive": "unresponsive",
     "monitor_process_exception": "monitor died",
     "store_lost": "store lost",
-}
-_CLASSES: dict[Class, str] = {
-    "exception": "raised an exception",
-    "left": "left of its own accord",
-    "exited": "ended without an exception",
-    "killed": "killed from outside",
-    "out_of_memory": "killed for memory",
-    "crashed": "crashed in native code",
-    "told_to_stop": "told to stop",
-    "stopped": "stopped",
-    "blocked_in_kernel": "blocked in the kernel",
-    "blocked_in_native_code": "stuck in native code",
-    "waits_for_lock": "waiting for a lock",
-    "busy_without_progress": "busy, without progress",
-    "input_stall": "waiting for input",
-    "storage_stall": "waiting for storage",
-    "hung": "hanging",
-    "hook_failed": "failed in a hook",
-    "hook_hung": "hanging in a hook",
-    "missed_completion": "did not come to the end",
-    "went_on": "went on while others waited",
-    "communication": "all wait for each other, at the same line",
-    "desynchronised": "waiting in another collective than the others",
-    "common": "failed like most others",
-    "node_lost": "lost with the node",
-    "store_lost": "the store was lost",
-    "monitor_lost": "lost the monitor",
-    "ended_by_monitor": "a rank ended by its own monitor, late",
-    "unknown": "unknown",
 }
 
 
@@ -407,13 +378,13 @@ def _verdict(incident: Incident, width: int) -> Iterator[Line]:
     if verdict.what == "common":
         said.append(f"a common cause ({category}), no single rank's; rule 14 {RULES[14]}")
     elif not verdict.culprits:
-        words = "whom it waited for is not known" if verdict.what == "hung" else _CLASSES[verdict.what]
+        words = "whom it waited for is not known" if verdict.what == "hung" else CLASSES[verdict.what]
         said.append(words if words == category else f"{words} ({category})")
     for what in dict.fromkeys(culprit.what for culprit in verdict.culprits):
         alike = [culprit for culprit in verdict.culprits if culprit.what == what]
         whose = named(culprit.rank for culprit in alike)
         sure = f"confidence {alike[0].confidence:g}, rule {alike[0].rule} {RULES[alike[0].rule]}"
-        said.append(f"{whose}: {_CLASSES[what]} ({category}); {sure}")
+        said.append(f"{whose}: {CLASSES[what]} ({category}); {sure}")
     for number, text in enumerate(said):
         yield from field("" if number else "verdict", text, width, "" if number else "bold")
     if incident.reported_first is not None and incident.reported_first != verdict.first:

@@ -281,10 +281,11 @@ def _narrowed(header: Sequence[str], rows: list[tuple[str, ...]], width: int) ->
 
 
 def _rank_table(ranks: Sequence[RankNow], width: int) -> list[Line]:
-    header: tuple[str, ...] = ("rank", "node", "state", "step", "section", "open / limit", "silent")
+    header: tuple[str, ...] = ("rank", "pid", "node", "state", "step", "section", "open / limit", "silent")
     rows: list[tuple[str, ...]] = [
         (
             str(rank.rank),
+            "" if rank.pid is None else str(rank.pid),
             rank.node,
             rank.state,
             "" if rank.step is None else str(rank.step),
@@ -296,11 +297,11 @@ def _rank_table(ranks: Sequence[RankNow], width: int) -> list[Line]:
     ]
     if width >= WIDE:
         header, rows = (*header, "limit used"), [(*row, _bar(rank)) for row, rank in zip(rows, ranks, strict=True)]
-    fixed = [column for column in range(len(header)) if column not in (1, 4)]
+    fixed = [column for column in range(len(header)) if column not in (2, 5)]
     others = sum(max(len(row[column]) for row in (header, *rows)) for column in fixed) + 2 * len(header)
-    node = min(max(len(row[1]) for row in (header, *rows)), max(_NODE, width - others - _SECTION))
-    rows = [(row[0], cut(row[1], node), *row[2:]) for row in rows]
-    lines = table(header, rows, width, wide=4)
+    node = min(max(len(row[2]) for row in (header, *rows)), max(_NODE, width - others - _SECTION))
+    rows = [(*row[:2], cut(row[2], node), *row[3:]) for row in rows]
+    lines = table(header, rows, width, wide=5)
     return [lines[0], *_painted(lines[1:], ranks)]
 
 

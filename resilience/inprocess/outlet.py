@@ -6,10 +6,12 @@ barrier_timeout, and for the clients of the stores hosted here."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -22,15 +24,18 @@ from resilience.adapters.store import StoreLike, drive, execute
 from resilience.attribution.symptoms import symptom
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import InterruptionRecord, encode
+from resilience.core.identity import Origin
 from resilience.core.restart import Add, Assign, Check, Keys, Read, Seat, Set, report, seat_key, stand_in
 from resilience.core.watched import suspicion_in_words
 from resilience.errors import ResilienceError, StoreError
+from resilience.inprocess import telling
 from resilience.inprocess.assigning import Hooks, seat_after
 from resilience.inprocess.joining import connect, join, serving_key
 from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import Notice, hosting
 from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.monitor import messages
+from resilience.telemetry.restart_lines import Line
 
 LOOKS = 100  # consecutive looks, LOOK_EVERY seconds apart, that must find no client if not all are known to have left
 LOOK_EVERY = 0.02
@@ -70,6 +75,8 @@ class StoreOutlet:
         self._store: StoreLike
         self._begun: messages.Begin
         self._is_begun = False
+        self._folder = Path()
+        self._line: Line | None = None  # about the last restart
         self._is_representing = False
         self._exit_key = ""  # there once all ranks are out of the last iteration
         self._out_since: float | None = None  # when that was seen
@@ -90,10 +97,19 @@ class StoreOutlet:
 
     def begin(self, begin: messages.Begin) -> None:
         self._is_begun = True
+        self._folder = Path(os.fsdecode(begin.folder))
         self._tasks.put(lambda: self._begin(begin))
 
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
         self._alert(suspicion_in_words(rank, suspicion))
+
+    def started(self, origin: Origin) -> None:
+        self._line = telling.of_restart(self._folder, origin, self._alert) or self._line
+
+    def hung_up(self) -> None:
+        if self._line is not None:
+            self._line.finish()
+            self._line = None
 
     def interrupt(self, record: InterruptionRecord) -> None:
         self._tasks.put(lambda: self._interrupt(record))

@@ -21,7 +21,15 @@ import torch
 import torch.distributed as dist
 
 from resilience.adapters import launches, patience
-from resilience.adapters.environment import Exporting, Launcher, Rendezvous, Settings, launched_folder, node_name
+from resilience.adapters.environment import (
+    Exporting,
+    Launcher,
+    Rendezvous,
+    Settings,
+    has_agent,
+    launched_folder,
+    node_name,
+)
 from resilience.adapters.interrupt import Swallow
 from resilience.adapters.launches import Launch
 from resilience.adapters.patience import Patience
@@ -43,7 +51,7 @@ from resilience.inprocess.outlet import hook_store, publish_server
 from resilience.inprocess.progress import forget_request, request_tick
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
-from resilience.telemetry import log
+from resilience.telemetry import log, standard
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, read_job
 from resilience.telemetry.standard import StandardLog
@@ -164,6 +172,8 @@ class Session:
         if state.initial_rank == 0:
             self.emit(*([] if told is None else [told]))
             if (cycle, number) == (0, 0):
+                if not Launcher.from_environment().policy:  # our launcher has said it
+                    standard.show(f"records in {folder}")
                 lines = launched.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
                 self.emit(*map(events.ConfigurationAdvised, lines))
                 self.emit(watched(limits))
@@ -279,6 +289,8 @@ class Session:
         """Put the end of the call on record. error: what left it, empty if it completed."""
         outcome: events.Outcome = "left" if error else "completed"
         self.emit(events.CallEnded(outcome, iterations, time.monotonic() - self._began, error))
+        if self.emitter.origin.rank == 0 and not has_agent():
+            standard.ENDING.ended(self._folder, iterations - 1, error)
 
     def move_to(self, seat: Seat) -> None:
         """The rank has its seat in the next iteration; rank 0 has the iteration's store hosted."""

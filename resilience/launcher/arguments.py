@@ -55,6 +55,10 @@ class Options:
     timeouts_shadow: bool = dataclasses.field(
         default=False, metadata={"help": "tell what these limits would have done, and do nothing"}
     )
+    quiet: bool = dataclasses.field(
+        default=False,
+        metadata={"help": "say nothing at the terminal about the run: no start, restart, warning or end"},
+    )
     cold: bool = dataclasses.field(
         default=False, metadata={"help": "start each worker as a fresh interpreter, as torchrun does (no zygote)"}
     )

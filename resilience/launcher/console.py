@@ -1,46 +1,68 @@
 """What does a person at the terminal of a running job read?  A sentence for each thing that matters.
 
-A sink beside the record file: of the agent's own events, and of what monitors find, those for people
-become a line on standard error, from `--ft-log-level` on. What all nodes know alike is told by one of them,
-for a job's terminal shows the lines of all. Whoever reads too slowly loses lines, and never holds the agent."""
+A sink beside the record file: events for people become a line on standard error, from `--ft-log-level` on. One node
+says what all nodes know, because a job's terminal shows the lines of all. A restart is one line, written when the new
+cycle runs: by then the records of all ranks tell who failed first. If the next cycle does not come soon, a line says
+what it waits for. A reader that is too slow loses lines; the agent never waits for it. `--quiet` switches everything
+off."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.adapters import terminal
+from resilience.adapters.environment import is_quiet
+from resilience.attribution.first_failure import cause_in_words
 from resilience.core import events
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.printable import printable, printable_line
 from resilience.core.records import Record
 from resilience.core.watched import suspicion_in_words, watched_in_words
+from resilience.launcher import telling
 from resilience.monitor.config import LOG_LEVELS
+from resilience.telemetry.restart_lines import Line
 
 LONGEST = 1000  # bytes of a line
 TOGETHER = 30.0  # seconds in which ranks that wait for a hung one are suspected too
 PATIENCE = 2.0  # seconds that a reader is given for the last words
+SOON = 5.0  # seconds after which a restart that has not begun is worth a line
 
 
 def say(text: str) -> None:
-    """Show a line on standard error before there is a run folder, or after the job. Waits a moment for the reader."""
+    """Show why the launcher cannot do what it is asked to, `--quiet` or not. Waits a moment for the reader."""
     data = printable(f"resilience run: {text}\n").encode()
     terminal.put(terminal.stream(terminal.STDERR), data, time.monotonic() + PATIENCE)
+
+
+def note(text: str) -> None:
+    """Show a line before there is an account."""
+    if not is_quiet():
+        say(text)
 
 
 class Console:
     """Lines of one agent. Main thread only."""
 
-    def __init__(self, level: int, folder: Path, descriptor: int | None = None) -> None:
-        """level: the least that is shown, as in `logging`; folder: of the run, told once; descriptor: or stderr."""
+    def __init__(
+        self, level: int, folder: Path, descriptor: int | None = None, restarts_all: bool = True, quiet: bool = False
+    ) -> None:
+        """level: the least that is shown, as in `logging`; folder: of the run; descriptor: or stderr. restarts_all:
+        each failure of a rank leads to a restart, whose line names it."""
         self._level, self._folder = level, folder
+        self._restarts_all, self._is_quiet = restarts_all, quiet
         self._descriptor = terminal.stream(terminal.STDERR) if descriptor is None else descriptor
         self._met: events.RendezvousCompleted | None = None
         self._left_out = 0
         self._watched: events.HangsWatched | None = None
         self._suspected_at = float("-inf")
         self._has_said_unkept = False
+        self._same = 1  # failures in a row that were alike
+        self._detail = ""  # of the cycle before
+        self._late: threading.Timer | None = None
+        self._line: Line | None = None  # of the last restart
 
     def take(self, record: Record) -> bool:
         """Show an event if it is for people. Always taken: what is not shown here is in the record file."""
@@ -49,6 +71,7 @@ class Console:
             self._met = event
         if isinstance(event, events.HangsWatched):
             self._watched = event
+        self._follow(record)
         text = self._sentence(record)
         if text:
             self._show(event.level, text)
@@ -57,8 +80,10 @@ class Console:
         return True
 
     def found(self, record: InterruptionRecord) -> None:
-        """Show what a monitor found out about its rank."""
-        self._show("error", _interruption(record))
+        """Show that a rank failed, if no restart follows from it whose line would name it."""
+        if not self._restarts_all:
+            where = f"rank {record.rank}" + (f" on {record.node}" if record.node else "")
+            self._show("error", f"{where} failed ({cause_in_words(record)})")
 
     def suspected(self, rank: int, suspicion: events.HangSuspected) -> None:
         """Show that a rank may hang; of ranks that fall silent together, one line."""
@@ -68,29 +93,73 @@ class Console:
             self._show(suspicion.level, suspicion_in_words(rank, suspicion))
 
     def losses(self, sentences: Sequence[str]) -> None:
-        """Show what was lost of the workers' output, at any level."""
+        """Show what was lost of the workers' output, always: it is missing in what the reader has."""
         for sentence in sentences:
-            self.last_words(f"resilience run: {sentence}")
+            self._put(f"resilience run: {sentence}")
+
+    def completed(self, text: str) -> None:
+        """Show that the job is complete; one node says so."""
+        self._finish_line()
+        if self.is_first and self._level <= LOG_LEVELS["INFO"]:
+            self.last_words(text)
 
     def last_words(self, text: str) -> None:
         """Show why the job is over, at any level."""
+        self._finish_line()
+        if not self._is_quiet:
+            self._put(text)
+
+    def _finish_line(self) -> None:
+        if self._line is not None:
+            self._line.finish()
+
+    def _put(self, text: str) -> None:
         terminal.put(self._descriptor, printable(f"{text}\n").encode(), time.monotonic() + PATIENCE)
+
+    # -- restarts -------------------------------------------------------------------------------
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this node says what all know."""
+        return self._met is not None and self._met.group_rank == 0
+
+    def _follow(self, record: Record) -> None:
+        """Say of a restart what is to be said: when its cycle has begun, or when that does not happen soon."""
+        event = record.event
+        match event:
+            case events.RestartDecided("restart"):
+                self._same = event.same_in_a_row
+                self._late = threading.Timer(SOON, self._say_late)
+                self._late.daemon = True
+                self._late.start()
+            case events.CycleEnded():
+                self._detail = event.detail
+            case events.CycleStarted() | events.JobEnded() if self._late is not None:
+                self._late.cancel()
+                self._late = None
+        if isinstance(event, events.CycleStarted):
+            if event.why == "failure" and self.is_first and not self._is_quiet:
+                met, same, detail = self._met, self._same, self._detail
+                assert met is not None
+                self._line = telling.of_restart(
+                    self._folder,
+                    record.origin,
+                    met.nodes > 1,
+                    lambda why: self._show("warning", _restart(event, why or detail, met, same)),
+                )
+            self._same = 1
+
+    def _say_late(self) -> None:
+        self._show("warning", f"{self._detail or 'a rank failed'}; waiting for the nodes of the next cycle")
 
     def _sentence(self, record: Record) -> str:
         """One line for an event, empty for what is no news to a person."""
         event = record.event
-        is_first = self._met is not None and self._met.group_rank == 0
         match event:
-            case events.CycleStarted(why, used, most) if is_first and self._met is not None:
-                size = f"{_count(self._met.world_size, 'rank')} on {_count(self._met.nodes, 'node')}"
+            case events.CycleStarted(why) if self.is_first and self._met is not None and why != "failure":
                 if why == "first":
-                    return f"{size}; records in {self._folder}"
-                return f"cycle {record.origin.cycle} after {_WHY[why]}: {size}, {used} of {most} restarts used"
-            case events.RestartDecided("restart", _, _, _, left, same):
-                again = f"; the same failure {same} times in a row" if same > 1 else ""
-                return f"all workers start again, {_count(left, 'restart')} left{again}"
-            case events.Interrupted(found):
-                return _interruption(found)
+                    return f"{_size(self._met)}; records in {self._folder}"
+                return f"all workers start again after {_WHY[why]}: {_size(self._met)}"
             case events.NodeUnhealthy(check, detail):
                 return f"node {record.origin.node} is unhealthy ({check}): {detail}"
             case events.NodeWarned(check, detail):
@@ -117,7 +186,7 @@ class Console:
         return ""
 
     def _show(self, level: str, text: str) -> None:
-        if LOG_LEVELS[level.upper()] < self._level:
+        if self._is_quiet or LOG_LEVELS[level.upper()] < self._level:
             return
         if self._left_out:
             text = f"({_count(self._left_out, 'line')} not shown) {text}"
@@ -128,16 +197,16 @@ class Console:
             self._left_out += 1
 
 
-_WHY = {"failure": "a failure", "membership": "a change of nodes", "request": "a request"}
+_WHY = {"membership": "a change of nodes", "request": "a request"}
 
 
-def _interruption(record: InterruptionRecord) -> str:
-    where = f"rank {record.rank}" + (f" on {record.node}" if record.node else "")
-    said = record.message or record.interruption.value
-    error = record.exception
-    if error is not None and error.type not in said:
-        said += f": {error.type}: {error.message}"
-    return f"{where}: {said}"
+def _restart(event: events.CycleStarted, why: str, met: events.RendezvousCompleted, same: int) -> str:
+    again = f", the same failure {same} times in a row" if same > 1 else ""
+    return f"restart {event.restarts_used} of {event.max_restarts}: {why}{again}, {_size(met)}"
+
+
+def _size(met: events.RendezvousCompleted) -> str:
+    return f"{_count(met.world_size, 'rank')} on {_count(met.nodes, 'node')}"
 
 
 def _count(number: int, what: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -30,6 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from resilience import __version__
 from resilience.adapters import files, launches, private, timeouts_file
 from resilience.adapters.environment import (
+    PREFIX,
     Exporting,
     Settings,
     agent_node_name,
@@ -47,11 +49,11 @@ from resilience.core.silences import Rule
 from resilience.core.watch import Limits
 from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError
-from resilience.launcher import preload, program, worker_main
+from resilience.launcher import preload, program, telling, worker_main
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command, Options
-from resilience.launcher.console import Console, say
+from resilience.launcher.console import Console, note, say
 from resilience.launcher.gate import Check, Devices, Gate, Patrol, checks
 from resilience.launcher.meeting import KINDS, kind_of
 from resilience.launcher.monitors import Monitors
@@ -60,7 +62,7 @@ from resilience.launcher.output import FINISH_LIMIT, PREEMPTED_LIMIT, Drain, Run
 from resilience.launcher.rendezvous import Handler
 from resilience.launcher.signals import Signals
 from resilience.launcher.stores import StoreProcess
-from resilience.launcher.summary import summary
+from resilience.launcher.summary import success, summary
 from resilience.launcher.zygote import Zygote
 from resilience.monitor.config import FaultToleranceConfig, to_limits
 from resilience.telemetry.elastic import bridged
@@ -71,6 +73,7 @@ from resilience.telemetry.setup import AgentExports, Asked
 def launch(command: Command) -> int:
     """Run this node's part of the job; return the exit status."""
     settings = settings_of_a_launch()
+    is_quiet = be_quiet(command.options.quiet or settings.quiet)
     with contextlib.ExitStack() as ending:
         become_subreaper()
         zygote = None if command.options.cold else start_zygote(command.options.preload)
@@ -93,9 +96,11 @@ def launch(command: Command) -> int:
             return 128 + number
         ending.callback(handler.shutdown)
         if handler.is_host and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
-            say("this node hosts the job's store: SIGTERM to it stops the whole job")
+            note("this node hosts the job's store: SIGTERM to it stops the whole job")
         folder, launched = run_folder(command, settings, config, handler)
-        account = Account(folder, launched.job_id, name, launched.attempt, Console(command.config.log_level, folder))
+        restarts_all = command.config.restart_policy == "any-failed"
+        console = Console(command.config.log_level, folder, restarts_all=restarts_all, quiet=is_quiet)
+        account = Account(folder, launched.job_id, name, launched.attempt, console)
         ending.callback(account.close)
         exports = AgentExports.start(folder, name, account.emit, asked_of_metrics(command))
         if exports is not None:
@@ -138,13 +143,18 @@ def launch(command: Command) -> int:
         verdict = agent.verdict
         if drain is not None:
             drain.finish(signals.has_any, PREEMPTED_LIMIT if verdict.outcome == "preempted" else FINISH_LIMIT)
-            account.console.losses(drain.losses())
+            console.losses(drain.losses())
         is_clean = verdict.outcome == "preempted" and agent.is_clean
         account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], is_clean))
         made = agent.get_event_succeeded() if verdict.exit_code == 0 or is_clean else agent.get_event_failed()
         elastic_events.record(made, config.event_log_handler)
-        if verdict.outcome != "completed":
-            account.console.last_words(summary(verdict, folder, node.failure, node.failures(), is_clean, node.has_left))
+        if verdict.outcome == "completed":
+            console.completed(success(folder, node.restarts_used))
+        elif not is_quiet:
+            failure, failures = node.failure_of(telling.first_failure(folder, account.origin)), node.failures()
+            if failure is not None and failure.node != name and not console.is_first:
+                failure, failures = None, []  # another node has it
+            console.last_words(summary(verdict, folder, failure, failures, is_clean, node.has_left))
         node.over(verdict)
         return verdict.exit_code
 
@@ -159,6 +169,13 @@ def start_zygote(modules: Sequence[str]) -> Zygote:
     zygote = Zygote.start()
     zygote.preload([*preload.DDP_AND_FSDP, *modules])
     return zygote
+
+
+def be_quiet(is_quiet: bool) -> bool:
+    """Let workers and other processes of this node be quiet too; return whether they are."""
+    if is_quiet:
+        os.environ[f"{PREFIX}QUIET"] = "1"
+    return is_quiet
 
 
 def gate_checks(options: Options, folder: Path, handler: Handler) -> list[Check]:
@@ -211,7 +228,7 @@ def group_rank(command: Command, rendezvous: RendezvousParameters) -> Choice | N
     wanted = command.config.use_infra_group_rank
     choice = choose(wanted, infrastructure_rank(), rendezvous.min_nodes, rendezvous.max_nodes)
     if choice.warning:
-        say(choice.warning)
+        note(choice.warning)
     return choice
 
 
@@ -240,7 +257,7 @@ def _known_limits(command: Command, settings: Settings, folder: Path, account: A
     limits, told = timeouts_file.learned(source, folder.parent, configured, _fingerprint(folder), is_shadow)
     account.emit(told)
     if told.note:
-        say(f"--timeouts {source}: {told.note}")
+        note(f"--timeouts {source}: {told.note}")
     return limits
 
 
@@ -328,7 +345,7 @@ def start_drain(command: Command) -> Drain | None:
     try:
         return Drain(command.options.output_file_mb << 20)
     except OSError as error:
-        say(f"workers write to the terminal only, for their output cannot be kept: {error}")
+        note(f"workers write to the terminal only, for their output cannot be kept: {error}")
         return None
 
 
@@ -352,9 +369,9 @@ def usable(folder: Path) -> Path:
         instead = Path(private.make()) / folder.name
         instead.mkdir()
     except OSError as error:
-        say(f"{folder} cannot be used: {why}; nor can a temporary folder: {error}; no account is kept")
+        note(f"{folder} cannot be used: {why}; nor can a temporary folder: {error}; no account is kept")
         return folder
-    say(f"{folder} cannot be used: {why}; the account is kept in {instead}")
+    note(f"{folder} cannot be used: {why}; the account is kept in {instead}")
     return instead
 
 

@@ -15,6 +15,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.utils import macros
 
 from resilience.adapters import processes
+from resilience.attribution.symptoms import symptom
 from resilience.core import cycle, events
 from resilience.core.agent_protocol import Emit, HighestStep, Protocol
 from resilience.core.attribution import InterruptionRecord
@@ -280,6 +281,13 @@ class Node:
         Raises: StoreError, RendezvousConnectionError."""
         done = tuple(sorted(ended.rank for ended in running.ended if ended.code == 0))
         return self._run(self._supervision.look(Workers(bool(running.living), running.apart, done)))
+
+    def failure_of(self, first: InterruptionRecord | None) -> InterruptionRecord | None:
+        """Return the failure that the last words name: the one that was first, else what was seen here, unless that
+        only followed from another one."""
+        if first is None and self.failure is not None and symptom(self.failure).is_own:
+            return self.failure
+        return first
 
     def failures(self) -> list[str]:
         """Return what the job failed from, as lines of a table; none if the store is lost."""

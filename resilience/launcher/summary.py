@@ -32,8 +32,19 @@ def summary(
         lines += _failure(record)
     if len(failures) > 2:
         lines += ["  all failures:", *(f"    {line}" for line in failures)]
-    lines.append(f"  more: resilience report {folder}")
+    lines += _command(folder)
     return "\n".join(lines)
+
+
+def success(folder: Path, restarts: int) -> str:
+    """Return the last message of a launcher whose job completed."""
+    after = f" after {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
+    return "\n".join([f"resilience run: the job completed{after}; to see what happened:", *_command(folder)])
+
+
+def _command(folder: Path) -> list[str]:
+    """Return the command that explains the run, on a line of its own to be copied."""
+    return [f"  resilience report {folder}"]
 
 
 CLEAN = "was preempted cleanly, all workers ended with exit status 0"

@@ -51,6 +51,12 @@ class Outlet(Protocol):
 
     def begin(self, begin: messages.Begin) -> None: ...
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None: ...
+    def started(self, origin: Origin) -> None:
+        """The rank begins an iteration."""
+
+    def hung_up(self) -> None:
+        """The rank is about to stop listening: what it is to be told, it is told now, within a moment."""
+
     def interrupt(self, record: InterruptionRecord) -> None: ...
     def host(self, iteration: int) -> None: ...
     def stand_in(self, record: InterruptionRecord) -> None: ...
@@ -196,6 +202,7 @@ class RankMonitor:
     def _hung_up(self) -> None:
         """The rank has let go of its end. If it has not begun a call, it could not, and needs no monitor."""
         assert self._channel is not None
+        self._outlet.hung_up()
         self._selector.unregister(self._channel)
         self._channel.close()  # the rank waits for that
         self._channel = None
@@ -286,6 +293,7 @@ class RankMonitor:
                 self._open.pop(stage, None)
             case events.IterationStarted():
                 self._open["iteration"] = record
+                self._outlet.started(record.origin)
                 if self._keeper is not None:
                     self._keeper.started("iteration", record.origin.cycle, record.origin.iteration or 0)
             case events.IterationEnded(outcome):

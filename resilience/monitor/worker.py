@@ -22,6 +22,7 @@ from resilience.adapters import processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.core import events, watch
 from resilience.core.attribution import Exit, InterruptionRecord
+from resilience.core.identity import Origin
 from resilience.core.silences import Shown
 from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
@@ -49,6 +50,12 @@ class AgentOutlet:
 
     def host(self, iteration: int) -> None:
         """The agent's store process hosts stores."""
+
+    def started(self, origin: Origin) -> None:
+        """A Wrapper's own monitor tells of its restarts."""
+
+    def hung_up(self) -> None:
+        """Nothing is told to the program."""
 
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
         self._tell(messages.Suspected(rank, suspicion), ())

@@ -5,6 +5,7 @@ anything: a line that cannot be written is counted."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -74,8 +75,10 @@ class RecordFile:
 class RecordTail:
     """Reads a record file that grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """last: bytes at the end of the file with which reading begins; None: read all of it."""
         self._path = path
+        self._last = last
         self._taken = 0  # bytes
 
     def added(self) -> list[Record]:
@@ -86,6 +89,10 @@ class RecordTail:
             if self._path.stat().st_size <= self._taken:
                 return []
             with self._path.open("rb") as file:
+                if self._last is not None and not self._taken:
+                    self._taken = max(
+                        0, file.seek(0, os.SEEK_END) - self._last
+                    )  # the first line may lack its beginning
                 file.seek(self._taken)
                 whole, newline, rest = file.read(READ_AT_ONCE).rpartition(b"\n")
         except OSError:

@@ -1,15 +1,20 @@
 """What do users of Python's `logging` see of restarts, and what does a person at the terminal read of a rank?
 
 The logger `resilience` warns once per restart on each rank, for users who look there. Without a handler
-of their own it is silent. Advice about the configuration, and what is watched for hangs, is one line each on standard
-error. All of them are views of records, which are kept in the record file in any case."""
+of their own it is silent. On standard error one rank says where the records are, what is watched for hangs, who failed
+first in each restart, and which command explains the run. No line waits for its reader; RESILIENCE_QUIET=1 switches all
+of them off. The record files have all of it in any case."""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
+from pathlib import Path
 
-from resilience.adapters.environment import Launcher
+from resilience.adapters import terminal
+from resilience.adapters.environment import Launcher, is_quiet
 from resilience.core import events
 from resilience.core.printable import printable
 from resilience.core.records import Record
@@ -54,8 +59,32 @@ class StandardLog:
 
 
 def show(line: str) -> None:
-    """Write a line for the person at this rank's terminal."""
-    try:
-        sys.stderr.write(printable(f"resilience: {line}\n"))
-    except (OSError, ValueError, AttributeError):
-        pass  # closed, full, or none at all
+    """Write a line for the person at this rank's terminal, if the reader takes it now."""
+    if not is_quiet():
+        terminal.say(sys.stderr, printable(f"resilience: {line}\n"))
+
+
+class Ending:
+    """The line at the end of a job without the launcher: how it ended, and the command that explains it.
+
+    Said by the process that was rank 0 last, when its interpreter ends."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._line = ""
+
+    def ended(self, folder: Path, restarts: int, error: str) -> None:
+        """A call ended on rank 0. restarts: in place, in this call. error: what left it, empty if it completed."""
+        how = "completed" if not error else f"failed ({error.partition(':')[0]})"
+        count = f" after {restarts} restart{'' if restarts == 1 else 's'} in place" if restarts else ""
+        self._line = f"{how}{count}; to see what happened:\n  resilience report {folder}"
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            atexit.register(self._say)
+
+    def _say(self) -> None:
+        if self._pid == os.getpid():  # a child that was forked without another program ends its interpreter too
+            show(self._line)
+
+
+ENDING = Ending()

@@ -427,3 +427,11 @@ def train_while_the_clock_jumps() -> Any:
     time.time_ns = lambda: real() + next(jumps) * 10**9
     time.time = lambda: time.time_ns() / 1e9
     return train(faults=[{"rank": 1, "iteration": 0, "step": 5, "kind": "kill"}])
+
+
+def train_unread(**options: Any) -> Any:
+    """The loop, in a process whose stderr is a full pipe that nobody reads."""
+    from tests.process.launching import close_the_readers_eyes
+
+    close_the_readers_eyes()
+    return train(**options)

@@ -45,6 +45,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "node": ("host-7", "host-7"),
         "timeouts": ("limits.yaml", "limits.yaml"),
         "timeouts_shadow": ("1", True),
+        "quiet": ("1", True),
         "interrupt_signal": ("SIGUSR2", int(signal.SIGUSR2)),
         "abort_wait": ("45", 45.0),
         "abort_limit": ("0.5", 0.5),

@@ -142,9 +142,9 @@ def test_unsure_verdict_names_the_rules_that_could_not_run(make: Callable[..., P
 
 
 def test_every_class_has_words() -> None:
-    from resilience.cli.report import _CLASSES
+    from resilience.attribution.symptoms import CLASSES
 
-    assert set(_CLASSES) == set(get_args(Class))
+    assert set(CLASSES) == set(get_args(Class))
 
 
 # -- the command -------------------------------------------------------------------------------

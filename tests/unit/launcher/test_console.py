@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from resilience.core.attribution import ExceptionInfo, Frame, Interruption, Inte
 from resilience.core.events import Event
 from resilience.core.identity import Origin
 from resilience.core.records import Record
+from resilience.launcher import console as console_module
 from resilience.launcher.console import LONGEST, Console
+from tests.support.launch_streams import Fault, launched
 
 Read = Callable[[], list[str]]
 
@@ -56,11 +59,9 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
     ("event", "line"),
     [
         (events.CycleStarted("first", 0, 10), "16 ranks on 2 nodes; records in /runs/job"),
-        (events.CycleStarted("failure", 1, 10), "cycle 0 after a failure: 16 ranks on 2 nodes, 1 of 10 restarts used"),
-        (events.RestartDecided("restart", "f", "why", 1, 9, 1), "all workers start again, 9 restarts left"),
         (
-            events.RestartDecided("restart", "f", "why", 9, 1, 2),
-            "all workers start again, 1 restart left; the same failure 2 times in a row",
+            events.CycleStarted("membership", 1, 10),
+            "all workers start again after a change of nodes: 16 ranks on 2 nodes",
         ),
         (events.NodeUnhealthy("disk", "12 MiB free"), "node a is unhealthy (disk): 12 MiB free"),
         (events.NodeWarned("disk", "12 MiB free"), "node a: warning (disk): 12 MiB free"),
@@ -77,18 +78,6 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             "wandb cannot be preloaded (2 threads run); each worker imports it",
         ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
-        (
-            events.Interrupted(
-                InterruptionRecord(
-                    3,
-                    Interruption.EXCEPTION,
-                    "process 5 ended (1)",
-                    node="a",
-                    exception=ExceptionInfo("ValueError", "bad\nbatch", "f"),
-                )
-            ),
-            "rank 3 on a: process 5 ended (1): ValueError: bad batch",
-        ),
     ],
 )
 def test_what_matters_is_a_sentence(pipe: tuple[int, int], event: Event, line: str) -> None:
@@ -106,9 +95,9 @@ def test_small_steps_and_the_end_are_no_news(pipe: tuple[int, int]) -> None:
 
 def test_what_is_watched_for_hangs_is_told_once_after_the_first_line(pipe: tuple[int, int]) -> None:
     told = [events.HangsWatched({"step": 9.0}, 600.0, 60.0), events.CycleStarted("first", 0, 10)]
-    told.append(events.CycleStarted("failure", 1, 10))
+    told.append(events.CycleStarted("membership", 1, 10))
     first, line, second = shown(pipe, met(0), *map(record, told))
-    assert first.startswith("resilience run: 16 ranks") and "after a failure" in second
+    assert first.startswith("resilience run: 16 ranks") and "after a change of nodes" in second
     assert line.startswith("resilience run: hangs: a rank is ended that shows no step, heartbeat or section for 600 s")
     assert line.endswith("limits that are set: step 9 s")
 
@@ -136,23 +125,87 @@ def test_level_says_from_where_on(pipe: tuple[int, int], level: int, count: int)
     assert len(shown(pipe, met(0), *map(record, told), level=level)) == count
 
 
+FAILED = InterruptionRecord(3, Interruption.EXCEPTION, exception=ExceptionInfo("ValueError", "bad\nbatch", "f"))
+
+
+def test_failure_without_a_restart_is_a_line_of_its_own(pipe: tuple[int, int]) -> None:
+    Console(20, Path("/runs/job"), pipe[1]).found(FAILED)
+    assert read(pipe[0]) == []  # the line of the restart names it
+    Console(20, Path("/runs/job"), pipe[1], restarts_all=False).found(FAILED)
+    assert read(pipe[0]) == ["resilience run: rank 3 failed (ValueError: bad batch)"]
+
+
+def test_restart_is_one_line_with_the_verdict_of_the_account(pipe: tuple[int, int], tmp_path: Path) -> None:
+    launched([Fault("kill", rank=1)], is_running=True).write(tmp_path)
+    console = Console(20, tmp_path, pipe[1])
+    decided = events.RestartDecided("restart", "f", "rank 0 failed", 1, 9, 2)
+    for each in (record(decided), record(events.CycleEnded("failed", 1.0, "rank 0 reported first")), met(0)):
+        console.take(each)
+    console.take(record(events.CycleStarted("failure", 1, 10), cycle=1))
+    assert await_lines(pipe[0]) == [
+        "resilience run: restart 1 of 10: rank 1 on node0 failed first (SIGKILL), the same failure 2 times in a row, "
+        "16 ranks on 2 nodes"
+    ]
+
+
+def test_restart_without_readable_records_is_told_as_the_agents_agreed(pipe: tuple[int, int], tmp_path: Path) -> None:
+    console = Console(20, tmp_path / "missing", pipe[1])
+    console.take(met(0))
+    console.take(record(events.CycleEnded("failed", 1.0, "rank 0: SIGKILL")))
+    console.take(record(events.CycleStarted("failure", 1, 10), cycle=1))
+    assert await_lines(pipe[0]) == ["resilience run: restart 1 of 10: rank 0: SIGKILL, 16 ranks on 2 nodes"]
+
+
+def test_restart_that_waits_for_nodes_is_told_meanwhile(
+    pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_module, "SOON", 0.01)
+    console = Console(20, tmp_path, pipe[1])
+    for event in (
+        events.RestartDecided("restart", "f", "", 1, 9, 1),
+        events.CycleEnded("failed", 1.0, "node b is lost"),
+    ):
+        console.take(record(event))
+    assert await_lines(pipe[0]) == ["resilience run: node b is lost; waiting for the nodes of the next cycle"]
+
+
+def test_quiet_console_says_only_what_output_is_missing(pipe: tuple[int, int], tmp_path: Path) -> None:
+    console = Console(10, tmp_path, pipe[1], restarts_all=False, quiet=True)
+    for each in (met(0), record(events.CycleStarted("first", 0, 10)), record(events.ZygoteLost("dead"))):
+        console.take(each)
+    console.found(FAILED)
+    console.completed("done")
+    console.last_words("failed")
+    assert read(pipe[0]) == []
+    console.losses(["7 bytes are missing"])
+    assert read(pipe[0]) == ["resilience run: 7 bytes are missing"]
+
+
+def await_lines(descriptor: int) -> list[str]:
+    """Lines, once there are any: a thread of the console's writes them."""
+    with select.epoll() as poll:
+        poll.register(descriptor, select.EPOLLIN)
+        assert poll.poll(60.0)
+    return read(descriptor)
+
+
 def test_a_reader_that_stalls_loses_lines_knows_it_and_holds_nobody(pipe: tuple[int, int]) -> None:
     console = Console(20, Path("/runs/job"), pipe[1])
-    found = InterruptionRecord(3, Interruption.TERMINATED, "x" * 2000)
+    found = record(events.ZygoteLost("x" * 2000))
     for _ in range(1000):
-        console.found(found)
+        console.take(found)
     lines = read(pipe[0])
     assert 10 < len(lines) < 1000
     assert {len(line) + 1 for line in lines} == {LONGEST}
-    console.found(found)
+    console.take(found)
     (line,) = read(pipe[0])
-    assert line.startswith(f"resilience run: ({1000 - len(lines)} lines not shown) rank 3")
+    assert line.startswith(f"resilience run: ({1000 - len(lines)} lines not shown) workers start cold")
 
 
 def test_a_terminal_that_is_gone_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     console = Console(20, Path("/runs/job"), writing)
-    console.found(InterruptionRecord(3, Interruption.TERMINATED, "dead"))
+    console.take(record(events.ZygoteLost("dead")))
     os.close(writing)
-    console.found(InterruptionRecord(3, Interruption.TERMINATED, "dead"))
+    console.take(record(events.ZygoteLost("dead")))

@@ -1,0 +1,53 @@
+"""Which rank failed first, and why?  One short sentence about an incident, for a person at a terminal.
+
+The verdict decides who is named, not the order in which ranks reported. A failure that only one process saw
+(`reported_in_words`) is for the case that no verdict can be reached in time."""
+
+from __future__ import annotations
+
+from resilience.attribution.advice import named
+from resilience.attribution.incident import Incident
+from resilience.attribution.symptoms import CLASSES
+from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.core.hangs import WORDS as HANGS
+
+LONGEST = 120  # characters of a cause
+SURE = 0.5  # confidence below which the sentence says "may have"
+NOBODY = "no rank is to blame"
+
+
+def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
+    """Return who failed first, and of what. has_nodes: the node matters, because there are several."""
+    verdict = incident.verdict
+    if verdict.what == "store_lost":
+        return "the job's store was lost"
+    if not verdict.culprits:
+        return f"{NOBODY} ({'the cause is not known' if verdict.what == 'unknown' else CLASSES[verdict.what]})"
+    chief = next((each for each in verdict.culprits if each.rank == verdict.first), verdict.culprits[0])
+    record = next((each for each in incident.records if each.rank == chief.rank), None)
+    if verdict.what == "common":
+        who = f"{named(culprit.rank for culprit in verdict.culprits)} failed alike"
+    else:
+        on_node = f" on {record.node}" if has_nodes and record is not None and record.node else ""
+        who = f"rank {chief.rank}{on_node} {'failed' if chief.confidence >= SURE else 'may have failed'} first"
+    return f"{who} ({cause_in_words(record) if record is not None else CLASSES[chief.what]})"
+
+
+def cause_in_words(record: InterruptionRecord) -> str:
+    """Return what ended a rank's iteration, in one short line."""
+    words = " ".join(_cause(record).split())
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+
+
+def _cause(record: InterruptionRecord) -> str:
+    error, end, detector = record.exception, record.exit, record.detector
+    if error is not None:
+        return f"{error.type}: {error.message}" if error.message else error.type
+    if record.interruption is Interruption.TERMINATED and end is not None:
+        how = end.signal or ("ended" if end.code is None else f"exit code {end.code}")
+        return f"{how}, out of memory" if end.oom else how
+    if record.interruption in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT) and detector is not None:
+        limit = "" if detector.limit_s is None else f" limit {detector.limit_s:g} s"
+        hang = "" if record.hang is None else f", {HANGS[record.hang]}"
+        return f"hung: {detector.name}{limit}{hang}"
+    return record.message or record.interruption.value

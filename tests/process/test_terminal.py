@@ -1,0 +1,321 @@
+"""What a person reads at a terminal of 80 columns: where the records are, one line for each restart, and the command
+that explains the job."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from resilience.core import events
+from tests.process.launching import launcher
+from tests.process.test_faults import fault
+from tests.support.ranks import Job, free_port
+from tests.support.server import ROOT
+
+LIMIT = 110.0
+OURS = [sys.executable, "-m", "resilience.launcher", "--run-dir", "runs"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+SCRIPT = """
+import os, pathlib, signal, sys, time
+import resilience
+rank, cycle = int(os.environ["RANK"]), int(os.environ["RESILIENCE_CYCLE"])
+for step in range(10):
+    resilience.step(step)
+"""
+WRAPPED = """
+import os, signal, torch, torch.distributed as dist
+from resilience.inprocess import CallWrapper, Wrapper
+
+@Wrapper()
+def train(call: CallWrapper = None):
+    dist.init_process_group("gloo")
+    for step in range(6):
+        if (call.iteration, step, os.environ["RANK"]) == (0, 3, "1"):
+            raise ValueError("bad batch")
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+train()
+"""
+
+
+class Terminal:
+    """A terminal of 80 columns with a command in it."""
+
+    def __init__(self, command: Sequence[str], folder: Path, **env: str) -> None:
+        self._screen, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **env}
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", IN_TERMINAL, *command],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self._shown = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # EIO: its other end is closed
+            while piece := os.read(self._screen, 4096):
+                self._shown += piece
+
+    def press(self, key: bytes) -> None:
+        os.write(self._screen, key)
+
+    def wait(self) -> int:
+        """Wait for the command's end, and for what it has written. Return its exit status."""
+        status = self.child.wait(LIMIT)
+        self._reader.join(LIMIT)
+        return status
+
+    @property
+    def text(self) -> str:
+        return self._shown.decode().replace("\r\n", "\n")
+
+    @property
+    def lines(self) -> list[str]:
+        """Ours: those that begin with `resilience`, and the command on a line of its own."""
+        found = (re.search(r"(resilience( run)?: .*|  resilience report .*)$", line) for line in self.text.split("\n"))
+        return [line[0] for line in found if line is not None and "hangs: " not in line[0]]
+
+    def close(self) -> None:
+        if self.child.poll() is None:
+            os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.wait()
+        self._reader.join(LIMIT)
+        os.close(self._screen)
+
+
+# Keys become signals for the group of a session that has the terminal.
+IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Terminal] = []
+
+    def start(command: Sequence[str], script: str, **env: str) -> Terminal:
+        path = tmp_path / "train.py"
+        path.write_text(script)
+        opened.append(Terminal([*command, str(path)], tmp_path, **env))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def the_run(folder: Path) -> Path:
+    (found,) = (folder / "runs").iterdir()
+    return found
+
+
+# -- the launcher -------------------------------------------------------------------------------------
+
+
+def test_job_says_where_its_records_are_and_which_command_explains_it(terminal: Open, tmp_path: Path) -> None:
+    job = terminal([*OURS, "--nproc-per-node", "2"], SCRIPT)
+    assert job.wait() == 0, job.text
+    run = the_run(tmp_path)
+    assert job.lines == [
+        f"resilience run: 2 ranks on 1 node; records in {run}",
+        "resilience run: the job completed; to see what happened:",
+        f"  resilience report {run}",
+    ]
+
+
+def test_report_without_an_argument_takes_the_newest_run(terminal: Open, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        assert terminal(OURS, SCRIPT, RESILIENCE_JOB_ID=name).wait() == 0
+    told = subprocess.run(
+        [sys.executable, "-m", "resilience.cli", "report"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RESILIENCE_RUN_DIR": str(tmp_path / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=True,
+    )
+    assert told.stdout.startswith("Run second")
+
+
+def test_restart_is_one_line_that_names_who_failed_first(terminal: Open) -> None:
+    script = SCRIPT + "\nif cycle == 0 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
+    job = terminal([*OURS, "--nproc-per-node", "2"], script)
+    assert job.wait() == 0, job.text
+    _, *between, end, _ = job.lines
+    assert between == ["resilience run: restart 1 of 10: rank 1 failed first (SIGKILL), 2 ranks on 1 node"]
+    assert end == "resilience run: the job completed after 1 restart; to see what happened:"
+
+
+def test_hang_is_named_with_its_limit(terminal: Open) -> None:
+    script = SCRIPT + "\nif cycle == 0 and rank == 1: time.sleep(1000)"
+    job = terminal([*OURS, "--nproc-per-node", "2", "--ft-step-timeout", "2"], script)
+    assert job.wait() == 0, job.text
+    (line,) = [line for line in job.lines if "restart 1" in line]
+    assert "rank 1 failed first (hung: step limit 2 s" in line
+
+
+def test_job_that_fails_ends_with_who_failed_first_and_the_command(terminal: Open, tmp_path: Path) -> None:
+    script = SCRIPT + "\nif rank: raise ValueError('bad')\ntime.sleep(60)"
+    job = terminal([*OURS, "--nproc-per-node", "2", "--max-restarts", "0"], script)
+    assert job.wait() == 1
+    last = job.text.split("resilience run: the job failed")[1]
+    assert "first failure: rank 1 on " in last and "ValueError: bad" in last
+    assert job.lines[-1] == f"  resilience report {the_run(tmp_path)}"
+
+
+def test_ctrl_c_ends_with_the_command(terminal: Open, tmp_path: Path) -> None:
+    job = terminal(OURS, SCRIPT + "\npathlib.Path('up').touch()\ntime.sleep(1000)")
+    until = time.monotonic() + 60
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < until, job.text
+        time.sleep(0.01)
+    job.press(b"\x03")
+    assert job.wait() == 130, job.text
+    assert [line.partition(" (")[0].partition(": SIG")[0] for line in job.lines[1:]] == [
+        "resilience run: the job stops",
+        "resilience run: the job was asked to stop",
+        f"  resilience report {the_run(tmp_path)}",
+    ]
+
+
+def test_two_nodes_say_a_restart_once(terminal: Open) -> None:
+    there = f"localhost:{free_port()}"
+    shared = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", there, "--rdzv-id", "two"]
+    script = SCRIPT + "\nif cycle == 0 and rank == 1: sys.exit(3)"
+    jobs = [terminal([*OURS, *shared], script, RESILIENCE_NODE=name) for name in ("a", "b")]
+    assert [job.wait() for job in jobs] == [0, 0], [job.text for job in jobs]
+    lines = [line for job in jobs for line in job.lines]
+    (restart,) = [line for line in lines if "restart 1 of 10" in line]
+    assert re.search(r"rank 1 on [ab] failed first \(exit code 3\), 2 ranks on 2 nodes", restart)
+    assert sum("the job completed" in line for line in lines) == 1
+
+
+def test_rank_that_is_found_first_is_not_blamed_for_another_ones_end(start: Callable[..., Job], tmp_path: Path) -> None:
+    """Both end while the agent is stopped, so it finds rank 0 first; but rank 0 only saw the end of rank 1."""
+    job = launcher(start, tmp_path)(
+        """
+if cycle == 0:
+    say("up")
+    await_file("go")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ConnectionResetError("Connection reset by peer")
+"""
+    )
+    job.await_worker("up.0.0")
+    job.await_worker("up.0.1")
+    job.job.signal(0, signal.SIGSTOP)
+    workers = [record.event.worker_pid for record in job.of(events.WorkerStarted)]
+    (job.folder / "go").touch()
+    for pid in workers:
+        await_end(pid)
+    job.job.signal(0, signal.SIGCONT)
+    assert job.wait() == [0], job.job.output()
+    assert "restart 1 of 10: rank 1 failed first (SIGKILL)" in job.output(stream=2)
+
+
+def await_end(pid: int) -> None:
+    """Wait until a process has ended, whether its parent has noticed that or not."""
+    until = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# -- a Wrapper ----------------------------------------------------------------------------------------
+
+
+def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, tmp_path: Path) -> None:
+    job = terminal([*TORCHRUN, "--nproc-per-node", "2"], WRAPPED, RESILIENCE_RUN_DIR="runs")
+    assert job.wait() == 0, job.text
+    run = the_run(tmp_path)
+    assert job.lines == [
+        f"resilience: records in {run}",
+        "resilience: restart 1 in place: rank 1 failed first (ValueError: bad batch), 2 ranks go on",
+        "resilience: completed after 1 restart in place; to see what happened:",
+        f"  resilience report {run}",
+    ]
+
+
+def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open) -> None:
+    script = WRAPPED.replace('raise ValueError("bad batch")', "os.kill(os.getpid(), signal.SIGKILL)")
+    script = script.replace("(call.iteration, step", '(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), step')
+    job = terminal([*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1"], script, RESILIENCE_RUN_DIR="runs")
+    assert job.wait() == 0, job.text
+    told = [line for line in job.lines if "started again by the launcher (cycle 1)" in line]
+    assert len(told) == 1 and "rank 1 failed first (SIGKILL), 2 ranks go on" in told[0]
+
+
+def test_ranks_in_a_plain_environment_say_a_restart_once(start: Callable[..., Job]) -> None:
+    job = start(2, "tests.process.jobs:train", faults=[fault("exception")])
+    job.wait()
+    said = job.output()
+    assert said.count("records in ") == said.count("restart 1 in place: rank 1 failed first") == 1, said
+
+
+# -- switched off, not read ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [[*OURS, "--quiet"], OURS, TORCHRUN], ids=["--quiet", "variable", "torchrun"])
+def test_all_of_it_can_be_switched_off(terminal: Open, command: list[str]) -> None:
+    env = {} if "--quiet" in command else {"RESILIENCE_QUIET": "1"}
+    job = terminal([*command, "--nproc-per-node", "2"], WRAPPED, RESILIENCE_RUN_DIR="runs", **env)
+    assert job.wait() == 0, job.text
+    assert "resilience" not in job.text
+
+
+def test_terminal_that_nobody_reads_holds_no_rank(start: Callable[..., Job]) -> None:
+    job = start(2, "tests.process.jobs:train_unread", faults=[fault("exception")])
+    assert all(rank.value is not None for rank in job.wait())
+
+
+# -- status -------------------------------------------------------------------------------------------
+
+
+def test_status_shows_the_pid_of_each_rank(start: Callable[..., Job], tmp_path: Path) -> None:
+    job = launcher(start, tmp_path)("say('up')\nawait_file('go')")
+    job.await_worker("up.0.0")
+    job.await_worker("up.0.1")
+    pids = [str(record.event.worker_pid) for record in job.of(events.WorkerStarted)]
+    told = subprocess.run(
+        [sys.executable, "-m", "resilience.cli", "status", str(job.job.run)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=True,
+    )
+    header, *rows = [line.split() for line in told.stdout.split("\n")[-4:] if line]
+    assert header[:2] == ["rank", "pid"]
+    assert [row[:2] for row in rows] == [["0", pids[0]], ["1", pids[1]]]
+    (job.folder / "go").touch()
+    assert job.wait() == [0]

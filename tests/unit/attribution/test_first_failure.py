@@ -1,0 +1,81 @@
+"""The sentence about who failed first."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.attribution.first_failure import LONGEST, cause_in_words, failure_in_words
+from resilience.attribution.incident import Incident
+from resilience.attribution.verdict import Culprit, Verdict
+from resilience.core.attribution import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord
+
+KILLED = InterruptionRecord(
+    1, Interruption.TERMINATED, "process 7 ended (SIGKILL)", exit=Exit(signal="SIGKILL"), node="b"
+)
+ECHO = InterruptionRecord(
+    0, Interruption.EXCEPTION, exception=ExceptionInfo("RuntimeError", "connection closed", "f"), node="a"
+)
+
+
+def incident(verdict: Verdict, *records: InterruptionRecord) -> Incident:
+    return Incident(1, 0, 0, 0, 0, "restarted", "kind", verdict, records=records)
+
+
+def test_rank_that_the_verdict_blames_is_named_and_not_the_one_that_reported_first() -> None:
+    verdict = Verdict("killed", "host", first=0, culprits=(Culprit(1, "killed", 0.95, 1),))
+    assert failure_in_words(incident(verdict, ECHO, KILLED)) == "rank 1 failed first (SIGKILL)"
+    assert failure_in_words(incident(verdict, ECHO, KILLED), has_nodes=True) == "rank 1 on b failed first (SIGKILL)"
+
+
+def test_unsure_verdict_says_so() -> None:
+    verdict = Verdict("exception", "user_code", culprits=(Culprit(0, "exception", 0.4, 2),))
+    assert failure_in_words(incident(verdict, ECHO)) == "rank 0 may have failed first (RuntimeError: connection closed)"
+
+
+def test_rank_without_a_record_is_named_with_its_class() -> None:
+    verdict = Verdict("hung", "user_code", culprits=(Culprit(2, "stopped", 0.7, 7),))
+    assert failure_in_words(incident(verdict, ECHO)) == "rank 2 failed first (stopped)"
+
+
+def test_ranks_that_failed_alike_are_named_together() -> None:
+    verdict = Verdict("common", "user_code", culprits=tuple(Culprit(rank, "exception", 0.5, 14) for rank in range(3)))
+    text = failure_in_words(incident(verdict, ECHO))
+    assert text == "ranks 0-2 failed alike (RuntimeError: connection closed)"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (Verdict("communication", "unknown"), "no rank is to blame (all wait for each other, at the same line)"),
+        (Verdict("unknown", "unknown"), "no rank is to blame (the cause is not known)"),
+        (Verdict("store_lost", "host"), "the job's store was lost"),
+    ],
+)
+def test_nobody_is_blamed_without_a_culprit(verdict: Verdict, text: str) -> None:
+    assert failure_in_words(incident(verdict, ECHO)) == text
+
+
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [
+        (KILLED, "SIGKILL"),
+        (
+            InterruptionRecord(0, Interruption.TERMINATED, exit=Exit(signal="SIGKILL", oom=True)),
+            "SIGKILL, out of memory",
+        ),
+        (InterruptionRecord(0, Interruption.TERMINATED, exit=Exit(code=3)), "exit code 3"),
+        (
+            InterruptionRecord(0, Interruption.HARD_TIMEOUT, detector=Detector("step", 4.0), hang="stopped"),
+            "hung: step limit 4 s, the process is stopped",
+        ),
+        (InterruptionRecord(0, Interruption.UNRESPONSIVE, "node b is lost"), "node b is lost"),
+        (InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("E", "a\nb", "f")), "E: a b"),
+    ],
+)
+def test_cause_is_short(record: InterruptionRecord, cause: str) -> None:
+    assert cause_in_words(record) == cause
+
+
+def test_long_cause_is_cut() -> None:
+    cause = cause_in_words(InterruptionRecord(0, Interruption.UNRESPONSIVE, "x" * 1000))
+    assert len(cause) == LONGEST and cause.endswith("…")
