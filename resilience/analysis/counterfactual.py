@@ -17,10 +17,13 @@ LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
 CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two
 USUAL_LIMIT, USUAL_CHECKPOINTS = 20.0, 300.0  # where all of them are more than there was
 SPARES = (1, 2)
+LEAST_S = 0.0005  # seconds saved that are worth an answer
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """One answer. saved_s: may be negative. ettr: productive share then. formula, inputs: in words, with numbers."""
+    """One answer. saved_s: no more than was lost by the causes it addresses. ettr: productive share then.
+
+    formula, inputs: in words, with numbers. assumes: what has to hold."""
 
     kind: str  # limit, checkpoints, spares
     value: float
@@ -28,21 +31,23 @@ class WhatIf(msgspec.Struct, frozen=True):
     ettr: float
     formula: str
     inputs: str
+    assumes: str
 
 
 def what_ifs(
     times: Times, incidents: Sequence[Incident], until_wall_ns: int | None = None, write_s: float | None = None
 ) -> tuple[WhatIf, ...]:
-    """Return the answers for a run; () if nothing was interrupted.
+    """Return the answers for a run that save something.
 
     until_wall_ns: when the run ended, or the last that is known. write_s: what writing one checkpoint takes."""
     if times.total_s <= 0 or not incidents:
         return ()
-    return (
+    answers = (
         *(sooner(times, incidents, limit) for limit in _limits(incidents)),
         *(saved_more_often(times, incidents, every, write_s) for every in _checkpoints(times, incidents)),
         *(with_spares(times, incidents, spares, until_wall_ns) for spares in SPARES),
     )
+    return tuple(answer for answer in answers if answer.saved_s >= LEAST_S)
 
 
 def _limits(incidents: Sequence[Incident]) -> list[float]:
@@ -68,9 +73,10 @@ def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
         "limit",
         limit,
         times,
-        saved,
+        min(saved, times.hang_s),
         "saved = Σ max(0, silence - limit)",
         f"silences of {longest}{more} s; whether a healthy rank is ever so silent: `resilience calibrate`",
+        "no healthy rank is ever silent for that long",
     )
 
 
@@ -91,10 +97,11 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
         "checkpoints",
         every,
         times,
-        now - then - writing,
+        min(now - then - writing, times.rework_s),
         "saved = done again - faults · min(every / 2, work between faults) - writing · work / every",
         f"{now:.3g} s done again, {len(again)} faults, {times.productive_s:.4g} s of work, {mean:.3g} s between "
         f"faults; writing one: {words}",
+        "checkpoints cost nothing but their writing" if write_s is not None else "writing a checkpoint costs nothing",
     )
 
 
@@ -115,10 +122,11 @@ def with_spares(times: Times, incidents: Sequence[Incident], spares: int, until_
         "spares",
         spares,
         times,
-        saved + sum(waits),
+        min(saved, times.idle_s) + min(sum(waits), times.restart_s),
         "saved = Σ min(spares, missing) / ranks · seconds + waiting for a node in the place of a lost one",
         f"{lacking:.3g} rank-seconds without a rank that had been there; waited {sum(waits):.3g} s for "
         f"{len(waits)} nodes",
+        "a spare takes the place of a lost rank at once",
     )
 
 
@@ -135,6 +143,6 @@ def _missing(incidents: Sequence[Incident], until_wall_ns: int | None) -> list[t
     return found
 
 
-def _answer(kind: str, value: float, times: Times, saved: float, formula: str, inputs: str) -> WhatIf:
-    share = min(1.0, max(0.0, (times.productive_s + saved) / times.total_s))
-    return WhatIf(kind, value, saved, share, formula, inputs)
+def _answer(kind: str, value: float, times: Times, saved: float, formula: str, inputs: str, assumes: str) -> WhatIf:
+    ettr = (times.productive_s + saved) / times.total_s
+    return WhatIf(kind, value, saved, ettr, formula, inputs, assumes)

@@ -120,7 +120,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
     size = history.world_size if history.world_size is not None else history.cycles.largest_world
     sections = sections_of(run.folder)
-    spent = times(history, incidents)
+    spent = times(history)
     return Report(
         run=str(run.folder),
         job_id=run.job.job_id if run.job else history.job_id or run.folder.name,

@@ -1,24 +1,19 @@
-"""Where did the time go?  Seconds of the whole job, productive or lost, by cause.
+"""Where did the time of the whole job go?  The ranks' time, as seconds of the job.
 
-Of each attempt: until the first rank entered its function or showed progress it started up; what incidents
-cost is lost to silence, restarts and steps done again; new cycles that somebody asked for are restarts too.
-The rest was productive. Its share is the effective training time ratio (ETTR). Clocks of nodes are compared
-as they tell the time, which only matters where an attempt begins and ends."""
+A second in which all ranks were at work is a productive second of the job; one in which half of them were is half a
+second. The share that was productive is the effective training time ratio (ETTR). `history.rank_time` has the
+definition of each cause."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import msgspec
 
-from resilience.attribution.incident import Incident
-from resilience.history.cycles import CycleHistory, restarts_of
 from resilience.history.history import History
+from resilience.history.rank_time import RankSeconds
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Seconds of the whole job. Each second counts once, so that the causes add up to what is not productive."""
+    """Seconds of the whole job: rank-seconds by the number of ranks. The causes and what is productive add up."""
 
     total_s: float
     productive_s: float
@@ -26,6 +21,8 @@ class Times(msgspec.Struct, frozen=True):
     restart_s: float
     hang_s: float
     rework_s: float
+    idle_s: float = 0.0
+    ranks: int = 0
 
     @property
     def ettr(self) -> float | None:
@@ -33,29 +30,20 @@ class Times(msgspec.Struct, frozen=True):
         return self.productive_s / self.total_s if self.total_s > 0 else None
 
 
-def times(history: History, incidents: Sequence[Incident]) -> Times:
+def times(history: History) -> Times:
     """Return where the time of a job went."""
-    attempts = history.attempts.values()
-    total = sum(attempt.last_ns - attempt.first_ns for attempt in attempts) / 1e9
-    startup = sum(attempt.began_ns - attempt.first_ns for attempt in attempts) / 1e9
-    hang = sum(incident.cost.hang_s or 0.0 for incident in incidents)
-    rework = sum(incident.cost.rework_s or 0.0 for incident in incidents)
-    restart = sum(incident.cost.restart_s or 0.0 for incident in incidents) + _wished(history.cycles, incidents)
-    productive = max(0.0, total - startup - hang - rework - restart)
-    return Times(total, productive, startup, restart, hang, rework)
-
-
-def _wished(cycles: CycleHistory, incidents: Sequence[Incident]) -> float:
-    """Seconds of new cycles that are no incident's."""
-    told = {(incident.attempt, incident.cycle) for incident in incidents if incident.layer == "launcher"}
-    total = 0.0
-    for place, later in itertools.pairwise(cycles.places):
-        if place not in told and place[0] == later[0]:
-            parts, following = cycles.parts(place), cycles.parts(later)
-            away = [
-                restart.duration_s
-                for node in parts.keys() & following.keys()
-                for restart in restarts_of(parts[node], following[node])
-            ]
-            total += max(away, default=0.0)
-    return total
+    by_rank = history.spent()
+    spent = RankSeconds()
+    for of_rank in by_rank.values():
+        spent.add(of_rank)
+    unit = max(1, len(by_rank)) * 1e9
+    return Times(
+        total_s=spent.total / unit,
+        productive_s=spent.productive / unit,
+        startup_s=spent.startup / unit,
+        restart_s=spent.restart / unit,
+        hang_s=spent.hang / unit,
+        rework_s=spent.rework / unit,
+        idle_s=spent.idle / unit,
+        ranks=len(by_rank),
+    )

@@ -160,6 +160,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def phase_name(name: str) -> str:
+    """Return a phase of a restart as people read it: the start of the script is more than its imports."""
+    return "script start" if name == "import" else name
+
+
 def clock(wall_ns: int | None) -> str:
     """Return the time of day, UTC."""
     return "?" if wall_ns is None else _at(wall_ns).strftime("%H:%M:%S")

@@ -26,6 +26,7 @@ from resilience.cli.render import (
     cut,
     date,
     field,
+    phase_name,
     say,
     say_json,
     seconds,
@@ -41,7 +42,8 @@ from resilience.core.hangs import WORDS as HANGS
 from resilience.errors import ConfigurationError
 
 LISTED = 12  # of missing things and notes, the rest is counted
-BAR = 24
+BAR = 22
+REWORK_UNKNOWN = "rework unknown: no step reported"
 STACK_SHOWN = 3  # innermost frames
 WORTH = 0.01  # of the whole time that a change must save to be told
 SURE = 0.7  # confidence from which on rules that could not run are not worth a line
@@ -162,6 +164,8 @@ def _header(found: Report, width: int) -> Iterator[Line]:
         known = [seconds(found.lost_s)] if found.lost_s is not None else []
         known += [count(found.lost_steps, "step")] if found.lost_steps else []
         lost = f", lost {' and '.join(known)}" if known else ""
+        if any(incident.cost.lost_steps is None and incident.status == "restarted" for incident in found.incidents):
+            lost += f"; {REWORK_UNKNOWN}"
         yield from field("incidents", f"{len(found.incidents)}{lost}", width, "bold", indent=2)
     else:
         yield from field("incidents", "none", width, indent=2)
@@ -172,7 +176,8 @@ def _times(found: Report, width: int) -> Iterator[Line]:
     spent = found.times
     if spent.ettr is None:
         return
-    lost = {"start-up": spent.startup_s, "restarts": spent.restart_s, "silence": spent.hang_s, "rework": spent.rework_s}
+    lost = {"start-up": spent.startup_s, "restarts": spent.restart_s, "silence": spent.hang_s}
+    lost |= {"rework": spent.rework_s, "idle": spent.idle_s}
     parts = ", ".join(f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005)
     text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
     yield from field("time", text, width, indent=2)
@@ -408,13 +413,14 @@ def _phases(incident: Incident, width: int) -> Iterator[Line]:
     """One line a phase, with a bar as long as its share of the slowest ranks' times."""
     if not incident.phases:
         return
-    yield ((" " * 3, ""), (f"{'phases':11}{'':11}{'median':>9}{'slowest':>10}", "dim"))
+    yield ((" " * 3, ""), (f"{'phases':11}{'':13}{'median':>9}{'slowest':>10}", "dim"))
     total = sum(phase.took.max_s for phase in incident.phases)
     for phase in incident.phases:
         took = phase.took
         bar = "█" * round(BAR * took.max_s / total) if total > 0 else ""
         slowest = (took.node or f"rank {took.slowest}") if took.max_s >= 0.0005 else ""
-        text = f"{'':14}{phase.name:11}{seconds(took.median_s):>9}{seconds(took.max_s):>10}  {cut(slowest, 11):11}"
+        numbers = f"{seconds(took.median_s):>9}{seconds(took.max_s):>10}"
+        text = f"{'':14}{phase_name(phase.name):13}{numbers}  {cut(slowest, 11):11}"
         yield ((text, ""), (cut(bar, max(0, width - len(text))), "cyan"))
 
 
@@ -431,4 +437,5 @@ def _cost(incident: Incident) -> str:
     if not parts:
         return "not known"
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
-    return total + ", ".join(parts)
+    unknown = f"; {REWORK_UNKNOWN}" if cost.lost_steps is None and incident.status == "restarted" else ""
+    return total + ", ".join(parts) + unknown

@@ -14,14 +14,14 @@ from resilience.analysis.waterfall import Waterfall
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.cost import Times
 from resilience.cli.markup import escape
-from resilience.cli.render import clock, count, seconds
+from resilience.cli.render import clock, count, phase_name, seconds
 from resilience.history.phases import TimedPhase, Who
+from resilience.history.rank_time import CAUSES
 
 WIDTH, LANE, LEFT, RIGHT = 1000, 20, 150, 990
 UNITS = 1_000_000  # of the inner drawing's width: fine enough to be stretched 2000 times
 TICKS = 6
 MOST_RECTS = 8000  # stretches with a text of their own; beyond, a lane's alike ones are one shape
-CAUSES = ("startup", "restart", "hang", "rework")
 WORDS = {"startup": "start-up", "hang": "silence", "rework": "done again"}
 
 
@@ -127,7 +127,7 @@ def _phases(phases: Iterable[TimedPhase], y: int, x: _Scale) -> str:
         shapes.setdefault(phase.name, []).append(f"M{begin} {y + LANE - 5}H{max(end, begin + 1)}")
         took.setdefault(phase.name, []).append(phase.seconds)
     return "".join(
-        f'<path class="leg {name}" d="{"".join(shape)}"><title>{name}: {count(len(shape), "time")}, '
+        f'<path class="leg {name}" d="{"".join(shape)}"><title>{phase_name(name)}: {count(len(shape), "time")}, '
         f"{seconds(sum(took[name]))} in all, at most {seconds(max(took[name]))}</title></path>"
         for name, shape in shapes.items()
     )
@@ -237,9 +237,9 @@ def waterfall_figure(found: Waterfall) -> str:
         start, half, end = (LEFT + value / total * 700 for value in (row.start_s, row.half_s, row.end_s))
         slowest = f"rank {row.slowest}" if isinstance(row.slowest, int) else row.slowest
         rows.append(
-            f"<g><title>{row.name}: median {seconds(row.median_s)}, slowest {escape(slowest)} "
+            f"<g><title>{phase_name(row.name)}: median {seconds(row.median_s)}, slowest {escape(slowest)} "
             f"{seconds(row.max_s)}</title>"
-            f'<text x="4" y="{y + 12}">{escape(row.name)}</text>'
+            f'<text x="4" y="{y + 12}">{phase_name(row.name)}</text>'
             f'<rect class="late" x="{start:.1f}" y="{y + 3}" width="{max(1.0, end - start):.1f}" height="11"/>'
             f'<rect class="leg-bar" x="{start:.1f}" y="{y + 3}" width="{max(1.0, half - start):.1f}" height="11"/>'
             f'<text class="dim" x="{min(end + 5, WIDTH - 135):.1f}" y="{y + 12}">'

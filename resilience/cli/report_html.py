@@ -24,7 +24,7 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import Group, stack_groups
 from resilience.attribution.symptoms import is_ours
 from resilience.cli.markup import escape
-from resilience.cli.render import Line, clock, count, date, plain, seconds, short_path
+from resilience.cli.render import Line, clock, count, date, phase_name, plain, seconds, short_path
 from resilience.cli.report import incident_lines, report_lines, what_if_in_words
 from resilience.cli.report_drawings import (
     lanes_figure,
@@ -166,7 +166,7 @@ def _what_ifs(answers: Sequence[WhatIf]) -> str:
         return ""
     rows = "".join(
         f'<tr><td>{escape(what_if_in_words(each))}</td><td class="n">{_signed(each.saved_s)}</td>'
-        f'<td class="n">{each.ettr:.1%}</td></tr>'
+        f'<td class="n">{each.ettr:.1%}</td><td>if {escape(each.assumes)}</td></tr>'
         for each in answers
     )
     formulas = {each.kind: each for each in answers}
@@ -175,7 +175,8 @@ def _what_ifs(answers: Sequence[WhatIf]) -> str:
     )
     return (
         '<h3>What if</h3><div class="scroll"><table><tr><th>with …</th><th class="n">saved</th>'
-        f'<th class="n">productive</th></tr>{rows}</table></div><p class="dim">Productive: (productive time + saved) / '
+        f'<th class="n">productive</th><th></th></tr>{rows}</table></div>'
+        '<p class="dim">Productive: (productive time + saved) / '
         f"total. The faults stay as they were; it is no forecast.</p><ul>{how}</ul>"
     )
 
@@ -222,7 +223,7 @@ def _section(section: Section, low: float, high: float) -> str:
 
 def _restart(went: Waterfall) -> str:
     path = sorted(went.path, key=lambda step: -step.seconds)[:4]
-    told = ", ".join(f"{seconds(step.seconds)} {step.name} ({who_in_words(step.who)})" for step in path)
+    told = ", ".join(f"{seconds(step.seconds)} {phase_name(step.name)} ({who_in_words(step.who)})" for step in path)
     return (
         f"<h3>The restart: {seconds(went.seconds)}</h3>{waterfall_figure(went)}"
         f'<p class="dim">On the critical path: {escape(told)}</p>'

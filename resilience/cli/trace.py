@@ -19,7 +19,7 @@ from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, Row, Step, Waterfall, waterfall
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
-from resilience.cli.render import Line, cut, date, say_json, seconds, show, width_of_terminal, wrap
+from resilience.cli.render import Line, cut, date, phase_name, say_json, seconds, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
 from resilience.errors import ConfigurationError
@@ -126,7 +126,7 @@ def waterfall_lines(found: Waterfall, width: int) -> Iterator[Line]:
         before, most, rest = _bar(row, found.seconds, bar)
         after = " " * (bar - before - most - rest)
         yield (
-            (f"  {row.name:{_NAME}}{' ' * before}", ""),
+            (f"  {phase_name(row.name):{_NAME}}{' ' * before}", ""),
             ("█" * most, "cyan"),
             ("░" * rest, "yellow"),
             (f"{after}  {numbers}", ""),
@@ -161,7 +161,7 @@ def _told(step: Step) -> str:
         return f"until {_short(step.who)} knew of it"
     if step.name in MEETINGS:
         return f"in {step.name}, after the last one had come"
-    return f"waiting for {_short(step.who)} in {step.name}"
+    return f"waiting for {_short(step.who)} in {phase_name(step.name)}"
 
 
 def _short(who: Who) -> str:

@@ -30,7 +30,7 @@ class Failure(msgspec.Struct, frozen=True):
     """A failure that a cycle ended with. fingerprint: equal for repetitions; rank: -1 if it was the node's;
     step: the highest that this agent knows of so far, -1 before the first; at: seconds, on the clock of whoever
     decides; ran: seconds for which the cycle's workers had run; is_final: the program cannot start, so that starting
-    it again is of no use."""
+    it again is of no use; silent_for_s: of a rank that hung."""
 
     cycle: int
     fingerprint: str
@@ -41,6 +41,7 @@ class Failure(msgspec.Struct, frozen=True):
     at: float = 0.0
     ran: float = 0.0
     is_final: bool = False
+    silent_for_s: float | None = None
 
     @property
     def is_hang(self) -> bool:

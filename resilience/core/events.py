@@ -151,12 +151,14 @@ class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
 
 class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     """This rank learned that its iteration was decided as interrupted. `stack`: where its main thread was
-    at that moment, innermost frame last, which tells who waited for whom."""
+    at that moment, innermost frame last, which tells who waited for whom. `silent_for_s`: for how long the rank of
+    the first record had been silent, if it hung: all ranks that were at work have lost that time."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, where known
     stack: tuple[Frame, ...] = ()
     step: int | None = None
+    silent_for_s: Seconds | None = None
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
@@ -408,11 +410,15 @@ class CycleStarted(Event, frozen=True, tag="cycle.started"):
 
 
 class CycleEnded(Event, frozen=True, tag="cycle.ended"):
-    """The workers of a cycle are gone from this node; `duration_s` from the cycle's start."""
+    """The workers of a cycle are gone from this node; `duration_s` from the cycle's start.
+
+    silent_for_s: of the rank whose hang ended the cycle, on any node. step: the highest before that."""
 
     outcome: CycleOutcome
     duration_s: Seconds
     detail: str = ""
+    silent_for_s: Seconds | None = None
+    step: int | None = None
 
 
 class CyclePhaseStarted(Event, frozen=True, tag="cycle.phase.started"):

@@ -66,4 +66,14 @@ def failure_of(
     why the program cannot start, empty if it can."""
     is_final = bool(why_not) or budget.is_of_an_import(record)
     what = why_not or budget.describe(record)
-    return Failure(cycle, budget.fingerprint(record), what, node, record.rank, step, ran=ran, is_final=is_final)
+    return Failure(
+        cycle,
+        budget.fingerprint(record),
+        what,
+        node,
+        record.rank,
+        step,
+        ran=ran,
+        is_final=is_final,
+        silent_for_s=record.silent_for_s,
+    )

@@ -124,6 +124,26 @@ class NodeCycle:
         return {rank for rank, worker in self.workers.items() if worker.exit is not None and worker.exit.expected}
 
     @property
+    def silent_ns(self) -> int:
+        """For how long the rank had been silent whose hang ended the cycle, 0 if no hang did."""
+        if self.ended is None or not self.is_failed:
+            return 0
+        own = [
+            seen.record.silent_for_s
+            for seen in sorted(self.seen, key=lambda seen: seen.at_ns)
+            if self.is_own(seen.record)
+        ]
+        known = self.ended.silent_for_s if self.ended.silent_for_s is not None else next(iter(own), None)
+        return round(max(0.0, known or 0.0) * 1e9)
+
+    @property
+    def reached(self) -> int | None:
+        """The highest step of the cycle that is known to have begun when it failed."""
+        steps = [seen.record.step for seen in self.seen]
+        steps += [None if self.ended is None else self.ended.step]
+        return max((step for step in steps if step is not None), default=None)
+
+    @property
     def failed_at(self) -> tuple[int, str] | None:
         """When and how this node knew that the cycle had failed; without a fault of its own from the others."""
         own = [(seen.at_ns, seen.record.interruption.value) for seen in self.seen if self.is_own(seen.record)]

@@ -7,13 +7,14 @@ where the offsets of their clocks are known."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from resilience.core import events
 from resilience.core.records import Record
 from resilience.history.cycles import Cycle, CycleHistory, Worker
 from resilience.history.iterations import Iteration, IterationHistory
 from resilience.history.phases import Place, TimedPhase
+from resilience.history.rank_time import OF_TIMES, RankSeconds, RankTimes
 from resilience.history.ranks import WORKER, RankHistory
 
 
@@ -23,14 +24,6 @@ class Attempt:
     def __init__(self, at_ns: int) -> None:
         self.first_ns = at_ns
         self.last_ns = at_ns
-        self.entered_ns: int | None = None  # a rank entered its function or showed progress
-        self.started_ns: int | None = None  # workers ran
-
-    @property
-    def began_ns(self) -> int:
-        """When the first rank was at work; of programs that show nothing only the start is known."""
-        known = self.entered_ns if self.entered_ns is not None else self.started_ns
-        return self.last_ns if known is None else known
 
 
 class LastCall:
@@ -47,23 +40,29 @@ class History:
     """Everything that the records of a job say, so far."""
 
     def __init__(
-        self, offsets: Mapping[str, int] | None = None, note: Callable[[events.Event], str | None] | None = None
+        self,
+        offsets: Mapping[str, int] | None = None,
+        note: Callable[[events.Event], str | None] | None = None,
+        has_details: bool = True,
     ) -> None:
-        """offsets: how far each node's clock is ahead, in nanoseconds. note: gives a text to events to be noted."""
+        """offsets: how far each node's clock is ahead, in nanoseconds. note: gives a text to events to be noted.
+        has_details: keep what single iterations and ranks did; without, memory does not grow with restarts in place."""
         self.job_id: str | None = None
         self.attempts: dict[int, Attempt] = {}
-        self.nodes: set[str] = set()
         self.functions: dict[str, None] = {}
         self.started: events.CallStarted | None = None  # the first call on record
         self.calls: set[tuple[int, int, int]] = set()
         self.world_size: int | None = None  # of the largest call
         self.cycles = CycleHistory()
         self.ranks = RankHistory()
+        self._times = RankTimes()
+        self._last_mono: dict[str, int] = {}  # node -> monotonic nanoseconds of its last record
         self._iterations = IterationHistory()
         self._last_calls: dict[int, LastCall] = {}
         self.noted: dict[str, set[int]] = {}  # text -> initial ranks
         self._offsets = {} if offsets is None else offsets
         self._note = note
+        self._has_details = has_details
 
     def take(self, record: Record) -> None:
         """Add what a record says."""
@@ -77,18 +76,22 @@ class History:
             attempt.last_ns = at
         elif at < attempt.first_ns:
             attempt.first_ns = at
-        self.nodes.add(origin.node)
+        if record.mono_ns > self._last_mono.get(origin.node, -1):
+            self._last_mono[origin.node] = record.mono_ns
         rank = origin.initial_rank
         if self._note is not None and (text := self._note(event)) is not None:
             ranks = self.noted.setdefault(text, set())
             if rank is not None:
                 ranks.add(rank)
         if origin.role == "agent" or origin.layer == "launcher":
-            self._take_of_launcher(record, attempt, at)
+            self._take_of_launcher(record, at)
         elif rank is not None:
-            self._iterations.take(record, at)
+            if self._has_details:
+                self._iterations.take(record, at)
             if type(event) in _OF_RANKS:
-                self._take_of_rank(record, rank, attempt, at)
+                self._take_of_rank(record, rank, at)
+            if type(event) in OF_TIMES:
+                self._times.take(record, rank)
 
     def take_all(self, records: Iterable[Record]) -> History:
         """Add what all of these say; return the history itself."""
@@ -102,6 +105,17 @@ class History:
     def iterations(self) -> dict[Place, Iteration]:
         """All iterations that something is known of."""
         return self._iterations.settled(self.cycles)
+
+    @property
+    def nodes(self) -> Collection[str]:
+        return self._last_mono.keys()
+
+    def spent(self, until: Callable[[str], int | None] | None = None) -> dict[int, RankSeconds]:
+        """Return where the time of each rank went, by initial rank.
+
+        until: gives for a node the nanoseconds on its monotonic clock until which its ranks go on, None: only what has
+        ended counts. Without it: up to each node's last record."""
+        return self._times.spent(self.cycles, self._last_mono.get if until is None else until)
 
     @property
     def first_ns(self) -> int | None:
@@ -146,7 +160,7 @@ class History:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def _take_of_launcher(self, record: Record, attempt: Attempt, at: int) -> None:
+    def _take_of_launcher(self, record: Record, at: int) -> None:
         self.cycles.take(record, at)
         origin, event = record.origin, record.event
         place = (origin.attempt, origin.cycle, WORKER, WORKER)
@@ -157,12 +171,8 @@ class History:
                 kind = "failed" if not event.expected else "completed" if event.code == 0 else "interrupted"
                 self.ranks.end(event.worker_rank, place, at, kind)
                 self._iterations.is_settled = False
-            case events.WorkerProgressed(ago_s=ago):
-                _earlier(attempt, "entered_ns", at - round(ago * 1e9))
-            case events.CyclePhaseEnded(phase="run", duration_s=took):
-                _earlier(attempt, "started_ns", at - round(took * 1e9))
 
-    def _take_of_rank(self, record: Record, rank: int, attempt: Attempt, at: int) -> None:
+    def _take_of_rank(self, record: Record, rank: int, at: int) -> None:
         origin, event = record.origin, record.event
         place = (origin.attempt, origin.cycle, origin.call, origin.iteration or 0)
         match event:
@@ -181,7 +191,6 @@ class History:
             case events.IterationEnded():
                 self.ranks.end(rank, place, at, event.outcome)
             case events.StageStarted(stage="run"):
-                _earlier(attempt, "entered_ns", at)
                 self.cycles.take_of_wrapper(record, rank, at)
             case events.Interrupted():
                 self.cycles.take_of_wrapper(record, rank, at)
@@ -204,12 +213,6 @@ _OF_RANKS = frozenset(
         events.Interrupted,
     )
 )
-
-
-def _earlier(attempt: Attempt, name: str, at_ns: int) -> None:
-    known = getattr(attempt, name)
-    if known is None or at_ns < known:
-        setattr(attempt, name, at_ns)
 
 
 def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool) -> None:

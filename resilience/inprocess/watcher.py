@@ -19,7 +19,7 @@ from resilience.adapters import collectives, group_aborts, places, processes, st
 from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.patience import Patience, bounded
 from resilience.adapters.store import StoreLike, execute, wait
-from resilience.core.attribution import decode
+from resilience.core.attribution import InterruptionRecord, decode
 from resilience.core.events import (
     AbortDelayed,
     AbortFailed,
@@ -123,15 +123,17 @@ class Watcher:
         stack = () if self.outcome == COMPLETED else failure.stack_of(self._main)  # before anything moves
         self.decided.set()
         if self.outcome != COMPLETED:
-            self._emit(OutcomeSeen(by=self._first_reporter(), stack=stack))
+            first = self._first_record()
+            by, silent_for_s = (None, None) if first is None else (first.rank, first.silent_for_s)
+            self._emit(OutcomeSeen(by=by, stack=stack, silent_for_s=silent_for_s))
             self._free_main_thread()
 
-    def _first_reporter(self) -> int | None:
+    def _first_record(self) -> InterruptionRecord | None:
         if self.outcome == LOST:
             return None
         try:
             (text,) = execute(Read((f"{self._at.records}/1",)), self._store)
-            return None if text is None else decode(text).rank
+            return None if text is None else decode(text)
         except (StoreError, ValueError):
             return None  # only tells whom to blame in a log line; the record itself is the truth
 

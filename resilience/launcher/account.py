@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resilience.core.cycle import Verdict
 from resilience.core.events import (
     CycleEnded,
-    CycleOutcome,
     CyclePhase,
     CyclePhaseEnded,
     CyclePhaseStarted,
@@ -59,8 +59,12 @@ class Account:
             self._cycle_began = time.monotonic()
         self._emitter.move(cycle=number)
 
-    def cycle_ended(self, outcome: CycleOutcome, detail: str = "") -> None:
-        self.emit(CycleEnded(outcome, time.monotonic() - self._cycle_began, detail[:500]))
+    def cycle_ended(self, verdict: Verdict) -> None:
+        failure = verdict.failure
+        step = failure.step if failure is not None and failure.step >= 0 else None
+        silent_for_s = None if failure is None else failure.silent_for_s
+        took = time.monotonic() - self._cycle_began
+        self.emit(CycleEnded(verdict.outcome, took, verdict.detail[:500], silent_for_s, step))
 
     @contextmanager
     def phase(self, phase: CyclePhase) -> Iterator[None]:

@@ -105,7 +105,7 @@ class Agent(LocalElasticAgent):
         finally:
             with account.phase("stop"):
                 self._end_workers(verdict)
-            account.cycle_ended(verdict.outcome, verdict.detail)
+            account.cycle_ended(verdict)
         return verdict
 
     def _assign_worker_ranks(

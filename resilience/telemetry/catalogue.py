@@ -48,6 +48,29 @@ _OF_STATES = (
     _E.RankStoodInFor,
     _E.MonitorLost,
 )
+_OF_WORK = (
+    _E.StageStarted,
+    _E.StageEnded,
+    _E.OutcomeSeen,
+    _E.RankFellSilent,
+    _E.RankExited,
+    _E.Interrupted,
+    _E.CyclePhaseEnded,
+)
+_OF_LOSSES = (
+    _E.CallStarted,
+    _E.CallEnded,
+    _E.StageStarted,
+    _E.StageEnded,
+    _E.RestartEnded,
+    _E.OutcomeSeen,
+    _E.RankFellSilent,
+    _E.RankExited,
+    _E.WorkerStarted,
+    _E.WorkerProgressed,
+    _E.CyclePhaseEnded,
+    _E.CycleEnded,
+)
 METRICS: tuple[Metric, ...] = (
     Metric("resilience_build_info", "gauge", "Versions in use; always 1.", ("version", "torch"), (_E.CallStarted,)),
     Metric(
@@ -132,26 +155,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_productive_seconds_total",
         "counter",
-        "Rank-seconds of active ranks in the function, and of workers outside one, what is lost inside included "
-        "(see lost_seconds).",
+        "Rank-seconds at work: in the function, or after a worker's first progress. Hangs and rework are included.",
         (),
-        (_E.StageStarted, _E.StageEnded, _E.IterationStarted, _E.WorkerExited, _E.CycleEnded, _E.CallStarted),
+        _OF_WORK,
     ),
     Metric(
         "resilience_lost_seconds_total",
         "counter",
-        "Rank-seconds lost: startup until the function is entered or a worker shows progress, restart, hang (silence "
-        "until a limit fired).",
+        "Rank-seconds lost: startup until at work, restart, hang (silence until a limit fired, of all ranks at work), "
+        "rework (steps done again, where steps are reported), idle (spares, ranks that finished first).",
         ("cause",),
-        (
-            _E.CallStarted,
-            _E.StageStarted,
-            _E.RestartEnded,
-            _E.RankFellSilent,
-            _E.WorkerStarted,
-            _E.WorkerProgressed,
-            _E.CycleStarted,
-        ),
+        _OF_LOSSES,
     ),
     Metric(
         "resilience_monitor_up",

@@ -11,7 +11,7 @@ from resilience.attribution.launch_incidents import WISHED
 from resilience.attribution.symptoms import category_of, symptom
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.identity import trace_id
-from resilience.history.cycles import NODE_LOST, Cycle, NodeCycle, Worker, phases_of, restarts_of
+from resilience.history.cycles import NODE_LOST, Cycle, NodeCycle, phases_of, restarts_of
 from resilience.history.history import History
 
 LAYER = "launcher"
@@ -37,8 +37,8 @@ class LauncherMetrics:
     def __init__(self, history: History) -> None:
         self._history = history
 
-    def values(self, now_ns: int | None) -> Values:
-        """Return all values. now_ns: on this host's monotonic clock, to count workers that are running."""
+    def values(self) -> Values:
+        """Return all values."""
         made = Values()
         for node, parts in self._history.cycles.nodes.items():
             previous: NodeCycle | None = None
@@ -47,13 +47,9 @@ class LauncherMetrics:
                 if part.started is None and part.ended is None:
                     continue
                 self._cycle(made, place, part)
-                self._productive(made, part, now_ns)
-                is_first = previous is None or part.started is None or part.started.why == "first"
-                since = self._history.cycles.began.get((node, place[0])) if is_first else None
-                if since is None and previous is not None and previous.failed_at is not None:
-                    since = previous.failed_at[0]
+                is_first = part.started is None or part.started.why == "first"
+                if previous is not None and not is_first and previous.failed_at is not None:
                     self._restart(made, place, node, previous, part)
-                self._lost(made, "startup" if is_first else "restart", since, part)
                 previous = part
         return made
 
@@ -76,12 +72,6 @@ class LauncherMetrics:
             if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST):  # it can't tell itself
                 counts["resilience_interruptions_total"][Interruption.UNRESPONSIVE.value, "host", "first"] += 1
 
-    def _productive(self, made: Values, part: NodeCycle, now_ns: int | None) -> None:
-        for worker in part.workers.values():
-            until = worker.called_ns or worker.exited_ns or (part.ended_ns if part.ended is not None else now_ns)
-            if worker.started_ns is not None and until is not None:
-                made.counts["resilience_productive_seconds_total"][()] += max(0, until - worker.started_ns)
-
     def _restart(self, made: Values, place: Cycle, node: str, before: NodeCycle, this: NodeCycle) -> None:
         trace = format(trace_id(self._history.job_id or "", *place), "032x")
         for restart in restarts_of(before, this):
@@ -91,19 +81,6 @@ class LauncherMetrics:
         for phase in phases_of(node, before, this):
             labels = (LAYER, phase.name)
             made.observed.append(("resilience_restart_phase_duration_seconds", labels, phase.seconds, None))
-
-    def _lost(self, made: Values, cause: str, since: int | None, part: NodeCycle) -> None:
-        """Until each worker started, and from there until its first sign, or the call of its Wrapper."""
-        for worker in part.workers.values():
-            if worker.started_ns is not None and since is not None:
-                until = _ready_ns(worker) or worker.started_ns
-                made.counts["resilience_lost_seconds_total"][(cause,)] += max(0, until - since)
-
-
-def _ready_ns(worker: Worker) -> int | None:
-    if worker.called_ns is not None:
-        return worker.called_ns  # what follows is the Wrapper's account
-    return None if worker.progress is None else worker.progress[0]
 
 
 def _places(part: NodeCycle) -> list[tuple[InterruptionRecord, str]]:

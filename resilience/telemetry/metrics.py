@@ -23,6 +23,7 @@ from resilience.core import events
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.history.history import History
+from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.launcher_metrics import LauncherMetrics
@@ -37,7 +38,7 @@ LAYER = "inprocess"
 HEALTHY = ("active", "inactive")
 LOST = ("terminated", "excluded")
 Ranks = Literal["all", "unhealthy", "none"]
-_KEPT_IN_NS = ("resilience_productive_seconds_total", "resilience_lost_seconds_total")
+_PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
 _EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
 
@@ -57,10 +58,6 @@ class _Rank:
         self.state = "inactive"
         self.is_shown = False
         self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when one was lost
-        self.has_started = False  # its function was entered in the present call
-        self.call_started_ns: int | None = None
-        self.run_started_ns: int | None = None
-        self.is_active = False
 
 
 class _Pending(msgspec.Struct):
@@ -82,7 +79,7 @@ class MetricView:
     def __init__(self, clock: Callable[[], int] | None = None, ranks: Ranks = "all") -> None:
         self._clock = clock
         self._shown = ranks
-        self._history = History()
+        self._history = History(has_details=False)
         self._launcher = LauncherMetrics(self._history)
         self._limits = LimitMetrics()
         self._elastic = ElasticMetrics()
@@ -162,8 +159,6 @@ class MetricView:
                 detector, _, section = event.limit.partition(":")
                 section = self._section(section) if detector in ("section", "silence") else ""
                 self._count("resilience_hangs_detected_total", (detector, section))
-                if event.severity == "soft" or origin.is_launchers:
-                    self._add_seconds("resilience_lost_seconds_total", ("hang",), event.silent_for_s)
             case events.RankExited():
                 rank.state, rank.is_shown = "terminated", not event.goodbye
             case events.MonitorStarted():
@@ -184,13 +179,12 @@ class MetricView:
         assert origin.initial_rank is not None
         match event:
             case events.CallStarted():
-                rank.call_started_ns, rank.has_started = record.mono_ns, False
                 if _key(origin) >= self._call:
                     self._call = _key(origin)
                     self._values["resilience_build_info"] = {(event.resilience_version, event.torch_version): 1}
                     self._values["resilience_job_info"] = {(event.function, str(event.world_size), LAYER): 1}
             case events.IterationStarted():
-                rank.is_shown, rank.state, rank.is_active = True, event.state, event.state == "active"
+                rank.is_shown, rank.state = True, event.state
                 self._iteration = max(self._iteration, _key(origin))
                 self._values["resilience_restart_iteration"][(LAYER,)] = self._iteration[3]
             case events.IterationEnded():
@@ -200,10 +194,9 @@ class MetricView:
                 if event.initial_rank == origin.initial_rank:
                     self._iteration_ended(origin, event.result == "completed")
                     rank.state = "excluded" if event.result != "completed" else rank.state
-            case events.StageStarted(stage="run"):
-                self._run_started(record, rank)
-            case events.StageEnded():
-                self._stage_ended(event, rank)
+            case events.StageEnded(stage=stage) if stage in events.PHASES and event.outcome != "lost":
+                phase = (LAYER, stage)
+                self._observe("resilience_restart_phase_duration_seconds", phase, max(0.0, event.duration_s))
             case events.RestartEnded():
                 self._restart_ended(record, event)
             case events.OutcomeSeen():
@@ -213,28 +206,11 @@ class MetricView:
             case events.MonitorEnded():
                 self._monitor_ended(origin)
 
-    def _run_started(self, record: Record, rank: _Rank) -> None:
-        rank.run_started_ns = record.mono_ns
-        if not rank.has_started and rank.call_started_ns is not None:
-            waited = (record.mono_ns - rank.call_started_ns) / 1e9
-            self._add_seconds("resilience_lost_seconds_total", ("startup",), waited)
-        rank.has_started = True
-
-    def _stage_ended(self, event: events.StageEnded, rank: _Rank) -> None:
-        duration = max(0.0, event.duration_s)
-        if event.stage == "run":
-            rank.run_started_ns = None
-            if rank.is_active:
-                self._add_seconds("resilience_productive_seconds_total", (), duration)
-        elif event.stage in events.PHASES and event.outcome != "lost":
-            self._observe("resilience_restart_phase_duration_seconds", (LAYER, event.stage), duration)
-
     def _restart_ended(self, record: Record, event: events.RestartEnded) -> None:
         origin, duration = record.origin, max(0.0, event.duration_s)
         trace = format(trace_id(origin.job_id, origin.attempt, origin.cycle), "032x")
         labels = (LAYER, event.interruption)
         self._observe("resilience_restart_duration_seconds", labels, duration, (trace, duration, record.wall_ns / 1e9))
-        self._add_seconds("resilience_lost_seconds_total", ("restart",), duration)
 
     def _iteration_ended(self, origin: Origin, is_completed: bool) -> None:
         key = _key(origin)
@@ -283,10 +259,6 @@ class MetricView:
         values = self._values[name]
         values[labels] = values.get(labels, 0) + amount
 
-    def _add_seconds(self, name: str, labels: Labels, seconds: float) -> None:
-        """Kept in whole nanoseconds, so that the order of adding does not show."""
-        self._count(name, labels, round(max(0.0, seconds) * 1e9))
-
     def _observe(
         self, name: str, labels: Labels, value: float, exemplar: tuple[str, float, float] | None = None
     ) -> None:
@@ -316,11 +288,9 @@ class MetricView:
             now_ns = None if self._clock is None else self._clock()
             ready = {name: dict(values) for name, values in self._values.items()}
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
-            ready["resilience_productive_seconds_total"][()] = self._productive(now_ns)
-            self._add_launchers(ready, histograms, now_ns)
+            self._add_times(ready, now_ns)
+            self._add_launchers(ready, histograms)
             self._add_elastics(ready, histograms)
-            for name in _KEPT_IN_NS:
-                ready[name] = {labels: value / 1e9 for labels, value in ready[name].items()}
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
             self._show_ranks(ready, now_ns)
             now = None if now_ns is None else now_ns / 1e9
@@ -331,17 +301,22 @@ class MetricView:
                 rows: Mapping[Labels, Any] = (histograms if metric.kind == "histogram" else ready)[metric.name]
                 yield metric, sorted(rows.items())
 
-    def _productive(self, now_ns: int | None) -> float:
-        total = self._values["resilience_productive_seconds_total"].get((), 0)
-        for rank in self._ranks.values():
-            if now_ns is not None and rank.run_started_ns is not None and rank.is_active:
-                total += max(0, now_ns - rank.run_started_ns)
-        return total
+    def _add_times(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
+        """Rank-seconds by cause. What is known of the present may be corrected later; a counter does not fall."""
+        spent = RankSeconds()
+        for of_rank in self._history.spent(lambda _: now_ns).values():
+            spent.add(of_rank)
+        now = {(cause,): getattr(spent, cause) for cause in CAUSES if getattr(spent, cause)}
+        for name, values in ((_PRODUCTIVE, {(): spent.work}), (_LOST, now)):
+            shown = self._values[name]
+            for labels, value in values.items():
+                shown[labels] = max(shown.get(labels, 0), value / 1e9)
+            ready[name] = dict(shown)
 
     def _add_launchers(
-        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, _Buckets]], now_ns: int | None
+        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, _Buckets]]
     ) -> None:
-        made = self._launcher.values(now_ns)
+        made = self._launcher.values()
         for name, values in made.counts.items():
             for labels, value in values.items():
                 ready[name][labels] = ready[name].get(labels, 0) + value

@@ -130,6 +130,7 @@ def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: i
         assert [(record.rank, record.detector.name) for record in stalled if record.detector] == [(1, "section:data")]
     where = {record.origin.initial_rank: record.event.stack for record in job.of(events.OutcomeSeen)}
     assert where.keys() == set(range(world))
+    assert all(record.event.silent_for_s for record in job.of(events.OutcomeSeen))  # all have waited for the silent one
     leaves = {rank: stack[-1].file.rsplit("/", 1)[-1] for rank, stack in where.items()}
     assert leaves[1] != "distributed_c10d.py"
     victims = {rank for rank, kinds in job.kinds(0).items() if Interruption.EXCEPTION in kinds}  # already unwinding

@@ -291,6 +291,8 @@ def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: 
     nodes = {record.origin.initial_rank: record.origin.node for record in job.of(events.RankFellSilent)}
     nodes |= {record.origin.initial_rank: record.origin.node for record in job.of(events.WorkerSeen)}
     assert len(set(nodes.values())) == 2
+    ended = [record.event.silent_for_s for record in job.of(events.CycleEnded) if record.origin.cycle == 0]
+    assert len(ended) == 2 and all(silence is not None and silence >= 1.0 for silence in ended)  # lost on both nodes
 
 
 def test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit(launch: Launch) -> None:  # F17

@@ -242,7 +242,10 @@ class _Teller:
                     ended = events.WorkerExited(rank % self._per, rank, self._pid(rank), None, "SIGTERM", True)
                     self._agent(node, ended)
             self._agent(node, events.CyclePhaseEnded("stop", "completed", LEG_S["stop"]))
-            self._agent(node, events.CycleEnded(outcome, (self._now - self._began) / 1e9, detail))
+            silent = 2.01 if fault.kind == "hang" else None
+            step = self._first_step + LAST_STEP if outcome == "failed" and self._signs else None
+            ended = events.CycleEnded(outcome, (self._now - self._began) / 1e9, detail, silent, step)
+            self._agent(node, ended)
             if outcome in ("preempted", "exhausted"):
                 self._agent(node, events.JobEnded(outcome, 1, detail))
         self._nodes = staying

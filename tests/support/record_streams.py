@@ -47,6 +47,7 @@ Kind = Literal[
     "monitor",  # the monitor dies, the rank goes on
 ]
 
+SILENT = ("hang", "busy", "waited_for", "communication", "skipped", "stopped", "native")
 STARTED_NS = 1_700_000_000_000_000_000
 TRAIN = Frame("/home/me/train.py", 12, "train")
 LOAD = Frame("/home/me/data.py", 34, "next_batch")
@@ -306,7 +307,8 @@ class _Teller:
             stack = (WRAPPED, OTHER, TORCH)
         if rank not in self._active:
             stack = (WRAPPED,)
-        self._emit(rank, events.OutcomeSeen(first, stack, fault.step), after=0.002)
+        silent = 3.01 if fault.kind in SILENT else None
+        self._emit(rank, events.OutcomeSeen(first, stack, fault.step, silent), after=0.002)
         self._emit(rank, events.CollectivesCut(3, 1, "epoll", 0.001))
         took = (self._now[rank] - self._run_began[rank]) / 1e9
         self._emit(rank, events.StageEnded("run", "failed" if rank == first else "interrupted", took))

@@ -101,12 +101,12 @@ def or_zero(expression: str, of: str) -> str:
 
 
 def goodput(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
-    """Return the share of rank-seconds that were neither lost to restarts and hangs nor waiting for the start.
+    """Return the share of rank-seconds that were productive, as `history.rank_time` defines it.
 
-    Hangs are lost within the function and so are part of the productive seconds; the other causes are not."""
+    Hangs and rework are lost while ranks are at work and so are part of those seconds; the other causes are not."""
     inside = grown("resilience_productive_seconds_total", by=by, window=window, scope=scope)
     lost = grown("resilience_lost_seconds_total", by=by, window=window, scope=scope)
-    outside = grown("resilience_lost_seconds_total", 'cause!="hang"', by=by, window=window, scope=scope)
+    outside = grown("resilience_lost_seconds_total", 'cause!~"hang|rework"', by=by, window=window, scope=scope)
     return f"clamp_min(1 - {or_zero(lost, inside)} / (({inside} > 0) + {or_zero(outside, inside)}), 0)"
 
 

@@ -319,8 +319,8 @@ ALERTS = (
         summary="Goodput of job {{ $labels.job_id }} was {{ $value | humanizePercentage }} within the last hour",
         board="overview",
         runbook=Runbook(
-            "Less than 90 % of the rank-seconds of the last hour went into the function and were not lost. Steps that "
-            "are done again are not even taken off, so the truth is lower.",
+            "Less than 90 % of the rank-seconds of the last hour were productive: at work, and neither silent in a "
+            "hang nor done again after a restart.",
             (
                 "Dashboard *Overview*, lost time by cause.",
                 "`resilience report RUN`: cost of each incident, and the steps that were lost.",
@@ -329,6 +329,8 @@ ALERTS = (
                 "startup: loading takes long; it is paid again at each start by the launcher.",
                 "restart: see RestartSlow if they are long, RestartLoop if they are many.",
                 "hang: limits are longer than they need to be; `resilience calibrate RUN`.",
+                "rework: checkpoints are far apart; it is unknown, and counts as nothing, where no step is reported.",
+                "idle: spares, and ranks that have finished before the others.",
             ),
         ),
     ),

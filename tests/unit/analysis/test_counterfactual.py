@@ -10,7 +10,9 @@ from resilience.attribution.incident import Cost, Incident, Phase, Spread
 from resilience.attribution.symptoms import Class
 from resilience.attribution.verdict import Verdict
 
-TIMES = Times(total_s=1000.0, productive_s=600.0, startup_s=10.0, restart_s=40.0, hang_s=150.0, rework_s=200.0)
+TIMES = Times(
+    total_s=1500.0, productive_s=600.0, startup_s=10.0, restart_s=140.0, hang_s=150.0, rework_s=200.0, idle_s=400.0
+)
 SECOND = 10**9
 
 
@@ -43,7 +45,7 @@ def incident(
 def test_a_shorter_limit_saves_what_lies_beyond_it() -> None:
     answer = sooner(TIMES, [incident(1, hang_s=120.0), incident(2, hang_s=30.0), incident(3)], 20.0)
     assert answer.saved_s == 100.0 + 10.0
-    assert answer.ettr == pytest.approx(0.71)
+    assert answer.ettr == pytest.approx(710 / 1500)
     assert "120, 30 s" in answer.inputs
 
 
@@ -85,13 +87,15 @@ def test_a_spare_node_is_there_when_one_is_lost() -> None:
 
 def test_what_was_not_there_is_not_asked() -> None:
     assert what_ifs(TIMES, []) == ()
-    assert {answer.kind for answer in what_ifs(TIMES, [incident(1)])} == {"spares"}
-    assert {answer.kind for answer in what_ifs(TIMES, [incident(1, hang_s=9.0, rework_s=1.0)])} == {
-        "limit",
-        "checkpoints",
-        "spares",
-    }
+    assert what_ifs(TIMES, [incident(1)]) == ()
+    found = [incident(1, hang_s=9.0, rework_s=100.0), incident(2, at_s=100, ranks=(4, 3))]
+    answers = what_ifs(TIMES, found, 700 * SECOND)
+    assert {answer.kind for answer in answers} == {"limit", "checkpoints", "spares"}
+    assert all(answer.saved_s > 0.0 and answer.assumes for answer in answers)
 
 
-def test_a_share_stays_a_share() -> None:
-    assert sooner(TIMES, [incident(1, hang_s=9000.0)], 1.0).ettr == 1.0
+def test_nothing_saves_more_than_was_lost() -> None:
+    assert sooner(TIMES, [incident(1, hang_s=9000.0)], 1.0).saved_s == TIMES.hang_s
+    assert saved_more_often(TIMES, [incident(1, rework_s=9000.0)], 1.0, None).saved_s == TIMES.rework_s
+    found = [incident(1, at_s=100, ranks=(4, 1), what="node_lost", waited_s=9000.0)]
+    assert with_spares(TIMES, found, 4, 90_000 * SECOND).saved_s == TIMES.idle_s + TIMES.restart_s

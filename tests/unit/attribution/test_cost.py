@@ -7,7 +7,6 @@ from typing import get_args
 import pytest
 
 from resilience.attribution.cost import Times, times
-from resilience.attribution.incidents import incidents_of
 from resilience.core.records import Record
 from resilience.history.history import History
 from tests.support import record_streams
@@ -17,15 +16,14 @@ AWAY = sum(LEG_S.values()) + 0.4
 
 
 def times_of(records: list[Record]) -> Times:
-    history = History().take_all(records)
-    return times(history, incidents_of(history))
+    return times(History().take_all(records))
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_causes_add_up_to_the_whole(kind: Kind) -> None:
     spent = times_of(launched([Fault(kind, 1)], nodes=2).records)
-    parts = spent.productive_s + spent.startup_s + spent.restart_s + spent.hang_s + spent.rework_s
-    assert parts == pytest.approx(spent.total_s)
+    parts = [spent.productive_s, spent.startup_s, spent.restart_s, spent.hang_s, spent.rework_s, spent.idle_s]
+    assert sum(parts) == pytest.approx(spent.total_s)
     assert spent.ettr is not None and 0.0 < spent.ettr < 1.0
 
 
@@ -50,9 +48,13 @@ def test_program_that_shows_nothing_is_productive_from_its_start() -> None:
 def test_restarts_in_place_count_too() -> None:
     spent = times_of(record_streams.job([record_streams.Fault("hang", 1, 0)]).records)
     assert spent.hang_s == 3.01 and spent.restart_s > 0.0
-    assert spent.productive_s + spent.startup_s + spent.restart_s + spent.hang_s + spent.rework_s == pytest.approx(
-        spent.total_s
-    )
+
+
+def test_hang_is_lost_by_all_ranks_that_wait_and_not_by_a_spare() -> None:
+    spent = times_of(record_streams.job([record_streams.Fault("hang", 1, 0)], world=7, spares=1).records)
+    assert spent.ranks == 8
+    assert spent.hang_s == pytest.approx(3.01 * 7 / 8)
+    assert spent.idle_s == pytest.approx(spent.total_s / 8, rel=0.01)
 
 
 def test_nothing_on_record_is_no_time() -> None:

@@ -63,7 +63,7 @@ def test_restarts_and_interruptions_are_counted() -> None:
     assert found["resilience_interruptions_total", ("terminated", "unknown", "first")] == 1
     assert found["resilience_interruptions_total", ("soft_timeout", "storage", "first")] == 1
     assert found["resilience_hangs_detected_total", ("watchdog", "")] == 1
-    assert found["resilience_lost_seconds_total", ("hang",)] == 3.01
+    assert found["resilience_lost_seconds_total", ("hang",)] == pytest.approx(3 * 3.01)
     told_events = Counter(str(record.event.__struct_config__.tag) for record in told.records)
     assert {labels[0]: n for (name, labels), n in found.items() if name == "resilience_events_total"} == told_events
 
@@ -127,7 +127,7 @@ def test_running_function_counts_as_productive_before_it_ends() -> None:
 def test_spare_is_not_productive() -> None:
     told = job(world=1, spares=1)
     (run,) = [r.event for r in told.files[0] if isinstance(r.event, events.StageEnded) and r.event.stage == "run"]
-    assert samples(told.records)["resilience_productive_seconds_total", ()] == pytest.approx(run.duration_s)
+    assert samples(told.records)["resilience_productive_seconds_total", ()] == pytest.approx(run.duration_s, rel=1e-4)
 
 
 def test_durations_fall_into_the_buckets_of_their_definition() -> None:
@@ -216,9 +216,8 @@ def wrapped_in_a_launch() -> list[Record]:
 
 # An event that a metric is a view of, but that by itself changes no number in these jobs.
 NOT_ALONE: dict[str, set[type]] = {
-    "resilience_productive_seconds_total": {events.StageStarted, events.IterationStarted, events.CycleEnded},
     "resilience_job_info": {events.RendezvousCompleted},
-    "resilience_lost_seconds_total": {events.CycleStarted},
+    "resilience_lost_seconds_total": {events.RestartEnded},  # rework: no step was reported when it began
 }
 
 

@@ -1,0 +1,261 @@
+"""Where did the time of every rank go?  Rank-seconds, each of them productive or lost by one cause.
+
+A rank's time begins with its attempt and ends with its call, or its process. It starts up until it is at work for the
+first time: it entered its function, or showed progress. From the moment its node knew of an interruption it is
+restarting, until its first progress. Silence before that moment is a hang, of every rank that was at work: all of them
+wait for the silent one. A spare idles, and so does a rank that has finished before the others; the place of a dead
+rank idles as long as its node is on record. Work that was done again is rework, at the speed of before; it is unknown,
+and counts as nothing, where no step is reported.
+
+Lengths are measured on each node's own monotonic clock. The same definition holds for a node's metrics and for the
+report of the whole job: the job's rank-seconds are the sum of its nodes'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from resilience.core import events
+from resilience.core.records import Record
+from resilience.history.cycles import Cycle, CycleHistory, NodeCycle, Worker
+
+Cause = Literal["startup", "restart", "hang", "rework", "idle"]
+CAUSES: tuple[Cause, ...] = ("startup", "restart", "hang", "rework", "idle")
+_State = Literal["", "startup", "work", "restart", "idle"]
+OF_TIMES = frozenset(
+    (
+        events.StageStarted,
+        events.StageEnded,
+        events.RestartEnded,
+        events.OutcomeSeen,
+        events.RankFellSilent,
+        events.IterationStarted,
+        events.CallStarted,
+        events.CallEnded,
+        events.RankExited,
+    )
+)
+"""Events that move a wrapped rank from one cause to another."""
+RankCall = tuple[int, int, int]
+"""Attempt, cycle, initial rank."""
+
+
+class RankSeconds(msgspec.Struct):
+    """Time of ranks in nanoseconds. work: what is lost inside, to hangs and to rework, included."""
+
+    work: int = 0
+    startup: int = 0
+    restart: int = 0
+    hang: int = 0
+    rework: int = 0
+    idle: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.work + self.startup + self.restart + self.idle
+
+    @property
+    def productive(self) -> int:
+        return max(0, self.work - self.hang - self.rework)
+
+    def add(self, other: RankSeconds) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class WrappedRank:
+    """One rank in its wrapped function, in one cycle; follows its own records in order."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._spent = RankSeconds()
+        self._ended_ns: int | None = None  # its process ended
+        self.since = 0  # since when it is in its state
+        self._state: _State = ""
+        self._is_active = True
+        self._worked = 0  # nanoseconds before the last interruption
+        self._is_explained = True  # it is known whether a hang made it
+        self._reached: int | None = None  # the step that was interrupted
+        self._entered: int | None = None  # the step that it went on with after a restart
+        self._a_step: float | None = None  # nanoseconds
+
+    def take(self, record: Record) -> None:
+        """Add what a record of the rank, or of its monitor, says."""
+        event, at = record.event, record.mono_ns
+        match event:
+            case events.StageStarted(stage="run"):
+                if not self._is_active:
+                    self._go("idle", at)
+                elif self._state != "restart":
+                    self._go("work", at)
+            case events.StageStarted(stage="restart"):
+                self._interrupted(at, None)
+            case events.StageEnded(stage="run", outcome="completed"):
+                self._go("idle", at)
+            case events.StageEnded(stage="restart", outcome="completed"):
+                self._go("work" if self._is_active else "idle", at - round(event.ended_ago_s * 1e9))
+            case events.RestartEnded(step=step) if step is not None:
+                self._went_on(step)
+            case events.OutcomeSeen():
+                self._reached = event.step if event.step is not None else self._reached
+                self._interrupted(at, event.silent_for_s)
+            case events.RankFellSilent():
+                self._interrupted(at, event.silent_for_s)
+            case events.IterationStarted(state=state):
+                self._is_active, self._is_explained = state == "active", True
+            case events.CallStarted():
+                self._go("startup", at)
+            case events.CallEnded(outcome=outcome):
+                self._go("" if outcome == "completed" else "idle", at)
+            case events.RankExited():
+                self._ended_ns = at
+
+    def spent_until(self, until: int | None) -> RankSeconds:
+        """Return what the rank has spent. until: monotonic nanoseconds; None: only what has ended."""
+        found = msgspec.structs.replace(self._spent)
+        ends = [at for at in (until, self._ended_ns) if at is not None]
+        if self._state and ends:
+            setattr(found, self._state, getattr(found, self._state) + max(0, min(ends) - self.since))
+            if until is not None and self._ended_ns is not None:
+                found.idle += max(0, until - max(self._ended_ns, self.since))  # the place of a dead rank is empty
+        return found
+
+    def _go(self, state: _State, at: int) -> None:
+        if self._state:
+            setattr(self._spent, self._state, getattr(self._spent, self._state) + max(0, at - self.since))
+        self._state, self.since = state, max(at, self.since)
+
+    def _interrupted(self, at: int, silent_for_s: float | None) -> None:
+        if self._state == "work":
+            self._worked = max(0, at - self.since)
+            self._is_explained = False
+            self._go("restart", at)
+        if self._state == "restart" and silent_for_s is not None and not self._is_explained:
+            silence = min(self._worked, round(max(0.0, silent_for_s) * 1e9))
+            self._spent.hang += silence
+            self._worked -= silence
+            self._is_explained = True
+
+    def _went_on(self, step: int) -> None:
+        """The rank goes on with a step, after an interruption: what it had done beyond that is done again."""
+        entered = 0 if self._entered is None and step == 0 else self._entered
+        if self._reached is not None:
+            if entered is not None and self._reached > entered:
+                self._a_step = self._worked / (self._reached - entered)
+            again = max(0, self._reached - step)
+            self._spent.rework += min(self._worked, round(again * (self._a_step or 0.0)))
+        self._entered, self._reached = step, None
+
+
+class RankTimes:
+    """What all ranks have spent. Wrapped functions are followed record by record; what launched workers do outside of
+    them follows from the cycles."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[RankCall, WrappedRank] = {}
+
+    def take(self, record: Record, rank: int) -> None:
+        """Add what a rank in a wrapped function, or its monitor, says."""
+        origin = record.origin
+        key = (origin.attempt, origin.cycle, rank)
+        found = self._wrapped.get(key)
+        if found is None:
+            found = self._wrapped[key] = WrappedRank(origin.node)
+        found.take(record)
+
+    def spent(self, cycles: CycleHistory, until: Callable[[str], int | None]) -> dict[int, RankSeconds]:
+        """Return what each rank has spent, by initial rank.
+
+        until: gives for a node the monotonic nanoseconds until which its ranks go on; None: only what has ended."""
+        found: dict[int, RankSeconds] = {}
+        launched: set[RankCall] = set()
+        for node, parts in cycles.nodes.items():
+            for before, place, part in _in_order(parts):
+                for rank, worker in part.workers.items():
+                    launched.add((*place, rank))
+                    visit = _Visit(cycles.began.get((node, place[0])), before, part, until(node))
+                    wrapped = self._wrapped.get((*place, rank))
+                    earlier = None if before is None else self._wrapped.get((*before[0], rank))
+                    found.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
+        for key, wrapped in self._wrapped.items():
+            if key not in launched:
+                found.setdefault(key[2], RankSeconds()).add(wrapped.spent_until(until(wrapped.node)))
+        return found
+
+
+def _in_order(
+    parts: dict[Cycle, NodeCycle],
+) -> Iterator[tuple[tuple[Cycle, NodeCycle] | None, Cycle, NodeCycle]]:
+    """Yield a node's cycles, each with the one before it in its attempt."""
+    before: tuple[Cycle, NodeCycle] | None = None
+    for place in sorted(parts):
+        part = parts[place]
+        if part.started is not None:
+            if before is not None and (before[0][0] != place[0] or part.started.why == "first"):
+                before = None
+            yield before, place, part
+            before = (place, part)
+
+
+class _Visit:
+    """One node in one cycle. before: the cycle that it was in before. until: as for `RankTimes.spent`."""
+
+    def __init__(
+        self, began_ns: int | None, before: tuple[Cycle, NodeCycle] | None, part: NodeCycle, until: int | None
+    ) -> None:
+        self._part = part
+        self._before = None if before is None else before[1]
+        failed = part.failed_at
+        self._end = until if failed is None else failed[0]
+        failed_before = None if self._before is None else self._before.failed_at
+        self._since = began_ns if failed_before is None else failed_before[0]
+        self._is_first = before is None
+
+    def spent_by(
+        self, rank: int, worker: Worker, wrapped: WrappedRank | None, earlier: WrappedRank | None
+    ) -> RankSeconds:
+        """Return what one worker has spent. earlier: its rank in the cycle before, in a wrapped function."""
+        found = RankSeconds()
+        if worker.started_ns is None:
+            return found
+        inside = wrapped if worker.called_ns is not None else None
+        at_work = worker.called_ns if inside is not None else None if worker.progress is None else worker.progress[0]
+        if at_work is None and self._end is not None and self._part.failed_at is not None:
+            at_work = worker.started_ns  # a program that shows nothing is taken to work from its start
+        since = worker.started_ns if self._since is None else self._since
+        if earlier is not None:
+            since = max(since, earlier.since)
+        until = worker.started_ns if at_work is None else at_work if self._end is None else min(at_work, self._end)
+        waited = max(0, until - since)
+        if inside is not None:
+            found = inside.spent_until(self._end)
+            waited, found.startup = waited + found.startup, 0
+        elif at_work is not None and self._end is not None:
+            self._outside(found, rank, worker, at_work, self._end)
+        if self._is_first:
+            found.startup += waited
+        else:
+            found.restart += waited
+        return found
+
+    def _outside(self, found: RankSeconds, rank: int, worker: Worker, at_work: int, end: int) -> None:
+        """Time of a worker that calls no Wrapper."""
+        is_done = worker.exit is not None and worker.exit.expected and worker.exited_ns is not None
+        until = min(end, worker.exited_ns) if is_done and worker.exited_ns is not None else end
+        found.work = max(0, until - at_work)
+        found.idle = max(0, end - until)
+        found.hang = min(found.work, self._part.silent_ns)
+        before = None if self._before is None else self._before.workers.get(rank)
+        if self._before is not None and before is not None and worker.first_step is not None:
+            found.rework = _rework(self._before, before, worker.first_step[1])
+
+
+def _rework(part: NodeCycle, worker: Worker, resumed: int) -> int:
+    """Nanoseconds of a cycle's work that a rank does again. resumed: the step with which it goes on."""
+    reached, failed, first = part.reached, part.failed_at, worker.first_step
+    if reached is None or failed is None or first is None or reached <= first[1]:
+        return 0
+    worked = max(0, failed[0] - first[0] - part.silent_ns)
+    return min(worked, round(max(0, reached - resumed) * worked / (reached - first[1])))
