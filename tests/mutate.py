@@ -4,13 +4,15 @@
 each command and each operand of a condition, lets each guarded write overwrite, and swaps neighbouring steps. A
 mutant lives in memory only. It runs schedules of `testing.cluster`, and the properties of the module's own tests,
 until one breaks. It also takes a rank's initial number for its current one and the other way round, and puts in the
-bugs of BY_HAND. Prints every mutant with what killed it and ends with status 1 if one survives that EQUIVALENT
-does not explain."""
+bugs of BY_HAND. The launcher's decisions are mutated likewise, methods too, and so that all who use a function get the
+mutant; they run schedules of `tests.launcher_simulation`. Prints every mutant with what killed it and ends with status
+1 if one survives that EQUIVALENT does not explain."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import inspect
 import sys
@@ -20,14 +22,39 @@ from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from resilience.core import restart, watch
+from resilience.core import (
+    agent_liveness,
+    control,
+    cycle_nodes,
+    gathering,
+    job_budget,
+    rendezvous,
+    rendezvous_log,
+    restart,
+    shared_list,
+    stopping,
+    supervision,
+    watch,
+)
 from resilience.testing.cluster import Cluster
 from resilience.testing.faults import VICTIMS, Schedule, draw, everywhere, raised_everywhere
-from tests.unit.core import test_restart, test_watch
+from tests.launcher_simulation import schedules
+from tests.launcher_simulation.jobs import Job
+from tests.unit.core import (
+    test_control,
+    test_cycle_nodes,
+    test_gathering,
+    test_job_budget,
+    test_restart,
+    test_stopping,
+    test_supervision,
+    test_watch,
+)
+from tests.unit.testing import test_launcher_simulation
 
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
 EQUIVALENT = {
@@ -44,6 +71,27 @@ EQUIVALENT = {
         "swapped: if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED: / "
         "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:",
     ): "a result satisfies at most one of the two conditions",
+    (
+        "is_inherited",
+        "without condition not any((seat.id in gathering.arrived for seat in gathering.last.seats))",
+    ): "a verdict that all have obeyed is read once more, which changes nothing and costs two operations",
+    ("neighbour", "if rank is None -> False"): "an agent looks around only in a cycle of which it has a seat",
+    ("_with_previous", "without filter rank is not None"): "a rank that is None is compared with numbers only",
+    ("_with_previous", "if previous is not None -> True"): "a rank that is None is compared with numbers only",
+}
+
+# Modules of the launcher's protocol, each with the tests of its own.
+LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
+    gathering: (test_gathering,),
+    rendezvous_log: (),
+    agent_liveness: (),
+    rendezvous: (),
+    shared_list: (test_job_budget,),
+    job_budget: (test_job_budget,),
+    cycle_nodes: (test_cycle_nodes,),
+    control: (test_control,),
+    stopping: (test_stopping,),
+    supervision: (test_supervision,),
 }
 
 # Bugs that no general rule makes: function -> (beginning of a statement, what it becomes; {} is the statement).
@@ -74,7 +122,7 @@ ORIGINAL = Mutant("", 0, "none", lambda nodes: None)
 
 def mutants_of(module: ModuleType) -> Iterator[Mutant]:
     """Yield every mutant of the functions of a module."""
-    for function in _functions(module):
+    for name, function in _functions(module):
         asserted = {part for node in ast.walk(function) if isinstance(node, ast.Assert) for part in ast.walk(node)}
         for number, node in enumerate(ast.walk(function)):
             if node in asserted:  # said to the type checker, and true
@@ -82,14 +130,15 @@ def mutants_of(module: ModuleType) -> Iterator[Mutant]:
             beginning, form = BY_HAND.get(function.name, (None, ""))
             if beginning is not None and isinstance(node, ast.Expr) and ast.unparse(node).startswith(beginning):
                 change = form.format(ast.unparse(node))
-                yield Mutant(function.name, node.lineno, f"{MADE_BY_HAND}{change}", partial(_replace, number, change))
-            for change, apply in _changes(node, number):
-                yield Mutant(function.name, getattr(node, "lineno", function.lineno), change, apply)
+                yield Mutant(name, node.lineno, f"{MADE_BY_HAND}{change}", partial(_replace, number, change))
+            changes = _changes(node, number)
+            for change, apply in chain(changes, _dropped_calls(node, number)) if module in LAUNCHER else changes:
+                yield Mutant(name, getattr(node, "lineno", function.lineno), change, apply)
 
 
 def mutated(module: ModuleType, mutant: Mutant) -> ModuleType:
     """Return a copy of the module with the mutant in it. Classes stay the original's."""
-    functions = _functions(module)
+    functions = [function for name, function in _functions(module) if name == function.name]
     for function in functions:
         if function.name == mutant.function:
             mutant.apply(list(ast.walk(function)))
@@ -100,9 +149,37 @@ def mutated(module: ModuleType, mutant: Mutant) -> ModuleType:
     return changed
 
 
-def _functions(module: ModuleType) -> list[ast.FunctionDef]:
+def _functions(module: ModuleType) -> list[tuple[str, ast.FunctionDef]]:
+    """Return the functions that are mutated, by name: the module's own, and the launcher's methods."""
     tree = ast.parse(Path(str(module.__file__)).read_text())
-    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    found = [(node.name, node) for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for owner in tree.body if module in LAUNCHER else ():
+        if isinstance(owner, ast.ClassDef):
+            methods = [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
+            found += [(f"{owner.name}.{method.name}", method) for method in methods]
+    return found
+
+
+@contextlib.contextmanager
+def planted(module: ModuleType, mutant: Mutant) -> Iterator[None]:
+    """Have all who use a function of the module run the mutant in its place."""
+    if not mutant.function:
+        yield
+        return
+    definition = dict(_functions(module))[mutant.function]
+    mutant.apply(list(ast.walk(definition)))
+    definition.decorator_list = []
+    tree = ast.Module(body=[*ast.parse("from __future__ import annotations").body, definition], type_ignores=[])
+    names = dict(vars(module))
+    exec(compile(ast.fix_missing_locations(tree), "mutant", "exec"), names)
+    owner, _, name = mutant.function.rpartition(".")
+    function: Any = vars(vars(module)[owner])[name] if owner else vars(module)[name]
+    function = getattr(function, "fget", function)
+    original, function.__code__ = function.__code__, names[definition.name].__code__
+    try:
+        yield
+    finally:
+        function.__code__ = original
 
 
 def _changes(node: ast.AST, number: int) -> Iterator[tuple[str, Callable[[Nodes], None]]]:
@@ -132,6 +209,12 @@ def _changes(node: ast.AST, number: int) -> Iterator[tuple[str, Callable[[Nodes]
         for place, (first, second) in enumerate(pairwise(body)):
             if _has_step(first) and _has_step(second) and not isinstance(second, ast.Return):
                 yield f"swapped: {_text(first)} / {_text(second)}", partial(_swap, number, place)
+
+
+def _dropped_calls(node: ast.AST, number: int) -> Iterator[tuple[str, Callable[[Nodes], None]]]:
+    """Yield the mutant without a call that is made for its effect."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield f"without {_text(node)}", partial(_drop_step, number)
 
 
 def _is_step(node: ast.AST) -> bool:
@@ -207,7 +290,8 @@ def _overwrite(number: int, nodes: Nodes) -> None:
 
 Trial = Callable[[ModuleType], object]
 
-DRAWN = 4000
+DRAWN, DRAWN_JOBS = 4000, 500
+KINDS: tuple[schedules.Kind, ...] = ("crash", "partition", "pause", "signal")
 EVERYWHERE = [
     schedule
     for victim in VICTIMS
@@ -220,7 +304,14 @@ def trials_of(module: ModuleType) -> Iterator[tuple[str, Trial]]:
     """Yield what a mutant has to pass, as (name, trial).
 
     The protocol is proven by schedules and its own tests see to the rest; for the watch it is the other way round."""
-    if module is restart:
+    if module in LAUNCHER:
+        yield from (("", partial(_run_job, schedules.draw(seed))) for seed in range(60))
+        for tests in (*LAUNCHER[module], test_launcher_simulation):
+            yield from ((name, partial(_ignore_module, test)) for name, test in _tests_without_arguments(tests))
+        some = chain(*map(partial(schedules.everywhere, node=1), KINDS))
+        yield from (("", partial(_run_job, schedule)) for schedule in some)
+        yield from (("", partial(_run_job, schedules.draw(seed))) for seed in range(60, DRAWN_JOBS))
+    elif module is restart:
         some = chain(map(draw, range(300)), EVERYWHERE)
         yield from (("", partial(_run_protocol, schedule)) for schedule in some)
         yield from _tests_of(test_restart, "protocol")
@@ -228,6 +319,21 @@ def trials_of(module: ModuleType) -> Iterator[tuple[str, Trial]]:
     else:
         yield from _tests_of(test_watch, "watcher")
         yield from (("", partial(_run_watcher, draw(seed))) for seed in range(DRAWN))
+
+
+def _run_job(schedule: schedules.Schedule, _: ModuleType) -> object:
+    return Job(schedule).run()
+
+
+def _ignore_module(test: Callable[[], object], _: ModuleType) -> object:
+    return test()
+
+
+def _tests_without_arguments(module: ModuleType) -> Iterator[tuple[str, Callable[[], object]]]:
+    for name, test in vars(module).items():
+        marks = {mark.name for mark in getattr(test, "pytestmark", ())}
+        if name.startswith("test_") and not inspect.signature(test).parameters and "parametrize" not in marks:
+            yield name.removeprefix("test_").replace("_", " "), test
 
 
 def _run_protocol(schedule: Schedule, mutant: ModuleType) -> object:
@@ -246,7 +352,13 @@ def _tests_of(module: ModuleType, argument: str) -> Iterator[tuple[str, Trial]]:
 
 def killer_of(module: ModuleType, mutant: Mutant) -> tuple[str, int] | None:
     """Return what first fails with the mutant and after how many trials, None if it survives."""
-    changed = mutated(module, mutant)
+    if module in LAUNCHER:
+        with planted(module, mutant):
+            return _killer_of(module, module)
+    return _killer_of(module, mutated(module, mutant))
+
+
+def _killer_of(module: ModuleType, changed: ModuleType) -> tuple[str, int] | None:
     for number, (what, trial) in enumerate(trials_of(module), 1):
         try:
             trial(changed)
@@ -257,13 +369,13 @@ def killer_of(module: ModuleType, mutant: Mutant) -> tuple[str, int] | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--module", choices=("restart", "watch"), help="mutate this one only")
+    modules = {module.__name__.rpartition(".")[2]: module for module in (restart, watch, *LAUNCHER)}
+    parser.add_argument("--module", choices=tuple(modules), help="mutate this one only")
     parser.add_argument("--function", help="mutate this function only")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     survivors = count = 0
-    for module in (restart, watch):
-        name = module.__name__.rpartition(".")[2]
+    for name, module in modules.items():
         if options.module not in (None, name):
             continue
         broken = killer_of(module, ORIGINAL)

@@ -68,6 +68,7 @@ class Agent:
         self.is_alive = True
         self.has_left = False
         self.has_lost_store = False
+        self.is_misconfigured = False
         self.verdict: Verdict | None = None
         self.signals: list[tuple[int, str]] = []
         self.requests: list[Request] = []
@@ -102,6 +103,7 @@ class Agent:
                 if verdict.again is None:
                     break
         except ConfigurationError as error:
+            self.is_misconfigured = True
             yield from self._leave("its configuration is wrong")
             self.verdict = Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
             return
@@ -117,7 +119,8 @@ class Agent:
             verdict = yield from self._gate()
             if verdict is not None:
                 return verdict
-            seat = Seat(self.id, self.rendezvous.node, "here", 1)
+            ranks = self.job.schedule.ranks
+            seat = Seat(self.id, self.rendezvous.node, "here", 1, ranks[self.node] if ranks else None)
             found = yield from self.rendezvous.join(seat)
             if isinstance(found, Refusal):
                 if found.kind == "late":

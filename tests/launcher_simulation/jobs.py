@@ -47,6 +47,7 @@ DELAYS = tuple(10 ** (-4 + 3.7 * step / 255) for step in range(256))
 NUMBERS = {"SIGTERM": 15, "SIGINT": 2}
 PROGRESS = 2.0  # seconds that a cycle's workers need for a step
 HANG_LIMIT = 60.0  # seconds after which a monitor ends a worker that makes no progress
+MOST_ANSWERS = 1000  # that an agent gets at once
 LIMIT = 2000.0  # seconds that a schedule may take, and as many for each of its faults
 
 
@@ -297,7 +298,7 @@ class Job:
             return self.after(agent.paused_until - now, self._go_on_later, agent, agent.token, answer, raised)
         try:
             operation = protocol.send(answer) if raised is None else protocol.throw(raised)
-            while True:
+            for _ in range(MOST_ANSWERS):
                 match operation:
                     case Now():
                         answer = now
@@ -322,6 +323,7 @@ class Job:
                     case _:
                         return self._send(agent, operation)
                 operation = protocol.send(answer)
+            raise broken("every schedule ends", f"{agent} asks for {operation}, and for nothing that takes time")
         except StopIteration:
             self.note(agent, f"ends: {agent.verdict}")
             return self._ends(agent)

@@ -10,6 +10,7 @@ own. It shares no decision with the protocol. It knows what must never be:
 - *budget*: no more cycles follow a failure or a loss than the job may restart;
 - *the end is the end*: after a verdict that ends the job no further cycle runs;
 - *who is lost gave a reason*: an agent is taken for lost only if it is gone, was stopped, or did not reach the store;
+- *others go on*: what happens to one node ends the job of the others only if they are too few, or the budget is used;
 - *every schedule ends*, and every agent with a verdict that the schedule explains.
 
 Raises: InternalError with the attribute `invariant`, from whatever call first sees it broken."""
@@ -22,14 +23,28 @@ from typing import TYPE_CHECKING, Any
 
 from resilience.core.cycle import Verdict
 from resilience.errors import InternalError
-from tests.launcher_simulation.schedules import Asks, Delay, Fault, Repeat, Sick
+from tests.launcher_simulation.schedules import (
+    Asks,
+    Crash,
+    Delay,
+    Fails,
+    Fault,
+    Partition,
+    PartitionBefore,
+    Pause,
+    Repeat,
+    Sick,
+    Signalled,
+)
 
 if TYPE_CHECKING:
     from tests.launcher_simulation.agents import Agent
     from tests.launcher_simulation.jobs import Job
 
 Seconds = float
+EARLY = 2.0  # seconds in which agents come that are there when anything happens
 GRACE = 4.0  # seconds of silence below which nobody may take an agent for lost
+OF_ONE_NODE = Crash | Fails | Partition | PartitionBefore | Pause | Sick | Signalled
 VOLUNTARY = ("membership", "request")
 
 
@@ -132,9 +147,14 @@ class Referee:
         forgotten = [id for id in former if id not in came and id not in left and id.rpartition("/")[0] not in excluded]
         if forgotten:
             raise broken("the last cycle is heard", f"cycle {number} is formed without a word of {forgotten}")
+        if self._schedule.ranks:
+            if [seat[4] for seat in formation["seats"]] != list(range(len(seats))):
+                raise broken("ranks are the infrastructure's", f"cycle {number} has {formation['seats']}")
+            former = []
         for rank, id in enumerate(former):
             if id in came and (id not in seats or (rank < len(seats) and seats[rank] != id)):
                 raise broken("ranks are kept", f"{id} had rank {rank}, cycle {number} has {seats}")
+        former = [seat[0] for seat in last.get("seats", [])]
         waits = [id for id in came if id not in former]
         if [id for id in waits if id in seats] != waits[: len(seats) - len([id for id in former if id in seats])]:
             raise broken("who came first is first", f"cycle {number} has {seats}; there waited {waits}")
@@ -248,16 +268,20 @@ class Referee:
         common = {
             (agent.verdict.outcome, agent.verdict.exit_code)
             for agent in self._job.agents
-            if agent.verdict is not None
-            and not agent.supervision.leaves
-            and not agent.has_lost_store
-            # A signal to an agent that the others have gone on without is for itself.
-            and not (agent in self._lost and agent.verdict.outcome == "preempted")
+            if agent.verdict is not None and not self._is_its_own(agent, agent.verdict)
         }
         if len(common) > 1:
             raise broken("one end", f"agents of one job end with {sorted(common)}")
-        if all(map(_is_harmless, self._schedule.faults)):
+        are_right = len(set(self._schedule.ranks)) == len(self._schedule.ranks)
+        if are_right and all(map(_is_harmless, self._schedule.faults)):
             self._undisturbed()
+        if not self._schedule.ranks:  # given ranks leave no gap, or the job ends
+            self._others_go_on()
+
+    def _is_its_own(self, agent: Agent, verdict: Verdict) -> bool:
+        """Whether an agent's end is not that of the job. A signal to one that the others have gone on without is."""
+        is_cut = agent.has_lost_store or agent.is_misconfigured
+        return is_cut or bool(agent.supervision.leaves) or (agent in self._lost and verdict.outcome == "preempted")
 
     def _explain(self, agent: Agent, verdict: Verdict) -> None:
         """Every agent's end has a reason, and the schedule one for it."""
@@ -292,6 +316,30 @@ class Referee:
         budget = self._schedule.rules.budget
         rules = [rule for rule in (budget.same_limit, budget.stalled_restarts, budget.same_in_window) if rule]
         return self._restarts >= min(budget.max_restarts, *(rule - 1 for rule in rules), 99)
+
+    def _others_go_on(self) -> None:
+        """If enough nodes had no trouble, and the budget allows for what the others had, they come to the end."""
+        schedule = self._schedule
+        budget, faults = schedule.rules.budget, [fault for fault in schedule.faults if not _is_harmless(fault)]
+        if len(faults) > 2 or budget.max_restarts < len(faults):
+            return
+        if not all(isinstance(fault, OF_ONE_NODE) for fault in faults) or schedule.rules.mode == "stop":
+            return
+        if any(isinstance(fault, Signalled) and fault.signal != "SIGTERM" for fault in faults):
+            return
+        troubled = {fault.node for fault in faults if not isinstance(fault, Fails)}
+        if schedule.node_hosts_store and 0 in troubled:
+            return
+        others = [agent for agent in self._job.agents if agent.node not in troubled]
+        if sum(schedule.comes[agent.node] < EARLY for agent in others) < schedule.terms.least:
+            return
+        for agent in others:
+            verdict = agent.verdict
+            assert verdict is not None
+            found_no_place = "found no place" in agent.supervision.leaves
+            came_after_the_end = agent.rendezvous.cycle < 0 and agent.has_lost_store
+            if verdict.outcome != "completed" and not found_no_place and not came_after_the_end:
+                raise broken("others go on", f"{agent} had no trouble, and ends with {verdict}")
 
     def _undisturbed(self) -> None:
         """Nothing went wrong that should cost a restart: the job is through, on all nodes that had a place."""

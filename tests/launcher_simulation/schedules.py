@@ -144,7 +144,8 @@ class Schedule(msgspec.Struct, frozen=True):
 
     comes: when each node's agent is started, in seconds; work: seconds that workers need; comes_back: an agent that
     was killed is started anew after so many seconds, None for never; reports_steps: workers report one more step in
-    each cycle; latency: factor on the time of every operation."""
+    each cycle; ranks: of the infrastructure, by node, if it gives any; latency: factor on the time of every
+    operation."""
 
     seed: int
     comes: tuple[Seconds, ...]
@@ -155,6 +156,7 @@ class Schedule(msgspec.Struct, frozen=True):
     node_hosts_store: bool = True
     comes_back: Seconds | None = None
     reports_steps: bool = True
+    ranks: tuple[int, ...] = ()
     latency: float = 1.0
 
 
@@ -183,6 +185,11 @@ def draw(seed: int) -> Schedule:
         for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 2, 3, 3, 4)))
         for fault in _faults(rng, nodes, node_hosts_store)
     ]
+    ranks: tuple[int, ...] = ()
+    if nodes == most and rng.random() < 0.2:
+        ranks = tuple(rng.sample(range(nodes), nodes))
+        if rng.random() < 0.2:  # two nodes were given one rank
+            ranks = (ranks[-1], *ranks[1:])
     return Schedule(
         seed=seed,
         comes=(0.0, *comes[1:]) if node_hosts_store else comes,
@@ -193,6 +200,7 @@ def draw(seed: int) -> Schedule:
         node_hosts_store=node_hosts_store,
         comes_back=rng.choice((None, 1.0, 5.0, 20.0)),
         reports_steps=rng.random() < 0.7,
+        ranks=ranks,
         latency=rng.choice((0.1, 1.0, 1.0, 3.0)),
     )
 

@@ -94,6 +94,12 @@ def test_node_keeps_its_rank_and_has_it_again_when_it_returns() -> None:
     assert previous(smaller, now) == {"a1": 0, "b1": 1, "c2": 2}
 
 
+def test_node_that_was_never_there_has_no_former_rank() -> None:
+    last = formed("a1", "b1", "c1")
+    now = after(last, Left("b1"), Left("c1"), *arrived("a1", "d1", "c2"))
+    assert previous(last, now) == {"a1": 0, "d1": None, "c2": 2}
+
+
 def test_two_agents_of_one_node_do_not_share_a_rank() -> None:
     last = formed("a1", "a2", "b1")
     now = after(last, Left("a2"), *arrived("a3", "a4", "a1", "b1"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from resilience.core.budget import Budget
@@ -94,6 +95,21 @@ def test_short_partition_and_short_freeze_are_nothing() -> None:
 def test_job_that_has_used_its_restarts_ends() -> None:
     report = run(*(Fails(1, cycle, 3.0) for cycle in range(5)), rules=Rules("any-failed", Budget(2, 0, 0, 0)))
     assert (report.cycles, report.ends) == (3, ("exhausted",) * 3)
+
+
+def test_node_that_is_signalled_stops_the_job_if_too_few_would_be_left_also_of_those_that_were_lost_before() -> None:
+    helped = Rules("min-healthy", Budget(3), apart=30.0)
+    report = run(Crash(2, at=5.0), Signalled(1, at=25.0), rules=helped, work=60.0)
+    assert (report.cycles, report.ends) == (1, ("preempted", "preempted", "killed"))
+
+
+def test_loss_of_the_node_before_one_that_was_lost_is_noticed() -> None:
+    helped = Rules("min-healthy", Budget(3), apart=30.0)
+    lost = Crash(2, at=5.0), Crash(1, at=25.0)
+    report = run(
+        *lost, comes=(0.0, 0.1, 0.2, 0.3), terms=msgspec.structs.replace(TERMS, most=4), rules=helped, work=60.0
+    )
+    assert (report.cycles, report.ends) == (1, ("completed", "killed", "killed", "completed"))
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------
