@@ -21,6 +21,7 @@ from resilience.core.restart import Add, Await, Check, CompareSet, Read, Set
 from resilience.errors import StoreError
 
 T = TypeVar("T")
+ABSENT = "resilience: absent"  # is no key's value
 
 
 class StoreLike(Protocol):
@@ -61,28 +62,48 @@ def drive(
 
 def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) -> Any:
     """Perform one store operation. Raises: StoreError."""
+    perform = _PERFORM.get(type(operation))
+    if perform is None:
+        raise TypeError(f"{type(operation).__name__} is no store operation")
     try:
-        match operation:
-            case Set(key, value):
-                return ask(store, lambda: store.set(text(key), text(value)))
-            case Add(key, amount):
-                return ask(store, lambda: store.add(text(key), amount))
-            case CompareSet(key, value):
-                return text(ask(store, lambda: store.compare_set(text(key), "", text(value))))
-            case Check(keys):
-                return bool(ask(store, lambda: store.check([text(key) for key in keys])))
-            case Read(keys):
-                # No generator inside tuple(): where another thread calls gc.get_objects() meanwhile, it gets the
-                # half-built tuple, and CPython 3.11 then raises SystemError.
-                values = [ask(store, partial(_value, store, text(key))) for key in keys]
-                return tuple(values)
-            case Await(key, limit):
-                return wait(store, text(key), limit, chunk)
-    except StoreError:
-        raise
+        return perform(operation, store, chunk)
     except (RuntimeError, ValueError, OSError) as error:
         raise lost(operation, error) from error
-    raise TypeError(f"{type(operation).__name__} is no store operation")
+
+
+def _set(operation: Set, store: StoreLike, chunk: float) -> None:
+    ask(store, partial(store.set, text(operation.key), text(operation.value)))
+
+
+def _add(operation: Add, store: StoreLike, chunk: float) -> int:
+    return ask(store, partial(store.add, text(operation.key), operation.amount))
+
+
+def _compare_set(operation: CompareSet, store: StoreLike, chunk: float) -> str:
+    return text(ask(store, partial(store.compare_set, text(operation.key), "", text(operation.value))))
+
+
+def _check(operation: Check, store: StoreLike, chunk: float) -> bool:
+    return bool(ask(store, partial(store.check, [text(key) for key in operation.keys])))
+
+
+def _read(operation: Read, store: StoreLike, chunk: float) -> tuple[str | None, ...]:
+    return tuple(_values(store, [text(key) for key in operation.keys]))
+
+
+def _await(operation: Await, store: StoreLike, chunk: float) -> bool:
+    return wait(store, text(operation.key), operation.limit, chunk)
+
+
+# By type, for a `match` looks at each case in turn, and 256 processes that wake at once find nothing in their caches.
+_PERFORM: dict[type, Callable[[Any, StoreLike, float], Any]] = {
+    Set: _set,
+    Add: _add,
+    CompareSet: _compare_set,
+    Check: _check,
+    Read: _read,
+    Await: _await,
+}
 
 
 def counts(store: Any, keys: list[str]) -> list[int]:
@@ -152,5 +173,18 @@ def lost(operation: restart.Operation, error: BaseException) -> StoreError:
     )
 
 
+def _values(store: Any, keys: list[str]) -> list[str | None]:
+    """Return the values of keys, None for an absent one: one request for each key, two for many that are all there.
+
+    A list, and no generator inside tuple(): where another thread calls gc.get_objects() meanwhile, it gets the
+    half-built tuple, and CPython 3.11 then raises SystemError."""
+    if len(keys) > 2 and store.has_extended_api() and ask(store, lambda: store.check(keys)):
+        return [text(value) for value in ask(store, lambda: store.multi_get(keys))]
+    return [ask(store, partial(_value, store, key)) for key in keys]
+
+
 def _value(store: StoreLike, key: str) -> str | None:
-    return text(store.get(key)) if store.check([key]) else None
+    """Return the value of a key, None if it is absent. `check` and `get` take three requests, and `get` waits for a key
+    that is deleted in between; a comparison that fails changes nothing and takes one."""
+    value = text(store.compare_set(key, ABSENT, ABSENT))
+    return None if value == ABSENT else value

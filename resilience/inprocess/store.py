@@ -30,7 +30,7 @@ from resilience.adapters.store import StoreLike, drive, execute, wait
 from resilience.core import restart
 from resilience.core.attribution import InterruptionRecord, decode, encode
 from resilience.core.encoding import text
-from resilience.core.restart import Add, Await, Check, CompareSet, Protocol, Read, Set
+from resilience.core.restart import Add, Check, Read, Set
 from resilience.errors import (
     BarrierError,
     BarrierOverflow,
@@ -39,6 +39,7 @@ from resilience.errors import (
     StoreError,
 )
 from resilience.inprocess import options
+from resilience.inprocess.store_barrier import LOOK_AGAIN, gather
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 CHUNK = 5.0  # seconds; longest single wait by default: no interrupt ends it, and torch warns whenever one runs out
@@ -91,7 +92,8 @@ def hosting(is_host: bool, notice: Notice | None = None) -> Iterator[None]:
 class StoreMixin:
     """Barriers and records for a class that also is a torch Store (it needs set, get, add, check, wait and
     compare_set). Every operation is O(1) in the number of ranks, but for lists, which are as long as what
-    is in them. Raises: StoreError, from every method, if the store does not answer."""
+    is in them, and for the last rank to arrive at a barrier, which reads who has arrived.
+    Raises: StoreError, from every method, if the store does not answer."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let the mixin's methods win over those of torch, whatever the order of bases: since torch 2.9 a
@@ -147,7 +149,17 @@ class StoreMixin:
         count = options.whole("rendezvous_count", rendezvous_count, 1)
         limit = options.seconds("timeout", timeout)
         chunk = CHUNK if timeout_chunk is None else options.seconds("timeout_chunk", timeout_chunk)
-        drive(meet(group_name, rank, count, limit), self._store, chunk=chunk)
+        # Most ranks need these three operations only. They are not left to `drive`: 256 processes that wake at once run
+        # with empty caches, where each Python call costs ten times what it usually does.
+        name, store = f"barrier/{group_name}", self._store
+        arrivals = execute(Add(f"{name}/arrived", 1), store)
+        execute(Set(f"{name}/place/{arrivals - 1}", str(rank)), store)
+        pause = min(limit, LOOK_AGAIN)
+        if arrivals >= count:
+            drive(gather(group_name, rank, count, limit, arrivals), store, chunk=chunk)
+        elif not wait(store, f"{name}/done", pause, chunk):
+            arrivals = execute(Add(f"{name}/arrived", 0), store)
+            drive(gather(group_name, rank, count, limit, arrivals, pause), store, chunk=chunk)
 
     initial_barrier = functools.partialmethod(barrier, group_name="initial_barrier")
     iteration_barrier = functools.partialmethod(barrier, group_name="iteration_barrier")
@@ -206,39 +218,6 @@ class StoreMixin:
     def _store(self) -> StoreLike:
         """This object as the torch Store that it is too, which the type checker cannot see."""
         return cast(StoreLike, self)
-
-
-def meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]:
-    """Meet `count` participants of any numbers: each gets a place in the order of arrival and keeps it, so
-    that whoever repeats the arrival of a killed rank takes no second place. Killed between getting its place
-    and noting it, a rank leaves that place empty, and the barrier runs into its limit."""
-    name = f"barrier/{group_name}"
-    mine = f"{name}/place/{rank}"
-    (place,) = yield Read((mine,))
-    if place is None:
-        arrived = yield Add(f"{name}/arrived", 1)
-        place = yield CompareSet(mine, str(arrived - 1))
-    if int(place) >= count:
-        raise BarrierOverflow(
-            f"rank {rank} is number {int(place) + 1} to reach barrier {group_name!r}, which is made for {count} ranks; "
-            "all must pass the same rendezvous_count, and a barrier serves once: use another group_name for the next",
-            rank=rank,
-            rendezvous_count=count,
-            group_name=group_name,
-        )
-    if (yield from restart.arrive(name, int(place), count)):
-        return
-    if not (yield Await(f"{name}/done", limit)):
-        arrived = yield Add(f"{name}/arrived", 0)
-        raise BarrierTimeout(
-            f"rank {rank} waited {limit:g} s (timeout) in barrier {group_name!r}, and {arrived} of {count} ranks came; "
-            "a rank is lost or late. Raise the timeout if ranks may be this far apart",
-            rank=rank,
-            rendezvous_count=count,
-            group_name=group_name,
-            limit=limit,
-            arrived=arrived,
-        )
 
 
 class TCPStore(dist.TCPStore, StoreMixin):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch.distributed as dist
+
 from resilience.adapters.store import execute
-from resilience.core.restart import Read
+from resilience.core.restart import Read, Set
 
 
 class StoreBesideATracer:
@@ -15,13 +19,26 @@ class StoreBesideATracer:
     def __init__(self) -> None:
         self.traced: list[Any] = []
 
-    def check(self, keys: list[str]) -> bool:
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         self.traced.append(gc.get_objects())
-        return True
-
-    def get(self, key: str) -> bytes:
         return key.encode()
 
 
 def test_values_are_read_while_a_memory_tracer_holds_every_object() -> None:
     assert execute(Read(("a", "b")), StoreBesideATracer()) == ("a", "b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "server"])
+def test_read_of_an_absent_key_answers_none_and_writes_nothing(kind: str, tmp_path: Path) -> None:
+    kinds = {
+        "memory": dist.HashStore,
+        "file": lambda: dist.FileStore(str(tmp_path / "store")),
+        "server": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    }
+    store: Any = kinds[kind]()
+    execute(Set("there", "1"), store)
+    execute(Set("empty", ""), store)
+    assert execute(Read(("there", "absent")), store) == ("1", None)
+    assert execute(Read(("there", "empty", "absent")), store) == ("1", "", None)
+    assert execute(Read(("there", "empty", "there")), store) == ("1", "", "1")
+    assert not store.check(["absent"])
