@@ -7,7 +7,7 @@ nothing; `attribution.incidents` and `analysis.report` do."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from resilience.attribution.advice import named
 from resilience.core import events
 from resilience.core.records import SCHEMA, Record, from_line
 from resilience.errors import DecodeError
+from resilience.history.completeness import Completeness
 from resilience.telemetry.recording import JOB_FILE, Job, read_job
 
 RECORDS = "records"
@@ -37,17 +38,19 @@ class Run(msgspec.Struct, frozen=True):
     job: Job | None
     records: tuple[Record, ...]
     missing: tuple[Missing, ...]
+    completeness: Completeness = Completeness()
 
 
 class Reader:
     """A run folder that is read once, file by file: what is held is one file's records, not the run's.
 
-    records: iterate once; `missing` is whole afterwards. What the folder contains never raises."""
+    records: iterate once; `missing` and `completeness` are final afterwards. What the folder contains never raises."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._missing: list[Missing] = []
         self.job = _job(folder, self._missing)
+        self.completeness = Completeness()
         self._stacks: dict[object, object] = {}
 
     @property
@@ -58,14 +61,16 @@ class Reader:
     @property
     def records(self) -> Iterator[Record]:
         """All records, by file, in the order of each file."""
-        size, seen = 0, set()
+        size, seen, damaged = 0, set(), {}
         before = len(self._missing)
         paths = _listed(self.folder / RECORDS, self._missing)
         if not paths and len(self._missing) == before == 0:
             self._missing.append(Missing(RECORDS, "holds no record files"))
         for path in paths:
-            of_file = _read(path, self._missing)
-            _note_gaps(f"{RECORDS}/{path.name}", of_file, self._missing)
+            of_file, lost = _read(path, self._missing)
+            lost += _note_gaps(f"{RECORDS}/{path.name}", of_file, self._missing)
+            if lost:
+                damaged[path.stem] = lost
             for record in of_file:
                 if isinstance(record.event, events.CallStarted):
                     size = max(size, record.event.world_size)
@@ -75,6 +80,7 @@ class Reader:
         absent = sorted(set(range(size)) - seen)
         if absent:  # they must have been there and left nothing
             self._missing.append(Missing(RECORDS, f"nothing of {named(absent)}"))
+        self.completeness = _completeness([path.stem for path in paths], damaged, seen, absent)
 
     def _shared(self, record: Record) -> Record:
         """Hold a stack once, however many ranks were there."""
@@ -89,7 +95,7 @@ def load(folder: Path) -> Run:
     """Read a run folder as a whole. What it contains never raises; a folder that is none gives an empty run."""
     reader = Reader(folder)
     records = tuple(reader.records)
-    return Run(folder, reader.job, records, reader.missing)
+    return Run(folder, reader.job, records, reader.missing, reader.completeness)
 
 
 def runs_in(root: Path) -> list[Path]:
@@ -132,13 +138,14 @@ def _listed(folder: Path, missing: list[Missing]) -> list[Path]:
     return []
 
 
-def _read(path: Path, missing: list[Missing]) -> list[Record]:
+def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
+    """The records of a file, and how many of its lines are none; a last line that is torn does not count."""
     name = f"{RECORDS}/{path.name}"
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         missing.append(Missing(name, _words(error)))
-        return []
+        return [], 1
     is_whole = not lines[-1]
     found: list[Record] = []
     bad = 0
@@ -148,10 +155,11 @@ def _read(path: Path, missing: list[Missing]) -> list[Record]:
         try:
             record = from_line(line)
         except DecodeError as error:
-            bad += 1
             if number == len(lines) and not is_whole:
                 missing.append(Missing(name, "the last line is torn", number))
-            elif bad <= NOTED:
+                continue
+            bad += 1
+            if bad <= NOTED:
                 missing.append(Missing(name, f"not a record: {_words(error)}", number))
             continue
         if record.schema > SCHEMA:
@@ -161,7 +169,7 @@ def _read(path: Path, missing: list[Missing]) -> list[Record]:
         found.append(record)
     if bad > NOTED:
         missing.append(Missing(name, f"{bad - NOTED} more lines are not records"))
-    return found
+    return found, bad
 
 
 def _words(error: Exception) -> str:
@@ -173,8 +181,25 @@ def _words(error: Exception) -> str:
 # -- what is not there -------------------------------------------------------------------------
 
 
-def _note_gaps(name: str, records: Iterable[Record], missing: list[Missing]) -> None:
-    """Each process numbers its records, a rank anew in each call: what is not there shows."""
+def _completeness(
+    names: Sequence[str], damaged: Mapping[str, int], seen: Set[int], absent: Sequence[int]
+) -> Completeness:
+    """names: of all record files. damaged: records that are missing, by name. seen, absent: ranks."""
+    by_node: defaultdict[str, set[int]] = defaultdict(set)
+    for name in names:
+        node, _, rank = name.rpartition("-")
+        if rank.isdecimal():
+            by_node[node].add(int(rank))
+    ranks = set(absent)
+    for name in damaged:
+        node, _, rank = name.rpartition("-")
+        ranks |= {int(rank)} if rank.isdecimal() else by_node[node]
+    known = ranks.union(seen, *by_node.values())
+    return Completeness(len(known), tuple(sorted(ranks)), tuple(sorted(damaged)), sum(damaged.values()))
+
+
+def _note_gaps(name: str, records: Iterable[Record], missing: list[Missing]) -> int:
+    """Each process numbers its records, a rank anew in each call: what is not there shows. Answers how many."""
     numbers: defaultdict[tuple[str, int, int], set[int]] = defaultdict(set)
     told = 0
     for record in records:
@@ -186,3 +211,4 @@ def _note_gaps(name: str, records: Iterable[Record], missing: list[Missing]) -> 
     if lost:
         also = f", {told} of them reported as dropped" if told else ""
         missing.append(Missing(name, f"{lost} record{'s' if lost != 1 else ''} missing by their numbers{also}"))
+    return lost

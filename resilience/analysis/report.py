@@ -18,6 +18,7 @@ from resilience.attribution.cost import Times, times
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import incidents_of
 from resilience.core import events
+from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY
@@ -58,7 +59,8 @@ class Report(msgspec.Struct, frozen=True):
 
     completed, lost, stopped, open: ranks whose last call, or worker, completed; whose process ended without a
     goodbye; was ended by the launcher; and of which no end is on record. steps and seconds lost: of all
-    incidents, as far as known. times: of the whole job; what_ifs: what else they could have been. launched:
+    incidents, as far as known. times: of the whole job, None if they are not
+    known because records are missing; what_ifs: what else they could have been. completeness: of the records. launched:
     None without the launcher. attempt: the newest on record; a folder of an older version may hold several."""
 
     run: str
@@ -80,13 +82,14 @@ class Report(msgspec.Struct, frozen=True):
     open: tuple[int, ...]
     lost_s: float | None
     lost_steps: int | None
-    times: Times
+    times: Times | None
     what_ifs: tuple[WhatIf, ...]
     sections: tuple[Section, ...]
     launched: Launched | None
     incidents: tuple[Incident, ...]
     notes: tuple[Note, ...]
     missing: tuple[Missing, ...]
+    completeness: Completeness
 
     @property
     def end(self) -> str:
@@ -120,7 +123,8 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
     size = history.world_size if history.world_size is not None else history.cycles.largest_world
     sections = sections_of(run.folder)
-    spent = times(history)
+    completeness = run.completeness
+    spent = times(history, completeness.damaged) if completeness.is_enough else None
     return Report(
         run=str(run.folder),
         job_id=run.job.job_id if run.job else history.job_id or run.folder.name,
@@ -144,7 +148,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         lost_s=sum(seconds) if seconds else None,
         lost_steps=sum(steps) if steps else None,
         times=spent,
-        what_ifs=what_ifs(spent, incidents, history.last_ns, write_s(sections)),
+        what_ifs=() if spent is None else what_ifs(spent, incidents, history.last_ns, write_s(sections)),
         sections=sections,
         launched=_launched(history.cycles),
         incidents=incidents,
@@ -153,13 +157,16 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
             *_unknown_progress(history.cycles),
         ),
         missing=run.missing,
+        completeness=completeness,
     )
 
 
 def as_json(found: Report) -> dict[str, Any]:
     """Return the report as plain values."""
     plain: dict[str, Any] = msgspec.to_builtins(found)
-    plain["times"]["ettr"] = found.times.ettr
+    plain["times"] = dict.fromkeys(Times.__struct_fields__) if found.times is None else plain["times"]
+    plain["times"]["ettr"] = None if found.times is None else found.times.ettr
+    plain["completeness"]["is_whole"] = found.completeness.is_whole
     plain["incidents"] = [to_json(incident) for incident in found.incidents]
     return {"schema": SCHEMA, **plain, "end": found.end}
 

@@ -6,6 +6,8 @@ definition of each cause."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from resilience.history.history import History
@@ -30,13 +32,13 @@ class Times(msgspec.Struct, frozen=True):
         return self.productive_s / self.total_s if self.total_s > 0 else None
 
 
-def times(history: History) -> Times:
-    """Return where the time of a job went."""
-    by_rank = history.spent()
+def times(history: History, without: Collection[int] = ()) -> Times:
+    """Return where the time of a job went. without: ranks of which records are missing."""
+    whole = {rank: of_rank for rank, of_rank in history.spent().items() if rank not in without}
     spent = RankSeconds()
-    for of_rank in by_rank.values():
+    for of_rank in whole.values():
         spent.add(of_rank)
-    unit = max(1, len(by_rank)) * 1e9
+    unit = max(1, len(whole)) * 1e9
     return Times(
         total_s=spent.total / unit,
         productive_s=spent.productive / unit,
@@ -45,5 +47,5 @@ def times(history: History) -> Times:
         hang_s=spent.hang / unit,
         rework_s=spent.rework / unit,
         idle_s=spent.idle / unit,
-        ranks=len(by_rank),
+        ranks=len(whole),
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.attribution.symptoms import main_stack, user_frame
 from resilience.attribution.verdict import Verdict
 from resilience.core.attribution import Category, Frame, InterruptionRecord
 from resilience.history.cycles import Cycle
@@ -72,7 +73,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     reported_first: int | None = None
     detected_wall_ns: int | None = None
     since_wall_ns: int | None = None
-    where: Frame | None = None
+    where: Frame | None = None  # where the verdict's first mover was
     world_size: int | None = None
     active_world_size: int | None = None
     next_world_size: int | None = None
@@ -101,6 +102,20 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     def chief(self) -> InterruptionRecord | None:
         """The record that tells most of what broke: the first mover's."""
         return self.records[0] if self.records else None
+
+
+def where(
+    rank: int | None, records: Iterable[InterruptionRecord], stacks: Mapping[int, tuple[Frame, ...]]
+) -> Frame | None:
+    """Return the line of the user's own code where this rank broke, or was. stacks: of ranks when they were stopped."""
+    if rank is None:
+        return None
+    for record in records:
+        if record.rank == rank:
+            frame = user_frame(record.exception.stack if record.exception is not None else main_stack(record))
+            if frame is not None:
+                return frame
+    return user_frame(stacks.get(rank, ()))
 
 
 def spread(

@@ -12,11 +12,11 @@ from functools import partial
 
 from resilience.attribution import launch_incidents
 from resilience.attribution.advice import advise, named
-from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, spread, spreads
-from resilience.attribution.symptoms import main_stack, symptom, user_frame
+from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, spread, spreads, where
+from resilience.attribution.symptoms import symptom
 from resilience.attribution.verdict import Evidence, Verdict, judge
 from resilience.core import events
-from resilience.core.attribution import Frame, Interruption, InterruptionRecord
+from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.records import Record
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
@@ -103,7 +103,7 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         reported_first=iteration.first_reporter,
         detected_wall_ns=min((at for at, _ in seen), default=iteration.wall_ns),
         since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=iteration.wall_ns),
-        where=_where(iteration, verdict, chief),
+        where=where(verdict.first, records, iteration.stacks),
         world_size=iteration.world_size,
         active_world_size=iteration.active_world_size,
         next_world_size=following.world_size,
@@ -152,16 +152,6 @@ def _ordered(iteration: Iteration, verdict: Verdict) -> tuple[InterruptionRecord
         return group, place.get(record.rank, len(blamed)), record.rank != first, record.rank, is_soft
 
     return tuple(sorted(iteration.records, key=order))
-
-
-def _where(iteration: Iteration, verdict: Verdict, chief: InterruptionRecord | None) -> Frame | None:
-    """The line of the user's own code where the first mover broke, or was."""
-    found = None
-    if chief is not None and chief.rank == verdict.first:
-        found = user_frame(chief.exception.stack if chief.exception is not None else main_stack(chief))
-    if found is None and verdict.first is not None:
-        found = user_frame(iteration.stacks.get(verdict.first, ()))
-    return found
 
 
 def _status(history: History, key: Place, iteration: Iteration, following: Iteration) -> Status:
@@ -234,8 +224,8 @@ def _actions(
         done.append(f"{words} of {named(ranks)}")
     for rank, (reason, signals) in sorted(iteration.sent.items()):
         done.append(f"{', '.join(dict.fromkeys(signals))} sent to rank {rank} ({reason})")
-    for rank, where in sorted(iteration.stuck.items()):
-        done.append(f"abort did not free rank {rank} (in {where}): its process had to go")
+    for rank, place in sorted(iteration.stuck.items()):
+        done.append(f"abort did not free rank {rank} (in {place}): its process had to go")
     if excluded:
         done.append(f"{named(excluded)} excluded")
     stepped_in = _stepped_in(iteration, following)

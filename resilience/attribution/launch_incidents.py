@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from resilience.attribution.advice import advise, named
-from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, spread, spreads
-from resilience.attribution.symptoms import main_stack, user_frame
+from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, spread, spreads, where
 from resilience.attribution.verdict import Evidence, judge
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
@@ -66,9 +65,6 @@ def incident(
     ended_wall = [part.ended_wall_ns for part in parts.values() if part.ended is not None]
     seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
     status = _status(cycles, place, parts, following)
-    frame = None
-    if chief is not None and chief.rank == first:
-        frame = user_frame(chief.exception.stack if chief.exception is not None else main_stack(chief))
     excluded = tuple(sorted(rank for node in lost for rank in parts[node].workers if node in parts))
     return Incident(
         number=len(before) + 1,
@@ -85,7 +81,7 @@ def incident(
         reported_first=first if mover is None else mover,
         detected_wall_ns=min((at for at, _ in seen), default=min(ended_wall, default=None)),
         since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=min(ended_wall, default=None)),
-        where=frame,
+        where=where(verdict.first, records, evidence.stacks),
         world_size=size,
         active_world_size=size,
         next_world_size=None if later is None else cycles.world_size(later),

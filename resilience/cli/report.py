@@ -40,10 +40,12 @@ from resilience.core import encoding
 from resilience.core.attribution import Frame, InterruptionRecord
 from resilience.core.hangs import WORDS as HANGS
 from resilience.errors import ConfigurationError
+from resilience.history.completeness import Completeness
 
 LISTED = 12  # of missing things and notes, the rest is counted
 BAR = 22
 REWORK_UNKNOWN = "rework unknown: no step reported"
+TIMES_UNKNOWN = "not known: too many records are missing"
 STACK_SHOWN = 3  # innermost frames
 WORTH = 0.01  # of the whole time that a change must save to be told
 SURE = 0.7  # confidence from which on rules that could not run are not worth a line
@@ -152,7 +154,8 @@ def _header(found: Report, width: int) -> Iterator[Line]:
     yield from field("world", f"{size} on {count(len(found.nodes), 'node')}: {nodes}", width, indent=2)
     if found.versions:
         yield from field("versions", ", ".join(f"{k} {v}" for k, v in found.versions.items()), width, indent=2)
-    is_well = found.completed and not (found.left or found.open or found.stopped)
+    yield from _completeness(found, width)
+    is_well = found.completed and not (found.left or found.open or found.stopped) and found.completeness.is_whole
     style = "green" if is_well else "yellow"
     yield from field("ended", found.end, width, style, indent=2)
     errors = dict.fromkeys(left.error for left in found.left)
@@ -166,20 +169,40 @@ def _header(found: Report, width: int) -> Iterator[Line]:
         lost = f", lost {' and '.join(known)}" if known else ""
         if any(incident.cost.lost_steps is None and incident.status == "restarted" for incident in found.incidents):
             lost += f"; {REWORK_UNKNOWN}"
-        yield from field("incidents", f"{len(found.incidents)}{lost}", width, "bold", indent=2)
+        least = "" if found.completeness.is_whole else "at least "
+        yield from field("incidents", f"{least}{len(found.incidents)}{lost}", width, "bold", indent=2)
     else:
-        yield from field("incidents", "none", width, indent=2)
+        none = "none" if found.completeness.is_whole else "none in what can be read"
+        yield from field("incidents", none, width, indent=2)
+
+
+def incomplete_in_words(found: Completeness) -> str:
+    """Return what is missing of the records, "" if nothing is known to be."""
+    if found.is_whole:
+        return ""
+    of = f" of {named(found.damaged)}" if found.damaged else ""
+    lost = f", {count(found.lost, 'record')} at least" if found.lost else ""
+    return f"incomplete: records{of} are missing{lost}"
+
+
+def _completeness(found: Report, width: int) -> Iterator[Line]:
+    if not found.completeness.is_whole:
+        yield from field("records", incomplete_in_words(found.completeness), width, "bold yellow", indent=2)
 
 
 def _times(found: Report, width: int) -> Iterator[Line]:
     """Where the time went."""
     spent = found.times
-    if spent.ettr is None:
+    if spent is None:
+        yield from field("time", TIMES_UNKNOWN, width, "yellow", indent=2)
+    if spent is None or spent.ettr is None:
         return
     lost = {"start-up": spent.startup_s, "restarts": spent.restart_s, "silence": spent.hang_s}
     lost |= {"rework": spent.rework_s, "idle": spent.idle_s}
     parts = ", ".join(f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005)
     text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
+    if not found.completeness.is_whole:
+        text += f" (of {count(spent.ranks, 'rank')})"
     yield from field("time", text, width, indent=2)
     best: dict[str, WhatIf] = {}
     for answer in sorted(found.what_ifs, key=lambda each: each.saved_s):
@@ -224,13 +247,15 @@ def _blamed(incident: Incident) -> str:
 
 
 def _where(incident: Incident) -> str:
-    chief = incident.chief
-    section = f"{chief.open_sections[-1].name}, " if chief is not None and chief.open_sections else ""
+    """Where the first mover was: of another rank's record nothing belongs there."""
+    first = incident.verdict.first
+    record = next((record for record in incident.records if first in (None, record.rank)), None)
+    section = f"{record.open_sections[-1].name}, " if record is not None and record.open_sections else ""
     if incident.where is not None:
         return f"{section}{short_path(incident.where.file, 1)}:{incident.where.line}"
-    if chief is not None and chief.exit is not None:
-        return _exit(chief)
-    return section.rstrip(", ") or (chief.stage or "" if chief is not None else "")
+    if record is not None and record.exit is not None:
+        return _exit(record)
+    return section.rstrip(", ") or (record.stage or "" if record is not None else "")
 
 
 # -- one incident ------------------------------------------------------------------------------

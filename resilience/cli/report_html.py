@@ -25,7 +25,7 @@ from resilience.attribution.stack_groups import Group, stack_groups
 from resilience.attribution.symptoms import is_ours
 from resilience.cli.markup import escape
 from resilience.cli.render import Line, clock, count, date, phase_name, plain, seconds, short_path
-from resilience.cli.report import incident_lines, report_lines, what_if_in_words
+from resilience.cli.report import TIMES_UNKNOWN, incident_lines, incomplete_in_words, report_lines, what_if_in_words
 from resilience.cli.report_drawings import (
     lanes_figure,
     section_bars,
@@ -64,7 +64,7 @@ class Told:
             "<h2>What the ranks did</h2>",
             lanes_figure(lanes(self.history, found.incidents)),
             "<h2>Where the time went</h2>",
-            times_figure(found.times),
+            f"<p>{TIMES_UNKNOWN}</p>" if found.times is None else times_figure(found.times),
             _what_ifs(found.what_ifs),
             _sections(found.sections),
             self._incidents(),
@@ -119,9 +119,13 @@ def _headline(found: Report) -> str:
     is_bad = bool(found.lost or found.left) or (
         found.launched is not None and bool(found.launched.exit_code) and not found.launched.is_clean
     )
-    what = count(len(found.incidents), "incident") if found.incidents else "no incident"
+    least = "" if found.completeness.is_whole else "at least "
+    none = "no incident" if found.completeness.is_whole else "no incident in what can be read"
+    what = least + count(len(found.incidents), "incident") if found.incidents else none
     cost = "" if found.lost_s is None or not found.incidents else f", {seconds(found.lost_s)} lost"
-    share = "" if found.times.ettr is None else f"; {found.times.ettr:.1%} of the time was productive"
+    ettr = None if found.times is None else found.times.ettr
+    share = "" if ettr is None else f"; {ettr:.1%} of the time was productive"
+    missing = incomplete_in_words(found.completeness)
     alike: defaultdict[str, list[Incident]] = defaultdict(list)
     for incident in found.incidents:
         alike[_in_a_line(incident)].append(incident)
@@ -130,7 +134,9 @@ def _headline(found: Report) -> str:
     said = f"<ul>{told}</ul>" if told else ""
     more = f"<p>… and {count(len(dearest) - HEAD, 'other kind')} of incident.</p>" if len(dearest) > HEAD else ""
     return (
-        f'<div class="verdict{" bad" if is_bad else ""}"><p><b>{what}{cost}</b>{share}.</p>{said}{more}'
+        f'<div class="verdict{" bad" if is_bad else " unsure" if missing else ""}">'
+        + (f"<p><b>Records are {escape(missing)}</b>; what follows is what can be read.</p>" if missing else "")
+        + f"<p><b>{what}{cost}</b>{share}.</p>{said}{more}"
         f"<p>{escape(found.end)}</p></div>"
     )
 

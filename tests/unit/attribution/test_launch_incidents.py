@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
+from resilience.attribution.symptoms import user_frame
 from resilience.core import events
 from resilience.core.attribution import Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.core.records import Record
@@ -203,6 +204,7 @@ def test_who_was_waited_for_is_blamed_though_another_ones_limit_was_exceeded(
     waits = events.WorkerSeen("in_collective", WAITS, 7)
     (incident,) = fold(waited(launched([Fault("hang", 2)], nodes=2), {0: look, 1: waits, 3: waits}))
     assert (incident.reported_first, incident.verdict.first) == (2, 0)
+    assert incident.where == user_frame(look.stack)  # of the rank that is blamed, not of the one that reported
     assert [(culprit.rank, culprit.what, culprit.rule) for culprit in incident.verdict.culprits] == [(0, what, 7)]
     assert (incident.verdict.what, incident.category) == (what, category)
     cleared = {rank for group in incident.verdict.exonerated for rank in group.ranks}

@@ -1,0 +1,80 @@
+"""What is missing of a run is said first, and numbers that cannot be known are not told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resilience.analysis.load import load
+from resilience.analysis.report import report
+from resilience.cli import main
+from tests.support import launch_streams
+from tests.support.launch_streams import launched
+from tests.support.record_streams import Fault, job
+
+
+def damage(path: Path) -> None:
+    """Overwrite a record file from its middle on, as a broken disk may."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 3] + b"\x00\xff damaged \n" * 40)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return job([Fault("hang", 1, 0)], world=5).write(tmp_path / "run")
+
+
+def test_whole_run_has_its_times(folder: Path) -> None:
+    found = report(load(folder))
+    assert found.completeness.is_whole
+    assert found.times is not None
+
+
+def test_run_of_which_most_files_are_damaged_tells_no_share_and_is_not_green(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in sorted((folder / "records").iterdir())[1:]:
+        damage(path)
+    found = report(load(folder))
+    assert (found.completeness.damaged, found.completeness.lost) == ((1, 2, 3, 4), 160)
+    assert found.times is None
+    assert found.what_ifs == ()
+    assert main(["report", str(folder), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert '<div class="verdict unsure"><p><b>Records are incomplete: records of ranks 1-4 are missing' in page
+    assert "of the time was productive" not in page
+    capsys.readouterr()
+    assert main(["report", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "incomplete: records of ranks 1-4 are missing" in text
+    assert "time       not known: too many records are missing" in text
+    assert main(["report", str(folder), "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert set(plain["times"].values()) == {None}
+    assert not plain["completeness"]["is_whole"]
+
+
+def test_few_damaged_files_leave_the_numbers_of_the_whole_ones(tmp_path: Path) -> None:
+    folder = job([Fault("exception", 1, 0)], world=20).write(tmp_path / "run")
+    whole = report(load(folder)).times
+    damage(folder / "records" / "node-7.jsonl")
+    found = report(load(folder))
+    assert whole is not None and found.times is not None
+    assert (found.completeness.damaged, found.times.ranks) == ((7,), 19)
+    assert found.times.ettr == pytest.approx(whole.ettr, abs=0.01)
+
+
+def test_damaged_records_of_an_agent_are_missing_of_all_its_ranks(tmp_path: Path) -> None:
+    folder = launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "run")
+    damage(folder / "records" / "node1-agent.jsonl")
+    found = report(load(folder))
+    assert found.completeness.damaged == (2, 3)
+    assert found.times is None
+
+
+def test_last_line_that_is_torn_is_no_damage(folder: Path) -> None:
+    path = next((folder / "records").iterdir())
+    path.write_bytes(path.read_bytes()[:-7])
+    assert report(load(folder)).completeness.is_whole
