@@ -83,12 +83,10 @@ class Supervision:
         """A cycle begins. Return its verdict if it is over already, as after this agent was stopped for a while: its
         workers must not start beside those of the next cycle. None if they may start."""
         self._forget([(seat.id, seat.node) for seat in self._rendezvous.formation.seats])
-        verdict = yield from self.standing()
-        if verdict is None:
-            self._began_at = yield Now()
-            yield from self._nodes.open()
-            self.restarts_used = yield from self.budget.used()
-        return verdict
+        self._began_at = yield Now()
+        yield from self._nodes.open()
+        self.restarts_used = yield from self.budget.used()
+        return (yield from self.standing())
 
     def excluded(self) -> Protocol[Verdict | None]:
         """Return the verdict for a node that was asked to leave, None if it was not. It takes part no more."""

@@ -63,6 +63,8 @@ def simulate(seeds: Sequence[int]) -> int:
         ends.update(report.ends)
         cycles[report.cycles] += 1
         steps += report.steps
+        if number % 20_000 == 0:
+            print(f"{number:,} in {time.monotonic() - began:.0f} s, {failures} broke an invariant", flush=True)
         seconds += report.seconds
     took = time.monotonic() - began
     print(f"{number:,} schedules in {took:.0f} s: {number / took:,.0f} a second")

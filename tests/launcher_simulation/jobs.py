@@ -17,7 +17,7 @@ import msgspec
 from resilience.core.agent_liveness import LOOKS, key
 from resilience.core.agent_protocol import Counts, Emit, HighestStep, IsInterrupted, Now, Operation, Sleep
 from resilience.core.control import Request
-from resilience.core.restart import Add, CompareSet, Set
+from resilience.core.restart import Add, Check, CompareSet, Read, Set
 from resilience.errors import StoreError
 from resilience.testing.store import MemoryStore
 from tests.launcher_simulation.agents import Agent, Crew, StartWorkers, StopCounting, StopWorkers, Wake
@@ -47,6 +47,8 @@ DELAYS = tuple(10 ** (-4 + 3.7 * step / 255) for step in range(256))
 NUMBERS = {"SIGTERM": 15, "SIGINT": 2}
 PROGRESS = 2.0  # seconds that a cycle's workers need for a step
 HANG_LIMIT = 60.0  # seconds after which a monitor ends a worker that makes no progress
+OF_THE_STORE = (Read, Counts, Add, Set, CompareSet, Check)
+MOST_AGENTS = 20  # an excluded node is not started for ever
 MOST_ANSWERS = 1000  # that an agent gets at once
 LIMIT = 2000.0  # seconds that a schedule may take, and as many for each of its faults
 
@@ -184,7 +186,11 @@ class Job:
         if agent.workers is not None:
             self.after(0.5 * self.rng.random(), self._workers_are_gone, agent)
             self._breaks(agent.workers.cycle)
-        if self.schedule.comes_back is not None and not agent.is_host:
+        self._comes_back(agent)
+
+    def _comes_back(self, agent: Agent) -> None:
+        """The infrastructure starts an agent anew that was killed, or whose node was excluded."""
+        if self.schedule.comes_back is not None and not agent.is_host and len(self.agents) < MOST_AGENTS:
             number = sum(other.node == agent.node for other in self.agents)
             self.after(self.schedule.comes_back, self._start, agent.node, number)
 
@@ -198,13 +204,14 @@ class Job:
 
     def _signal(self, agent: Agent, name: str) -> None:
         self.note(agent, f"gets {name}")
-        self.referee.signalled.add(agent)
+        self.referee.signalled.setdefault(agent, self.clock.now)
         agent.signals.append((NUMBERS[name], name))
         self._wake(agent)
 
     def _ask(self, agent: Agent, action: str) -> None:
         if agent.workers is not None and agent.workers.is_living:
             self.note(agent, f"is asked for {action}")
+            self.referee.asked(agent, action)
             agent.requests.append(Request(action, "a rank says so"))
             self._wake(agent)
 
@@ -299,11 +306,20 @@ class Job:
         try:
             operation = protocol.send(answer) if raised is None else protocol.throw(raised)
             for _ in range(MOST_ANSWERS):
+                if type(operation) in OF_THE_STORE:
+                    return self._send(agent, operation)
                 match operation:
                     case Now():
                         answer = now
                     case IsInterrupted():
                         answer = bool(agent.signals)
+                    case Sleep(seconds):
+                        return self.after(seconds, self._go_on_later, agent, agent.token, None, None)
+                    case Wake() if agent.signals or (agent.workers is not None and agent.workers.has_news):
+                        answer = None
+                    case Wake(seconds):
+                        agent.is_watching = True
+                        return self.after(seconds, self._go_on_later, agent, agent.token, None, None)
                     case HighestStep():
                         answer = self.step(agent)
                     case Emit(event):
@@ -313,19 +329,16 @@ class Job:
                         answer = self._start_workers(agent)
                     case StopCounting():
                         agent.is_counting, answer = False, None
-                    case Wake() if agent.signals or (agent.workers is not None and agent.workers.has_news):
-                        answer = None
-                    case Sleep(seconds) | Wake(seconds):
-                        agent.is_watching = isinstance(operation, Wake)
-                        return self.after(seconds, self._go_on_later, agent, agent.token, None, None)
                     case StopWorkers(limit):
                         return self._stop_workers(agent, operation, limit)
                     case _:
-                        return self._send(agent, operation)
+                        raise TypeError(f"{operation} is no operation of an agent")
                 operation = protocol.send(answer)
             raise broken("every schedule ends", f"{agent} asks for {operation}, and for nothing that takes time")
         except StopIteration:
             self.note(agent, f"ends: {agent.verdict}")
+            if agent.verdict is not None and agent.verdict.outcome == "excluded":
+                self._comes_back(agent)
             return self._ends(agent)
 
     def _wake(self, agent: Agent) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Seconds = float
 EARLY = 2.0  # seconds in which agents come that are there when anything happens
+SETTLED = 8.0  # seconds after which all agents that come early have arrived
 GRACE = 4.0  # seconds of silence below which nobody may take an agent for lost
 OF_ONE_NODE = Crash | Fails | Partition | PartitionBefore | Pause | Sick | Signalled
 VOLUNTARY = ("membership", "request")
@@ -67,8 +68,10 @@ class Referee:
         self._cycles: list[int] = []  # that ran, in order
         self._restarts = 0
         self._wishes: dict[int, Verdict] = {}  # by cycle: what its agents obeyed
+        self._asked_to_go: set[Agent] = set()
+        self._banned: set[int] = set()  # nodes that have left because one of their ranks asked for it
         self._lost: set[Agent] = set()  # taken for lost by others
-        self.signalled: set[Agent] = set()
+        self.signalled: dict[Agent, Seconds] = {}  # and when
         self._had_trouble = False  # the store stood still or is gone
 
     @property
@@ -92,6 +95,13 @@ class Referee:
     def ended(self, agent: Agent) -> None:
         """An agent's process is gone."""
         self._ended[agent] = self._now
+        if agent.verdict is not None and agent.verdict.outcome == "excluded" and agent in self._asked_to_go:
+            self._banned.add(agent.node)
+
+    def asked(self, agent: Agent, action: str) -> None:
+        """A rank of an agent's node asks for something."""
+        if action == "ExcludeThisNode":
+            self._asked_to_go.add(agent)
 
     def _was_stalled(self, agent: Agent, least: Seconds) -> bool:
         """Whether an agent was held up for so long, not long ago."""
@@ -313,9 +323,12 @@ class Referee:
         )
 
     def _is_exhausted(self) -> bool:
-        budget = self._schedule.rules.budget
+        """Whether so many cycles have failed or were lost, started or not, that the budget may be used."""
+        budget, data = self._schedule.rules.budget, self._job.store.data
         rules = [rule for rule in (budget.same_limit, budget.stalled_restarts, budget.same_in_window) if rule]
-        return self._restarts >= min(budget.max_restarts, *(rule - 1 for rule in rules), 99)
+        ends = [json.loads(text) for key, text in data.items() if key.startswith("end/")]
+        failures = sum(end.get("again") not in VOLUNTARY for end in ends)
+        return failures > min(budget.max_restarts, *(rule - 1 for rule in rules), 99)
 
     def _others_go_on(self) -> None:
         """If enough nodes had no trouble, and the budget allows for what the others had, they come to the end."""
@@ -326,6 +339,8 @@ class Referee:
         if not all(isinstance(fault, OF_ONE_NODE) for fault in faults) or schedule.rules.mode == "stop":
             return
         if any(isinstance(fault, Signalled) and fault.signal != "SIGTERM" for fault in faults):
+            return
+        if any(at < SETTLED for at in self.signalled.values()):  # the others may not have come by then
             return
         troubled = {fault.node for fault in faults if not isinstance(fault, Fails)}
         if schedule.node_hosts_store and 0 in troubled:

@@ -196,7 +196,7 @@ def draw(seed: int) -> Schedule:
         terms=Terms(least, most, join_limit=60.0, last_call=3.0),
         rules=Rules(policy, budget, apart=30.0, mode=mode),
         faults=tuple(faults),
-        work=rng.choice((5.0, 20.0, 40.0)),
+        work=rng.choice((3.0, 10.0, 20.0)),
         node_hosts_store=node_hosts_store,
         comes_back=rng.choice((None, 1.0, 5.0, 20.0)),
         reports_steps=rng.random() < 0.7,
@@ -208,7 +208,7 @@ def draw(seed: int) -> Schedule:
 def _faults(rng: Random, nodes: int, node_hosts_store: bool) -> list[Fault]:
     node, cycle = rng.randrange(nodes), rng.choice((0, 0, 0, 1, 1, 2))
     operation = rng.randint(1, rng.choice((20, 50, OPERATIONS)))
-    at = rng.random() * rng.choice((5, 15, 40))
+    at = rng.random() * rng.choice((5, 10, 25))
     kind = rng.randrange(28)
     if kind < 5:
         return [Crash(node, operation)]

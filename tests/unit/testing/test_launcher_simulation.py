@@ -17,6 +17,7 @@ from tests.launcher_simulation.jobs import Job, Report
 from tests.launcher_simulation.schedules import (
     RULES,
     TERMS,
+    Asks,
     Crash,
     Delay,
     Fails,
@@ -29,6 +30,7 @@ from tests.launcher_simulation.schedules import (
     Pause,
     Repeat,
     Schedule,
+    Sick,
     Signalled,
     StoreDies,
     draw,
@@ -41,6 +43,7 @@ def run(*faults: Fault, comes: tuple[float, ...] = (0.0, 0.2, 0.4), **settings: 
     return Job(Schedule(seed=1, comes=comes, faults=faults, **made)).run()
 
 
+HELPED = Rules("min-healthy", Budget(3), apart=30.0)  # workers help themselves if others fail
 ONE_OF_TWO = {"comes": (0.0, 0.5), "terms": Terms(1, 1, join_limit=60.0, last_call=3.0), "node_hosts_store": False}
 
 
@@ -98,18 +101,82 @@ def test_job_that_has_used_its_restarts_ends() -> None:
 
 
 def test_node_that_is_signalled_stops_the_job_if_too_few_would_be_left_also_of_those_that_were_lost_before() -> None:
-    helped = Rules("min-healthy", Budget(3), apart=30.0)
-    report = run(Crash(2, at=5.0), Signalled(1, at=25.0), rules=helped, work=60.0)
+    report = run(Crash(2, at=5.0), Signalled(1, at=25.0), rules=HELPED, work=60.0)
     assert (report.cycles, report.ends) == (1, ("preempted", "preempted", "killed"))
 
 
 def test_loss_of_the_node_before_one_that_was_lost_is_noticed() -> None:
-    helped = Rules("min-healthy", Budget(3), apart=30.0)
     lost = Crash(2, at=5.0), Crash(1, at=25.0)
     report = run(
-        *lost, comes=(0.0, 0.1, 0.2, 0.3), terms=msgspec.structs.replace(TERMS, most=4), rules=helped, work=60.0
+        *lost, comes=(0.0, 0.1, 0.2, 0.3), terms=msgspec.structs.replace(TERMS, most=4), rules=HELPED, work=60.0
     )
     assert (report.cycles, report.ends) == (1, ("completed", "killed", "killed", "completed"))
+
+
+def test_node_that_asks_to_be_excluded_leaves_for_good_and_the_others_go_on() -> None:
+    report = run(Asks(1, "ExcludeThisNode", 10.0))
+    assert (report.cycles, report.ends) == (2, ("completed", "excluded", "completed"))
+    report = run(Asks(1, "ExcludeThisNode", 10.0), comes_back=3.0)
+    assert report.ends[:4] == ("completed", "excluded", "completed", "excluded")
+
+
+def test_rank_that_asks_for_the_end_of_the_job_ends_it() -> None:
+    assert run(Asks(1, "ShutdownWorkload", 10.0)).ends == ("shutdown",) * 3
+    assert run(Asks(1, "ShutdownWorkload", 10.0), Asks(1, "ExcludeThisNode", 10.0)).ends == ("shutdown",) * 3
+
+
+def test_unhealthy_node_is_left_out() -> None:
+    report = run(Sick(1, 0))
+    assert (report.cycles, report.ends) == (1, ("completed", "excluded", "completed"))
+    report = run(Sick(1, 1), Fails(2, 0, 3.0))
+    assert (report.cycles, report.ends) == (2, ("completed", "excluded", "completed"))
+
+
+def test_nodes_that_are_too_few_wait_and_end_with_a_reason() -> None:
+    job = Job(Schedule(seed=1, comes=(0.0,), terms=TERMS, rules=RULES))
+    assert job.run().ends == ("failed",)
+    verdict = job.agents[0].verdict
+    assert verdict is not None and "found no place within 60 s" in verdict.detail
+    assert run(Crash(1, at=5.0), comes=(0.0, 0.1)).ends == ("failed", "killed")
+
+
+def test_late_node_is_a_reason_for_a_new_cycle_unless_workers_help_themselves() -> None:
+    late = {"comes": (0.0, 0.2, 15.0)}
+    assert (run(**late).cycles, run(**late).ends) == (2, ("completed",) * 3)
+    assert (run(**late, rules=HELPED).cycles, run(**late, rules=HELPED).ends) == (1, ("completed",) * 3)
+
+
+def test_surplus_node_waits_and_ends_with_the_job() -> None:
+    few = {"comes": (0.0, 0.2, 3.0), "terms": msgspec.structs.replace(TERMS, most=2)}
+    assert (run(**few).cycles, run(**few).ends) == (1, ("completed",) * 3)
+    assert run(Crash(1, at=8.0), **few).ends == ("completed", "killed", "completed")
+    signalled = run(Signalled(2, at=10.0), **few)
+    assert (signalled.cycles, signalled.ends) == (1, ("completed", "completed", "preempted"))
+
+
+def test_workers_that_end_long_before_the_others_end_the_job() -> None:
+    assert run(Hangs(1, 0), rules=HELPED).ends == ("failed",) * 3
+
+
+def test_failed_worker_and_lost_node_end_no_cycle_while_enough_nodes_are_healthy() -> None:
+    report = run(Fails(1, 0, 3.0), rules=HELPED)
+    assert (report.cycles, report.ends) == (1, ("completed",) * 3)
+    report = run(Crash(1, at=5.0), rules=HELPED)
+    assert (report.cycles, report.ends) == (1, ("completed", "killed", "completed"))
+    report = run(Fails(1, 0, 3.0), Fails(2, 0, 5.0), rules=HELPED)
+    assert (report.cycles, report.ends) == (2, ("completed",) * 3)
+
+
+def test_nodes_that_are_signalled_together_stop_the_job_if_too_few_are_left() -> None:
+    assert run(Signalled(1, at=10.0), Signalled(2, at=10.0)).ends == ("preempted",) * 3
+    assert run(Signalled(2, at=10.0), rules=Rules("any-failed", Budget(3), mode="stop")).ends == ("preempted",) * 3
+    assert run(Signalled(0, at=10.0)).ends == ("preempted",) * 3  # it hosts the store
+
+
+def test_agent_that_was_stopped_for_a_while_comes_again_as_a_newcomer() -> None:
+    for number in range(25, 45):
+        report = run(Pause(2, number, 12.0, frozen=True), work=40.0)
+        assert report.ends == ("completed",) * 3
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------
