@@ -75,6 +75,8 @@ EQUIVALENT = {
         "is_inherited",
         "without condition not any((seat.id in gathering.arrived for seat in gathering.last.seats))",
     ): "a verdict that all have obeyed is read once more, which changes nothing and costs two operations",
+    ("Supervision.signalled", "if leaves -> True"): "it is said to a person only",
+    ("Supervision.signalled", "if leaves -> False"): "it is said to a person only",
     ("neighbour", "if rank is None -> False"): "an agent looks around only in a cycle of which it has a seat",
     ("_with_previous", "without filter rank is not None"): "a rank that is None is compared with numbers only",
     ("_with_previous", "if previous is not None -> True"): "a rank that is None is compared with numbers only",

@@ -22,7 +22,7 @@ from resilience.core.cycle_nodes import CycleNodes
 from resilience.core.gathering import Around
 from resilience.core.job_budget import JobBudget
 from resilience.core.rendezvous import Rendezvous
-from resilience.core.restart import CompareSet, Read
+from resilience.core.restart import CompareSet
 from resilience.core.shared_list import SharedList
 from resilience.core.stopping import Asked, Mode, on_signal
 from resilience.errors import DecodeError
@@ -131,14 +131,10 @@ class Supervision:
             yield from self._rendezvous.close(cycle.encode(verdict))
 
     def _why_not_continued(self, former: int) -> Protocol[str]:
-        """No agent of the former cycle is left. Charge its loss, if none of them has said how it ended. Return why the
-        job ends with it, empty if it goes on."""
-        (text,) = yield Read((f"end/{former}",))
-        if text is not None:
-            verdict = yield from self._obey(text)
-        else:
-            lost = [seat.node for seat in self._rendezvous.gathering.last.seats]
-            verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
+        """No agent of the former cycle is left. Charge its loss, unless one of them has said how it ended. Return why
+        the job ends with it, empty if it goes on."""
+        lost = [seat.node for seat in self._rendezvous.gathering.last.seats]
+        verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
         return "" if verdict.again is not None else cycle.encode(verdict)
 
     # -- signals and requests -------------------------------------------------------------------
