@@ -38,6 +38,9 @@ class Interruption(Enum):
     MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"
 
 
+HANGS = frozenset((Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT))
+
+
 class Frame(msgspec.Struct, frozen=True):
     """One line of a stack, innermost last."""
 
@@ -53,17 +56,31 @@ class ThreadStack(msgspec.Struct, frozen=True):
     frames: tuple[Frame, ...] = ()
 
 
+class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An exception that led to another one. relation: it was named by `raise … from`, it was being handled when the
+    other one was raised, or it is a part of an exception group."""
+
+    type: str
+    message: str
+    relation: Literal["cause", "context", "part"]
+    stack: tuple[Frame, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """An exception, taken apart when it was caught so that nothing keeps its frames alive.
 
     fingerprint: hash of the type and of the frames in user code without line numbers; equal for
-    repetitions of one failure. chain: "Type: message" of each __cause__ / __context__, outermost last."""
+    repetitions of one failure. chain: "Type: message" of each __cause__ / __context__, outermost last. notes: what
+    `add_note` added. causes: what a traceback shows above it, the nearest first."""
 
     type: str
     message: str
     fingerprint: str
     stack: tuple[Frame, ...] = ()
     chain: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
 
 class Exit(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -171,6 +171,20 @@ class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
     silent_for_s: Seconds
 
 
+class OthersSeen(Event, frozen=True, tag="others.seen"):
+    """A rank hung, and before anything was sent to it or cut it was put on record where the other ranks were.
+
+    rank: the initial rank that hung. missing: initial ranks of which that is not on record, because they did not answer
+    in time. elsewhere: ranks of other nodes, which were not asked. duration_s: for how long the others were waited
+    for."""
+
+    level: ClassVar[Level] = "debug"
+    rank: int
+    missing: tuple[int, ...] = ()
+    elsewhere: int = 0
+    duration_s: Seconds = 0.0
+
+
 class HangsWatched(Event, frozen=True, tag="hangs.watched"):
     """By what a hang is noticed in this run; told once at its start.
 
@@ -478,7 +492,8 @@ class WorkerProgressed(Event, frozen=True, tag="worker.progressed"):
 
 
 class WorkerSeen(Event, frozen=True, tag="worker.seen"):
-    """A cycle ends because a rank hung: where another rank was at that moment, before it was stopped.
+    """A rank hangs: where another rank of the same cycle was at that moment, before either was sent a signal. On other
+    nodes, before it was stopped.
 
     hang: in which way it hung itself, if it did. stack: of its main thread, innermost frame last."""
 
@@ -683,6 +698,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     WorkerExited,
     WorkerProgressed,
     WorkerSeen,
+    OthersSeen,
     RestartDecided,
     JobEnded,
     StopRequested,
@@ -749,6 +765,7 @@ AnyEvent = (
     | WorkerExited
     | WorkerProgressed
     | WorkerSeen
+    | OthersSeen
     | RestartDecided
     | JobEnded
     | StopRequested

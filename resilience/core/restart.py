@@ -213,6 +213,10 @@ class Keys(msgspec.Struct, frozen=True):
         return self._key("fault")
 
     @property
+    def witnessed(self) -> str:
+        return self._key("witnessed")
+
+    @property
     def terminated(self) -> str:
         return self._key("terminated")
 
@@ -276,6 +280,24 @@ def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Prot
             group_name=name,
             limit=limit,
         )
+
+
+def witness(at: Keys, rank: int, world_size: int, limit: float) -> Protocol[bool]:
+    """Note that it is on record where `rank` is, and wait until that holds for all ranks, at most `limit` seconds;
+    answers whether it does."""
+    if (yield from arrive(at.witnessed, rank, world_size)):
+        return True
+    return bool((yield Await(f"{at.witnessed}/done", limit)))
+
+
+def unwitnessed(at: Keys, world_size: int) -> Protocol[list[int]]:
+    """Return the ranks of which it is not on record where they are."""
+    missing: list[int] = []
+    for first in range(0, world_size, BLOCK):
+        ranks = range(first, min(first + BLOCK, world_size))
+        marks = yield Read(tuple(f"{at.witnessed}/0/{rank}" for rank in ranks))
+        missing += [rank for rank, mark in zip(ranks, marks, strict=True) if mark is None]
+    return missing
 
 
 # -- one iteration of a live rank --------------------------------------------------------------

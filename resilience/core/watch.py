@@ -3,8 +3,9 @@
 A monitor observes its rank (page, process, peers) and asks `decide` what follows. Past a soft limit
 the job is asked to restart, past a hard limit the rank is terminated and, after a grace, killed; a
 rank that is gone is stood in for, and one whose agent is lost is ended. Every limit that is exceeded is
-found first, then the gravest is chosen. Knows nothing of pages, signals or stores: `monitor.server`
-observes and obeys."""
+found first, then the gravest is chosen. Before a rank is signalled for a hang, it is put on record where the other
+ranks are, within EVIDENCE seconds: what they do afterwards is no evidence. Knows nothing of pages, signals or stores:
+`monitor.server` observes and obeys."""
 
 from __future__ import annotations
 
@@ -119,6 +120,7 @@ class Observation(msgspec.Struct, frozen=True):
     has_left: bool = False  # it is out of the call
     is_dismissed: bool = False  # it is being ended on purpose
     agent_lost_at: Seconds | None = None
+    are_others_seen: bool = True  # since the present finding it was put on record where the other ranks are
 
     @property
     def is_outside(self) -> bool:
@@ -189,6 +191,7 @@ class Watch(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     asked_in: int | None = None  # the iteration in which a restart was asked for
     noted_in: int | None = None  # the iteration in which unknown progress was noted
+    signal_at: Seconds | None = None  # it is going to be terminated, at the latest then
     kill_at: Seconds | None = None  # it is being terminated
     finding: Finding | None = None  # why it is being terminated
     is_orphan: bool = False
@@ -208,6 +211,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 ABORT_STUCK = "abort"  # limit name of a rank that its own abort could not free
 AGENT_LOST = "agent"  # and of one whose agent is gone
+EVIDENCE = 0.3  # seconds at most between the evidence of a hung rank and the first signal to it
+LOOK = 0.005  # seconds between two looks meanwhile
 ORPHAN_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for a rank without an agent
 HEARTBEAT = "heartbeat"
 SILENCE = "silence"  # and of one that has no limit of its own, by the rule
@@ -226,16 +231,22 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
     if seen.has_left and not seen.said_goodbye and not watch.is_represented:
         return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
     if watch.kill_at is not None:
-        return _escalate(watch, now)
+        return _escalate(watch, seen, now)
     if seen.is_dismissed:
         return Decision(watch)
     findings = exceeded(watch.limits, seen, now)
     hard = [finding for finding in findings if finding.severity == "hard"]
     if hard:
         gravest = max(hard, key=_gravity)
-        state = msgspec.structs.replace(watch, kill_at=now + watch.limits.grace, finding=gravest)
-        commands = (CaptureEvidence(gravest), AskRestart(gravest), Terminate(gravest, watch.limits.signal))
-        return Decision(state, commands, state.kill_at)
+        commands = (CaptureEvidence(gravest), AskRestart(gravest))
+        # Once the iteration is interrupted, the others are moving already.
+        if not seen.are_others_seen and seen.interrupted_at is None:
+            signal_at = now + EVIDENCE
+            kill_at = signal_at + watch.limits.grace
+            state = msgspec.structs.replace(watch, signal_at=signal_at, kill_at=kill_at, finding=gravest)
+            return Decision(state, commands, now + LOOK)
+        ended = _terminated(watch, gravest, now)
+        return Decision(ended.state, (*commands, *ended.commands), ended.wake_at)
     if findings and watch.asked_in != seen.iteration:
         gravest = max(findings, key=_gravity)
         state = msgspec.structs.replace(watch, asked_in=seen.iteration)
@@ -266,14 +277,26 @@ def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:
         watch,
         is_orphan=True,
         finding=finding,
+        signal_at=None,
         kill_at=kill_at if watch.kill_at is None else min(kill_at, watch.kill_at),
     )
     return Decision(state, (Terminate(finding),), state.kill_at)
 
 
-def _escalate(watch: Watch, now: Seconds) -> Decision:
-    """A terminated rank gets its grace, then it is killed; its end is the next thing to be seen."""
+def _terminated(watch: Watch, finding: Finding, now: Seconds) -> Decision:
+    """The first signal goes to the rank; its grace begins."""
+    state = msgspec.structs.replace(watch, signal_at=None, kill_at=now + watch.limits.grace, finding=finding)
+    return Decision(state, (Terminate(finding, watch.limits.signal),), state.kill_at)
+
+
+def _escalate(watch: Watch, seen: Observation, now: Seconds) -> Decision:
+    """A rank past a hard limit is terminated once the others are on record, gets its grace, then it is killed; its end
+    is the next thing to be seen."""
     assert watch.kill_at is not None and watch.finding is not None
+    if watch.signal_at is not None:
+        if seen.are_others_seen or now >= watch.signal_at:
+            return _terminated(watch, watch.finding, now)
+        return Decision(watch, (), min(watch.signal_at, now + LOOK))
     if watch.is_killed:
         return Decision(watch)
     if now < watch.kill_at:

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,24 @@ from resilience.adapters.patience import Patience
 from resilience.adapters.serving import are_next_free, listen_beside_free_ports, local_address
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.attribution.symptoms import symptom
-from resilience.core import encoding, events, restart
+from resilience.core import encoding, events, restart, watch
 from resilience.core.attribution import InterruptionRecord, encode
 from resilience.core.identity import Origin
-from resilience.core.restart import Add, Assign, Check, Keys, Read, Seat, Set, report, seat_key, stand_in
+from resilience.core.restart import (
+    Add,
+    Assign,
+    Check,
+    Keys,
+    Read,
+    Seat,
+    Set,
+    arrive,
+    report,
+    seat_key,
+    stand_in,
+    unwitnessed,
+    witness,
+)
 from resilience.core.watched import suspicion_in_words
 from resilience.errors import ResilienceError, StoreError
 from resilience.inprocess import telling
@@ -78,6 +92,8 @@ class StoreOutlet:
         self._folder = Path()
         self._line: Line | None = None  # about the last restart
         self._is_representing = False
+        self._are_others_seen = False
+        self._witnessed_in: int | None = None  # the last iteration in which the other ranks were waited for
         self._exit_key = ""  # there once all ranks are out of the last iteration
         self._out_since: float | None = None  # when that was seen
         self._waits = restart.Limits()
@@ -112,7 +128,12 @@ class StoreOutlet:
             self._line = None
 
     def interrupt(self, record: InterruptionRecord) -> None:
+        self._are_others_seen = False
         self._tasks.put(lambda: self._interrupt(record))
+
+    @property
+    def are_others_seen(self) -> bool:
+        return self._are_others_seen
 
     def host(self, iteration: int) -> None:
         self._tasks.put(lambda: self._host(iteration))
@@ -191,8 +212,32 @@ class StoreOutlet:
 
     def _interrupt(self, record: InterruptionRecord) -> None:
         assert record.iteration is not None
-        asked = report(Keys(record.iteration), encode(record), symptom(record).is_own)
+        at = Keys(record.iteration)
+        seat = self._last_seat(record.rank, self._store)
+        if seat.iteration == record.iteration:  # its stacks are on record, and it may not be able to say so
+            drive(arrive(at.witnessed, seat.rank, seat.world_size), self._store)
+        asked = report(at, encode(record), symptom(record).is_own)
         drive(asked, self._store, self._performing(record, self._store))
+        if record.iteration != self._witnessed_in:
+            self._witnessed_in = record.iteration
+            self._await_witnesses(at, seat)
+        self._are_others_seen = True
+
+    def _await_witnesses(self, at: Keys, seat: Seat) -> None:
+        """Put on record whether the other ranks have looked at themselves before anything was cut."""
+        began = time.monotonic()
+        missing: list[int] = []
+        if not drive(witness(at, seat.rank, seat.world_size, watch.EVIDENCE), self._store):
+            absent = drive(unwitnessed(at, seat.world_size), self._store)
+            missing = [initial for initial in range(self._world_size) if self._sits_at(initial, at.iteration, absent)]
+        self._emit(events.OthersSeen(seat.initial_rank, tuple(missing), duration_s=time.monotonic() - began))
+
+    def _sits_at(self, initial_rank: int, iteration: int, ranks: Collection[int]) -> bool:
+        """Whether a rank has one of these seats in an iteration."""
+        if not ranks:
+            return False
+        seat = self._last_seat(initial_rank, self._store)
+        return seat.iteration == iteration and seat.rank in ranks
 
     def _host(self, iteration: int) -> None:
         """Publish a store for the process groups of one iteration; make the next one ahead of time."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from resilience.adapters import collectives, group_aborts, places, processes, store_constructor
 from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.patience import Patience, bounded
-from resilience.adapters.store import StoreLike, execute, wait
-from resilience.core.attribution import InterruptionRecord, decode
+from resilience.adapters.store import StoreLike, drive, execute, wait
+from resilience.core.attribution import HANGS, InterruptionRecord, decode
 from resilience.core.events import (
     AbortDelayed,
     AbortFailed,
@@ -31,7 +31,8 @@ from resilience.core.events import (
     OutcomeSeen,
 )
 from resilience.core.ladder import Ladder, look
-from resilience.core.restart import COMPLETED, Keys, Read
+from resilience.core.restart import COMPLETED, Keys, Read, witness
+from resilience.core.watch import EVIDENCE
 from resilience.errors import StoreError
 from resilience.inprocess import failure
 
@@ -126,6 +127,8 @@ class Watcher:
             first = self._first_record()
             by, silent_for_s = (None, None) if first is None else (first.rank, first.silent_for_s)
             self._emit(OutcomeSeen(by=by, stack=stack, silent_for_s=silent_for_s))
+            if first is not None and first.interruption in HANGS:
+                self._await_witnesses()
             self._free_main_thread()
 
     def _first_record(self) -> InterruptionRecord | None:
@@ -136,6 +139,14 @@ class Watcher:
             return None if text is None else decode(text)
         except (StoreError, ValueError):
             return None  # only tells whom to blame in a log line; the record itself is the truth
+
+    def _await_witnesses(self) -> None:
+        """A rank hangs: let the others look at themselves too before anything is cut, because a cut shows on all."""
+        left = max(0.0, self.decided_at + EVIDENCE - time.monotonic())
+        try:
+            drive(witness(self._at, self._state.rank, self._state.world_size, left), self._store)
+        except (StoreError, ValueError):
+            return  # the restart does not depend on it
 
     def _free_main_thread(self) -> None:
         with self._interrupter.hold_off():  # waits while the main thread is in atomic()

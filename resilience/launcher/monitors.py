@@ -116,10 +116,16 @@ class Monitors:
         for place in self._places:
             place.request_stop()
 
-    def look(self) -> None:
-        """Have it put on record where all programs are now; each monitor answers when that is done."""
-        for place in self._places:
-            place.tell(messages.Look())
+    def look(self, but: int | None = None) -> None:
+        """Have it put on record where all programs are now; each monitor answers when that is done. but: a local rank
+        that is left out."""
+        for local_rank, place in enumerate(self._places):
+            if local_rank != but:
+                place.tell(messages.Look())
+
+    def others_seen(self, local_rank: int, pid: int) -> None:
+        """Tell the monitor of a worker that hangs that it is on record where the others are."""
+        self._places[local_rank].tell(messages.OthersSeen(pid))
 
     def limit(self, limits: Limits) -> None:
         """Let these limits hold from now on."""

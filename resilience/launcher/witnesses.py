@@ -30,6 +30,16 @@ LOOK = 0.002  # seconds between looks for what a monitor is to tell
 LOOK_LIMIT = 1.0  # seconds for a look at workers that are about to be stopped; it needs 0.1
 
 
+class _Hang:
+    """A worker that hangs and has not been ended yet. waits_for: pids of others that have not been looked at."""
+
+    def __init__(self, local_rank: int, record: InterruptionRecord, waits_for: set[int]) -> None:
+        self.local_rank = local_rank
+        self.record = record
+        self.waits_for = waits_for
+        self.began = time.monotonic()
+
+
 class Witnesses:
     """The monitors of one node, and what they have told since its cycle began. Main thread only."""
 
@@ -50,7 +60,9 @@ class Witnesses:
         self._gone: set[int] = set()
         self._killed = Killed(self._limits.grace)
         self._ranks: dict[int, int] = {}  # of the workers, by local rank
-        self._pids: set[int] = set()  # of the workers; what those of the cycle before asked for is over
+        self._pids: dict[int, int] = {}  # global ranks of the workers; what those of the cycle before asked for is over
+        self._size = 0  # ranks of the job in this cycle
+        self._hangs: dict[int, _Hang] = {}  # by the worker's pid
         self._looked: set[int] = set()  # workers of which it is on record where they were
         self._told: dict[int, bool] = {}  # workers that know they are to stop, and whether they look
 
@@ -66,7 +78,8 @@ class Witnesses:
         )
         self._ranks[worker.local_rank] = worker.global_rank
         self._had.add(worker.global_rank)
-        self._pids.add(worker.id)
+        self._pids[worker.id] = worker.global_rank
+        self._size = worker.world_size
         output = tuple(file for file in files[:2] if file)
         self._monitors.assign(worker.local_rank, worker.id, origin, self._limits, output)
 
@@ -78,26 +91,61 @@ class Witnesses:
         """Take what the monitors say."""
         for local_rank, message in self._monitors.poll(0.0):
             match message:
-                case messages.Found(record):
+                case messages.Found(record, is_ended):
                     self._killed.note(record)
+                    if not is_ended:
+                        self._look_at_others(local_rank, record)
                     if self._records.setdefault(record.pid or -1, record) is record:
                         self._account.console.found(record)
                 case messages.Suspected(rank, suspicion):
                     self._account.console.suspected(rank, suspicion)
                 case messages.Gone(worker_pid):
                     self._gone.add(worker_pid)
+                    self._seen(worker_pid)
                 case Lost(monitor_pid, why):
                     self._account.emit_of(self._ranks.get(local_rank), events.MonitorLost(monitor_pid, why))
                 case messages.Stopping(worker_pid, is_heard):
                     self._told[worker_pid] = is_heard
                 case messages.Looked(worker_pid):
                     self._looked.add(worker_pid)
+                    self._seen(worker_pid)
                 case messages.Requested("Stop", description, _, pid) if pid in self._pids:
                     self._account.emit(events.ControlRequested("Stop", description, local_rank))
                     self.sigterms.setdefault(local_rank, time.monotonic())
                 case messages.Requested(action, description, _, pid) if pid in self._pids:
                     self._account.emit(events.ControlRequested(action, description, local_rank))
                     self.requests.append(Request(action, description))
+
+    # -- before a worker is ended for a hang ------------------------------------------------------
+
+    def _look_at_others(self, local_rank: int, record: InterruptionRecord) -> None:
+        """A worker hangs, and its monitor is about to end it: have it put on record first where the others are. What
+        they do afterwards is no evidence. The monitor waits for that, but not for long."""
+        pid = record.pid or -1
+        if pid not in self._pids or pid in self._hangs:
+            return
+        if not self._hangs:  # else the others are being looked at
+            self._looked.clear()
+            self._monitors.look(but=local_rank)
+        others = set(self._pids) - {pid, *self._hangs} - self._gone - self._looked
+        self._hangs[pid] = _Hang(local_rank, record, others)
+        self._seen(-1)
+
+    def _seen(self, worker_pid: int) -> None:
+        """A worker was looked at, or cannot be any more."""
+        for pid, hang in list(self._hangs.items()):
+            hang.waits_for.discard(worker_pid)
+            if not hang.waits_for or worker_pid == pid:
+                self._tell_seen(pid, hang)
+
+    def _tell_seen(self, pid: int, hang: _Hang) -> None:
+        """Nothing more is to be seen: let the worker that hangs be ended."""
+        del self._hangs[pid]
+        self._monitors.others_seen(hang.local_rank, pid)
+        missing = tuple(sorted(self._pids[other] for other in hang.waits_for))
+        elsewhere = self._size - len(self._pids)
+        took = time.monotonic() - hang.began
+        self._account.emit(events.OthersSeen(hang.record.rank, missing, elsewhere, took))
 
     # -- what became of a worker ------------------------------------------------------------------
 
@@ -157,8 +205,11 @@ class Witnesses:
     # -- before workers are ended -----------------------------------------------------------------
 
     def look_at_workers(self, running: Running) -> list[Ended]:
-        """A rank hung: before the others are stopped, have it put on record where they are, which tells who waited
-        for whom. Answers who has left meanwhile."""
+        """A rank of another node hung: before the workers here are stopped, have it put on record where they are, which
+        tells who waited for whom. Answers who has left meanwhile. Where all were looked at before a rank of this node
+        was ended, it is on record already."""
+        if self._looked | self._gone >= set(running.pids()):
+            return []
         self._monitors.look()
         ended: list[Ended] = []
         deadline = time.monotonic() + LOOK_LIMIT

@@ -193,7 +193,13 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
-    """Another rank hung: put on record where the worker is now, before it is ended too."""
+    """Another rank hangs: put on record where the worker is now, before either is ended."""
+
+
+class OthersSeen(msgspec.Struct, frozen=True, tag="others_seen"):
+    """The answer to Found, for a rank that hangs: it is on record where the node's other ranks are."""
+
+    worker_pid: int
 
 
 class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
@@ -278,7 +284,7 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 FromRank = Begin | Emitted | Left | Host | Introduced | Attached | Armed | Progressed | Request | Limited
 ToRank = Ready | Introduce | Welcome | Refused | ShowStacks | Alert
-FromAgent = Open | Adopt | Assigned | Limited | Dismissed | Stop | Look | Reaped | Probe | Leave
+FromAgent = Open | Adopt | Assigned | Limited | Dismissed | Stop | Look | OthersSeen | Reaped | Probe | Leave
 ToAgent = Ready | Found | Suspected | Gone | Requested | Stopping | Looked | Connected | Alive
 
 _from_rank = reader(FromRank, "msgpack")
@@ -320,7 +326,7 @@ def shortened(record: InterruptionRecord) -> InterruptionRecord:
     """Return the record without what makes it too large for one message."""
     small: InterruptionRecord = msgspec.structs.replace(record, stacks=(), log_tail=(), message=record.message[:2000])
     if small.exception is not None:
-        exception = msgspec.structs.replace(small.exception, stack=small.exception.stack[-10:])
+        exception = msgspec.structs.replace(small.exception, stack=small.exception.stack[-10:], causes=())
         small = msgspec.structs.replace(small, exception=exception)
     return small
 

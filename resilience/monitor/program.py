@@ -253,6 +253,9 @@ class Program:
                     worker.look()
                 for assigned, _ in self._next:  # nobody has seen these yet
                     self.tell(messages.Looked(assigned.worker_pid))
+            case messages.OthersSeen(pid):
+                if worker is not None and worker.pid == pid:
+                    worker.others_seen()
             case messages.Reaped(pid, status):
                 if worker is not None and worker.pid == pid:
                     worker.reaped(status)

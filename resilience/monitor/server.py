@@ -49,6 +49,11 @@ REFUSED_EVERY = 1.0  # seconds between two accounts of refused messages
 class Outlet(Protocol):
     """Where a monitor's findings go. Only `finish` blocks, and none raises."""
 
+    @property
+    def are_others_seen(self) -> bool:
+        """Whether it is on record where the other ranks are, since the last call of `interrupt`."""
+        ...
+
     def begin(self, begin: messages.Begin) -> None: ...
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None: ...
     def started(self, origin: Origin) -> None:
@@ -337,7 +342,14 @@ class RankMonitor:
             is_gone=self._is_gone,
             said_goodbye=call is not None and view.goodbye_call == call,
             has_left=call is not None and view.left_call == call,
+            are_others_seen=self._are_others_seen(),
         )
+
+    def _are_others_seen(self) -> bool:
+        """Whether nothing speaks against a signal to this rank."""
+        is_alone = self._origin is None or self._origin.world_size == 1
+        is_found = self._watch.finding is not None
+        return is_alone or (is_found and self._outlet.are_others_seen)
 
     def _interrupted_at(self, iteration: int) -> float | None:
         """When this iteration was interrupted, None if it was not."""

@@ -44,6 +44,7 @@ class AgentOutlet:
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
+        self.are_others_seen = False  # set where the agent says so
 
     def begin(self, begin: messages.Begin) -> None:
         """A Wrapper begins its calls with a monitor of its own."""
@@ -86,7 +87,9 @@ class WorkerMonitor(RankMonitor):
         """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: which
         silences earlier workers of this rank have shown."""
         nobodys = Page.create()  # until somebody attaches
-        super().__init__(MonitorSide(nobodys), None, rank, AgentOutlet(tell), None, selector)
+        self._agent = AgentOutlet(tell)
+        self._agent.are_others_seen = assigned.is_adopted  # nobody can look at them
+        super().__init__(MonitorSide(nobodys), None, rank, self._agent, None, selector)
         self._tell = tell
         self._assigned = assigned
         self._link: messages.Link | None = None
@@ -163,6 +166,10 @@ class WorkerMonitor(RankMonitor):
         if self._channel is not None and not self._is_gone:
             self.emit(self._witness.look())
         self._tell(messages.Looked(self.pid), ())
+
+    def others_seen(self) -> None:
+        """It is on record where the node's other ranks are: this one may be ended."""
+        self._agent.are_others_seen = True
 
     def reaped(self, status: Exit) -> None:
         """The agent knows how the worker ended."""

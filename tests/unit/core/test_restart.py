@@ -148,6 +148,20 @@ def test_completed_barrier_lets_everybody_through(protocol: ModuleType) -> None:
 # -- one iteration -----------------------------------------------------------------------------------------------
 
 
+def test_ranks_that_were_looked_at_wait_for_each_other_and_the_missing_are_known(protocol: ModuleType) -> None:
+    for count in (2, 32, 33, 70):
+        at, store, log = Keys(3), MemoryStore(), []
+        for rank in range(1, count):
+            assert drive(protocol.witness(at, rank, count, 0.3), store, log=log) is False
+            assert log[-1] == Await("3/witnessed/done", 0.3)
+        assert drive(protocol.unwitnessed(at, count), store) == [0]
+        assert drive(protocol.unwitnessed(at, count + 2), store) == [0, count, count + 1]
+        assert drive(protocol.witness(at, 0, count, 0.3), store) is True
+        assert drive(protocol.unwitnessed(at, count), store) == []
+        assert drive(protocol.witness(at, 1, count, 0.3), store) is True
+    assert drive(protocol.witness(Keys(3), 0, 1, 0.3), MemoryStore()) is True
+
+
 def test_lone_rank_completes(protocol: ModuleType) -> None:
     store = MemoryStore()
     log: list[Any] = []

@@ -369,6 +369,73 @@ def test_death_of_a_terminated_rank_ends_the_escalation(watcher: ModuleType) -> 
     assert kinds == [CaptureEvidence, AskRestart, Terminate, StandIn]
 
 
+EVIDENCE, LOOK = watch.EVIDENCE, watch.LOOK
+
+
+def test_rank_past_a_hard_limit_is_signalled_once_the_others_are_on_record(watcher: ModuleType) -> None:
+    for seen_after in (0.0, 0.1, EVIDENCE - 2 * LOOK):
+
+        def observe(now: float, after: float = seen_after) -> Observation:
+            return in_function(step_at=START, are_others_seen=now > START + HARD + after)
+
+        commands = watch_over(watcher, limits_of(step=Limit(hard=HARD), signal="SIGUSR1"), observe)
+        finding = Finding("step", "hard", HARD, HARD)
+        assert [command for _, command in commands] == [
+            CaptureEvidence(finding),
+            AskRestart(finding),
+            Terminate(finding, "SIGUSR1"),
+            Kill(finding),
+        ]
+        captured, asked, ended, killed = (at for at, _ in commands)
+        assert captured == asked == START + HARD
+        assert asked + seen_after < ended <= asked + seen_after + 2 * LOOK
+        assert killed == ended + GRACE
+
+
+def test_others_are_waited_for_no_longer_than_the_evidence_may_take(watcher: ModuleType) -> None:
+    unseen = in_function(step_at=START, are_others_seen=False)
+    times = [at for at, _ in watch_over(watcher, limits_of(step=Limit(hard=HARD)), unseen)]
+    ended = START + HARD + EVIDENCE
+    assert times == [START + HARD, START + HARD, ended, ended + GRACE]
+
+
+def test_rank_is_not_looked_at_more_often_than_needed_while_the_others_are_waited_for(watcher: ModuleType) -> None:
+    unseen = in_function(step_at=START, are_others_seen=False)
+    decision: Decision = watcher.decide(Watch(limits=limits_of(step=Limit(hard=HARD))), unseen, START + HARD)
+    assert decision.wake_at == START + HARD + LOOK
+    decision = watcher.decide(decision.state, unseen, START + HARD + EVIDENCE - LOOK / 2)
+    assert (decision.commands, decision.wake_at) == ((), START + HARD + EVIDENCE)
+
+
+def test_nothing_is_waited_for_where_the_others_have_been_interrupted(watcher: ModuleType) -> None:
+    limits = limits_of(leave=Limit(hard=HARD))
+    seen = in_function(since=0.0, interrupted_at=START, are_others_seen=False)
+    times = [at for at, _ in watch_over(watcher, limits, seen)]
+    assert times == [START + HARD] * 3 + [START + HARD + GRACE]
+
+
+def test_loss_of_the_agent_ends_the_wait_for_the_others(watcher: ModuleType) -> None:
+    unseen = in_function(step_at=START, are_others_seen=False)
+    limits = limits_of(step=Limit(hard=HARD), signal="SIGUSR1")
+    waiting: Decision = watcher.decide(Watch(limits=limits), unseen, START + HARD)
+    lost = msgspec.structs.replace(unseen, agent_lost_at=START + HARD)
+    finding = Finding("step", "hard", HARD, HARD)
+    ended: Decision = watcher.decide(waiting.state, lost, START + HARD + 0.1)
+    assert ended.commands == (Terminate(finding),)
+    killed_at = START + HARD + 1.0
+    assert ended.wake_at == killed_at
+    assert watcher.decide(ended.state, lost, START + HARD + 0.2).commands == ()
+    assert watcher.decide(ended.state, lost, killed_at).commands == (Kill(finding),)
+
+
+def test_rank_that_ends_while_the_others_are_waited_for_is_not_signalled(watcher: ModuleType) -> None:
+    def observe(now: float) -> Observation:
+        return in_function(step_at=START, are_others_seen=False, is_gone=now > START + HARD + 0.1)
+
+    kinds = [type(command) for _, command in watch_over(watcher, limits_of(step=Limit(hard=HARD)), observe)]
+    assert kinds == [CaptureEvidence, AskRestart, StandIn]
+
+
 def test_rank_past_its_limit_is_ended_by_the_configured_signal(watcher: ModuleType) -> None:
     limits = limits_of(step=Limit(hard=HARD), signal="SIGUSR1")
     commands = watch_over(watcher, limits, in_function(step_at=START))

@@ -1,0 +1,79 @@
+"""What is known of a hang is known before it is changed: all ranks are looked at before anything is sent or cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.core.records import Record
+from resilience.core.watch import EVIDENCE
+from tests.process.jobs import RESULT
+from tests.process.launching import launcher
+from tests.process.told import culprits, only_incident
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+FAST = {"soft_timeout": 2.0, "hard_timeout": 4.0}
+HANGS = """
+import torch, torch.distributed as dist
+import resilience
+dist.init_process_group("gloo")
+resilience.step(3)
+dist.all_reduce(torch.ones(1))
+if cycle == 0 and rank == 1:
+    resilience.heartbeat()  # from now on its silence counts
+    time.sleep(1000)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def leaf(record: Record) -> str:
+    stack = record.event.stack
+    return str(stack[-1].file.rsplit("/", 1)[-1]) if stack else ""
+
+
+@pytest.mark.parametrize("kind", ["sleep", "stop"])
+def test_all_ranks_are_seen_before_any_is_cut(start: Start, kind: str) -> None:
+    fault = {"kind": kind, "rank": 1, "iteration": 0, "step": 5}
+    job = start(4, "tests.process.jobs:train", faults=[fault], options=FAST)
+    survivors = [0, 2, 3] if kind == "stop" else [0, 1, 2, 3]
+    values = [rank.value for rank in job.wait()]
+    assert [values[rank] for rank in survivors] == [RESULT] * len(survivors)
+    first = [record for record in job.of(events.OutcomeSeen) if record.origin.iteration == 0]
+    seen = {record.origin.initial_rank: record for record in first}
+    others = [seen[rank] for rank in (0, 2, 3)]
+    assert {leaf(record) for record in others} == {"distributed_c10d.py"}
+    cuts = [record for record in job.of(events.CollectivesCut) if record.origin.iteration == 0]
+    first_cut = min(record.wall_ns - round(record.event.duration_s * 1e9) for record in cuts)
+    assert max(record.wall_ns for record in others) < first_cut
+    # Ranks that wait for the one that hangs are silent too, and any may be the first to be noticed.
+    told = [record for record in job.of(events.OthersSeen) if record.origin.iteration == 0]
+    assert told
+    assert {record.event.missing for record in told} == {()}
+    for signalled in job.of(events.RankSignalled):
+        assert min(record.wall_ns for record in told) < signalled.wall_ns
+
+
+def test_all_workers_are_seen_before_one_is_signalled(start: Start, tmp_path: Path) -> None:
+    job = launcher(start, tmp_path)(HANGS, "--ft-rank-heartbeat-timeout", "2", nproc=3)
+    assert job.wait(120.0) == [0]
+    assert culprits(only_incident(job)) == [(1, "hung")]
+    seen = {record.origin.initial_rank: record for record in job.account.records() if is_a(record, events.WorkerSeen)}
+    signalled = next(record for record in job.account.records() if is_a(record, events.RankSignalled))
+    (told,) = job.of(events.OthersSeen)
+    assert (told.event.rank, told.event.missing, told.event.elsewhere) == (1, (), 0)
+    assert told.event.duration_s < EVIDENCE
+    assert seen.keys() == {0, 2}
+    for record in seen.values():
+        assert record.wall_ns < told.wall_ns
+        assert (record.event.hang, leaf(record)) == ("in_collective", "distributed_c10d.py")
+    assert signalled.origin.initial_rank == 1
+    assert told.wall_ns - signalled.wall_ns < 1e9  # the agent tells it as it lets the rank be ended
+    assert max(record.wall_ns for record in seen.values()) < signalled.wall_ns
+
+
+def is_a(record: Record, kind: type[events.Event]) -> bool:
+    return isinstance(record.event, kind)
