@@ -94,6 +94,7 @@ _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
 _OURS = re.compile(r"/resilience/(adapters|attribution|cli|core|history|inprocess|launcher|monitor|telemetry)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
+_ENTRY = re.compile(r"/s?bin/(resilience|torchrun)$")  # the script that pip makes for a command
 _DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # plays the part of the user's code, wherever it is installed
 
 
@@ -114,7 +115,7 @@ class Symptom(msgspec.Struct, frozen=True):
 def user_frame(stack: Iterable[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code: no library's, none of ours."""
     for frame in reversed(tuple(stack)):
-        if _is_users(frame):
+        if is_users(frame):
             return frame
     return None
 
@@ -124,7 +125,10 @@ def is_ours(frame: Frame) -> bool:
     return _OURS.search(frame.file) is not None and not _DEMO.search(frame.file)
 
 
-def _is_users(frame: Frame) -> bool:
+def is_users(frame: Frame) -> bool:
+    """Whether a frame belongs to the user's own code: no library's, none of ours."""
+    if _ENTRY.search(frame.file):
+        return False
     return _DEMO.search(frame.file) is not None or not (is_ours(frame) or _LIBRARY.search(frame.file))
 
 
@@ -152,7 +156,7 @@ def is_inside(stack: tuple[Frame, ...]) -> bool:
     for frame in reversed(stack):
         if is_ours(frame):
             return False
-        if _is_users(frame):
+        if is_users(frame):
             return True
     return False
 

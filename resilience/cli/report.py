@@ -19,6 +19,7 @@ from resilience.attribution.advice import named, ranks_in_words
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES, is_ours, main_stack, user_frame
 from resilience.attribution.verdict import RULES
+from resilience.cli.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
 from resilience.cli.render import (
     Line,
     clock,
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = width_of_terminal()
     if arguments.incident is not None:
-        show(incident_lines(found.incidents[0], width))
+        show(incident_lines(found.incidents[0], width, is_whole=True))
     else:
         show(report_lines(found, width))
     return 0
@@ -261,8 +262,8 @@ def _where(incident: Incident) -> str:
 # -- one incident ------------------------------------------------------------------------------
 
 
-def incident_lines(incident: Incident, width: int) -> Iterator[Line]:
-    """Yield one incident, from what broke to what to do next."""
+def incident_lines(incident: Incident, width: int, is_whole: bool = False) -> Iterator[Line]:
+    """Yield one incident, from what broke to what to do next. is_whole: with the whole evidence of the first mover."""
     chief, verdict = incident.chief, incident.verdict
     kind = _KINDS.get(incident.kind, incident.kind)
     first = f" on rank {verdict.first}" if verdict.first is not None else ""
@@ -277,13 +278,13 @@ def incident_lines(incident: Incident, width: int) -> Iterator[Line]:
     )
     if chief is not None:
         by = "" if verdict.first in (None, chief.rank) else f"rank {chief.rank}: "
-        yield from _what(chief, by, width)
+        yield from _what(chief, by, width, is_whole)
     if chief is not None and verdict.first in (None, chief.rank):
         yield from field("where", _place(chief), width)
-        yield from _stack(chief, width)
-        yield from _log(chief, width)
+        yield from _stack(chief, width, is_whole)
+        yield from _log(chief, width, is_whole)
     elif incident.where is not None:
-        yield from field("where", f"rank {verdict.first} was at {_frame(incident.where)}", width)
+        yield from field("where", f"rank {verdict.first} was at {frame_in_words(incident.where)}", width)
     if chief is None and incident.detail:
         yield from field("what", incident.detail, width, "bold")
     yield from field("since", _since(incident), width)
@@ -300,14 +301,9 @@ def incident_lines(incident: Incident, width: int) -> Iterator[Line]:
         yield from field("", "no end of this restart is on record: under way, or cut off", width, "yellow")
 
 
-def _what(chief: InterruptionRecord, by: str, width: int) -> Iterator[Line]:
+def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Iterator[Line]:
     if chief.exception is not None:
-        yield from field("what", cut(f"{by}{chief.exception.type}: {chief.exception.message}", 480), width, "bold")
-        frame = user_frame(chief.exception.stack)
-        if frame is not None:
-            yield from field("", f"at {_frame(frame)}", width)
-        for link in chief.exception.chain[:2]:
-            yield from field("", f"caused by {cut(link, 160)}", width)
+        yield from exception_lines(chief.exception, width, by, is_whole)
         return
     if chief.exit is not None:
         yield from field("what", f"{by}its process ended: {_exit(chief)}", width, "bold")
@@ -319,7 +315,7 @@ def _what(chief: InterruptionRecord, by: str, width: int) -> Iterator[Line]:
         yield from field("what", text, width, "bold")
         frame = user_frame(main_stack(chief))
         if frame is not None:
-            yield from field("", f"at {_frame(frame)}", width)
+            yield from field("", f"at {frame_in_words(frame)}", width)
         return
     yield from field("what", by + (chief.message or "not on record"), width, "bold")
 
@@ -331,10 +327,6 @@ def _exit(chief: InterruptionRecord) -> str:
     if end.signal is not None:
         return end.signal + (", out of memory" if end.oom else "")
     return f"exit code {end.code}"
-
-
-def _frame(frame: Frame) -> str:
-    return f"{frame.file}:{frame.line} in {frame.function}"
 
 
 def _place(chief: InterruptionRecord) -> str:
@@ -365,29 +357,23 @@ def _users(frames: Iterable[Frame]) -> list[Frame]:
     return [frame for frame in frames if not (is_ours(frame) or frame.file.startswith("<"))]
 
 
-def _stack(chief: InterruptionRecord, width: int) -> Iterator[Line]:
+def _stack(chief: InterruptionRecord, width: int, is_whole: bool) -> Iterator[Line]:
     """The innermost frames of a rank that hangs or crashed, from the user's code inwards."""
     frames = main_stack(chief)
     if chief.exception is not None or not frames:
         if chief.stack_method is not None and not frames:
             yield from field("stack", chief.stack_method, width)
         return
-    inner = [f"{short_path(f.file)}:{f.line} {f.function}" for f in _users(frames)][-STACK_SHOWN:]
+    inner = [f"{short_path(f.file)}:{f.line} {f.function}" for f in _users(frames)][0 if is_whole else -STACK_SHOWN :]
     for number, text in enumerate(reversed(inner)):
         yield from field("" if number else "stack", text, width, "dim")
 
 
-def _log(chief: InterruptionRecord, width: int) -> Iterator[Line]:
-    """The last thing the rank's own log says."""
-    if not chief.log_tail:
-        return
-    last = chief.log_tail[-1]
-    try:
-        line = encoding.from_json(last)
-        last = f"{line['level']}: {line['event']}"
-    except (ValueError, KeyError, TypeError):
-        pass  # no line of ours: shown as it is
-    yield from field("last log", cut(re.sub(r"\s+", " ", last), 2 * width), width, "dim")
+def _log(chief: InterruptionRecord, width: int, is_whole: bool) -> Iterator[Line]:
+    """The last lines that the rank wrote."""
+    for number, line in enumerate(last_lines(chief.log_tail, LAST_LINES if is_whole else 1)):
+        text = line if is_whole else cut(re.sub(r"\s+", " ", line), 2 * width)
+        yield from field("" if number else "last log", text, width, "dim")
 
 
 def _since(incident: Incident) -> str:

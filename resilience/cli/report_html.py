@@ -23,6 +23,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import Group, stack_groups
 from resilience.attribution.symptoms import is_ours
+from resilience.cli.evidence import last_lines
 from resilience.cli.markup import escape
 from resilience.cli.render import Line, clock, count, date, phase_name, plain, seconds, short_path
 from resilience.cli.report import TIMES_UNKNOWN, incident_lines, incomplete_in_words, report_lines, what_if_in_words
@@ -92,7 +93,7 @@ class Told:
         return "".join(parts)
 
     def _incident(self, incident: Incident) -> str:
-        title, *lines = list(incident_lines(incident, TEXT_WIDTH))
+        title, *lines = list(incident_lines(incident, TEXT_WIDTH, is_whole=True))
         head = "".join(_span(text, style) for text, style in title)
         cost = incident.cost.lost_s
         known = "" if cost is None else f", cost {seconds(cost)}"
@@ -264,7 +265,7 @@ def _evidence(incident: Incident) -> str:
     chief = incident.records[0]
     tail = ""
     if chief.log_tail:
-        last = "\n".join(chief.log_tail[-MOST_LINES:])
+        last = "\n".join(last_lines(chief.log_tail))
         tail = f"<p>Last lines of rank {chief.rank}</p><pre tabindex=0>{escape(last)}</pre>"
     head = "".join(f"<th>{name}</th>" for name in ("rank", "seen", "by", "stage", "step", "sections", "process"))
     return (

@@ -1,21 +1,30 @@
 """What did a dead program raise?  Reads the traceback that its interpreter printed last.
 
-A program that is not ours leaves nothing but its last lines. The last traceback among them gives type,
-message and frames; a prefix that torch puts in front of each line (`[rank0]: `) is dropped. The
-fingerprint is that of an exception which was caught here: without line numbers, message and paths."""
+A program that is not ours leaves nothing but its last lines. The last traceback among them gives type, message and
+frames, those that Python prints above it its causes; a prefix that torch puts in front of each line (`[rank0]: `) is
+dropped. The fingerprint is that of an exception which was caught here: without line numbers, message and paths."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
+from typing import Literal
 
-from resilience.core.attribution import ExceptionInfo, Frame
+import msgspec
+
+from resilience.core.attribution import Cause, ExceptionInfo, Frame
 from resilience.core.encoding import text
 
 BEGIN = "Traceback (most recent call last):"
 MOST_FRAMES = 60
+MOST_CAUSES = 5
 MOST_MESSAGE = 2000  # characters
+_RELATIONS: dict[str, Literal["cause", "context"]] = {
+    "The above exception was the direct cause of the following exception:": "cause",
+    "During handling of the above exception, another exception occurred:": "context",
+}
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d{1,9}), in (.+)$')
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
@@ -27,9 +36,30 @@ def parse(lines: Sequence[str]) -> ExceptionInfo | None:
     begins = [number for number, line in enumerate(text) if line.lstrip() == BEGIN]
     if not begins:
         return None
+    raised = _raised(text[begins[-1] :])
+    if raised is None:
+        return None
+    causes: list[Cause] = []
+    for begin, following in reversed(list(itertools.pairwise(begins))):
+        relation = _relation(text[begin:following])
+        cause = _raised(text[begin:following])
+        if relation is None or cause is None:
+            break
+        causes.append(Cause(cause.type, cause.message, relation, cause.stack))
+    return msgspec.structs.replace(raised, causes=tuple(causes[:MOST_CAUSES]))
+
+
+def _relation(lines: Sequence[str]) -> Literal["cause", "context"] | None:
+    """Return how the traceback in these lines led to the one that follows, None if it did not."""
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return _RELATIONS.get(last.strip())
+
+
+def _raised(text: Sequence[str]) -> ExceptionInfo | None:
+    """Return the exception of a traceback that begins with the first line."""
     frames: list[Frame] = []
     name, message = "", ""
-    for number in range(begins[-1] + 1, len(text)):
+    for number in range(1, len(text)):
         line = text[number]
         frame = _FRAME.match(line)
         if frame is not None:
@@ -48,7 +78,8 @@ def parse(lines: Sequence[str]) -> ExceptionInfo | None:
 
 def _more(lines: Sequence[str]) -> list[str]:
     """The further lines of a message: up to what is certainly something else."""
-    return [line for line in lines[:10] if line and not line.startswith(("W", "E", "I"))] if lines else []
+    own = itertools.takewhile(lambda line: line.strip() not in _RELATIONS, lines[:10])
+    return [line for line in own if line and not line.startswith(("W", "E", "I"))]
 
 
 def fingerprint(name: str, stack: Sequence[Frame]) -> str:

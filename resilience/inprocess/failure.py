@@ -6,6 +6,7 @@ cleared; the traceback itself stays printable."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dis
 import hashlib
@@ -14,11 +15,12 @@ import sys
 import time
 import traceback
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from resilience.adapters.environment import rank_and_world_size
 from resilience.adapters.frames import current_frames
 from resilience.core.attribution import (
+    Cause,
     Detector,
     ExceptionInfo,
     FaultOrigin,
@@ -33,23 +35,26 @@ from resilience.errors import RankShouldRestart
 if TYPE_CHECKING:
     from resilience.inprocess.state import State
 
+_Group: Any = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 MAX_FRAMES = 60
+MAX_FRAMES_OF_CAUSE = 20  # the innermost ones
+MAX_CAUSES, MAX_NOTES, MAX_NOTE = 5, 5, 500  # causes, notes, characters of one and of a cause's message
 MAX_MESSAGE = 2000  # characters; a record must fit one message of the channel
 
 
 def describe(error: BaseException) -> ExceptionInfo:
-    """Return type, message, stack (innermost last), chain and fingerprint of an exception."""
+    """Return type, message, stack (innermost last), notes, causes and fingerprint of an exception."""
     stack = _stack(error.__traceback__)
-    kind = type(error).__qualname__
-    module = type(error).__module__
-    name = kind if module in ("builtins", "__main__") else f"{module}.{kind}"
+    name = _name(error)
     return ExceptionInfo(
         type=name,
         message=message_of(error),
         fingerprint=_fingerprint(name, stack),
         stack=stack,
         chain=tuple(f"{type(link).__name__}: {message_of(link)[:200]}" for link in _chain(error)),
+        notes=_notes(error),
+        causes=_causes(error),
     )
 
 
@@ -189,6 +194,40 @@ def _chain(error: BaseException) -> list[BaseException]:
         seen.add(id(link))
         link = link.__cause__ or link.__context__
     return links
+
+
+def _name(error: BaseException) -> str:
+    kind, module = type(error).__qualname__, type(error).__module__
+    return kind if module in ("builtins", "__main__") else f"{module}.{kind}"
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes = getattr(error, "__notes__", None)
+    if not isinstance(notes, list):  # anybody may set it to anything
+        return ()
+    return tuple(note[:MAX_NOTE] for note in notes[:MAX_NOTES] if isinstance(note, str))
+
+
+def _causes(error: BaseException) -> tuple[Cause, ...]:
+    """What Python's own traceback would show above this exception, nearest first, and the parts of a group."""
+    found: list[Cause] = []
+    seen = {id(error)}
+    link: BaseException | None = error
+    while link is not None and len(found) < MAX_CAUSES:
+        for part in getattr(link, "exceptions", ()) if isinstance(link, _Group) else ():
+            found.append(_cause(part, "part"))
+        is_named = link.__cause__ is not None
+        following = link.__cause__ if is_named or link.__suppress_context__ else link.__context__
+        link = None if following is None or id(following) in seen else following
+        if link is not None:
+            seen.add(id(link))
+            found.append(_cause(link, "cause" if is_named else "context"))
+    return tuple(found[:MAX_CAUSES])
+
+
+def _cause(error: BaseException, relation: Literal["cause", "context", "part"]) -> Cause:
+    stack = _stack(error.__traceback__)[-MAX_FRAMES_OF_CAUSE:]
+    return Cause(_name(error), message_of(error)[:MAX_NOTE], relation, stack, _notes(error))
 
 
 def _fingerprint(name: str, stack: tuple[Frame, ...]) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilience.attribution.symptoms import user_frame
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.cycle import Verdict
+from resilience.telemetry.log import as_people_read
 
 LINES = 10  # of the failed rank's output
 
@@ -65,10 +67,10 @@ def _failure(record: InterruptionRecord) -> list[str]:
     exception = record.exception
     if exception is not None:
         lines.append(f"  {exception.type}: {exception.message}")
-        if exception.stack:
-            frame = exception.stack[-1]
+        frame = user_frame(exception.stack) or (exception.stack[-1] if exception.stack else None)
+        if frame is not None:
             lines.append(f"  at {frame.file}:{frame.line} in {frame.function}")
     if record.log_tail and record.interruption is not Interruption.EXCEPTION:
         lines.append(f"  its last lines (of {len(record.log_tail)}):")
-        lines += [f"    {line}" for line in record.log_tail[-LINES:]]
+        lines += [f"    {as_people_read(line)}" for line in record.log_tail[-LINES:]]
     return lines

@@ -24,6 +24,7 @@ from resilience.core import encoding
 from resilience.core.identity import Origin, Role
 from resilience.core.printable import printable
 from resilience.core.records import Record
+from resilience.errors import DecodeError
 from resilience.telemetry import span, spans
 
 SCHEMA = 1
@@ -91,6 +92,17 @@ def get_logger(**values: Any) -> Any:
         context_class=dict,
         cache_logger_on_first_use=False,
     ).bind(**values)
+
+
+def as_people_read(text: str) -> str:
+    """Return a line that a logger of ours wrote as a person would read it; any other text as it is."""
+    try:
+        line = encoding.from_json(text, dict[str, Any])
+    except DecodeError:
+        return text
+    if not all(isinstance(line.get(name), str) for name in ("ts", "level", "event")):
+        return text
+    return _in_words(line, {name: value for name, value in line.items() if name not in OWN}, whose="").rstrip("\n")
 
 
 def line_of(record: Record) -> dict[str, Any]:
@@ -221,16 +233,19 @@ def _spelt(value: object) -> Any:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
-def _show(line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Write a line for people to stderr."""
-    rank = f"[rank {line['initial_rank']}] " if "initial_rank" in line else ""
+def _in_words(line: Mapping[str, Any], fields: Mapping[str, Any], whose: str) -> str:
+    """A line for people, and an exception on lines of its own."""
     values = dict(fields)
     error = values.pop("exception", None)
     words = " ".join(f"{name}={_spelt(value)}" for name, value in values.items())
-    text = f"{line['ts'][11:23]} {line['level']:8} {rank}{line['event']}{'  ' if words else ''}{words}\n"
-    if error is not None:
-        text += f"{error}\n"
+    text = f"{line['ts'][11:23]} {line['level']:8} {whose}{line['event']}{'  ' if words else ''}{words}\n"
+    return text if error is None else f"{text}{error}\n"
+
+
+def _show(line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Write a line for people to stderr."""
+    whose = f"[rank {line['initial_rank']}] " if "initial_rank" in line else ""
     try:
-        sys.stderr.write(printable(text))
+        sys.stderr.write(printable(_in_words(line, fields, whose)))
     except (OSError, ValueError, AttributeError):
         pass  # closed, full, or none at all: there is nobody left to tell

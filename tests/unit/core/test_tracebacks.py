@@ -1,0 +1,84 @@
+"""What a dead program's last lines say of the exception that ended it."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from resilience.core.attribution import Cause, Frame
+from resilience.core.tracebacks import MOST_CAUSES, parse
+
+PROGRAM = """
+def look_up(key):
+    return {{}}[key]
+
+def load():
+    try:
+        look_up("seven")
+    except KeyError as error:
+        raise {raising}
+
+load()
+"""
+
+
+def last_lines(program: str) -> list[str]:
+    """Return what the interpreter writes at the end of a program that raises."""
+    try:
+        exec(compile(program, "<string>", "exec"), {})
+    except Exception as error:
+        own = error.with_traceback(None if error.__traceback__ is None else error.__traceback__.tb_next)
+        return "".join(traceback.format_exception(own)).splitlines()
+    pytest.fail("the program does not raise")
+
+
+LOOKED_UP = (Frame("<string>", 7, "load"), Frame("<string>", 3, "look_up"))
+
+
+@pytest.mark.parametrize(
+    ("raising", "relation"), [("ValueError('no seven') from error", "cause"), ("ValueError('no seven')", "context")]
+)
+def test_cause_of_an_exception_is_read_with_its_frames(raising: str, relation: str) -> None:
+    found = parse(["loading", *last_lines(PROGRAM.format(raising=raising))])
+    assert found is not None
+    assert (found.type, found.message, found.stack[-1]) == ("ValueError", "no seven", Frame("<string>", 9, "load"))
+    assert found.causes == (Cause("KeyError", "'seven'", relation, LOOKED_UP),)  # type: ignore[arg-type]
+
+
+def test_exception_that_hides_its_context_has_no_cause() -> None:
+    found = parse(last_lines(PROGRAM.format(raising="ValueError('no seven') from None")))
+    assert found is not None
+    assert (found.type, found.causes) == ("ValueError", ())
+
+
+def test_traceback_that_was_printed_before_is_no_cause() -> None:
+    earlier = last_lines("raise OSError('handled')")
+    found = parse([*earlier, "going on", *last_lines("raise ValueError('no')")])
+    assert found is not None
+    assert (found.type, found.message, found.causes) == ("ValueError", "no", ())
+
+
+RECURSIVE = """
+def f(n):
+    try:
+        f(n - 1) if n else 1 / 0
+    except Exception as error:
+        raise ValueError(n) from error
+
+f(9)
+"""
+
+
+def test_chain_of_causes_is_cut() -> None:
+    found = parse(last_lines(RECURSIVE))
+    assert found is not None
+    assert [cause.message for cause in found.causes] == ["8", "7", "6", "5", "4"]
+    assert len(found.causes) == MOST_CAUSES
+
+
+def test_note_is_part_of_the_message_where_only_the_traceback_is_known() -> None:
+    frame = '  File "a.py", line 1, in <module>'
+    found = parse(["Traceback (most recent call last):", frame, "ValueError: no", "a note"])
+    assert found is not None
+    assert found.message == "no\na note"
