@@ -420,6 +420,37 @@ def launched_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+class LaunchedWorker(msgspec.Struct, frozen=True):
+    """What `resilience run` tells a worker of its place in the job."""
+
+    folder: Path
+    job_id: str
+    attempt: int
+    cycle: int
+    node: str
+    rank: int
+    world_size: int
+
+    @classmethod
+    def from_environment(cls) -> LaunchedWorker | None:
+        """Return None in a process that no agent has started, or whose variables somebody has changed."""
+        folder, env = launched_folder(), os.environ
+        if folder is None:
+            return None
+        try:
+            return cls(
+                folder=folder,
+                job_id=env[f"{PREFIX}JOB_ID"],
+                attempt=int(env[f"{PREFIX}ATTEMPT"]),
+                cycle=int(env[f"{PREFIX}CYCLE"]),
+                node=env[f"{PREFIX}NODE"],
+                rank=int(env["RANK"]),
+                world_size=int(env["WORLD_SIZE"]),
+            )
+        except (KeyError, ValueError):
+            return None
+
+
 _OF_A_WORKER = (
     *("RUN_FOLDER", "CYCLE", "NODE", "MONITOR_SOCKET", "RESTART_POLICY", "SHORTEST_LIMIT"),  # with PREFIX
 )

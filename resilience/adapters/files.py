@@ -17,6 +17,7 @@ from pathlib import Path
 from resilience.core.encoding import text
 
 ROTATED = ".1"  # behind the name of a file that another one has followed
+TIMES = ".times"  # behind the name of a file of plain text: when which of its bytes were read
 REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
 
 
@@ -97,6 +98,14 @@ def why_unusable(folder: Path) -> str:
         return ""
     is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
     return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+
+
+def times_of(path: Path) -> Path:
+    """Return the file that says when the bytes of a file of plain text were read, also of a rotated one. Each of its
+    lines is an offset and the time, in nanoseconds of UTC, at which the bytes from there on came."""
+    if path.name.endswith(ROTATED):
+        return path.with_name(path.name.removesuffix(ROTATED) + TIMES + ROTATED)
+    return path.with_name(path.name + TIMES)
 
 
 def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ files cost ten thousand small buffers and not one handle. Every line comes out: 
 log line is shown as it is and counted, a torn last line too. Nothing is decoded that order and filters do
 not need; `fields_of` decodes the rest when a line is shown.
 
-A plain line has the time that it begins with, if it begins with one; else that of the line before it in
-its file; else it is placed by its position between the start of its process and the file's last change,
-and says so (`is_placed`). Order between files is `analysis.merge`'s."""
+A plain line has the time that it begins with, if it begins with one; else that at which it was read, which the
+launcher notes (`analysis.stamps`). Where neither is known it has that of the line before it in its file, else it is
+placed by its position between the start of its process and the file's last change, and says so (`is_placed`). Order
+between files is `analysis.merge`'s."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ import msgspec
 
 from resilience.adapters import files
 from resilience.adapters.files import ROTATED
+from resilience.analysis.stamps import Stamps
 from resilience.core import encoding
 from resilience.core.events import CATALOGUE
 from resilience.core.identity import Nanoseconds
@@ -134,6 +136,7 @@ class Source:
         self._size = 0
         self._changed_ns = 0
         self._stamp: int | None = None  # the last stamp of a plain line
+        self._stamps = Stamps(path) if known.kind == "text" else None
         self._in_traceback = False
 
     def next(self, is_final: bool = True) -> Line | None:
@@ -195,6 +198,7 @@ class Source:
                     if more := older.read(self._chunk):
                         return more
                 self._read = 0
+                self._stamps = None if self._stamps is None else Stamps(self._path)
             file.seek(self._read)
             if more := file.read(self._chunk):
                 self._size, self._changed_ns = status.st_size, status.st_mtime_ns
@@ -248,10 +252,17 @@ class Source:
     def _text(self, raw: bytes, end: int) -> Line:
         text = encoding.text(raw[:200])
         stamp = self._stamp_of(text)
+        if stamp is None:
+            stamp = self._read_at(end - 1)
         if stamp is not None:
             self._stamp = stamp
         at = self._stamp if self._stamp is not None else self._placed(end)
         return self._line("text", raw, at, self._level_of(text), is_placed=stamp is None)
+
+    def _read_at(self, position: int) -> int | None:
+        """When the launcher read what stands there."""
+        at = None if self._stamps is None else self._stamps.at(position)
+        return None if at is None else at - self.known.offset_ns
 
     def _placed(self, end: int) -> int:
         """Where on the way from the process's start to the file's last change the line's end stands."""
@@ -297,14 +308,14 @@ class Source:
 
 
 def last_stamp(path: Path, kind: Kind) -> int | None:
-    """Return the time of the last whole line of a file of records or log lines, None if none has one. The clock of its
-    node may be off."""
-    for raw in reversed(files.tail(path, LAST_LINES)):
+    """Return the time of the last whole line of a file, None if none has one. The clock of its node may be off."""
+    for raw in reversed(files.tail(files.times_of(path) if kind == "text" else path, LAST_LINES)):
         try:
-            at = _decode_record(raw).wall_ns if kind == "record" else _from_iso(_decode_log(raw).ts)
-        except (DecodeError, ValueError):
+            if kind == "text":
+                return int(raw.split()[1])
+            return _decode_record(raw).wall_ns if kind == "record" else _from_iso(_decode_log(raw).ts)
+        except (DecodeError, ValueError, IndexError):
             continue
-        return at
     return None
 
 

@@ -158,7 +158,7 @@ def last_ns(folder: Path) -> int:
 
     Not of the newest file in any case: a copy of a run has new files and old lines."""
     files = list(_files(folder))
-    said = [at for path, kind in files if kind != "text" and (at := last_stamp(path, kind)) is not None]
+    said = [at for path, kind in files if (at := last_stamp(path, kind)) is not None]
     return max(said, default=0) or max((_changed(path) for path, _ in files), default=0)
 
 

@@ -1,7 +1,8 @@
 """Keeps workers' output in files, in a thread of its own, which may be held by a disk that does not answer.
 
 A file that has reached its size becomes `<name>.1`, in place of an older one, and begins anew. What cannot be written
-is dropped and counted; the file says how much is missing where, once it can be written again."""
+is dropped and counted; the file says how much is missing where, once it can be written again. Beside each file, another
+one says when its bytes were read (`files.times_of`): plain text has no times of its own."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ROOM = 16 << 20  # bytes that wait for the disk
 SLACK = 1 << 20  # bytes by which a file may exceed its size, to be cut at the end of a line
+STAMP_EVERY_NS = 10_000_000  # between two notes of the time: 30 bytes each
 REOPEN_EVERY = 1.0  # seconds between attempts to open a file that could not be opened
 NO_ANSWER = "the disk does not answer"
 
@@ -59,10 +61,11 @@ class Keeper:
     def take(self, stream: Stream, data: bytes, is_stalled: bool) -> None:
         """Write, later. is_stalled: drop it where the queue is full."""
         file = self._files[stream.number]
+        at_ns = time.time_ns()
         if self.is_full and is_stalled:
             file.miss(len(data), NO_ANSWER)
         else:
-            self._put(lambda: file.write(data), len(data))
+            self._put(lambda: file.write(data, at_ns), len(data))
 
     def close(self, stream: Stream) -> None:
         self._put(self._files.pop(stream.number).close)
@@ -102,6 +105,8 @@ class _File:
 
     def __init__(self, name: str, path: bytes, limit: int, tell: Tell) -> None:
         self._name, self._path, self._limit, self._tell = name, Path(os.fsdecode(path)), limit, tell
+        self._times = files.LineFile(files.times_of(self._path))
+        self._stamped_ns = 0
         self._fd: int | None = None
         self._open_at = 0.0
         self._size = 0
@@ -121,8 +126,8 @@ class _File:
         if is_first:
             self.report()
 
-    def write(self, data: bytes) -> None:
-        """Append, as far as it can be done."""
+    def write(self, data: bytes, at_ns: int) -> None:
+        """Append, as far as it can be done. at_ns: when the data were read, UTC."""
         done = 0
         try:
             self._rotate()
@@ -131,13 +136,21 @@ class _File:
                 note = f"[resilience run: {self._gap:,} bytes are missing here: {self._why}]\n".encode()
                 self._append(fd, note if self._is_line_over else b"\n" + note)
                 self._gap = 0
+            self._stamp(at_ns)
             while done < len(data):
                 done += self._append(fd, data[done:] if done else data)
         except (OSError, ValueError) as error:  # ValueError: a zero in the path
             self.miss(len(data) - done, getattr(error, "strerror", None) or str(error))
 
+    def _stamp(self, at_ns: int) -> None:
+        """Note when what follows was read. One that cannot be noted is estimated by readers."""
+        if at_ns - self._stamped_ns >= STAMP_EVERY_NS:
+            self._stamped_ns = at_ns
+            self._times.write(b"%d %d\n" % (self._size, at_ns))
+
     def close(self) -> None:
         self.report()
+        self._times.close()
         if self._fd is not None:
             os.close(self._fd)
 
@@ -176,6 +189,9 @@ class _File:
         older = self._path.with_name(f"{self._path.name}{files.ROTATED}")
         removed = older.stat().st_size if older.exists() else 0
         self._path.replace(older)
+        self._times.close()
+        self._times.path.replace(files.times_of(older))
+        self._stamped_ns = 0
         os.close(self._fd)
         self._fd, self._open_at = None, 0.0
         self._removed += removed

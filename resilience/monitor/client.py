@@ -16,6 +16,7 @@ from resilience.adapters import environment
 from resilience.errors import ResilienceError
 from resilience.monitor import connect
 from resilience.monitor.page import RankSide
+from resilience.telemetry import progress
 
 _page: RankSide | None = None  # where signs go
 _wrapper: RankSide | None = None  # a Wrapper's
@@ -48,6 +49,16 @@ def _link_changed(link: connect.Link | None) -> None:
         _page = None if link is None else link.page
 
 
+def _progress() -> dict[str, object]:
+    """What log lines of this moment say of the program."""
+    page = _page
+    if page is None:
+        return {}
+    sections = page.open_sections
+    return {"step": page.step_value, "section": sections[-1] if sections else None}
+
+
+progress.shown = _progress
 connect.on_change = _link_changed
 if connect.current() is not None:  # a client attached before this module was asked for anything
     _link_changed(connect.current())

@@ -1,9 +1,9 @@
 """A logger for user code that knows rank, iteration and step; and records as log lines.
 
-Inside a wrapped function each line goes, as one JSON object (`LogLine`), to the rank's own log file;
-elsewhere, and where the file cannot be written, to stderr. structlog is imported at the first use, so that
-a rank that never logs never pays for it; OpenTelemetry is asked for the current span only if user code
-has imported it. Logging never raises."""
+Inside a wrapped function, and anywhere in a worker of `resilience run`, each line goes, as one JSON object
+(`LogLine`), to the rank's own log file; elsewhere, and where the file cannot be written, to stderr. structlog is
+imported at the first use, so that a rank that never logs never pays for it; OpenTelemetry is asked for the current span
+only if user code has imported it. Logging never raises."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.adapters.environment import Exporting
+from resilience.adapters.environment import Exporting, LaunchedWorker
 from resilience.adapters.files import LineFile
 from resilience.core import encoding
 from resilience.core.identity import Origin, Role
 from resilience.core.printable import printable
 from resilience.core.records import Record
 from resilience.errors import DecodeError
-from resilience.telemetry import span, spans
+from resilience.telemetry import progress, span, spans
 
 SCHEMA = 1
 Context = Mapping[str, Any]
+_Launched = tuple[LineFile, Callable[[], Context], span.Trace | None]
 
 
 class LogLine(msgspec.Struct, omit_defaults=True):
@@ -64,13 +65,15 @@ _LEVELS = {"warn": "warning", "exception": "error", "err": "error", "fatal": "cr
 _file: LineFile | None = None
 _context: Callable[[], Context] | None = None
 _parent: span.Trace | None = None
+_launched: _Launched | None = None
+_is_launched_known = False
 _numbers = itertools.count()
 _placed: tuple[Origin, span.Trace | None, dict[str, Any]] | None = None
 _spelled: tuple[int, str] = (-1, "")
 
 
 def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
-    """Let loggers write to `path`; None: to stderr again.
+    """Let loggers write to `path`; None: to where they did before, the file of a launched worker or stderr.
 
     context: answers {"origin": Origin} and, where known, "step" and "section" of this moment."""
     global _file, _context, _parent
@@ -125,30 +128,64 @@ def _write(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
     fields = dict(event)
     message = str(fields.pop("event", ""))
     line = _line(time.time_ns(), time.monotonic_ns(), next(_numbers), _LEVELS.get(level, level), message)
-    context = _ask_context()
+    file, ask, parent = _destination()
+    context = _asked(ask)
     origin = context.get("origin")
     if isinstance(origin, Origin):
-        line |= _user_place(origin)
+        line |= _user_place(origin, parent)
     line |= {name: context[name] for name in ("step", "section") if context.get(name) is not None}
     line |= _current_span()
-    if _file is None or not _file.write(_encoded(_with_fields(line, fields))):
+    if file is None or not file.write(_encoded(_with_fields(line, fields))):
         _show(line, fields)
     raise structlog.DropEvent
 
 
-def _ask_context() -> Context:
+def _destination() -> tuple[LineFile | None, Callable[[], Context] | None, span.Trace | None]:
+    """Return where lines go at this moment, who says what they are about, and the span that the job is part of."""
+    global _launched, _is_launched_known
+    if _file is not None or _context is not None:
+        return _file, _context, _parent
+    if not _is_launched_known:
+        _is_launched_known = True
+        _launched = _of_launched_worker()
+    return (None, None, None) if _launched is None else _launched
+
+
+def _of_launched_worker() -> _Launched | None:
+    """Where lines of a worker of the launcher go that are not of a wrapped function, None in any other process."""
+    worker = LaunchedWorker.from_environment()
+    if worker is None:
+        return None
+    origin = Origin(
+        worker.job_id,
+        worker.node,
+        "rank",
+        os.getpid(),
+        attempt=worker.attempt,
+        cycle=worker.cycle,
+        initial_rank=worker.rank,
+        rank=worker.rank,
+        world_size=worker.world_size,
+        layer="launcher",
+    )
+    file = LineFile(worker.folder / "logs" / f"{worker.node}-{worker.rank}.jsonl")
+    parent = span.parse_traceparent(Exporting.from_environment().traceparent)
+    return file, lambda: {"origin": origin, **progress.shown()}, parent
+
+
+def _asked(ask: Callable[[], Context] | None) -> Context:
     try:
-        return {} if _context is None else _context()
+        return {} if ask is None else ask()
     except Exception:  # between two calls what it reads may be gone: the line goes without
         return {}
 
 
-def _user_place(origin: Origin) -> dict[str, Any]:
+def _user_place(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
     """The place of a line of user code, which is the same for many of them."""
     global _placed
     placed = _placed
-    if placed is None or placed[0] is not origin or placed[1] is not _parent:
-        _placed = placed = (origin, _parent, _place(origin, _parent))
+    if placed is None or placed[0] is not origin or placed[1] is not parent:
+        _placed = placed = (origin, parent, _place(origin, parent))
     return placed[2]
 
 
