@@ -128,6 +128,7 @@ def _evidence(iteration: Iteration) -> Evidence:
         stacks=iteration.stacks,
         steps={record.rank: record.step for record in iteration.records if record.step is not None} | iteration.steps,
         answered=frozenset(iteration.answered),
+        sections=iteration.sections,
         returned=frozenset(rank for rank, (outcome, _) in iteration.runs.items() if outcome == "completed"),
         signalled=dict(iteration.signalled),
         store_lost=frozenset(iteration.store_lost) if not iteration.answered else frozenset(),

@@ -239,10 +239,15 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Sympt
         return Symptom(rank, "blocked_in_native_code", record, 5, 0.9, True)
     if detector != "watchdog" and hangs.is_busy(process):
         return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
-    names = {part for section in record.open_sections for part in re.split(r"[^a-z]+", section.name.lower())}
-    what: Class = "waits_for_lock" if record.hang == "on_lock" else "hung"
-    what = "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else what
+    otherwise: Class = "waits_for_lock" if record.hang == "on_lock" else "hung"
+    what = hung_in((section.name for section in record.open_sections), otherwise)
     return Symptom(rank, what, record, 7, 0.7 if stack else 0.5, True)
+
+
+def hung_in(sections: Iterable[str], otherwise: Class) -> Class:
+    """Return what it is called if a rank hangs in these sections."""
+    names = {part for section in sections for part in re.split(r"[^a-z]+", section.lower())}
+    return "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else otherwise
 
 
 def category(found: Symptom) -> Category:

@@ -18,6 +18,7 @@ from resilience.attribution.symptoms import (
     Class,
     Symptom,
     category,
+    hung_in,
     is_inside,
     main_stack,
     symptom,
@@ -99,7 +100,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     records: each rank's in the order it made them. first: whose record reached the store first.
     stacks: where each rank's main thread was when it learned of the interruption, innermost last.
-    hangs: in which way ranks hung of which no limit was exceeded.
+    hangs: in which way ranks hung of which no limit was exceeded. sections: open ones, of ranks that are known.
     returned: ranks whose function had returned by then. signalled: ranks that our monitor signalled,
     with the limit that made it."""
 
@@ -110,6 +111,7 @@ class Evidence(msgspec.Struct, frozen=True):
     stacks: dict[int, tuple[Frame, ...]] = {}
     steps: dict[int, int] = {}
     hangs: dict[int, Hang] = {}
+    sections: dict[int, tuple[str, ...]] = {}
     answered: frozenset[int] = frozenset()
     returned: frozenset[int] = frozenset()
     signalled: dict[int, str] = {}
@@ -270,7 +272,9 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
     stuck = {rank: _HANGS[word] for rank, word in sorted(seen.hangs.items()) if word in _HANGS and rank in seen.active}
     inside = [rank for rank in elsewhere if is_inside(places[rank])]
     if stuck or inside:
-        found = stuck or dict.fromkeys(inside, _HUNG)  # who hung by itself, rather than who was just elsewhere
+        # Who hung by itself, rather than who was just elsewhere. Its section says the same as if its own limit had
+        # been exceeded first.
+        found = stuck or {rank: hung_in(seen.sections.get(rank, ()), _HUNG) for rank in inside}
         confidence = 0.7 if len(found) == 1 else 0.4
         return [Culprit(rank, what, confidence, 7) for rank, what in found.items()], next(iter(found.values())), {7}
     if not seen.active <= set(places):

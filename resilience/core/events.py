@@ -152,13 +152,15 @@ class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
 class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     """This rank learned that its iteration was decided as interrupted. `stack`: where its main thread was
     at that moment, innermost frame last, which tells who waited for whom. `silent_for_s`: for how long the rank of
-    the first record had been silent, if it hung: all ranks that were at work have lost that time."""
+    the first record had been silent, if it hung: all ranks that were at work have lost that time. `sections`: those
+    that were open, outermost first."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, where known
     stack: tuple[Frame, ...] = ()
     step: int | None = None
     silent_for_s: Seconds | None = None
+    sections: tuple[str, ...] = ()
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):

@@ -37,6 +37,7 @@ class Iteration:
         self.answered: set[int] = set()
         self.stacks: dict[int, tuple[Frame, ...]] = {}
         self.steps: dict[int, int] = {}
+        self.sections: dict[int, tuple[str, ...]] = {}  # open ones
         self.started: dict[int, str] = {}
         self.world_size: int | None = None
         self.active_world_size: int | None = None
@@ -203,6 +204,8 @@ class IterationHistory:
             found.stacks[rank] = event.stack
         if event.step is not None:
             found.steps[rank] = event.step
+        if event.sections:
+            found.sections[rank] = event.sections
 
     def _rank_signalled(
         self, place: Place, who: _Call, record: Record, event: events.RankSignalled, at_ns: int

@@ -287,7 +287,8 @@ class RankMonitor:
             case events.OutcomeSeen():
                 view = self._page.read()
                 if view.iteration == record.origin.iteration:
-                    event = msgspec.structs.replace(event, step=view.step)
+                    sections = tuple(section.name for section in view.open_sections)
+                    event = msgspec.structs.replace(event, step=view.step, sections=sections)
                     record = msgspec.structs.replace(record, event=event)
                 self._interrupted = (record.origin.iteration or 0, time.monotonic())
             case events.AbortStuck():

@@ -13,6 +13,7 @@ import pytest
 
 from resilience.analysis.load import load, runs_in
 from resilience.analysis.report import report
+from resilience.cli import demo_ranks
 from tests.process.leftovers import processes_of
 from tests.support.ranks import Job
 
@@ -31,13 +32,25 @@ def test_job_goes_on_after_three_kinds_of_faults_and_ends_like_an_undisturbed_on
     assert "FAILED" not in done.stdout
     (folder,) = runs_in(tmp_path)
     found = report(load(folder))
-    told = {incident.iteration: (incident.kind, incident.verdict.first) for incident in found.incidents}
-    assert ("exception", 1) in told.values()
-    assert ("terminated", 2) in told.values()
-    assert "soft_timeout" in {kind for kind, _ in told.values()}
+    told = [
+        (culprit.rank, culprit.what, None if incident.where is None else (incident.where.function, incident.where.line))
+        for incident in found.incidents
+        for culprit in incident.verdict.culprits
+    ]
+    # On a busy machine a slow rank may be taken for one that hangs, which is an incident of its own.
+    assert (1, "exception", ("_strike", line_of("raise ValueError("))) in told
+    assert (2, "killed", None) in told
+    assert (0, "input_stall", ("_strike", line_of("threading.Event().wait()"))) in told
     assert found.lost == (2,)
     assert found.completed == (0, 1, 3, 4)
     assert not processes_of(tmp_path)
+
+
+def line_of(text: str) -> int:
+    """Return the number of the one line of the demonstration's faults that holds a text."""
+    source = Path(demo_ranks.__file__).read_text(encoding="utf-8").splitlines()
+    (number,) = (number for number, line in enumerate(source, start=1) if text in line)
+    return number
 
 
 def test_nothing_stays_without_keep(tmp_path: Path) -> None:

@@ -528,6 +528,13 @@ def test_users_own_frame_is_found_between_libraries_and_ours() -> None:
     assert not is_inside((TRAIN, WRAPPED, Frame("/usr/lib/python3.11/threading.py", 1, "wait")))
 
 
+@pytest.mark.parametrize("script", ["/usr/local/bin/resilience", "/venv/bin/torchrun"])
+def test_script_that_starts_a_command_is_no_code_of_the_users(script: str) -> None:
+    assert user_frame((Frame(script, 8, "<module>"), WRAPPED)) is None
+    assert user_frame((Frame(script, 8, "<module>"), WRAPPED, LOAD)) == LOAD
+    assert user_frame((Frame("/home/me/bin/train", 8, "<module>"), WRAPPED)) is not None
+
+
 @pytest.mark.parametrize("folder", ["/home/me/repository", "/venv/lib/python3.11/site-packages"])
 def test_training_code_of_the_demo_counts_as_the_users(folder: str) -> None:
     strike = Frame(f"{folder}/resilience/cli/demo_ranks.py", 90, "_strike")

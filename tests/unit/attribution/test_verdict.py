@@ -12,6 +12,7 @@ from resilience.core.attribution import (
     Frame,
     Interruption,
     InterruptionRecord,
+    OpenSection,
     ThreadStack,
 )
 
@@ -50,6 +51,21 @@ def test_ranks_that_wait_in_backward_are_cleared_and_the_one_that_is_elsewhere_i
     seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=RANKS)
     assert blamed(seen) == [(1, "hung")]
     assert judge(seen).culprits[0].confidence > 0.5
+
+
+@pytest.mark.parametrize(
+    ("section", "what"), [("data", "input_stall"), ("save_checkpoint", "storage_stall"), ("step", "hung"), ("", "hung")]
+)
+def test_hang_has_the_same_class_whichever_rank_is_noticed_first(section: str, what: str) -> None:
+    names = (section,) if section else ()
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {1: LOADS}
+    sections = dict.fromkeys(RANKS, ("step",)) | {1: names}
+    own = silent(1, LOADS, hang="in_call", open_sections=tuple(OpenSection(name, 60.0) for name in names))
+    waits = silent(0, BACKWARD, hang="in_collective", open_sections=(OpenSection("step", 60.0),))
+    for records in ((own,), (waits,), (waits, own), (own, waits)):
+        first = records[0].rank
+        seen = Evidence(records, first=first, active=RANKS, stacks=stacks, sections=sections, answered=RANKS)
+        assert blamed(seen) == [(1, what)], records
 
 
 def test_rank_in_another_collective_than_all_others_is_blamed_though_backward_shows_no_collective() -> None:
