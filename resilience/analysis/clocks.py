@@ -8,6 +8,7 @@ uncertainty. Meetings: the start of every iteration, and the launcher's rendezvo
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from resilience.core import encoding
 from resilience.core.identity import Nanoseconds
 from resilience.errors import DecodeError
 
-_MARKS = (b'"iteration.started"', b'"call.started"', b'"regroup"', b'"rendezvous"')
+_MARK = re.compile(rb'"(?:iteration\.started|call\.started|regroup|rendezvous)"')
 Meeting = tuple[str, int, int, int, int]
 """Kind, attempt, cycle, call, iteration."""
 
@@ -110,7 +111,7 @@ def _heads(path: Path) -> Iterable[_Head]:
     try:
         with path.open("rb") as file:
             for line in file:
-                if any(mark in line for mark in _MARKS):
+                if _MARK.search(line):
                     try:
                         yield _decode(line)
                     except DecodeError:

@@ -61,7 +61,8 @@ class Reader:
     @property
     def records(self) -> Iterator[Record]:
         """All records, by file, in the order of each file."""
-        size, seen, damaged = 0, set(), {}
+        size, damaged = 0, {}
+        seen: set[int] = set()
         before = len(self._missing)
         paths = _listed(self.folder / RECORDS, self._missing)
         if not paths and len(self._missing) == before == 0:
@@ -71,12 +72,12 @@ class Reader:
             lost += _note_gaps(f"{RECORDS}/{path.name}", of_file, self._missing)
             if lost:
                 damaged[path.stem] = lost
+            seen.update(rank for record in of_file if (rank := record.origin.initial_rank) is not None)
             for record in of_file:
-                if isinstance(record.event, events.CallStarted):
-                    size = max(size, record.event.world_size)
-                if record.origin.initial_rank is not None:
-                    seen.add(record.origin.initial_rank)
-                yield self._shared(record)
+                kind = type(record.event)
+                if kind is events.CallStarted:
+                    size = max(size, record.event.world_size)  # type: ignore[union-attr]
+                yield self._shared(record) if kind is events.OutcomeSeen else record
         absent = sorted(set(range(size)) - seen)
         if absent:  # they must have been there and left nothing
             self._missing.append(Missing(RECORDS, f"nothing of {named(absent)}"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +23,12 @@ from resilience.telemetry import signs
 from resilience.telemetry.metrics import HEALTHY, MetricView
 from resilience.telemetry.recording import RecordTail
 
+SILENT_LOOKS = 3  # of the times between two signs of life, after which a job that shows none is lost
+ORPHANED = 5.0  # seconds in which an agent records that its workers have ended; it takes milliseconds
 LIST_EVERY = 5.0  # seconds between two looks for new files
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
-Phase = Literal["starting", "running", "restarting", "ended"]
+Phase = Literal["starting", "running", "restarting", "ended", "lost"]
 Sort = Literal["staleness", "limit", "step", "rank", "node"]
 Kind = Literal["alike", "node"]
 
@@ -98,7 +100,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job at this moment. restarts: by the launcher; iterations: restarts in place, since the present cycle
-    began. states: how many ranks are in each state. outcome: how it ended, in the launcher's words."""
+    began. states: how many ranks are in each state. outcome: how it ended, in the launcher's words. phase "lost": no
+    process of it is left, and no end is on record; detail says how that is known."""
 
     run: str
     job_id: str
@@ -121,7 +124,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_well(self) -> bool:
         """Whether it runs, or has completed."""
-        return self.phase != "ended" or self.outcome == "completed"
+        return self.phase not in ("ended", "lost") or self.outcome == "completed"
 
 
 class Watcher:
@@ -133,10 +136,14 @@ class Watcher:
         self._clock = clock
         self._tails: dict[Path, RecordTail] = {}
         self._list_at = float("-inf")
-        self._views: defaultdict[str, MetricView] = defaultdict(MetricView)
-        self._history = History()
         self._job_id = folder.name
-        self._attempt = 0
+        self._begin(0)
+
+    def _begin(self, attempt: int) -> None:
+        """Forget everything about the attempts before."""
+        self._attempt = attempt
+        self._views: defaultdict[str, MetricView] = defaultdict(MetricView)
+        self._history = History(has_details=False)
         self._first_ns: int | None = None
         self._last_ns = 0
         self._calls: dict[int, str] = {}  # initial rank -> how its last call ended, empty while it goes on
@@ -171,8 +178,11 @@ class Watcher:
 
     def _take(self, record: Record) -> None:
         origin, event = record.origin, record.event
+        if origin.attempt < self._attempt:
+            return  # what an attempt before has left
+        if origin.attempt > self._attempt:
+            self._begin(origin.attempt)
         self._job_id = origin.job_id
-        self._attempt = max(self._attempt, origin.attempt)
         self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
         self._last_ns = max(self._last_ns, record.wall_ns)
         self._history.take(record)
@@ -221,6 +231,9 @@ class Watcher:
         began = [part.started for part in parts.values() if part.started is not None]
         left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
         phase, outcome, detail = self._phase()
+        why = self._why_lost(now, shown.values()) if phase != "ended" else ""
+        if why:
+            phase, detail = "lost", why
         iteration = self._iteration if place is None or self._iteration[:2] == place else (0, 0, 0)
         failure = self._failure
         return Now(
@@ -267,6 +280,21 @@ class Watcher:
         if any(part.ended is not None for part in parts):
             return "restarting", None, ""
         return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""
+
+    def _why_lost(self, now: float, shown: Collection[signs.Signs]) -> str:
+        """How it is known that nothing of a job lives any more that has not ended, "" if it may."""
+        quiet = now - self._last_ns / 1e9
+        parts = self._history.cycles.last_parts()
+        if quiet > ORPHANED and not any(part.ended for part in parts):
+            unreported = {rank for part in parts for rank, worker in part.workers.items() if worker.exit is None}
+            if unreported and unreported <= self._left:
+                return f"all ranks ended {quiet:.0f} s ago, and no agent has recorded it"
+        alive = [each.wall(each.alive_at) for each in shown if each.alive_at is not None]
+        every = signs.alive_every(max((each.origin.world_size or 1 for each in shown), default=1))
+        silent = min([quiet, *(now - at for at in alive)])
+        if alive and silent > SILENT_LOOKS * every:
+            return f"no sign of life for {silent:.0f} s; there should be one every {every:.0f} s"
+        return ""
 
     def _ranks(self, now: float, shown: dict[int, signs.Signs]) -> tuple[RankNow, ...]:
         found: dict[int, RankNow] = {}

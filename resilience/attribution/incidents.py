@@ -84,7 +84,7 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         {
             rank: max(0.0, end.duration_s)
             for rank, end in iteration.restarts.items()
-            if following.started.get(rank) == "active"  # a spare has no progress to show
+            if following.started.get(rank) != "inactive"  # a spare has no progress to show
         }
     )
     seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]

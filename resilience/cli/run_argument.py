@@ -1,6 +1,7 @@
 """Which run does a command read?  The argument that all readers share.
 
-A run is named by its folder, or by its name or the job's id within RESILIENCE_RUN_DIR. Without a name, it is the newest
+A run is named by its folder, or by its name or the job's id within RESILIENCE_RUN_DIR. Of a job with several attempts
+its id means the newest one, `ID@N` attempt N. Without a name, it is the newest
 one there."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from resilience.adapters.environment import Settings
 from resilience.analysis.load import is_run, runs_in
 from resilience.cli.render import count
-from resilience.core.identity import safe_name
+from resilience.core.identity import attempt_of, safe_name
 from resilience.errors import ConfigurationError
 
 RUNS_NAMED = 8  # runs named in the message of a wrong argument
@@ -23,7 +24,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="folder of the run, or its name within RESILIENCE_RUN_DIR; default: the newest one there",
+        help="folder of the run, or its job within RESILIENCE_RUN_DIR (newest attempt; JOB@N: attempt N); "
+        "default: the newest one there",
     )
 
 
@@ -31,8 +33,8 @@ def find_run(text: str | None) -> Path:
     """Return the run folder that an argument means. Raises: ConfigurationError, naming the runs there are."""
     root = Path(Settings.from_environment().run_dir)
     if text is not None:
-        for folder in (Path(text), root / text, root / safe_name(text)):
-            if is_run(folder):
+        for folder in (Path(text), _newest_attempt(root, text), root / text, root / safe_name(text)):
+            if folder is not None and is_run(folder):
                 return folder
         below = runs_in(Path(text))
         if len(below) == 1:
@@ -51,6 +53,15 @@ def find_run(text: str | None) -> Path:
             f"there are no runs in {root}; name the folder of one, or set RESILIENCE_RUN_DIR to where they are"
         )
     return known[0]
+
+
+def _newest_attempt(root: Path, job_id: str) -> Path | None:
+    """The folder of a job's newest attempt; `<job>@0` names the first one."""
+    if job_id.endswith("@0"):
+        return root / safe_name(job_id.removesuffix("@0"))
+    attempts = {attempt_of(path.name, job_id): path for path in runs_in(root)}
+    attempts.pop(None, None)
+    return max(attempts.items(), key=lambda item: item[0] or 0)[1] if attempts else None
 
 
 def _list(runs: list[Path]) -> str:

@@ -23,7 +23,7 @@ WHATS: tuple[What, ...] = get_args(What)
 WIDE = 100  # columns from which on there is room for more
 _NODE, _SECTION = 8, 10  # columns that these two get at least
 _BAR = 10
-_STYLES = {"running": "green", "starting": "cyan", "restarting": "yellow", "ended": "bold"}
+_STYLES = {"running": "green", "starting": "cyan", "restarting": "yellow", "ended": "bold", "lost": "bold red"}
 _KEYS = (
     ("q", "leave"),
     ("s, S", f"another order: {', '.join(SORTS)}"),
@@ -127,6 +127,8 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     if now.outcome is not None:
         detail = f": {now.detail}" if now.detail else ""
         yield from field("ended", f"{now.outcome}{detail}", width, "green" if now.is_well else "red", indent=2)
+    if now.phase == "lost":
+        yield from field("lost", now.detail, width, "red", indent=2)
     size = "?" if now.world_size is None else count(now.world_size, "rank")
     states = ", ".join(f"{number} {state}" for state, number in now.states.items())
     world = f"{size} on {count(now.nodes, 'node')}" + (f": {states}" if states else "")

@@ -86,11 +86,16 @@ class History:
         if origin.role == "agent" or origin.layer == "launcher":
             self._take_of_launcher(record, at)
         elif rank is not None:
+            kind = type(event)
+            is_stage = kind is events.StageStarted or kind is events.StageEnded
+            is_entry = is_stage and event.stage in _ENTRIES  # type: ignore[union-attr]
+            if kind is events.StageStarted and not is_entry:
+                return  # most records are phases that begin: what counts is their end
             if self._has_details:
                 self._iterations.take(record, at)
-            if type(event) in _OF_RANKS:
+            if kind in _OF_RANKS:
                 self._take_of_rank(record, rank, at)
-            if type(event) in OF_TIMES:
+            if is_entry or (kind in OF_TIMES and not is_stage):
                 self._times.take(record, rank)
 
     def take_all(self, records: Iterable[Record]) -> History:
@@ -202,6 +207,7 @@ class History:
         self.started = self.started or event
 
 
+_ENTRIES = ("run", "restart")  # stages that begin something else for a rank
 _OF_RANKS = frozenset(
     (
         events.CallStarted,

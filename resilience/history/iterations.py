@@ -129,11 +129,10 @@ class IterationHistory:
     def restart_phases(self, place: Place) -> Iterator[TimedPhase]:
         """Yield the phases of the restart that an iteration ended with; spares have no progress to show."""
         following = self._iterations.get((*place[:3], place[3] + 1))
-        active = (
-            set() if following is None else {rank for rank, state in following.started.items() if state == "active"}
-        )
+        started = {} if following is None else following.started
+        spares = {rank for rank, state in started.items() if state == "inactive"}
         for phase in self.phases.at(place):
-            if phase.name != "resume" or phase.who in active:
+            if phase.name != "resume" or phase.who not in spares:
                 yield phase
 
     # -- records ----------------------------------------------------------------------------------

@@ -593,8 +593,14 @@ class RankMonitor:
             ),
             sections_more=max(0, len(sections) - signs.MOST_SECTIONS),
             limits=signs.allowed(self._watch.limits),
+            alive_at=now,
         )
-        if not shown.is_like(self._shown) and signs.write(self._folder, shown):
+        before = self._shown
+        if before is not None and shown.is_like(before):
+            if not is_last and now - (before.alive_at or 0.0) < signs.alive_every(origin.world_size):
+                return
+            shown = msgspec.structs.replace(shown, written_at=before.written_at)  # nothing new, but it lives
+        if signs.write(self._folder, shown):
             self._shown = shown
 
     def _close(self) -> None:

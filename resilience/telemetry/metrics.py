@@ -57,6 +57,7 @@ class _Rank:
     def __init__(self) -> None:
         self.state = "inactive"
         self.is_shown = False
+        self.is_spare = False  # in the iteration under way
         self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when one was lost
 
 
@@ -184,16 +185,19 @@ class MetricView:
                     self._values["resilience_build_info"] = {(event.resilience_version, event.torch_version): 1}
                     self._values["resilience_job_info"] = {(event.function, str(event.world_size), LAYER): 1}
             case events.IterationStarted():
-                rank.is_shown, rank.state = True, event.state
+                rank.is_shown, rank.state, rank.is_spare = True, event.state, event.state == "inactive"
                 self._iteration = max(self._iteration, _key(origin))
                 self._values["resilience_restart_iteration"][(LAYER,)] = self._iteration[3]
             case events.IterationEnded():
+                rank.is_spare = False
                 if event.outcome != "lost":  # of a lost one its stand-in knows the outcome
                     self._iteration_ended(origin, event.outcome == "completed")
             case events.RankStoodInFor():
                 if event.initial_rank == origin.initial_rank:
                     self._iteration_ended(origin, event.result == "completed")
                     rank.state = "excluded" if event.result != "completed" else rank.state
+            case events.StageEnded(stage="resume") if rank.is_spare:
+                pass  # it has no progress to show
             case events.StageEnded(stage=stage) if stage in events.PHASES and event.outcome != "lost":
                 phase = (LAYER, stage)
                 self._observe("resilience_restart_phase_duration_seconds", phase, max(0.0, event.duration_s))

@@ -18,6 +18,7 @@ from resilience.core.identity import Origin
 from resilience.core.watch import HEARTBEAT, Limits
 from resilience.errors import DecodeError
 
+ALIVE_EVERY = 10.0
 EVERY = 2.0  # seconds between two writes of a rank's file, at least
 A_SECOND = 128  # files that all ranks of a job write in a second, at most: they may share one file server
 MOST_SECTIONS = 16
@@ -43,7 +44,8 @@ class Allowed(msgspec.Struct, frozen=True, omit_defaults=True):
 class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a rank shows. Times are seconds of its host's monotonic clock; plus `offset` they are UTC.
 
-    heartbeat_at: of the last heartbeat, ping or higher step. written_at: changes of it alone are none."""
+    heartbeat_at: of the last heartbeat, ping or higher step. written_at: when any of this was new; changes of it alone
+    are none. alive_at: when the monitor last looked at its rank, told every `alive_every` seconds at least."""
 
     origin: Origin
     doing: str
@@ -55,13 +57,16 @@ class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
     sections: tuple[Open, ...] = ()
     sections_more: int = 0  # open ones beyond the first MOST_SECTIONS
     limits: tuple[Allowed, ...] = ()  # of MOST_SECTIONS sections at most
+    alive_at: float | None = None
     schema: int = 1
 
     def is_like(self, other: Signs | None) -> bool:
         """Whether it shows the same as another one."""
         if other is None:
             return False
-        plain: Signs = msgspec.structs.replace(other, written_at=self.written_at, offset=self.offset)
+        plain: Signs = msgspec.structs.replace(
+            other, written_at=self.written_at, offset=self.offset, alive_at=self.alive_at
+        )
         return self == plain
 
     def open_for(self, section: Open, now: float) -> float:
@@ -92,6 +97,11 @@ def allowed(limits: Limits) -> tuple[Allowed, ...]:
 def pause(world_size: int | None) -> float:
     """Return the seconds between two writes of one rank's file."""
     return max(EVERY, (world_size or 1) / A_SECOND)
+
+
+def alive_every(world_size: int | None) -> float:
+    """Return the seconds after which a rank's file is written again though it shows nothing new."""
+    return max(ALIVE_EVERY, 4 * pause(world_size))
 
 
 def path_of(folder: Path, node: str, rank: int) -> Path:

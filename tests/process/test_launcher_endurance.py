@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from resilience.adapters import processes
+from resilience.analysis.status import Watcher
 from resilience.core import events
 from resilience.telemetry.metrics import MetricView
 from tests.process.launching import Launched, launcher
@@ -249,6 +250,8 @@ def test_killed_agent_leaves_no_process_of_any_kind(launch: Launch, script: str)
     assert ends == {0, 1}  # the monitors have closed the account
     incident = only_incident(job, killed=job.job.of(events.CycleStarted)[0].origin.node)
     assert (incident.verdict.what, incident.category, culprits(incident)) == ("node_lost", "host", [(0, "node_lost")])
+    present = Watcher(job.job.run, lambda: time.time() + 10.0).look()
+    assert present is not None and (present.phase, present.is_well) == ("lost", False)
 
 
 @pytest.mark.parametrize("mood", ["stall", *(pytest.param(mood, marks=SLOW) for mood in ("reject", "garbage"))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from resilience.analysis.status import Failure, Now, RankNow, Section, Watcher, order
@@ -25,13 +26,16 @@ def now_of(folder: Path, after: float = 60.0) -> Now:
     return now
 
 
-def show(folder: Path, rank: int, node: str = "node0", cycle: int = 1, **more: float) -> None:
+def show(
+    folder: Path, rank: int, node: str = "node0", cycle: int = 1, alive_at: float | None = None, **more: float
+) -> None:
     """Leave signs as a monitor does. Its monotonic clock is at 100 when the job begins."""
     origin = Origin("job", node, "monitor", 500 + rank, cycle=cycle, initial_rank=rank, world_size=4)
     opened = tuple(signs.Open(name, 100.0 + at, 60.0 if name == "data" else None) for name, at in more.items())
     made = signs.Signs(
         origin, "run", 158.0, START - 100, step=7 + rank, step_at=157.0, heartbeat_at=157.5, sections=opened
     )
+    made = msgspec.structs.replace(made, alive_at=alive_at)
     assert signs.write(folder, made)
 
 
@@ -51,6 +55,51 @@ def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> No
     assert first.silent_s == pytest.approx(2.5) and first.shown_s == pytest.approx(2.0)
     assert now.failure is not None
     assert (now.failure.rank, now.failure.what) == (1, "process 1001 ended (SIGKILL)")
+
+
+def test_job_is_lost_when_its_ranks_have_ended_and_its_agent_did_not_record_it(tmp_path: Path) -> None:
+    """The agent was killed: its monitors have ended the workers."""
+    told = launched([Fault("kill", 1)], is_running=True)
+    for rank in range(2):
+        last = told.files["node0", rank][-1]
+        for event in (
+            events.RankSignalled(("SIGCONT", "SIGTERM"), "agent"),
+            events.RankExited(False, signal="SIGTERM"),
+        ):
+            told.files["node0", rank].append(msgspec.structs.replace(last, event=event))
+    folder = told.write(tmp_path / "run")
+    now = now_of(folder, after=60.0)
+    assert (now.phase, now.is_well) == ("lost", False)
+    assert "all ranks ended" in now.detail
+    assert now_of(folder, after=(now.since_s - now.last_record_s) + 1.0).phase == "running"  # the agent may be at it
+
+
+def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
+    folder = launched(is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0)
+    assert now_of(folder, after=600.0).phase == "running"  # a program that shows nothing new is none that is dead
+    show(folder, 0, cycle=0, alive_at=160.0)
+    assert now_of(folder, after=80.0).phase == "running"
+    now = now_of(folder, after=600.0)
+    assert (now.phase, now.is_well, now.detail) == (
+        "lost",
+        False,
+        "no sign of life for 540 s; there should be one every 10 s",
+    )
+
+
+def test_attempts_are_apart(tmp_path: Path) -> None:
+    """A folder of an older version may hold several."""
+    told = launched([Fault("exhausted", 1)])
+    later = launched(is_running=True)
+    for key, records in later.files.items():
+        told.files[key] += [
+            msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, attempt=1))
+            for record in records
+        ]
+    now = now_of(told.write(tmp_path / "run"))
+    assert (now.phase, now.attempt, now.outcome, now.failure) == ("running", 1, None, None)
+    assert now.states == {"active": 2}
 
 
 def test_section_that_shows_nothing_new_for_longer_than_usual_is_open_still(tmp_path: Path) -> None:

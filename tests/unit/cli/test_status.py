@@ -85,6 +85,16 @@ def test_exit_status_tells_the_end(
     assert "ended" in capsys.readouterr().out
 
 
+def test_name_of_a_job_means_its_newest_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launched([Fault("exhausted", 1)]).write(tmp_path / "runs" / "mine")
+    for attempt in (1, 10, 9):
+        launched(is_running=attempt == 10).write(tmp_path / "runs" / f"mine@{attempt}")
+    launched().write(tmp_path / "runs" / "mine else")
+    for name, folder in (("mine", "mine@10"), ("mine@0", "mine"), ("mine@9", "mine@9"), ("mine else", "mine else")):
+        main(["status", name, "--json"])
+        assert Path(json.loads(capsys.readouterr().out)["run"]).name == folder
+
+
 def test_json_is_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     launched([Fault("hang", 1)], is_running=True).write(tmp_path / "runs" / "mine")
     assert main(["status", "--json"]) == 0
