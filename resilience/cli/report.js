@@ -2,6 +2,9 @@
 addEventListener('beforeprint',()=>document.querySelectorAll('details').forEach(d=>{d.open=true}));
 const open=()=>{const d=document.getElementById(location.hash.slice(1));if(d&&d.tagName==='DETAILS')d.open=true};
 addEventListener('hashchange',open);open();
+document.querySelectorAll('.logs').forEach(d=>{const l=d.querySelector('label'),i=l.querySelector('input'),rows=[...d.querySelectorAll('.lines div')];
+l.hidden=false;i.oninput=()=>{const t=i.value.toLowerCase();let n=0;rows.forEach(r=>{r.hidden=!r.textContent.toLowerCase().includes(t);n+=!r.hidden});
+l.querySelector('output').textContent=t?n+' of '+rows.length:''}});
 const chart=document.getElementById('lanes'),bars=document.getElementById('bars'),say=document.getElementById('say');
 if(!chart)return;
 const full=bars.viewBox.baseVal.width,height=bars.viewBox.baseVal.height,span=+chart.dataset.span;

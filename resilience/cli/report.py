@@ -262,7 +262,7 @@ def _where(incident: Incident) -> str:
 # -- one incident ------------------------------------------------------------------------------
 
 
-def incident_lines(incident: Incident, width: int, is_whole: bool = False) -> Iterator[Line]:
+def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_phases: bool = True) -> Iterator[Line]:
     """Yield one incident, from what broke to what to do next. is_whole: with the whole evidence of the first mover."""
     chief, verdict = incident.chief, incident.verdict
     kind = _KINDS.get(incident.kind, incident.kind)
@@ -289,7 +289,8 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False) -> It
         yield from field("what", incident.detail, width, "bold")
     yield from field("since", _since(incident), width)
     yield from _verdict(incident, width)
-    yield from _phases(incident, width)
+    if with_phases:
+        yield from _phases(incident, width)
     yield from field("cost", _cost(incident), width)
     yield from field("done", "; ".join(incident.actions) or "nothing on record", width)
     if incident.same_as:

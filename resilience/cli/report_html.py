@@ -34,14 +34,15 @@ from resilience.cli.report_drawings import (
     waterfall_figure,
     who_in_words,
 )
+from resilience.cli.report_logs import MOST_LINES, lines_around
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.encoding import text
 from resilience.errors import ConfigurationError
 
-TEXT_WIDTH = 100
+TEXT_WIDTH, UNWRAPPED = 100, 10_000
 MOST_DETAILED = 200  # incidents shown in full; further ones are in the table
 MOST_OPEN = 3  # incidents that are unfolded from the start
-MOST_RECORDS, MOST_GROUPS, MOST_LINES = 12, 8, 12
+MOST_RECORDS, MOST_GROUPS = 12, 8
 HEAD, MOST_LINKS = 3, 8  # what the headline tells of, the dearest, and of how many incidents each
 
 
@@ -53,6 +54,7 @@ class Told:
         reader = Reader(folder)
         self.history = history_of(folder, reader.records)
         self.found = report(reader, self.history)
+        self.lines = lines_around(folder, self.found.incidents)
 
     def page(self) -> str:
         """Return the whole page."""
@@ -93,17 +95,19 @@ class Told:
         return "".join(parts)
 
     def _incident(self, incident: Incident) -> str:
-        title, *lines = list(incident_lines(incident, TEXT_WIDTH, is_whole=True))
+        went = waterfall(self.history, incident)
+        # The browser wraps, as wide as the screen is.
+        title, *lines = list(incident_lines(incident, UNWRAPPED, is_whole=True, with_phases=went is None))
         head = "".join(_span(text, style) for text, style in title)
         cost = incident.cost.lost_s
         known = "" if cost is None else f", cost {seconds(cost)}"
         about = f' <span class="dim">{clock(incident.detected_wall_ns)}{known}</span>'
         is_open = " open" if incident.number <= MOST_OPEN else ""
-        went = waterfall(self.history, incident)
         return (
             f'<details class="incident" id="incident-{incident.number}"{is_open}><summary>{head}{about}</summary>'
-            f"<pre tabindex=0>{_text(lines)}</pre>{'' if went is None else _restart(went)}"
-            f"{_stack_groups(stack_groups(self.history, incident))}{_evidence(incident)}</details>"
+            f'<div class="facts">{_rows(lines)}</div>{"" if went is None else _restart(went)}'
+            f"{_stack_groups(stack_groups(self.history, incident))}{_evidence(incident)}"
+            f"{_logged(self.lines.get(incident.number, []))}</details>"
         )
 
 
@@ -246,7 +250,7 @@ def _stack_groups(groups: Sequence[Group]) -> str:
         outer = [frame for frame in group.stack if not (is_ours(frame) or frame.file.startswith("<"))]
         outer = outer or list(group.stack)
         at = f"{short_path(outer[-1].file)}:{outer[-1].line} {outer[-1].function}"
-        frames = "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in outer[-MOST_LINES:])
+        frames = "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in group.stack)
         parts.append(
             f"<details><summary>{escape(named(group.ranks))}: {escape(at)}</summary>"
             f"<pre tabindex=0>{escape(frames)}</pre></details>"
@@ -294,6 +298,23 @@ def _record(record: InterruptionRecord) -> str:
 
 
 # -- text ------------------------------------------------------------------------------------------
+
+
+def _logged(lines: Sequence[str]) -> str:
+    """What programs wrote around an incident; a script adds a search."""
+    if not lines:
+        return ""
+    rows = "".join(f"<div>{escape(line)}</div>" for line in lines[:MOST_LINES])
+    more = "" if len(lines) <= MOST_LINES else '<p class="dim">more: <code>resilience logs RUN --around N</code></p>'
+    return (
+        f"<details class=logs><summary>Log lines from 5 s before to 5 s after: {min(len(lines), MOST_LINES)}</summary>"
+        '<label hidden>Search <input type="search"> <output></output></label>'
+        f'<div class="lines" tabindex=0>{rows}</div>{more}</details>'
+    )
+
+
+def _rows(lines: Iterable[Line]) -> str:
+    return "".join(f"<div>{''.join(_span(text, style) for text, style in line)}</div>" for line in lines)
 
 
 def _text(lines: Iterable[Line]) -> str:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from resilience.analysis.merge import history_of
+from resilience.attribution.incidents import incidents_of
 from resilience.cli import main
-from tests.support import launch_streams
+from tests.support import launch_streams, lines
 from tests.support.browser import WHERE, Browser, path_of_browser
 from tests.support.large_run import RESTARTS, WORLD, write
+from tests.support.lines import log_line
 from tests.support.record_streams import job
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(path_of_browser() is None, reason=WHERE)]
@@ -51,6 +54,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ).write(root / "launcher"),
         "well": job([], world=2).write(root / "well"),
     }
+    (first, *_) = incidents_of(history_of(runs["inprocess"]))
+    assert first.detected_wall_ns is not None
+    said = [log_line(text, first.detected_wall_ns) for text in ("step done", "bad loss", "giving up")]
+    lines.write(runs["inprocess"], "logs/node-0.jsonl", *said)
     return {name: made(folder, root / f"{name}.html") for name, folder in runs.items()}
 
 
@@ -86,6 +93,30 @@ def test_fits_the_screen_and_can_be_read(
     found: Any = browser.run(CONTRAST)
     assert found["looked"] > 10
     assert found["bad"] == []
+
+
+@pytest.mark.parametrize("name", ["inprocess", "launcher"])
+def test_no_text_of_an_incident_scrolls_sideways_on_a_phone(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    browser.open(pages[name], PHONE)
+    browser.run(OPEN_ALL)
+    blocks = "[...document.querySelectorAll('.incident .facts, .incident pre, .incident .lines')]"
+    assert browser.run(f"{blocks}.length") > 3
+    assert browser.run(f"{blocks}.filter(e => e.scrollWidth > e.clientWidth + 1).length") == 0
+
+
+def test_log_lines_of_an_incident_can_be_searched(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["inprocess"], DESK)
+    browser.run(OPEN_ALL)
+    rows = "[...document.querySelector('.logs').querySelectorAll('.lines div')].filter(e => !e.hidden).length"
+    whole = browser.run(rows)
+    search = (
+        "const i = document.querySelector('.logs input'); i.value = 'BAD LOSS'; i.dispatchEvent(new Event('input'))"
+    )
+    browser.run(f"(() => {{ {search} }})()")
+    assert 0 < browser.run(rows) < whole
+    assert browser.run("document.querySelector('.logs output').textContent") == f"1 of {whole}"
 
 
 def test_a_colour_that_is_too_pale_is_found(browser: Browser, pages: dict[str, Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 from resilience.analysis.lanes import MOST_LANES, Drawn, lanes
 from resilience.analysis.merge import history_of
 from resilience.attribution.incidents import incidents_of
-from resilience.cli import main
+from resilience.attribution.stack_groups import stack_groups
+from resilience.cli import main, report_logs
+from tests.support.lines import SECOND, log_line, write
 from tests.support.record_streams import Fault, job
 
 VOID = {"meta", "link", "br"}
@@ -50,6 +54,49 @@ def folder(tmp_path: Path) -> Path:
 def drawn_of(folder: Path) -> Drawn:
     history = history_of(folder)
     return lanes(history, incidents_of(history))
+
+
+def page_of(folder: Path, out: Path) -> str:
+    assert main(["report", str(folder), "--html", str(out)]) == 0
+    return out.read_text()
+
+
+def test_log_lines_around_an_incident_are_on_the_page(folder: Path, tmp_path: Path) -> None:
+    (incident, *_) = incidents_of(history_of(folder))
+    at = incident.detected_wall_ns
+    assert at is not None
+    lines = [log_line("near <the> fault", at, 1, loss=2.5), log_line("long before", at - 60 * SECOND, 0)]
+    write(folder, "logs/node-1.jsonl", *lines)
+    write(folder, "output/0/2.err", b"plain words\n", changed_ns=at)
+    page = page_of(folder, tmp_path / "report.html")
+    (logged, *_) = re.findall(r"<details class=logs>(.*?)</details>", page, re.DOTALL)
+    assert "rank 1" in logged
+    assert "near &lt;the&gt; fault  loss=2.5" in logged
+    assert "plain words" in logged
+    assert "long before" not in logged
+    assert "<label hidden>" in logged  # without a script there is no search
+
+
+def test_log_lines_on_the_page_are_bounded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (incident, *_) = incidents_of(history_of(folder))
+    at = incident.detected_wall_ns
+    assert at is not None
+    write(folder, "logs/node-1.jsonl", *(log_line(f"line {n}", at + n, 1) for n in range(5000)))
+    page = page_of(folder, tmp_path / "report.html")
+    assert page.count("rank 1    line") == report_logs.MOST_LINES * page.count("<details class=logs>")
+    assert "resilience logs RUN --around N" in page
+    monkeypatch.setattr(report_logs, "MOST_BYTES", 1000)
+    assert "<details class=logs>" not in page_of(folder, tmp_path / "report.html")
+
+
+def test_stacks_on_the_page_are_whole(tmp_path: Path) -> None:
+    folder = job([Fault("hang", 1, 0)], world=3).write(tmp_path / "run")
+    page = page_of(folder, tmp_path / "report.html")
+    history = history_of(folder)
+    (incident,) = incidents_of(history)
+    for group in stack_groups(history, incident):
+        for frame in group.stack:
+            assert f"{frame.file}:{frame.line} {frame.function}" in html.unescape(page)
 
 
 def test_page_is_whole_and_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
