@@ -147,6 +147,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "file of `resilience calibrate`; `auto`: the newest `timeouts.yaml` beside runs of this configuration",
         ),
     ] = None
+    calibration_key: Annotated[
+        str,
+        _setting(
+            "any text",
+            "the script's name",
+            "name of the workload, for limits that are learned: runs with equal names are alike, whatever their "
+            "scripts and arguments",
+        ),
+    ] = ""
     timeouts_shadow: Annotated[
         bool, _setting("1 or 0", "0", "tell what the learned limits would have done, and do nothing")
     ] = False

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import get_args
 
 import msgspec
 
 from resilience.analysis import timings
-from resilience.analysis.timings import Input, Observed, Run
+from resilience.analysis.timings import Begun, Input, Observed, Run
 from resilience.core import calibration, timeouts
-from resilience.core.calibration import FACTOR, MONTH, Pool, Timeout, fit_first, fit_pool, quantile
-from resilience.core.timeouts import FIRST, Deadline, Timeouts
+from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool, quantile
+from resilience.core.configuration import differences, harmless, serious
+from resilience.core.deadlines import Start, first_of
+from resilience.core.timeouts import Deadline, Timeouts
 from resilience.errors import ConfigurationError
 
 RESTARTS_PER_MONTH = 100.0  # expected, where nothing else is said
@@ -49,44 +52,47 @@ def calibrate(
     """Return a limit for each deadline of these runs. Raises: ConfigurationError."""
     runs = check(given.runs, target)
     observed = max(run.ranks for run in runs)
-    ranks = target.ranks or observed
-    warm = {name: calibration.warm_up(starts) for name, starts in _starts(runs).items()}
-    names = sorted(warm)
+    names = sorted({name for run in runs for name in run.deadlines})
+    job = _Job(target, observed, target.ranks or observed, target.false_alarms / (2 * len(names)))
     made: dict[str, Deadline] = {}
     for number, name in enumerate(names):
         if progress is not None:
             progress(name, number, len(names))
         seen = [run.deadlines[name] for run in runs if name in run.deadlines]
         seconds = sum(run.seconds for run in runs if name in run.deadlines)
-        every = seconds / max(1, sum(each.n for each in seen))
-        share = target.false_alarms / (2 * len(names))
-        p = calibration.trial_probability(share, 1, target.horizon_s, every, observed, ranks)
-        pool = timings.pool(seen, warm[name])
-        fitted = fit_pool(
-            pool,
-            p,
-            target.confidence,
-            [cut for each in seen for cut in each.cuts],
-            min_timeout=target.min_timeout,
-            max_timeout=target.max_timeout,
-        )
-        if pool.n:  # else it came once a start, and is a first occurrence only
-            p99 = quantile(pool.descending, 0.99)
-            made[name] = timeouts.deadline(fitted, every, observed, seconds / 3600, p99)
-        made[name + FIRST] = _first(name, seen, warm[name], share, target, observed, ranks, seconds)
+        first = timings.warm_up(name, seen)
+        usual = _usual(seen, first, seconds, job)
+        if usual is not None:  # else it came once a start, and is a first occurrence only
+            made[name] = usual
+        for start in get_args(Start):
+            begun = [each for observed_ in seen for each in observed_.starts if each.how == start and each.values]
+            if begun:
+                made[first_of(name, start)] = _first(begun, first, usual, seconds, job)
     if progress is not None:
         progress("", len(names), len(names))
     return Timeouts(
         schema=timeouts.SCHEMA,
-        fingerprint=runs[0].fingerprint,
+        configuration=runs[0].configuration,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         target_false_alarms=target.false_alarms,
         horizon_s=target.horizon_s,
-        ranks=ranks,
+        ranks=job.ranks,
         deadlines=made if previous is None else timeouts.succeed(made, previous.deadlines),
         sources=tuple(given.sources),
-        warmup_occurrences=max(warm.values(), default=0),
     )
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """What is asked for of each deadline. share: false alarms within the horizon."""
+
+    target: Target
+    observed: int
+    ranks: int
+    share: float
+
+    def p(self, every: float) -> float:
+        """Return the probability of a false alarm that an occurrence may have. every: mean seconds between two."""
+        return calibration.trial_probability(self.share, 1, self.target.horizon_s, every, self.observed, self.ranks)
 
 
 def check(runs: Sequence[Run], target: Target) -> list[Run]:
@@ -98,40 +104,60 @@ def check(runs: Sequence[Run], target: Target) -> list[Run]:
             raise ConfigurationError(
                 f"run {run.name} holds no timings; it recorded none yet, or --section left none of it"
             )
-    marks = sorted({run.fingerprint for run in runs})
-    if len(marks) > 1 and not target.is_pooled:
-        raise ConfigurationError(
-            f"the runs are of {len(marks)} configurations ({', '.join(marks[:4])}{', …' if len(marks) > 4 else ''}); "
-            "calibrate each by itself, or say --pool if they are equal in all that matters for durations"
-        )
+    for run in runs[1:]:
+        why = serious(differences(runs[0].configuration, run.configuration))
+        if why and not target.is_pooled:
+            raise ConfigurationError(
+                f"runs {runs[0].name} and {run.name} differ: {why}. Calibrate each by itself, or say --pool if they "
+                "are equal in all that matters for durations"
+            )
     return list(runs)
 
 
-def _starts(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
-    starts: dict[str, list[list[float]]] = defaultdict(list)
-    for run in runs:
-        for name, seen in run.deadlines.items():
-            starts[name] += seen.starts
-    return starts
+def unlike(runs: Sequence[Run]) -> list[str]:
+    """Return in what these runs differ that does not matter by itself."""
+    found = {harmless(differences(runs[0].configuration, run.configuration)): run.name for run in runs[1:]}
+    return [f"run {name} differs from {runs[0].name}: {what}" for what, name in found.items() if what]
 
 
-def _first(
-    name: str,
-    seen: Sequence[Observed],
-    warm: int,
-    share: float,
-    target: Target,
-    observed: int,
-    ranks: int,
-    seconds: float,
-) -> Deadline:
-    """Return the limit of the first occurrences after a start."""
-    every = MONTH / target.restarts_per_month
-    p = calibration.trial_probability(share, 1, target.horizon_s, every, observed, ranks)
-    maxima = [max(start[:warm]) for each in seen for start in each.starts if start]
-    fitted = fit_first(maxima, p, min_timeout=target.min_timeout)
-    p99 = max(maxima, default=0.0)
-    return timeouts.deadline(fitted, every, observed, seconds / 3600, p99)
+def _usual(seen: Sequence[Observed], first: int, seconds: float, job: _Job) -> Deadline | None:
+    """Return the limit of all but the first occurrences, None if there were no others."""
+    pool = timings.pool(seen, first)
+    if not pool.n:
+        return None
+    every = seconds / max(1, sum(each.n for each in seen))
+    fitted = fit_pool(
+        pool,
+        job.p(every),
+        job.target.confidence,
+        [cut for each in seen for cut in each.cuts],
+        min_timeout=job.target.min_timeout,
+        max_timeout=job.target.max_timeout,
+    )
+    made = timeouts.deadline(fitted, every, job.observed, seconds / 3600, quantile(pool.descending, 0.99))
+    lost = sum(sum(each.missing.values()) for each in seen)
+    if lost:
+        what = "large durations are known from the histogram only, within 1 %, for the file of single values is full"
+        made = _warned(made, f"{lost} {what}")
+    if made.timeout_s is not None and pool.descending[0][0] > made.timeout_s:
+        made = _warned(made, f"a healthy occurrence took {pool.descending[0][0]:.4g} s, which is above the limit")
+    return made
+
+
+def _warned(made: Deadline, what: str) -> Deadline:
+    return msgspec.structs.replace(made, warnings=(*made.warnings, what))
+
+
+def _first(begun: Sequence[Begun], first: int, usual: Deadline | None, seconds: float, job: _Job) -> Deadline:
+    """Return the limit of the first occurrences after starts of one kind; it is never shorter than the usual one."""
+    every = MONTH / job.target.restarts_per_month
+    maxima = [max(start.values[:first]) for start in begun]
+    fitted = fit_first(maxima, job.p(every), min_timeout=job.target.min_timeout)
+    made = timeouts.deadline(fitted, every, job.observed, seconds / 3600, max(maxima))
+    least = None if usual is None else usual.timeout_s
+    if least is not None and made.timeout_s is not None and made.timeout_s < least:
+        made = msgspec.structs.replace(made, timeout_s=least, reason=f"{made.reason}; as long as the usual limit")
+    return msgspec.structs.replace(made, occurrences=first)
 
 
 # -- the backtest ----------------------------------------------------------------------------------
@@ -166,81 +192,107 @@ class Held(msgspec.Struct, frozen=True):
         return self.is_rated and self.exceeded > 0 and at_least(self.exceeded, self.exposure, self.p) < SIGNIFICANT
 
 
-def backtest(runs: Sequence[Run], target: Target, most: int | None = None) -> Iterator[Held]:
-    """Fit on all runs of a configuration but one, count on that one; of a single run the first 60 %, and
-    count on the rest.
+class Test(msgspec.Struct):
+    """A backtest. answers: one for each deadline and each part that was left out. tested: durations that were tested;
+    recorded: that could have been. untested: deadlines without a test, and why."""
+
+    answers: list[Held] = []
+    tested: int = 0
+    recorded: int = 0
+    untested: dict[str, str] = {}
+
+
+def backtest(runs: Sequence[Run], target: Target, most: int | None = None) -> Test:
+    """Fit on all runs of a configuration but one, count on that one; of a single table the first 60 %, and count on the
+    rest.
 
     most: durations to fit on; deadlines that have fewer are left out."""
+    test = Test()
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         for name in run.deadlines:
-            groups["pooled" if target.is_pooled else run.fingerprint, name].append(run)
-    share = {mark: sum(1 for other, _ in groups if other == mark) for mark, _ in groups}
+            groups["pooled" if target.is_pooled else run.configuration.name, name].append(run)
+    share = Counter(mark for mark, _ in groups)
     for (mark, name), members in sorted(groups.items()):
-        warm = calibration.warm_up([start for run in members for start in run.deadlines[name].starts])
-        series = {run.name: _series(run.deadlines[name], warm) for run in members}
-        every = sum(run.seconds for run in members) / max(1, sum(run.deadlines[name].n for run in members))
+        seen = [run.deadlines[name] for run in members]
+        first = timings.warm_up(name, seen)
+        every = sum(run.seconds for run in members) / max(1, sum(each.n for each in seen))
         p = calibration.trial_probability(target.false_alarms / share[mark], 1, target.horizon_s, every)
-        for left_out, train, test in _folds({key: values for key, values in series.items() if values}):
-            held = _held(train, test, p, target, most)
-            if held is not None:
-                fitted, nvrx = held
-                assert fitted.timeout_s is not None
-                yield Held(
-                    mark,
-                    name,
-                    left_out,
-                    fitted.status,
-                    p,
-                    fitted.n,
-                    fitted.timeout_s,
-                    nvrx,
-                    fitted.max_s,
-                    len(test),
-                    sum(seconds > fitted.timeout_s for seconds in test),
-                    sum(seconds > nvrx for seconds in test),
-                    sum(seconds > fitted.max_s for seconds in test),
-                )
+        recorded = sum(timings.pool([each], first).n for each in seen)
+        tested = 0
+        for left_out, train, held_out in _folds({run.name: run.deadlines[name] for run in members}, first):
+            answer = _held(mark, name, left_out, train, held_out, first, p, target, most)
+            if answer is not None:
+                test.answers.append(answer)
+                tested += answer.exposure
+        is_single = len(members) == 1
+        test.recorded += recorded
+        test.tested += tested
+        if not tested and recorded and most is None:
+            test.untested[name] = (
+                "one run folder cannot be split; a second run is needed"
+                if is_single
+                else f"the other runs have fewer than {calibration.FEWEST} durations of it"
+            )
+    return test
 
 
-def _series(seen: Observed, warm: int) -> list[float]:
-    return [seconds for start in seen.starts for seconds in start[warm:]]
-
-
-def _folds(series: Mapping[str, list[float]]) -> Iterator[tuple[str, list[list[float]], list[float]]]:
-    if len(series) == 1:
-        ((name, values),) = series.items()
-        cut = int(len(values) * 0.6)
-        yield f"the last 40 % of {name}", [values[:cut]], values[cut:]
+def _folds(seen: Mapping[str, Observed], first: int) -> Iterator[tuple[str, list[Observed], Observed]]:
+    """Yield what is left out by name, what to fit on, and what to test on."""
+    if len(seen) > 1:
+        for left_out, held_out in seen.items():
+            yield left_out, [each for name, each in seen.items() if name != left_out], held_out
         return
-    for left_out, test in series.items():
-        yield left_out, [values for name, values in series.items() if name != left_out], test
+    ((name, only),) = seen.items()
+    if only.is_whole:
+        cut = first + int(max(0, len(only.kept) - first) * 0.6)
+        later = [(first + number, s, at) for number, (_, s, at) in enumerate(only.kept[cut:])]
+        yield f"the last 40 % of {name}", [_part(only, only.kept[:cut])], _part(only, later)
+
+
+def _part(whole: Observed, kept: list[tuple[int, float, float]]) -> Observed:
+    return Observed(starts=whole.starts, kept=kept, n=len(kept), max_s=max((s for _, s, _ in kept), default=0.0))
 
 
 def _held(
-    train: list[list[float]], test: list[float], p: float, target: Target, most: int | None
-) -> tuple[Timeout, float] | None:
+    mark: str,
+    name: str,
+    left_out: str,
+    train: list[Observed],
+    held_out: Observed,
+    first: int,
+    p: float,
+    target: Target,
+    most: int | None,
+) -> Held | None:
     if most is not None:
-        train = _shortened(train, most)
-    if not train or not test or sum(map(len, train)) < calibration.FEWEST:
+        train = _shortened(train, first, most)
+    train_pool, test_pool = timings.pool(train, first), timings.pool([held_out], first)
+    if train_pool.n < calibration.FEWEST or not test_pool.n:
         return None
-    fitted = fit_pool(
-        calibration.pooled(train),
-        p,
-        target.confidence,
-        min_timeout=target.min_timeout,
-        max_timeout=target.max_timeout,
+    fitted = fit_pool(train_pool, p, target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout)
+    if fitted.timeout_s is None:
+        return None
+    pools = [timings.pool([each], first) for each in train]
+    nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
+    exceeded = [
+        sum(count for seconds, count in test_pool.descending if seconds > limit)
+        for limit in (fitted.timeout_s, nvrx, fitted.max_s)
+    ]
+    return Held(
+        mark, name, left_out, fitted.status, p, fitted.n, fitted.timeout_s, nvrx, fitted.max_s, test_pool.n, *exceeded
     )
-    return None if fitted.timeout_s is None else (fitted, nvrx_rule(train))
 
 
-def _shortened(train: list[list[float]], most: int) -> list[list[float]]:
-    """Return the first `most` durations, nothing if there are not so many."""
-    taken, left = [], most
-    for values in train:
-        if left > 0:
-            taken.append(values[:left])
-            left -= len(taken[-1])
+def _shortened(train: list[Observed], first: int, most: int) -> list[Observed]:
+    """Return the first `most` durations, nothing if there are not so many, or if their order is not known."""
+    taken: list[Observed] = []
+    left = most
+    for each in train:
+        if left > 0 and each.is_whole:
+            part = [kept for kept in each.kept if kept[0] >= first][:left]
+            taken.append(_part(each, part))
+            left -= len(part)
     return [] if left > 0 else taken
 
 

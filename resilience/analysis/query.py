@@ -26,7 +26,7 @@ from resilience.analysis.lines import LEVEL_OF, fields_of
 from resilience.analysis.load import RECORDS
 from resilience.analysis.merge import LOGS, Choice, Timeline, files_of
 from resilience.core import encoding
-from resilience.core.timeouts import HEARTBEAT, OUT_OF_SECTION
+from resilience.core.deadlines import HEARTBEAT, OUT_OF_SECTION
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
@@ -70,7 +70,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "records": ("ts", "sequence", "wall_ns", "mono_ns", *_PLACE, "event", "level", "fields", "file"),
     "logs": (*_LINE, "fields"),
     "timings": ("node", "rank", "section", "outcome", *_SPREAD),
-    "periods": ("node", "rank", "section", "ts", "until", *_SPREAD, "max_ts"),
+    "periods": ("node", "rank", "section", "ts", "until", "count", "sum_s", "mean_s", "p50_s", "max_s", "max_ts"),
     "calls": (
         "node",
         "rank",
@@ -201,9 +201,9 @@ def _text_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in files_of(folder, "timings", ".json"):
+    for path in files_of(folder, "timings", ".hist"):
         try:
-            found = timings.read(path)
+            found = durations.read_histograms(path).timings()
         except (OSError, DecodeError):
             continue  # `resilience calibrate` says what is wrong with it
         node, _, rank = path.stem.rpartition("-")
@@ -220,12 +220,13 @@ def _periods_of(folder: Path) -> Iterator[dict[str, Any]]:
             found = durations.read_histograms(path)
         except (OSError, DecodeError):
             continue  # as above
-        for name, periods in found.sections.items():
-            for number, period in sorted(periods.items()):
+        for name, series in found.deadlines.items():
+            for number, period in sorted(series.periods.items()):
                 begin = found.began_at + number * found.period_s
                 of = {"node": found.header.node, "rank": found.header.rank, "section": _NAMED.get(name, name)}
                 of |= {"ts": _micros(begin), "until": _micros(begin + found.period_s)}
-                yield of | _summary(period.histogram) | {"max_ts": _micros(period.max_at)}
+                what = {"count": period.count, "sum_s": period.sum, "mean_s": period.sum / max(1, period.count)}
+                yield of | what | {"p50_s": period.median, "max_s": period.max, "max_ts": _micros(period.max_at)}
 
 
 def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:

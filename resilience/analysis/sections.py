@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.errors import DecodeError
-from resilience.telemetry import signs, timings
+from resilience.telemetry import durations, signs, timings
 from resilience.telemetry.timings import HEARTBEAT, Histogram, upper_bound
 
 BIN = 20  # buckets of a file that are one here
@@ -38,9 +38,9 @@ def sections_of(folder: Path) -> tuple[Section, ...]:
     """Return the sections of a run, by name. Files that cannot be read are left out."""
     total = timings.Timings()
     ranks: dict[str, int] = {}
-    for path in sorted((folder / "timings").glob("*.json")):
+    for path in sorted((folder / "timings").glob("*.hist")):
         try:
-            of_rank = timings.read(path)
+            of_rank = durations.read_histograms(path).timings()
         except (OSError, DecodeError):
             continue  # half written, or of another version
         total.merge(of_rank)

@@ -1,9 +1,9 @@
 """Which durations were observed?  Run folders, timings files and plain tables, read into one form.
 
-A run has deadlines (sections, heartbeats, the time out of sections); of each, what one occurrence took on
-the slowest rank, for a false alarm on any rank restarts the job. A table holds every value. A timings
-file holds the first and the large ones, which are lined up over ranks by their number, and everything in
-buckets. Bad input is named with file and line and stops everything: half of the data would be no data."""
+A run has deadlines (`core.deadlines`); of each, what one occurrence took on the slowest rank, for a false alarm on any
+rank restarts the job. A table holds every value. A run folder holds single values, which are lined up over ranks by the
+start that they follow, and everything in buckets. What the single values lack is taken from the buckets, so no duration
+is lost. Bad input is named with file and line and stops everything: half of the data would be no data."""
 
 from __future__ import annotations
 
@@ -13,46 +13,91 @@ import hashlib
 import math
 import time
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from resilience.adapters import files
-from resilience.core.calibration import Cut, End, Pool, pooled, quantile
-from resilience.core.timeouts import HEARTBEAT, TABLE, Source
+from resilience.analysis.cuts import Verdicts
+from resilience.core import calibration
+from resilience.core.calibration import Cut, Pool, quantile
+from resilience.core.configuration import Configuration
+from resilience.core.deadlines import INITIAL_HEARTBEAT, Start
+from resilience.core.timeouts import Source
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations
-from resilience.telemetry.timings import Histogram, upper_bound
+from resilience.telemetry.timings import Histogram, bucket, upper_bound
 
 FRESH = 30.0  # seconds since a file was written last; a monitor that lives writes every 15
+LAST_RECORDS = 8  # of a file, among which its end is looked for
 COLUMNS = ("run", "section", "rank", "i", "seconds")
 ENDS = ("ok", "cut", "killed", "hang")
+BOM = "\ufeff"
+
+_Place = tuple[int, int]  # cycle and iteration of a start
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The leading values after a start, in order, the slowest rank's."""
+
+    how: Start
+    values: list[float]
 
 
 class Observed(msgspec.Struct):
-    """One deadline in one run. starts: the leading values after each start, in order, the slowest rank's;
-    is_whole: they are all there are. Else tail holds the large ones (seconds above `above`), body all of
-    them in buckets, of every rank; n: occurrences in all."""
+    """One deadline in one run.
 
-    starts: list[list[float]] = []
+    kept: (number since the start, seconds, when) of single occurrences in order, the slowest rank's. is_whole: they are
+    all there are. Else all that took longer than `above` are among them or in `missing` (seconds: how often), and body
+    holds all of them, of every rank. n: occurrences in all; max_s: the longest of all. half_at, settled_max, drift: how
+    durations went over time, as `_course` tells."""
+
+    starts: list[Begun]
+    kept: list[tuple[int, float, float]]
     is_whole: bool = True
-    tail: list[float] = []
     above: float = 0.0
+    missing: dict[float, int] = {}
     body: Histogram = msgspec.field(default_factory=Histogram)
     n: int = 0
-    first_half_max: float = 0.0
+    max_s: float = 0.0
+    half_at: float = 0.0
+    settled_max: float = 0.0
     drift: float = 0.0
     cuts: list[Cut] = []
-    hangs: list[tuple[int, int, float]] = []  # rank, occurrence, seconds
+
+    def series(self, first: int) -> list[float]:
+        """Return the single values without each start's first occurrences."""
+        return [seconds for number, seconds, _ in self.kept if number >= first]
+
+    def counts(self, first: int) -> Counter[float]:
+        """Return how often each duration occurred, without each start's first occurrences."""
+        counts = Counter(seconds for seconds in self.series(first) if seconds > self.above)
+        counts.update(self.missing)
+        early = sum(number < first for number, _, _ in self.kept)
+        left = max(0, self.n - counts.total() - early)
+        below = [(value, count) for value, count in _descending(self.body) if value <= self.above]
+        of_ranks = sum(count for _, count in below)
+        for value, count in below:
+            if share := round(count * left / of_ranks):
+                counts[value] += share
+        return counts
+
+    def first_half_max(self, first: int) -> float:
+        """Return the maximum of the first half of the run."""
+        if self.is_whole:
+            series = self.series(first)
+            return max(series[: max(1, len(series) // 2)], default=0.0)
+        known = (s for number, s, at in self.kept if first <= number < durations.FIRST_AGAIN and at <= self.half_at)
+        return max(self.settled_max, max(known, default=0.0))
 
 
 class Run(msgspec.Struct):
     """One run. seconds: observed in all."""
 
     name: str
-    fingerprint: str
+    configuration: Configuration
     ranks: int
     seconds: float
     deadlines: dict[str, Observed]
@@ -75,22 +120,26 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
     """Read run folders (timings of every rank), folders of timings files, and tables (.csv, .csv.gz).
 
     sections: only these, all if empty. Raises: ConfigurationError, naming file and line."""
-    runs: list[Run] = []
+    ranks: list[_Rank] = []
+    tables: list[Run] = []
     sources: list[Path] = []
+    notes: list[str] = []
     for number, path in enumerate(paths):
         if progress is not None:
             progress(str(path), number, len(paths))
-        if path.is_dir():
-            folder = path / "timings" if (path / "timings").is_dir() else path
-            made, used = _folder(folder)
-            runs += made
+        if path.resolve() in {before.resolve() for before in paths[:number]}:
+            notes.append(f"{path} is named twice; it counts once")
+        elif path.is_dir():
+            found, runs, used = _folder(path / "timings" if (path / "timings").is_dir() else path)
+            ranks += found
+            tables += runs
             sources += used
         elif path.name.endswith((".csv", ".csv.gz")):
-            runs += _table(path)
+            tables += _table(path)
             sources.append(path)
         elif path.suffix == ".hist":
-            made, used = _ranks([path])
-            runs += made
+            found, used = _ranks([path])
+            ranks += found
             sources += used
         else:
             raise ConfigurationError(
@@ -101,11 +150,13 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
             )
     if progress is not None:
         progress("", len(paths), len(paths))
+    runs = [*_runs(ranks, notes), *tables]
     unmatched = sorted(sections - {name for run in runs for name in run.deadlines})
     for run in runs:
         if sections:
             run.deadlines = {name: seen for name, seen in run.deadlines.items() if name in sections}
-    return Input(runs, [Source(str(file), _sha256(file)) for file in sources], _unfinished(sources), unmatched)
+    read_from = [Source(str(file), _sha256(file)) for file in sources]
+    return Input(runs, read_from, [*notes, *_unfinished(sources)], unmatched)
 
 
 def _unfinished(sources: Sequence[Path]) -> list[str]:
@@ -118,10 +169,19 @@ def _unfinished(sources: Sequence[Path]) -> list[str]:
 
 
 def _is_over(folder: Path) -> bool:
-    """Whether everybody who writes records there has said that it was the last one."""
-    ends = ('"monitor.ended"', '"job.ended"')
-    last = [files.tail(path, 1) for path in (folder / "records").glob("*.jsonl")]
-    return bool(last) and all(lines and any(end in lines[0] for end in ends) for lines in last)
+    """Whether the records of all ranks and agents say that they have ended."""
+    last = [files.tail(path, LAST_RECORDS) for path in (folder / "records").glob("*.jsonl")]
+    return bool(last) and all(map(_has_ended, last))
+
+
+def _has_ended(records: Sequence[str]) -> bool:
+    """Whether these last records hold the end. A few follow it; a new start takes it back."""
+    for record in reversed(records):
+        if '"monitor.ended"' in record or '"job.ended"' in record:
+            return True
+        if '"monitor.started"' in record:
+            return False
+    return False
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -130,7 +190,7 @@ def _is_over(folder: Path) -> bool:
 def _table(path: Path) -> list[Run]:
     """Read `run,section,rank,i,seconds[,end]`."""
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    cuts: dict[tuple[str, str], list[tuple[int, int, Cut]]] = defaultdict(list)
+    cuts: dict[tuple[str, str], list[Cut]] = defaultdict(list)
     ranks: dict[str, set[str]] = defaultdict(set)
     for line, row in _rows(path):
         run, section, rank = row["run"], row["section"], row["rank"]
@@ -140,8 +200,7 @@ def _table(path: Path) -> list[Run]:
             seen = values[run, section]
             seen[number] = max(seconds, seen.get(number, 0.0))
         else:
-            where = int(rank) if rank.isdecimal() else 0
-            cuts[run, section].append((where, number, Cut(seconds, row["end"])))  # type: ignore[arg-type]
+            cuts[run, section].append(Cut(seconds, row["end"]))  # type: ignore[arg-type]
     if not values:
         raise ConfigurationError(f"{path} holds no durations; expected a line for each under {','.join(COLUMNS)}")
     runs = []
@@ -151,18 +210,18 @@ def _table(path: Path) -> list[Run]:
             for (name, section), seen in values.items()
             if name == run
         }
-        seconds = max(sum(seen.starts[0]) for seen in deadlines.values())
-        runs.append(Run(f"{path.name}:{run}", TABLE + path.name, len(ranks[run]), seconds, deadlines))
+        seconds = max(sum(seconds for _, seconds, _ in seen.kept) for seen in deadlines.values())
+        runs.append(Run(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines))
     return runs
 
 
-def _whole_series(series: list[float], cuts: Iterable[tuple[int, int, Cut]]) -> Observed:
-    cuts = list(cuts)
+def _whole_series(series: list[float], cuts: list[Cut]) -> Observed:
     return Observed(
-        starts=[series],
+        starts=[Begun("cold", series[: durations.FIRST])],
+        kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
         n=len(series),
-        cuts=[cut for _, _, cut in cuts],
-        hangs=[(rank, i, cut.seconds) for rank, i, cut in cuts if cut.end == "hang"],
+        max_s=max(series),
+        cuts=cuts,
     )
 
 
@@ -177,6 +236,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         ):
             table = csv.reader(file)
             names = next(table, [])
+            if names and names[0].startswith(BOM):
+                raise ConfigurationError(
+                    f"{path}:1: begins with a byte order mark; save it as UTF-8 without one (utf-8, not utf-8-sig)"
+                )
             if tuple(names[:5]) != COLUMNS or names[5:] not in ([], ["end"]):
                 raise ConfigurationError(
                     f"{path}:1: the columns are {','.join(names) or 'missing'}, expected {','.join(COLUMNS)}[,end]"
@@ -185,6 +248,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 line = table.line_num
                 if len(row) != len(names):
                     raise ConfigurationError(f"{path}:{line}: {len(row)} fields, expected {len(names)}: {row}")
+                if not row[1].strip():
+                    raise ConfigurationError(f"{path}:{line}: the name of the section is empty")
                 end = row[5] if len(row) > 5 else "ok"
                 if end not in ENDS:
                     raise ConfigurationError(f"{path}:{line}: end is {end!r}, expected one of {', '.join(ENDS)}")
@@ -216,25 +281,35 @@ def _seconds(path: Path, line: int, text: str) -> float:
     return max(seconds, 1e-9)  # a clock of whole milliseconds shows 0
 
 
-# -- timings files ---------------------------------------------------------------------------------
+# -- run folders -----------------------------------------------------------------------------------
 
 
-def _folder(folder: Path) -> tuple[list[Run], list[Path]]:
+class _Rank(msgspec.Struct):
+    """The files of one rank. values: with the start that they follow, counted by cycle and iteration."""
+
+    state: durations.Durations
+    values: list[tuple[_Place, durations.Value]]
+    hows: dict[_Place, Start]
+    folder: Path
+
+
+def _folder(folder: Path) -> tuple[list[_Rank], list[Run], list[Path]]:
     found = sorted(folder.glob("*.hist"))
     if found:
-        return _ranks(found)
+        made, used = _ranks(found)
+        return made, [], used
     tables = sorted((*folder.glob("*.csv"), *folder.glob("*.csv.gz")))
     if tables:
-        return [run for table in tables for run in _table(table)], tables
+        return [], [run for table in tables for run in _table(table)], tables
     raise ConfigurationError(
         f"{folder} holds no timings; a run records them where sections, heartbeats or steps are used. Is it the run's "
         "folder, and has the run shown such signs?"
     )
 
 
-def _ranks(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
-    """Read the files of all ranks, and put those of one run together."""
-    by_run: dict[tuple[str, str], list[tuple[durations.Durations, list[durations.Value], int]]] = defaultdict(list)
+def _ranks(paths: Sequence[Path]) -> tuple[list[_Rank], list[Path]]:
+    """Read the files of ranks."""
+    ranks: list[_Rank] = []
     used: list[Path] = []
     for path in paths:
         try:
@@ -242,105 +317,144 @@ def _ranks(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
         except (OSError, DecodeError) as error:
             raise ConfigurationError(f"{path}: {error}; it is no timings file, or damaged") from error
         single = path.with_suffix(".jsonl")
-        values, starts = _values(single)
-        by_run[state.header.run, state.header.fingerprint].append((state, values, starts))
+        values, hows = _values(single)
+        ranks.append(_Rank(state, values, hows, path.parent.parent))
         used += [path, *([single] if single.exists() else [])]
-    return [_run(name, mark, ranks) for (name, mark), ranks in by_run.items()], used
+    return ranks, used
 
 
-def _values(path: Path) -> tuple[list[durations.Value], int]:
-    values, starts = [], 0
+def _values(path: Path) -> tuple[list[tuple[_Place, durations.Value]], dict[_Place, Start]]:
+    values: list[tuple[_Place, durations.Value]] = []
+    hows: dict[_Place, Start] = {}
+    place = (0, 0)
     try:
         for _, line in durations.read_values(path):
             match line:
                 case durations.Value():
-                    values.append(line)
+                    values.append((place, line))
                 case durations.Started():
-                    starts += 1
+                    place = (line.cycle, line.iteration)
+                    hows[place] = line.how
     except FileNotFoundError:
         pass
     except (OSError, DecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    return values, max(1, starts)
+    return values, hows
 
 
-def _run(name: str, mark: str, ranks: list[tuple[durations.Durations, list[durations.Value], int]]) -> Run:
-    names = sorted({section for state, _, _ in ranks for section in state.sections})
+def _runs(ranks: Sequence[_Rank], notes: list[str]) -> list[Run]:
+    """Put the ranks of each run together. A run is known by its name and its launch, so folders that several nodes have
+    kept of it are one run, and a folder that is named twice, or is a copy, counts once."""
+    by_run: dict[tuple[str, str], dict[tuple[str, int, float], _Rank]] = defaultdict(dict)
+    for rank in ranks:
+        header = rank.state.header
+        known = by_run[header.run, header.launch]
+        mark = (header.node, header.rank, rank.state.began_at)
+        if mark not in known:
+            known[mark] = rank
+        elif known[mark].folder != rank.folder:
+            notes.append(f"{rank.folder} holds run {header.run} again; it counts once")
+    return [_run(name, list(found.values())) for (name, _), found in by_run.items()]
+
+
+def _run(name: str, ranks: list[_Rank]) -> Run:
+    names = sorted({deadline for rank in ranks for deadline in rank.state.deadlines})
+    verdicts = Verdicts([rank.folder for rank in ranks])
     return Run(
         name=name,
-        fingerprint=mark,
-        ranks=max(len(ranks), *(state.header.world_size for state, _, _ in ranks)),
-        seconds=max(state.seconds for state, _, _ in ranks),
-        deadlines={section or HEARTBEAT: _merged(section, ranks) for section in names},
+        configuration=ranks[0].state.header.configuration,
+        ranks=max(len(ranks), *(rank.state.header.world_size for rank in ranks)),
+        seconds=max(rank.state.seconds for rank in ranks),
+        deadlines={deadline: _merged(deadline, ranks, verdicts) for deadline in names},
     )
 
 
-def _merged(section: str, ranks: list[tuple[durations.Durations, list[durations.Value], int]]) -> Observed:
+def _merged(deadline: str, ranks: list[_Rank], verdicts: Verdicts) -> Observed:
     """Line up the ranks' single values by occurrence, and add up their buckets."""
-    body, n, above = Histogram(), 0, 0.0
-    halves: list[tuple[float, float]] = []
-    slowest: dict[int, durations.Value] = {}
-    cuts: list[tuple[int, int, Cut]] = []
-    for state, values, _ in ranks:
-        periods = state.sections.get(section, {})
-        total = Histogram()
-        for number in sorted(periods):
-            total.merge(periods[number].histogram)
-        body.merge(total)
-        n = max(n, total.count)
-        above = max(above, durations.threshold(total) if total.count > durations.FIRST else 0.0)
-        halves.append(_half(periods, total))
-        for value in values:
-            if value.section != section:
+    found = [(rank, rank.state.deadlines.get(deadline, durations.Series())) for rank in ranks]
+    totals = [series.total for _, series in found]
+    n = max(total.count for total in totals)
+    above = max(durations.threshold(total) if total.count > durations.FIRST else 0.0 for total in totals)
+    body = Histogram()
+    missing: Counter[int] = Counter()
+    slowest: dict[tuple[_Place, int], durations.Value] = {}
+    hows: dict[_Place, Start] = {}
+    cuts: list[Cut] = []
+    left_out = 0
+    for rank, series in found:
+        body.merge(series.total)
+        large = Counter(
+            {number: count for number, count in series.total.buckets.items() if upper_bound(number) > above}
+        )
+        for place, value in rank.values:
+            if value.section != deadline:
                 continue
             if value.end != "ok":
-                cuts.append((state.header.rank, value.i, Cut(value.s, value.end)))
-            elif value.i not in slowest or value.s > slowest[value.i].s:
-                slowest[value.i] = value
-    ordered = [slowest[i] for i in sorted(slowest)]
+                cuts.append(verdicts.judged(rank.state.header.rank, place, value))
+                continue
+            large[bucket(value.s)] -= 1
+            if (place, value.j) not in slowest or value.s > slowest[place, value.j].s:
+                slowest[place, value.j] = value
+            if hows.get(place) != "cold":  # a start is cold for all if it is for one, since they wait for it
+                hows[place] = rank.hows.get(place, "cold")
+        for number, count in large.items():
+            if count > 0:
+                missing[number] = max(missing[number], count)
+                left_out += count
+    ordered = sorted(slowest.items(), key=lambda item: (item[0][0], item[0][1]))
+    half_at, settled_max, drift = _course([(rank.state, series) for rank, series in found])
     return Observed(
-        starts=_starts(ordered),
-        is_whole=len(ordered) >= n,
-        tail=[value.s for value in ordered if value.s > above and value.j >= durations.FIRST_AGAIN],
+        starts=_starts(ordered, hows),
+        kept=[(value.j, value.s, value.t) for _, value in ordered],
+        is_whole=len(ordered) >= n and not missing,
         above=above,
+        missing={min(upper_bound(number), body.max): count for number, count in missing.items()},
         body=body,
         n=n,
-        first_half_max=max(first for first, _ in halves),
-        drift=sorted(drift for _, drift in halves)[len(halves) // 2],
-        cuts=[cut for _, _, cut in cuts],
-        hangs=[(rank, i, cut.seconds) for rank, i, cut in cuts if cut.end == "hang"],
+        max_s=body.max,
+        half_at=half_at,
+        settled_max=settled_max,
+        drift=drift,
+        cuts=cuts,
     )
 
 
-def _starts(ordered: Sequence[durations.Value]) -> list[list[float]]:
+def _starts(ordered: Sequence[tuple[tuple[_Place, int], durations.Value]], hows: Mapping[_Place, Start]) -> list[Begun]:
     """Return the values after each start as far as they follow one another without a gap."""
-    starts: list[list[float]] = []
-    for value in ordered:
+    starts: dict[_Place, Begun] = {}
+    for (place, _), value in ordered:
         if value.j == 0:
-            starts.append([])
-        if starts and len(starts[-1]) == value.j:
-            starts[-1].append(value.s)
-    return starts
+            starts[place] = Begun(hows.get(place, "cold"), [])
+        if place in starts and len(starts[place].values) == value.j:
+            starts[place].values.append(value.s)
+    return list(starts.values())
 
 
-def _half(periods: dict[int, durations.Period], total: Histogram) -> tuple[float, float]:
-    """Return the maximum of the first half of the occurrences, and the drift from first to last third."""
-    largest, seen = 0.0, 0
-    thirds = [Histogram(), Histogram(), Histogram()]
-    for number in sorted(periods):
-        histogram = periods[number].histogram
-        if seen < total.count / 2 or not largest:
-            largest = max(largest, histogram.max)
-        thirds[min(2, int(3 * seen / max(1, total.count)))].merge(histogram)
-        seen += histogram.count
-    first, last = thirds[0], thirds[2]
-    drift = math.log(median(last) / median(first)) if min(first.count, last.count) >= 10 else 0.0
-    return largest, drift
-
-
-def median(histogram: Histogram) -> float:
-    """Return the middle of a histogram, in seconds."""
-    return quantile(_descending(histogram), 0.5)
+def _course(found: Sequence[tuple[durations.Durations, durations.Series]]) -> tuple[float, float, float]:
+    """Return how durations went over time, without the first ones after each start: when half of the occurrences were
+    over (wall seconds), the maximum until then, and the drift from the first third to the last one."""
+    half_at, largest = 0.0, 0.0
+    drifts = []
+    for state, series in found:
+        total = sum(period.settled for period in series.periods.values())
+        seen = 0
+        thirds: tuple[list[tuple[float, int]], ...] = ([], [], [])
+        for number, period in sorted(series.periods.items()):
+            if not period.settled:
+                continue
+            if seen < total / 2:
+                largest = max(largest, period.settled_max)
+                half_at = max(half_at, state.began_at + (number + 1) * state.period_s)
+            thirds[min(2, int(3 * (seen + period.settled / 2) / total))].append((period.median, period.settled))
+            seen += period.settled
+        counts = [sum(count for _, count in third) for third in thirds]
+        if min(counts[0], counts[2]) >= 10:
+            first, last = (
+                sum(count * math.log(median) for median, count in third) / sum(count for _, count in third)
+                for third in (thirds[0], thirds[2])
+            )
+            drifts.append(last - first)
+    return half_at, largest, sorted(drifts)[len(drifts) // 2] if drifts else 0.0
 
 
 def _descending(histogram: Histogram) -> list[tuple[float, int]]:
@@ -350,34 +464,51 @@ def _descending(histogram: Histogram) -> list[tuple[float, int]]:
 # -- what the fit needs ----------------------------------------------------------------------------
 
 
-def pool(seen: Sequence[Observed], warm_up: int) -> Pool:
-    """Put the runs of one deadline together, without each start's first `warm_up` occurrences."""
-    whole = [[s for start in each.starts for s in start[warm_up:]] for each in seen if each.is_whole]
-    parts = [each for each in seen if not each.is_whole]
-    if not parts:
-        return pooled(whole)
-    base = pooled(whole)
-    counts: dict[float, int] = dict(base.descending)
-    medians, drifts, first_half = list(base.run_medians), [base.drift] if whole else [], base.first_half_max
-    for each in parts:
-        left = max(0, each.n - len(each.tail) - warm_up * len(each.starts))
-        below = [(value, count) for value, count in _descending(each.body) if value <= each.above]
-        ranks = sum(count for _, count in below)
-        for value, count in below:
-            share = round(count * left / ranks)
-            if share:
-                counts[value] = counts.get(value, 0) + share
-        for value in each.tail:
-            counts[value] = counts.get(value, 0) + 1
-        medians.append(median(each.body))
-        drifts.append(each.drift)
-        first_half = max(first_half, each.first_half_max)
+def warm_up(deadline: str, seen: Sequence[Observed]) -> int:
+    """Return how many occurrences after a start are slower than later ones: the same number for all starts."""
+    if deadline == INITIAL_HEARTBEAT:
+        return calibration.LONGEST_WARM_UP  # there is one a start
+    return calibration.warm_up([begun.values[: durations.FIRST] for each in seen for begun in each.starts])
+
+
+def pool(seen: Sequence[Observed], first: int) -> Pool:
+    """Put the runs of one deadline together, without each start's first occurrences.
+
+    Every duration counts: those that are known one by one, and from the buckets all others."""
+    series = [each.series(first) for each in seen]
+    if all(each.is_whole for each in seen):
+        return calibration.pooled(series)
+    counts: Counter[float] = Counter()
+    medians, drifts, halves = [], [], []
+    for each, values in zip(seen, series, strict=True):
+        own = Counter(values) if each.is_whole else each.counts(first)
+        if not own:
+            continue
+        descending = sorted(own.items(), reverse=True)
+        counts.update(own)
+        medians.append(quantile(descending, 0.5))
+        n = sum(own.values())
+        drifts += [calibration.drift(values) if each.is_whole else each.drift] if n >= calibration.FEWEST else []
+        halves.append((n, each.first_half_max(first), descending[0][0]))
     return Pool(
         descending=tuple(sorted(counts.items(), reverse=True)),
         run_medians=tuple(medians),
-        drift=sorted(drifts)[len(drifts) // 2],
-        first_half_max=first_half,
+        drift=sorted(drifts)[len(drifts) // 2] if drifts else 0.0,
+        first_half_max=_first_half_max(halves),
     )
+
+
+def _first_half_max(runs: Sequence[tuple[int, float, float]]) -> float:
+    """Return the maximum of the first half of all runs. runs: of each one, how many durations, the maximum of its first
+    half, and of all of it."""
+    total, seen, largest = sum(n for n, _, _ in runs), 0, 0.0
+    for n, first_half, whole in runs:
+        if seen + n <= total / 2:
+            largest = max(largest, whole)
+        elif seen < total / 2:
+            largest = max(largest, first_half)
+        seen += n
+    return largest
 
 
 def _sha256(path: Path) -> str:
@@ -388,4 +519,4 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["COLUMNS", "End", "Input", "Observed", "Run", "median", "pool", "read"]
+__all__ = ["COLUMNS", "Input", "Observed", "Run", "pool", "read", "warm_up"]

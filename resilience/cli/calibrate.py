@@ -13,11 +13,13 @@ from pathlib import Path
 
 from resilience.adapters import timeouts_file
 from resilience.analysis import timings
-from resilience.analysis.calibrate import DEFAULT, Target, calibrate
+from resilience.analysis.calibrate import DEFAULT, Target, calibrate, unlike
 from resilience.cli import calibrate_backtest, calibrate_plot
 from resilience.cli.arguments import Parser
 from resilience.cli.render import Line, cut, say, say_json, seconds, show, table, width_of_terminal, wrap
 from resilience.core import encoding
+from resilience.core.configuration import differences
+from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
 from resilience.core.timeouts import Deadline, Timeouts
 from resilience.errors import ConfigurationError
 
@@ -25,9 +27,14 @@ ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
 Exit status: 0 every limit is `ok` or `tentative`; 2 wrong use or bad input; 3 some are provisional;
-4 for some there are too few data; 1 --backtest: an answer is significantly worse than stated, or no run
-has a section that --section names."""
-FOOTNOTE = "rate: expected false alarms in 30 d at most, by the fitted tail; count: by counting alone (95 %)"
+4 for some there are too few data; the limits of first occurrences (`.first`) do not count. 1 --backtest: an
+answer is significantly worse than stated, or too little could be tested; or no run has a section that
+--section names."""
+FOOTNOTE = (
+    "rate: expected false alarms in 30 d at most, by the fitted tail; count: by counting alone (95 %). No method "
+    "covers a kind of pause that did not occur in these runs"
+)
+NO_FLAGS = "torchelastic watches neither sections nor steps nor heartbeats, so there is no flag that holds these limits"
 _COLOURS = {"ok": "green", "tentative": "cyan", "provisional": "yellow", "insufficient": "red"}
 
 
@@ -56,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=["resilience", "nvrx", "torchelastic"],
         default="resilience",
-        help="nvrx, torchelastic: print the flags for those instead",
+        help="nvrx: print the flags for ft_launcher instead; torchelastic: it has none",
     )
     parser.add_argument(
         "--target-false-alarms",
@@ -86,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = _target(arguments)
     old = _previous(arguments.out)
     given = timings.read(arguments.runs, frozenset(arguments.section), _progress("reading"))
-    for note in given.notes:
+    for note in (*given.notes, *unlike(given.runs)):
         say(f"resilience calibrate: {note}", sys.stderr)
     if given.unmatched:
         for name in given.unmatched:
@@ -101,16 +108,18 @@ def run(arguments: argparse.Namespace) -> int:
         timeouts_file.write(arguments.out, found)
     if arguments.json:
         say_json(encoding.to_json_page(found))
+    elif arguments.format == "torchelastic":
+        say(f"resilience calibrate: {NO_FLAGS}", sys.stderr)
     elif arguments.format != "resilience":
-        say(_flags(found, arguments.format))
+        say(_flags(found))
     else:
         show(lines(found, width_of_terminal()))
     return status(found)
 
 
 def status(found: Timeouts) -> int:
-    """Return the exit status that these limits deserve."""
-    states = {deadline.status for deadline in found.deadlines.values()}
+    """Return the exit status that these limits deserve. First occurrences are few: they have a rate after 30 starts."""
+    states = {deadline.status for name, deadline in found.deadlines.items() if split(name)[1] is None}
     if "insufficient" in states:
         return SOME_INSUFFICIENT
     return SOME_PROVISIONAL if "provisional" in states else ALL_RATED
@@ -193,24 +202,22 @@ def _change(deadline: Deadline) -> str:
     return seconds(old) + ("" if new is None else f" ({new / old - 1:+.0%})")
 
 
-def _flags(found: Timeouts, kind: str) -> str:
-    """Return the limits as flags of another launcher."""
-    plain = {name: d.timeout_s for name, d in found.deadlines.items() if d.timeout_s is not None and "." not in name}
-    first = {
-        name: d.timeout_s for name, d in found.deadlines.items() if d.timeout_s is not None and name.endswith(".first")
+def _flags(found: Timeouts) -> str:
+    """Return the limits as flags of ft_launcher."""
+    plain = {
+        name: d.timeout_s for name, d in found.deadlines.items() if d.timeout_s is not None and split(name)[1] is None
     }
-    beat, initial = plain.pop("heartbeat", None), first.get("heartbeat.first")
-    if kind == "torchelastic":
-        limit = max([value for value in (*plain.values(), beat) if value is not None], default=None)
-        return "" if limit is None else f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={limit:.0f} --monitor-interval=0.1"
+    initial = found.deadlines.get(INITIAL_HEARTBEAT)
     flags = []
-    if beat is not None:
+    if (beat := plain.pop(HEARTBEAT, None)) is not None:
         flags.append(f"--ft-rank_heartbeat_timeout={beat:.6g}")
-    if initial is not None:
-        flags.append(f"--ft-initial_rank_heartbeat_timeout={initial:.6g}")
-    outside = plain.pop("out_of_section", None)
+    if initial is not None and initial.timeout_s is not None:
+        flags.append(f"--ft-initial_rank_heartbeat_timeout={initial.timeout_s:.6g}")
+    outside = plain.pop(OUT_OF_SECTION, None)
+    plain.pop(STEP, None)  # it watches no steps
     if plain:
-        flags.append("--ft-rank_section_timeouts=" + ",".join(f"{name}:{value:.6g}" for name, value in plain.items()))
+        sections = ",".join(f"{section_of(name)}:{value:.6g}" for name, value in plain.items())
+        flags.append(f"--ft-rank_section_timeouts={sections}")
     if outside is not None:
         flags.append(f"--ft-rank_out_of_section_timeout={outside:.6g}")
     return " ".join(flags)
@@ -246,10 +253,14 @@ def _diff(arguments: Sequence[str]) -> int:
         rows.append((name, before, after))
     if read.json:
         changes = {name: {"old": before, "new": after} for name, before, after in rows}
-        say_json(encoding.to_json_page(changes))
+        found = differences(old.configuration, new.configuration, old.ranks)
+        say_json(encoding.to_json_page({"configuration": found, "deadlines": changes}))
         return 0
-    if old.fingerprint != new.fingerprint:
-        show([((f"configurations differ: {old.fingerprint} and {new.fingerprint}", "yellow"),)])
+    found = differences(old.configuration, new.configuration, old.ranks)
+    for difference in found:
+        weight = "serious" if difference.why else "harmless"
+        wrapped = wrap(f"configurations differ ({weight}): {difference.words}", width_of_terminal())
+        show([((line, "red" if difference.why else "yellow"),) for line in wrapped])
     header = ("deadline", "old", "new", "change", "status")
     show(table(header, [_change_row(*row) for row in rows], width_of_terminal(), 0))
     return 0

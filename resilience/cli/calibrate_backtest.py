@@ -10,17 +10,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resilience.analysis.calibrate import Held, Target, backtest, geometric_mean, upper_rate
+from resilience.analysis.calibrate import Held, Target, Test, backtest, geometric_mean, upper_rate
 from resilience.analysis.timings import Run
-from resilience.cli.render import Line, say_json, seconds, show, table, width_of_terminal
+from resilience.cli.render import Line, say_json, seconds, show, table, width_of_terminal, wrap
 from resilience.core import encoding
 
-WORSE = 1  # exit status
+WORSE = 1  # exit status, also where too little could be tested
+LEAST_SHARE = 0.3  # of the recorded durations, that have to be tested
 
 
 class Summary(msgspec.Struct, frozen=True):
     """All answers of one size of training data. n: None for all data. exceeded, nvrx_exceeded,
-    plain_exceeded, exposure: summed over answers; ratios: geometric means to the rule of thumb."""
+    plain_exceeded, exposure: summed over answers; ratios: geometric means to the rule of thumb. recorded: durations
+    that could have been tested; untested: deadlines that were not tested, and why."""
 
     n: int | None
     answers: int
@@ -35,26 +37,34 @@ class Summary(msgspec.Struct, frozen=True):
     nvrx_exceeded: int
     plain_exceeded: int
     worse: int
+    recorded: int = 0
+    untested: dict[str, str] = {}
+
+    @property
+    def says_too_little(self) -> bool:
+        """Whether so little of what was recorded could be tested that the test says nothing."""
+        return self.n is None and self.exposure < LEAST_SHARE * self.recorded
 
 
 def run(runs: Sequence[Run], target: Target, sizes: Sequence[int], as_json: bool) -> int:
     """Test the rule, print how it did, return the exit status."""
     summaries, shown = [], []
     for size in sizes or (None,):
-        held = list(backtest(runs, target, size))
-        summaries.append(summarise(held, size))
-        shown.append(held)
+        test = backtest(runs, target, size)
+        summaries.append(summarise(test, size))
+        shown.append(test.answers)
     if as_json:
         made = {"summaries": summaries, "answers": shown}
         say_json(encoding.to_json_page(made))
     else:
         for summary, held in zip(summaries, shown, strict=True):
             show(_lines(summary, held))
-    return WORSE if any(summary.worse for summary in summaries) else 0
+    return WORSE if any(summary.worse or summary.says_too_little for summary in summaries) else 0
 
 
-def summarise(held: Sequence[Held], size: int | None) -> Summary:
+def summarise(test: Test, size: int | None) -> Summary:
     """Add the answers up."""
+    held = test.answers
     rated = [each for each in held if each.is_rated]
     return Summary(
         n=size,
@@ -70,6 +80,8 @@ def summarise(held: Sequence[Held], size: int | None) -> Summary:
         nvrx_exceeded=sum(each.nvrx_exceeded for each in held),
         plain_exceeded=sum(each.plain_exceeded for each in held),
         worse=sum(each.is_worse for each in held),
+        recorded=test.recorded,
+        untested=test.untested,
     )
 
 
@@ -109,6 +121,10 @@ def _lines(summary: Summary, held: Sequence[Held]) -> list[Line]:
                 "red" if summary.worse else "",
             ),
         ),
-        (),
     ]
-    return shown
+    is_little = summary.says_too_little
+    share = f"  {summary.exposure} of {summary.recorded} recorded durations were tested"
+    shown.append(((share + ": too few to say anything" if is_little else share, "red" if is_little else ""),))
+    for name, why in summary.untested.items():
+        shown += [((line, "yellow"),) for line in wrap(f"  {name} was not tested: {why}", width)]
+    return [*shown, ()]

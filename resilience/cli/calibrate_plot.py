@@ -16,8 +16,9 @@ from resilience.analysis.timings import Input
 from resilience.cli.markup import escape
 from resilience.cli.render import seconds
 from resilience.core import calibration
+from resilience.core.deadlines import split
 from resilience.core.encoding import text
-from resilience.core.timeouts import FIRST, Deadline, Timeouts
+from resilience.core.timeouts import Deadline, Timeouts
 from resilience.errors import ConfigurationError
 
 WIDTH, HEIGHT = 560, 300  # of a panel
@@ -37,9 +38,7 @@ svg{background:#fff;font:12px system-ui,sans-serif;fill:#1f2328}
 
 def write(path: Path, given: Input, found: Timeouts) -> None:
     """Draw every deadline that has an answer. Raises: ConfigurationError if it cannot be written."""
-    names = [
-        name for name, each in found.deadlines.items() if not name.endswith(FIRST) and each.n >= calibration.FEWEST
-    ]
+    names = [name for name, each in found.deadlines.items() if split(name)[1] is None and each.n >= calibration.FEWEST]
     rows = max(1, math.ceil(len(names) / COLUMNS))
     width, height = COLUMNS * WIDTH, rows * HEIGHT + 30
     parts = [
@@ -75,7 +74,7 @@ class _Axes:
 
 def _panel(name: str, deadline: Deadline, given: Input) -> str:
     seen = [run.deadlines[name] for run in given.runs if name in run.deadlines]
-    pool = timings.pool(seen, calibration.warm_up([start for each in seen for start in each.starts]))
+    pool = timings.pool(seen, timings.warm_up(name, seen))
     top, limit = pool.descending[0][0], deadline.timeout_s or pool.descending[0][0]
     bottom = pool.descending[-1][0]
     hangs = [seconds_ for seconds_ in deadline.excluded_hangs if seconds_ > 0]

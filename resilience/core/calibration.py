@@ -39,8 +39,8 @@ LONGEST_WARM_UP, SETTLED = 50, 5  # occurrences
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """An occurrence that did not end by itself after `seconds`. killed: by a limit of ours, for no reason
-    that other evidence explains; hang: a hang that was one; cut: the run ended."""
+    """An occurrence that did not end by itself after `seconds`. killed: by a limit of ours, and nobody knows whether it
+    was healthy; hang: a hang that was one; cut: the run ended."""
 
     seconds: float
     end: End
@@ -136,7 +136,8 @@ def fit_pool(
         top = pool.descending[0][0] if n else 0.0
         middle = quantile(pool.descending, 0.5) if n else 0.0
         return Timeout(None, "insufficient", f"{n} durations, at least {FEWEST} are needed", p, n, runs, top, middle)
-    values, extra, hangs, warnings = _weigh_cuts(pool, tuple(censored))
+    values = pool.descending
+    extra, hangs, kills = _weigh_cuts(pool, tuple(censored))
     n = sum(count for _, count in values) + extra
     top, median = values[0][0], quantile(values, 0.5)
     modes = split(values)
@@ -146,10 +147,11 @@ def fit_pool(
     status, reason = _status(pool, values, n, p, level)
     floor = top * (TENTATIVE_FLOOR if status == "tentative" else FLOOR)
     timeout = max(level, floor) if status in ("ok", "tentative") else top * FACTOR
+    timeout, warnings = _above_kills(timeout, top, kills)
     timeout = max(timeout, min_timeout)
     if max_timeout is not None and timeout > max_timeout:
         timeout = max_timeout
-        warnings += (f"capped at {max_timeout:g} s, which is {max_timeout / top:.2g} times the maximum",)
+        warnings = (*warnings, f"capped at {max_timeout:g} s, which is {max_timeout / top:.2g} times the maximum")
         if status in ("ok", "tentative") and timeout < level:
             status, reason = "provisional", f"max_timeout {max_timeout:g} s is below the {level:.4g} s that p needs"
     return Timeout(
@@ -162,7 +164,7 @@ def fit_pool(
         max_s=top,
         median_s=median,
         level_s=level,
-        model_upper=min(1.0, max(tail.probability(math.log(timeout) - shift, n) for tail in tails)),
+        model_upper=_claimed(max(tail.probability(math.log(timeout) - shift, n) for tail in tails), n),
         distribution_free_upper=min(1.0, -math.log(1.0 - confidence) / n) if timeout >= top else 1.0,
         modes=tuple(Mode(quantile(mode, 0.5), _count(mode) / n, _count(mode)) for mode in reversed(modes)),
         censored=extra,
@@ -171,27 +173,37 @@ def fit_pool(
     )
 
 
-def _weigh_cuts(
-    pool: Pool, cuts: tuple[Cut, ...]
-) -> tuple[tuple[tuple[float, int], ...], int, tuple[float, ...], tuple[str, ...]]:
-    """Return (values, exposure without an event, hangs left out, warnings).
+def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+    """Return (exposure without an event, hangs left out, kills of which nobody knows).
 
     Below 1.5 times the maximum a cut-off occurrence tells that it lasted at least so long: it counts as
-    exposure. Beyond, it may have hung, and is left out. Two kills of our own that nothing else explains are
-    taken for healthy: otherwise a limit that is too short would confirm itself and fall further."""
+    exposure. Beyond, it may have hung, and is left out; one that a limit ended, beyond the rule of thumb."""
     top = pool.descending[0][0]
-    kills = [cut.seconds for cut in cuts if cut.end == "killed"]
-    values = pool.descending
-    warnings: tuple[str, ...] = ()
-    if len(kills) >= 2:
-        values = tuple(sorted((*values, *((seconds, 1) for seconds in kills)), reverse=True))
-        warnings = (
-            f"{len(kills)} occurrences were ended by a limit and nothing else explains them: taken for healthy, "
-            f"the longest after {max(kills):.4g} s",
-        )
-        cuts = tuple(cut for cut in cuts if cut.end != "killed")
-    hangs = tuple(cut.seconds for cut in cuts if cut.end == "hang" or cut.seconds > NEAR_TOP * top)
-    return values, len(cuts) - len(hangs), hangs, warnings
+    kills = tuple(cut.seconds for cut in cuts if cut.end == "killed" and cut.seconds <= FACTOR * top)
+    others = [cut for cut in cuts if cut.end != "killed" or cut.seconds > FACTOR * top]
+    hangs = tuple(cut.seconds for cut in others if cut.end == "hang" or cut.seconds > NEAR_TOP * top)
+    return len(others) - len(hangs), hangs, kills
+
+
+def _above_kills(timeout: float, top: float, kills: Sequence[float]) -> tuple[float, tuple[str, ...]]:
+    """Return the limit, raised for occurrences that a limit ended and that may have been healthy, and what to tell.
+
+    Otherwise a limit that is too short would confirm itself. They are no evidence of anything longer than what was seen
+    to end by itself, so the limit stays within the rule of thumb for that."""
+    if not kills:
+        return timeout, ()
+    longest, bound = max(kills), FACTOR * top
+    raised = max(timeout, min(FLOOR * longest, bound))
+    what = "raise the limit" if raised > timeout else "do not raise the limit"
+    return raised, (
+        f"{len(kills)} occurrences were ended by a limit, the longest after {longest:.4g} s, and nothing shows whether "
+        f"they hung; they {what} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy one)",
+    )
+
+
+def _claimed(probability: float, n: int) -> float:
+    """Return a probability that can be claimed of a tail: it is followed FARTHEST times beyond the data, no more."""
+    return min(1.0, max(probability, 1.0 / (n * FARTHEST)))
 
 
 # -- modes and tails -------------------------------------------------------------------------------
@@ -389,7 +401,7 @@ def pooled(durations_by_run: Sequence[Sequence[float]]) -> Pool:
     counts: dict[float, int] = {}
     for seconds in everything:
         counts[seconds] = counts.get(seconds, 0) + 1
-    drifts = sorted(_drift(run) for run in runs if len(run) >= 30)
+    drifts = sorted(drift(run) for run in runs if len(run) >= 30)
     return Pool(
         descending=tuple(sorted(counts.items(), reverse=True)),
         run_medians=tuple(_median(run) for run in runs),
@@ -398,7 +410,8 @@ def pooled(durations_by_run: Sequence[Sequence[float]]) -> Pool:
     )
 
 
-def _drift(run: Sequence[float]) -> float:
+def drift(run: Sequence[float]) -> float:
+    """Return the log of the median of the last third over that of the first."""
     third = len(run) // 3
     return math.log(_median(run[-third:]) / _median(run[:third]))
 

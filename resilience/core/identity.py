@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from resilience.core.configuration import Configuration
 from resilience.core.encoding import text
 
 Role = Literal["rank", "monitor", "agent"]
@@ -53,10 +54,9 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 class Job(msgspec.Struct, frozen=True):
     """What job.json says: which job this run folder belongs to. Written once, by the first rank 0.
 
-    command: with secrets masked. fingerprint: equal for runs of the same program, arguments (except for secrets), world
-    size and torch version. traceparent: what
-    TRACEPARENT said, the span that all of the job's are part of. launch: where the ranks of the launch meet, which
-    stays the same when their launcher starts them anew."""
+    command: with secrets masked. configuration: what decides how long its steps take. traceparent: what TRACEPARENT
+    said, the span that all of the job's are part of. launch: where the ranks of the launch meet, which stays the same
+    when their launcher starts them anew."""
 
     job_id: str
     attempt: int
@@ -69,7 +69,7 @@ class Job(msgspec.Struct, frozen=True):
     torch_version: str
     python_version: str
     started_wall_ns: int
-    fingerprint: str
+    configuration: Configuration = Configuration()
     traceparent: str = ""
     launch: str = ""
     schema: int = 1
@@ -100,11 +100,6 @@ def attempt_of(name: str, job_id: str) -> int | None:
     if name == job:
         return 0
     return int(attempt) if re.fullmatch(r"[1-9][0-9]{0,17}", attempt) else None
-
-
-def fingerprint(*parts: object) -> str:
-    """Return a short name that is equal for equal parts."""
-    return hashlib.blake2b(text("\x1f".join(map(str, parts))).encode(), digest_size=6).hexdigest()
 
 
 def trace_id(job_id: str, attempt: int, cycle: int) -> int:

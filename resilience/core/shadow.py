@@ -4,7 +4,7 @@ The same rules as for limits in force (`core.watch.exceeded`); each silence is t
 
 from __future__ import annotations
 
-from resilience.core.watch import Finding, Limits, Observation, Seconds, exceeded, in_force
+from resilience.core.watch import Finding, Limit, Limits, Observation, Seconds, exceeded, in_force
 
 Told = frozenset[tuple[str, int]]  # limit and the beginning of the silence, in milliseconds
 NOTHING: Told = frozenset()
@@ -21,11 +21,16 @@ def weigh(limits: Limits | None, seen: Observation, told: Told, now: Seconds) ->
     return frozenset(found), fresh
 
 
+def _first(limits: Limits) -> list[Limit]:
+    return [limit for first in limits.first.values() for limit in first.limits.values()]
+
+
 def next_look(limits: Limits | None, seen: Observation, now: Seconds) -> Seconds | None:
     """Return when a limit could be exceeded that is not yet, at the earliest; None without limits."""
     if limits is None:
         return None
-    opened = [limit.hard for limit in (*limits.sections.values(), *limits.warmup.values()) if limit.hard is not None]
+    sections = (*limits.sections.values(), *limits.warmup.values(), *_first(limits))
+    opened = [limit.hard for limit in sections if limit.hard is not None]
     moments = [now + limit for limit in opened]  # a section opened in the next moment is not announced
     for _, since, limit in in_force(limits, seen):
         moments += [since + allowed for allowed in (limit.soft, limit.hard) if allowed is not None]

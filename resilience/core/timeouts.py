@@ -1,23 +1,21 @@
 """What is known about a job's limits: the file that `resilience calibrate` writes and the next run reads.
 
-One entry a deadline (a section, the time out of sections, heartbeats, and `.first` of each: the first
-occurrences after a start). Here too: when may a new file change an old limit, and when is a file too
+One entry a deadline (`core.deadlines`). Here too: when may a new file change an old limit, and when is a file too
 old to be believed. Where the file is read and written is `adapters.timeouts_file`'s matter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 import msgspec
 
 from resilience.core.calibration import FACTOR, MONTH, Mode, Status, Timeout
-from resilience.core.watch import Learned, Limit, Limits
+from resilience.core.configuration import Configuration
+from resilience.core.deadlines import Start, section_of, split
+from resilience.core.watch import NO_LIMIT, First, Learned, Limit, Limits
 
-SCHEMA = 1
-HEARTBEAT = "heartbeat"
-OUT_OF_SECTION = "out_of_section"
-FIRST = ".first"
-TABLE = "table:"  # begins the fingerprint of what was read from a table
+SCHEMA = 2
 NEAR_MISS = 0.67  # of the limit: a healthy occurrence that comes so near says that the limit is too short
 MEDIAN_MOVED = 0.20
 RARE = 3.09  # standard deviations: 99.9 %
@@ -31,7 +29,8 @@ class Alarms(msgspec.Struct, frozen=True):
 
 
 class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limit of one deadline and what it rests on. Durations in seconds."""
+    """The limit of one deadline and what it rests on. Durations in seconds. occurrences: how many after a start, of a
+    deadline of first occurrences."""
 
     timeout_s: float | None
     status: Status
@@ -53,6 +52,7 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     excluded_hangs: tuple[float, ...] = ()
     previous_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
+    occurrences: int = 0
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -63,17 +63,17 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All limits of one configuration. target_false_alarms: of the whole job within horizon_s."""
+    """All limits of one configuration. target_false_alarms: of the whole job within horizon_s. ranks: of the job that
+    they were fitted for."""
 
     schema: int
-    fingerprint: str
+    configuration: Configuration
     created: str
     target_false_alarms: float
     horizon_s: float
     ranks: int
     deadlines: dict[str, Deadline]
     sources: tuple[Source, ...] = ()
-    warmup_occurrences: int = 0
 
 
 def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: float) -> Deadline:
@@ -108,63 +108,81 @@ def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: f
 
 
 def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[str, Deadline]:
-    """Return the new limits beside the old ones: only an `ok` fit may lower a limit, any may raise it."""
+    """Return the new limits beside the old ones: only an `ok` fit may lower a limit, any may raise it. An old limit
+    that a healthy occurrence has exceeded is raised to 5 times the maximum where the new fit has no answer."""
     merged = dict(new)
     for name, known in old.items():
         fresh = new.get(name)
         if fresh is None:
             merged[name] = known
         elif known.timeout_s is not None:
-            limit, status, reason = fresh.timeout_s, fresh.status, fresh.reason
-            if limit is None or (limit < known.timeout_s and status != "ok"):
-                reason = f"{reason}; kept at {known.timeout_s:.4g} s, for only an `ok` fit may lower a limit"
+            limit, reason = fresh.timeout_s, fresh.reason
+            if limit is None and fresh.max_s > known.timeout_s:
+                limit = FACTOR * fresh.max_s
+                reason = f"{reason}; raised from {known.timeout_s:.4g} s, for {fresh.max_s:.4g} s was seen"
+            elif limit is None or (limit < known.timeout_s and fresh.status != "ok"):
                 limit = known.timeout_s
+                reason = f"{reason}; kept at {known.timeout_s:.4g} s, for only an `ok` fit may lower a limit"
             merged[name] = msgspec.structs.replace(
                 fresh, timeout_s=limit, reason=reason, previous_timeout_s=known.timeout_s
             )
     return merged
 
 
-def in_force(found: Timeouts, base: Limits, fingerprint: str, margin: float | None = None) -> Limits:
+def in_force(found: Timeouts, base: Limits, margin: float | None = None) -> Limits:
     """Return the limits of a run that starts with this file.
 
-    base: limits configured by hand, which hold where a section is named there, and for steps. fingerprint: of
-    the run; if it differs from the file's a limit is at least 5 times the largest value seen. margin: seconds
-    between asking all to restart and ending the rank, None to end it at once."""
-    is_same = matches(found, fingerprint)
-    sections, warmup = dict(base.sections), dict(base.warmup)
+    base: limits set by hand, which go before learned ones. margin: seconds between asking all to restart and ending the
+    rank, None to end it at once."""
+    limits = {name: known.timeout_s for name, known in found.deadlines.items() if known.timeout_s is not None}
+    sections = dict(base.sections)
     changes: dict[str, Limit] = {}
     learned: dict[str, Learned] = {}
-    for name, known in found.deadlines.items():
-        if known.timeout_s is None:
+    first = _first(found, limits, base, margin)
+    for name, seconds in limits.items():
+        deadline, start = split(name)
+        section = section_of(deadline)
+        if start is not None or _is_set(base, deadline):
             continue
-        seconds = known.timeout_s if is_same else max(known.timeout_s, FACTOR * known.max_s)
-        limit = Limit(hard=seconds) if margin is None else Limit(seconds, seconds + margin)
-        plain = name.removesuffix(FIRST)
-        if name == HEARTBEAT + FIRST:
-            warmup[HEARTBEAT] = changes["initial_heartbeat"] = limit
-        elif name != plain:
-            if plain not in base.sections and plain != OUT_OF_SECTION:
-                warmup[plain] = limit
-        elif name in (HEARTBEAT, OUT_OF_SECTION):
-            changes[name] = limit
-            learned[name] = Learned(seconds, known.median_s, known.p99_s)
-        elif name not in base.sections:
-            sections[name] = limit
-            learned[name] = Learned(seconds, known.median_s, known.p99_s)
-    return msgspec.structs.replace(
-        base,
-        sections=sections,
-        warmup=warmup,
-        warmup_occurrences=max(base.warmup_occurrences, found.warmup_occurrences),
-        learned=learned,
-        **changes,
-    )
+        if section is None:
+            changes[deadline] = _limit(seconds, margin)
+        else:
+            sections[section] = _limit(seconds, margin)
+        known = found.deadlines[name]
+        occurrences = first[name].occurrences if name in first else 0
+        learned[name] = Learned(seconds, known.median_s, known.p99_s, occurrences)
+    return msgspec.structs.replace(base, sections=sections, first=first, learned=learned, **changes)
 
 
-def matches(found: Timeouts, fingerprint: str) -> bool:
-    """Whether a file was learned from runs like this one. Tables of other tools cannot tell."""
-    return found.fingerprint.startswith(TABLE) or found.fingerprint == fingerprint
+def _first(found: Timeouts, limits: Mapping[str, float], base: Limits, margin: float | None) -> dict[str, First]:
+    """Return the limits of first occurrences. None is shorter than the usual one; a kind of start that was not observed
+    has the longest limit of the others."""
+    known: dict[str, dict[Start, float]] = {}
+    occurrences: dict[str, int] = {}
+    for name, seconds in limits.items():
+        deadline, start = split(name)
+        if start is not None and not _is_set(base, deadline):
+            known.setdefault(deadline, {})[start] = max(seconds, limits.get(deadline, 0.0))
+            occurrences[deadline] = max(occurrences.get(deadline, 1), found.deadlines[name].occurrences)
+    return {
+        deadline: First(
+            occurrences[deadline],
+            {start: _limit(starts.get(start, max(starts.values())), margin) for start in get_args(Start)},
+        )
+        for deadline, starts in known.items()
+    }
+
+
+def _limit(seconds: float, margin: float | None) -> Limit:
+    return Limit(hard=seconds) if margin is None else Limit(seconds, seconds + margin)
+
+
+def _is_set(base: Limits, deadline: str) -> bool:
+    """Whether a limit is set by hand."""
+    section = section_of(deadline)
+    if section is not None:
+        return section in base.sections or section in base.warmup
+    return deadline not in base.defaults and getattr(base, deadline) != NO_LIMIT
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -202,8 +220,9 @@ def raised(limits: Limits, name: str, seconds: float) -> Limits:
         more = 0.0 if first is None else max(0.0, seconds - first)
         return Limit(*(None if allowed is None else allowed + more for allowed in (limit.soft, limit.hard)))
 
-    if name in (HEARTBEAT, OUT_OF_SECTION):
+    section = section_of(name)
+    if section is None:
         return msgspec.structs.replace(limits, **{name: longer(getattr(limits, name))})
-    if name not in limits.sections:
+    if section not in limits.sections:
         return limits
-    return msgspec.structs.replace(limits, sections={**limits.sections, name: longer(limits.sections[name])})
+    return msgspec.structs.replace(limits, sections={**limits.sections, section: longer(limits.sections[section])})

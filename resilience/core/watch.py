@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_section
 from resilience.core.silences import Rule, Silence
 
 Seconds = float
@@ -30,27 +31,36 @@ NO_LIMIT = Limit()
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What a learned limit rests on, in seconds: the limit, median and 99th percentile of what was seen."""
+    """What a learned limit rests on, in seconds: the limit, median and 99th percentile of what was seen. first: how
+    many occurrences after a start have a limit of their own."""
 
     timeout_s: Seconds
     median_s: Seconds
     p99_s: Seconds
+    first: int = 0
+
+
+class First(msgspec.Struct, frozen=True):
+    """The limits of the first `occurrences` of a deadline after a start, by the kind of start."""
+
+    occurrences: int = 0
+    limits: dict[Start, Limit] = {}
 
 
 class Limits(msgspec.Struct, frozen=True):
     """All limits in force for one rank.
 
     watchdog: since the main thread last proved to run bytecode; while it waits for the job's store, since any other
-    thread did (then hard only). store: in place of all others, since an answer of the job's store was due that the
-    main thread waits for, which runs no bytecode meanwhile (hard only). ping:
-    since the last manual ping, once armed. hook: since a hook was entered (hard only). leave: since the
-    interruption, while the function has not been left (hard only). abort: seconds after the interruption in which
-    no hard limit ends the rank, for its abort may still run. step: since the step counter last rose, once used.
-    heartbeat and initial_heartbeat: between heartbeats, and from their announcement, or a section opened or
-    closed since, to the first. sections: by name, while open. out_of_section: while none is open, once one has
-    been. warmup: in place of its own limit for the first `warmup_occurrences` times of a section, by name, or of a
-    gap between heartbeats ("heartbeat"). signal: what ends a rank past a hard limit. grace: between that and
-    SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that are
+    thread did (then hard only). store: in place of all others, since an answer of the job's store was due that the main
+    thread waits for, which runs no bytecode meanwhile (hard only). ping: since the last manual ping, once armed. hook:
+    since a hook was entered (hard only). leave: since the interruption, while the function has not been left (hard
+    only). abort: seconds after the interruption in which no hard limit ends the rank, for its abort may still run.
+    step: since the step counter last rose, once used. heartbeat and initial_heartbeat: between heartbeats, and from
+    their announcement, or a section opened or closed since, to the first. sections: by name, while open.
+    out_of_section: while none is open, once one has been. warmup: in place of its own limit for the first
+    `warmup_occurrences` times of a section, by name, or of a gap between heartbeats ("heartbeat"). first: the same as
+    it was learned, by deadline; it goes before warmup. signal: what ends a rank past a hard limit. grace: between that
+    and SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that are
     weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline. rule: of the limit
     for silences where no other limit holds; None watches nothing more. defaults: names of limits here that nobody has
     set; they do not keep the rule from being weighed."""
@@ -68,6 +78,7 @@ class Limits(msgspec.Struct, frozen=True):
     sections: dict[str, Limit] = {}
     warmup: dict[str, Limit] = {}
     warmup_occurrences: int = 0
+    first: dict[str, First] = {}
     signal: str = "SIGTERM"
     grace: Seconds = 5.0
     safety_factor: float = 5.0
@@ -84,10 +95,12 @@ class Doing(Enum):
     WAITING = "waiting"  # in a barrier or for an outcome: only the watchdog is weighed
     HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit
     FUNCTION = "run"  # in the wrapped function: everything is weighed
+    ENDING = "ending"  # the program is over, and its interpreter clears up: only the rule for silences holds
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """One sign of life and when it was last seen (observer's monotonic clock); for the how manieth time."""
+    """One sign of life and when it was last seen (observer's monotonic clock). occurrence: its number since the last
+    start, from 1."""
 
     name: str
     seen_at: Seconds
@@ -107,7 +120,10 @@ class Observation(msgspec.Struct, frozen=True):
     step_at: Seconds | None = None
     heartbeat_at: Seconds | None = None
     heartbeats_from: Seconds | None = None  # when heartbeats were announced
-    heartbeat_gaps: int = 0  # how many have ended since the process began
+    start: Start = "cold"  # the last one of this rank; the counts below begin with it
+    heartbeat_gaps: int = 0  # how many have ended
+    step_gaps: int = 0
+    outside_gaps: int = 0
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
@@ -214,7 +230,6 @@ AGENT_LOST = "agent"  # and of one whose agent is gone
 EVIDENCE = 0.3  # seconds at most between the evidence of a hung rank and the first signal to it
 LOOK = 0.005  # seconds between two looks meanwhile
 ORPHAN_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for a rank without an agent
-HEARTBEAT = "heartbeat"
 SILENCE = "silence"  # and of one that has no limit of its own, by the rule
 
 
@@ -336,6 +351,9 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
         if seen.ran_at is not None:  # a process that stands still waits for nothing
             rows.append(("watchdog", seen.ran_at, Limit(hard=limits.watchdog.hard)))
         return rows
+    if seen.doing is Doing.ENDING:
+        is_weighed = limits.rule is not None and seen.silence is not None
+        return [_silence_row(limits.rule, seen.silence)] if is_weighed else []  # type: ignore[arg-type]
     if seen.doing is Doing.HOOK:
         return [(f"hook:{seen.hook}", seen.since, limits.hook)]
     # Entering what it is doing proved that the main thread ran.
@@ -348,16 +366,18 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     if seen.ping_at is not None:
         rows.append(("ping", seen.ping_at, limits.ping))
     if seen.step_at is not None:
-        rows.append(("step", seen.step_at, limits.step))
+        rows.append((STEP, seen.step_at, _for_occurrence(limits, seen, STEP, seen.step_gaps + 1, limits.step)))
     if seen.heartbeat_at is not None:
-        limit = _for_occurrence(limits, HEARTBEAT, seen.heartbeat_gaps + 1, limits.heartbeat)
+        limit = _for_occurrence(limits, seen, HEARTBEAT, seen.heartbeat_gaps + 1, limits.heartbeat)
         rows.append((HEARTBEAT, seen.heartbeat_at, limit))
     elif seen.heartbeats_from is not None:
-        rows.append(("initial_heartbeat", _silent_from(seen, seen.heartbeats_from), limits.initial_heartbeat))
+        limit = _for_occurrence(limits, seen, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
+        rows.append((INITIAL_HEARTBEAT, _silent_from(seen, seen.heartbeats_from), limit))
     for section in seen.open_sections:
-        rows.append((f"section:{section.name}", section.seen_at, section_limit(limits, section)))
+        rows.append((f"section:{section.name}", section.seen_at, section_limit(limits, seen, section)))
     if not seen.open_sections and seen.section_left_at is not None:
-        rows.append(("out_of_section", seen.section_left_at, limits.out_of_section))
+        limit = _for_occurrence(limits, seen, OUT_OF_SECTION, seen.outside_gaps + 1, limits.out_of_section)
+        rows.append((OUT_OF_SECTION, seen.section_left_at, limit))
     is_set = any(section.name in limits.sections for section in seen.open_sections)  # to none, perhaps
     is_set = is_set or seen.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
     if limits.rule is not None and seen.silence is not None and not is_set:
@@ -388,15 +408,21 @@ def _silent_from(seen: Observation, announced_at: Seconds) -> Seconds:
     return max(announced_at, left_at, *(section.seen_at for section in seen.open_sections))
 
 
-def section_limit(limits: Limits, section: Sign) -> Limit:
+def section_limit(limits: Limits, seen: Observation, section: Sign) -> Limit:
     """Return the limit that holds for an open section."""
     usual = limits.sections.get(section.name, NO_LIMIT)
-    return _for_occurrence(limits, section.name, section.occurrence, usual)
+    if of_section(section.name) not in limits.first:
+        return limits.warmup.get(section.name, usual) if section.occurrence <= limits.warmup_occurrences else usual
+    return _for_occurrence(limits, seen, of_section(section.name), section.occurrence, usual)
 
 
-def _for_occurrence(limits: Limits, name: str, occurrence: int, usual: Limit) -> Limit:
-    """The limit that holds for the how manieth time, counted from 1."""
-    return limits.warmup.get(name, usual) if occurrence <= limits.warmup_occurrences else usual
+def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence: int, usual: Limit) -> Limit:
+    """Return the limit that holds for an occurrence, counted from 1."""
+    first = limits.first.get(deadline)
+    if first is not None:
+        return first.limits.get(seen.start, usual) if occurrence <= first.occurrences else usual
+    is_warm_up = deadline == HEARTBEAT and occurrence <= limits.warmup_occurrences
+    return limits.warmup.get(deadline, usual) if is_warm_up else usual
 
 
 def next_deadline(watch: Watch, seen: Observation, now: Seconds) -> Seconds | None:
@@ -426,6 +452,7 @@ def _all(limits: Limits) -> list[Seconds]:
         limits.out_of_section,
         *limits.sections.values(),
         *limits.warmup.values(),
+        *(limit for first in limits.first.values() for limit in first.limits.values()),
     )
     own = [] if limits.rule is None else [limits.rule.least]
     return own + [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]

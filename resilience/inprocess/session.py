@@ -6,6 +6,7 @@ but the name of the job, which all calls of a process share, and can fork its mo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -28,6 +29,7 @@ from resilience.adapters.environment import (
     Settings,
     has_agent,
     launched_folder,
+    local_world_size,
     node_name,
 )
 from resilience.adapters.interrupt import Swallow
@@ -36,7 +38,8 @@ from resilience.adapters.patience import Patience
 from resilience.adapters.store import StoreLike, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.identity import Job, Origin, fingerprint
+from resilience.core.configuration import Configuration
+from resilience.core.identity import Job, Origin
 from resilience.core.masking import masked
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.silences import Rule
@@ -154,8 +157,8 @@ class Session:
         )
         self.emitter = Emitter(origin, [self._monitor, StandardLog()])
         self._folder = folder
-        mark = _mark(origin, function)
-        limits, told = _learned(_limits(wrapper, self.settings), wrapper, self.settings, folder, mark)
+        own = _configuration(folder, self.settings.calibration_key, state.initial_world_size)
+        limits, told = _learned(_limits(wrapper, self.settings), wrapper, self.settings, folder, own)
         self._monitor.send(
             messages.Begin(
                 origin=origin,
@@ -404,7 +407,7 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
 
 
 def _learned(
-    limits: watch.Limits, wrapper: Wrapper, settings: Settings, folder: Path, mark: str
+    limits: watch.Limits, wrapper: Wrapper, settings: Settings, folder: Path, own: Configuration
 ) -> tuple[watch.Limits, events.TimeoutsLoaded | None]:
     """Add learned limits, if there are any: past one all restart, and later the rank is ended."""
     if settings.timeouts is None:
@@ -412,12 +415,16 @@ def _learned(
     from resilience.adapters import timeouts_file  # reads YAML, which nobody else here does
 
     margin = (wrapper.hard_timeout - wrapper.soft_timeout).total_seconds()
-    return timeouts_file.learned(settings.timeouts, folder.parent, limits, mark, settings.timeouts_shadow, margin)
+    return timeouts_file.learned(settings.timeouts, folder.parent, limits, own, settings.timeouts_shadow, margin)
 
 
-def _mark(origin: Origin, function: str) -> str:
-    """The run's configuration, as far as it shows."""
-    return fingerprint(function, *masked(sys.argv), origin.world_size, torch.__version__)
+def _configuration(folder: Path | None, key: str, world_size: int) -> Configuration:
+    """Return the configuration of the launcher's run that this process is part of; else that of this process."""
+    if launched_folder() is not None and folder is not None:
+        with contextlib.suppress(OSError, DecodeError):
+            return read_job(folder).configuration
+    script, *arguments = masked(sys.argv) or ("",)
+    return Configuration(script, key, world_size, local_world_size() or 0, tuple(arguments), str(torch.__version__))
 
 
 def _job(origin: Origin, function: str) -> Job:
@@ -436,7 +443,7 @@ def _job(origin: Origin, function: str) -> Job:
         torch_version=str(torch.__version__),
         python_version=sys.version.split()[0],
         started_wall_ns=time.time_ns(),
-        fingerprint=_mark(origin, function),
+        configuration=_configuration(None, Settings.from_environment().calibration_key, origin.world_size),
         traceparent=Exporting.from_environment().traceparent,
         launch=_endpoint(),
     )

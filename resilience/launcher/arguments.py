@@ -52,6 +52,13 @@ class Options:
         default=None,
         metadata={"help": "limits of `resilience calibrate`; auto: the newest beside runs of this configuration"},
     )
+    calibration_key: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "name of the workload, for limits that are learned: runs with equal names are alike, whatever "
+            "their scripts and arguments; default RESILIENCE_CALIBRATION_KEY, else the script's name"
+        },
+    )
     timeouts_shadow: bool = dataclasses.field(
         default=False, metadata={"help": "tell what these limits would have done, and do nothing"}
     )

@@ -40,10 +40,10 @@ from resilience.adapters.environment import (
 )
 from resilience.adapters.processes import become_subreaper
 from resilience.core import cycle, events
+from resilience.core.configuration import Configuration
 from resilience.core.cycle import Verdict
 from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
-from resilience.core.identity import fingerprint
 from resilience.core.masking import masked
 from resilience.core.silences import Rule
 from resilience.core.watch import Limits
@@ -254,19 +254,19 @@ def _known_limits(command: Command, settings: Settings, folder: Path, account: A
     if source is None:
         return configured
     is_shadow = command.options.timeouts_shadow or settings.timeouts_shadow
-    limits, told = timeouts_file.learned(source, folder.parent, configured, _fingerprint(folder), is_shadow)
+    limits, told = timeouts_file.learned(source, folder.parent, configured, _configuration(folder), is_shadow)
     account.emit(told)
     if told.note:
         note(f"--timeouts {source}: {told.note}")
     return limits
 
 
-def _fingerprint(folder: Path) -> str:
+def _configuration(folder: Path) -> Configuration:
     """Return the configuration that the run folder names, which the first node has written; empty if unreadable."""
     try:
-        return read_job(folder).fingerprint
+        return read_job(folder).configuration
     except (OSError, DecodeError):
-        return ""
+        return Configuration()
 
 
 def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
@@ -403,7 +403,14 @@ def run_folder(
         resilience_version=__version__,
         torch_version=str(torch.__version__),
         python_version=sys.version.split()[0],
-        fingerprint=fingerprint(*argv, config.max_nodes * config.nproc_per_node, torch.__version__),
+        configuration=Configuration(
+            command.torchrun.training_script,
+            settings.calibration_key if command.options.calibration_key is None else command.options.calibration_key,
+            config.max_nodes * config.nproc_per_node,
+            config.nproc_per_node,
+            masked(command.torchrun.training_script_args),
+            str(torch.__version__),
+        ),
         traceparent=Exporting.from_environment().traceparent,
         launch=launch.token,
     ).write(folder)

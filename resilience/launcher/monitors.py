@@ -82,9 +82,17 @@ class Monitors:
 
     # -- what monitors are told -----------------------------------------------------------------
 
-    def assign(self, local_rank: int, pid: int, origin: Origin, limits: Limits, output: Sequence[str] = ()) -> None:
+    def assign(
+        self,
+        local_rank: int,
+        pid: int,
+        origin: Origin,
+        limits: Limits,
+        output: Sequence[str] = (),
+        is_cold: bool = True,
+    ) -> None:
         """Have a worker watched that has just been started and not been waited for. origin: of the rank.
-        output: the files of its stdout and stderr."""
+        output: the files of its stdout and stderr. is_cold: a node has not run the job before."""
         state = processes.state(pid)
         self._places[local_rank].assign(
             messages.Assigned(
@@ -95,6 +103,7 @@ class Monitors:
                 limits=limits,
                 output=tuple(map(os.fsencode, output)),
                 drain=self._drain,
+                is_cold=is_cold,
             )
         )
 

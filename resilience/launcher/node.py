@@ -84,6 +84,7 @@ class Node:
         self._spec = spec
         self._mode = mode
         self._is_zygote_lost = False
+        self._known_nodes: set[str] = set()  # names of the nodes of all cycles
         self._warned: set[str] = set()  # checks whose last warning was reported
         self._soiled = ""  # what cannot be ended here
         self.witnesses = Witnesses(account, monitors, limits)
@@ -188,6 +189,9 @@ class Node:
         if verdict is not None:
             return verdict
         seats = self.handler.formation.seats
+        nodes = {seat.node for seat in seats}
+        self.witnesses.is_cold = not self._known_nodes.issuperset(nodes)
+        self._known_nodes |= nodes
         self.account.emit(
             events.RendezvousCompleted(
                 group.group_rank or 0,

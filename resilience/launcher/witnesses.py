@@ -49,6 +49,7 @@ class Witnesses:
         self._limits = limits
         self._step = -1  # the highest that any worker here has told, in any cycle
         self._had: set[int] = set()  # ranks that this node had in any cycle
+        self.is_cold = True  # a node of this cycle has not run the job before
         self.forget()
 
     def forget(self) -> None:
@@ -81,7 +82,7 @@ class Witnesses:
         self._pids[worker.id] = worker.global_rank
         self._size = worker.world_size
         output = tuple(file for file in files[:2] if file)
-        self._monitors.assign(worker.local_rank, worker.id, origin, self._limits, output)
+        self._monitors.assign(worker.local_rank, worker.id, origin, self._limits, output, self.is_cold)
 
     def reaped(self, ended: Ended) -> None:
         """Tell a worker's monitor how it ended, for it may have come too late to see it."""

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resilience.core import encoding
-from resilience.core.watch import HEARTBEAT, Limit, Limits
+from resilience.core.deadlines import HEARTBEAT
+from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError, DecodeError
 
 SECTION = "fault_tolerance"  # the key of a YAML file

@@ -7,6 +7,7 @@ forks has none."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -87,6 +88,7 @@ class Link:
         global _link
         if self.is_open:
             self.is_open = False
+            atexit.unregister(_program_ends)
             self.pause()
             self.channel.hang_up()
         if _link is self:
@@ -152,6 +154,7 @@ def _attach(path: str, deadline: float) -> Link:
     except BaseException:
         channel.close()
         raise
+    atexit.register(_program_ends, link)
     threading.Thread(target=_show_stacks, args=(channel,), name=stacks.THREAD, daemon=True).start()
     return link
 
@@ -203,6 +206,11 @@ def _show_stacks(channel: Channel) -> None:
             return
         except DecodeError:  # of another version: it gets no answer
             continue
+
+
+def _program_ends(link: Link) -> None:
+    if link.is_open:
+        link.page.ends()
 
 
 def _forget_in_child() -> None:

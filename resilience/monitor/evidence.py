@@ -108,7 +108,7 @@ class Witness:
             last_heartbeat_age_s=now - max(beats) if beats else None,
             step=view.step if record.step is None else record.step,
             open_sections=tuple(
-                OpenSection(sign.name, now - sign.seen_at, shortest(watch.section_limit(limits, sign)))
+                OpenSection(sign.name, now - sign.seen_at, shortest(watch.section_limit(limits, seen, sign)))
                 for sign in seen.open_sections
             ),
             last_collectives=tuple(

@@ -1,26 +1,32 @@
-"""Keeps what a rank's sections and heartbeats took, so that limits can be learned from it.
+"""Keeps what a rank's sections, steps and heartbeats took, so that limits can be learned from it.
 
-Fed by the monitor with what the page's ring holds. Time out of sections is found here: what lies between
-two sections while none is open. An occurrence that does not end by itself is kept as what it was: cut off
-by an exception or a death, or killed by a limit of ours."""
+Fed by the monitor with what the page's ring holds. What each deadline measures is defined in `core.deadlines`. The
+number of occurrences since the last start comes from here too: `core.watch` needs it for the limits of the first ones.
+An occurrence that does not end by itself is kept as what it was: cut off by an exception or a death, or killed by a
+limit of ours."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from resilience.core import encoding
+from resilience.core import deadlines, encoding
+from resilience.core.configuration import Configuration
+from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
 from resilience.core.identity import Origin
-from resilience.core.timeouts import HEARTBEAT, OUT_OF_SECTION, Seen, fallback, staleness
-from resilience.core.watch import Learned
+from resilience.core.timeouts import Seen, fallback, staleness
+from resilience.core.watch import SILENCE, Doing, Finding, Learned
 from resilience.errors import DecodeError
-from resilience.monitor.page import Closed, OpenEntry
-from resilience.telemetry.durations import Header, Recorder, Start
+from resilience.monitor.page import Closed, OpenEntry, PageView
+from resilience.telemetry.durations import End, Header, Recorder
+from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
+LATER = 1e-3  # seconds by which a sign has to be later than another one that it may be
 
 
 class _Seen(msgspec.Struct):
@@ -37,21 +43,46 @@ class _Seen(msgspec.Struct):
 class _Job(msgspec.Struct):
     """What is read of job.json."""
 
-    fingerprint: str = ""
+    configuration: Configuration = Configuration()
+    launch: str = ""
+
+
+class _Started(msgspec.Struct, frozen=True):
+    """A start. at: monotonic seconds; nothing that began before belongs to it."""
+
+    how: Start
+    at: float
+    cycle: int
+    iteration: int
 
 
 class Keeper:
-    """One rank's timings. The recorder's files are made with the first thing to keep."""
+    """One rank's durations. Files are made with the first thing to keep."""
 
     def __init__(self, folder: Path, origin: Origin) -> None:
         self._folder = folder
-        self._origin = origin
-        self._recorder: Recorder | None = None
-        self._start: tuple[Start, int, int] | None = None
+        header = Header(
+            run=folder.name,
+            node=origin.node,
+            rank=-1 if origin.initial_rank is None else origin.initial_rank,
+            world_size=origin.world_size or 1,
+        )
+        self._recorder = Recorder(folder, header, time.time())
+        self._is_known = False  # what the run is
+        self._starting: _Started | None = None  # a start of which nothing was seen yet
+        self._counts: Counter[str] = Counter()  # occurrences since the last start
         self._left_at: float | None = None  # when the last section was left, while none is open
         self._learned: Mapping[str, Learned] = {}
         self._seen: dict[str, _Seen] = {}
         self._gaps: list[tuple[float, float]] = []  # begin, seconds: out of sections, unless one was open around them
+        self._silent_from = 0.0  # of the initial heartbeat
+        self._has_beaten = False
+        self.how: Start = "cold"
+
+    @property
+    def timings(self) -> Timings:
+        """Return the histograms of this rank's sections and heartbeats, of all cycles."""
+        return self._recorder.state.timings()
 
     def expect(self, learned: Mapping[str, Learned]) -> None:
         """Compare what comes with what limits were learned from."""
@@ -62,7 +93,7 @@ class Keeper:
         found = []
         for name, seen in self._seen.items():
             known = self._learned.get(name)
-            if known is None or seen.is_stale or self._recorder is None:
+            if known is None or seen.is_stale:
                 continue
             now = Seen(seen.n, seen.max_s, self._recorder.median(name), seen.above_p99, seen.hour_n)
             why = staleness(known, now)
@@ -71,26 +102,83 @@ class Keeper:
                 found.append((name, why, fallback(known, now)))
         return found
 
-    def started(self, how: Start, cycle: int, iteration: int) -> None:
-        """The rank's program, or its wrapped function, begins."""
-        self._start = (how, cycle, iteration)
-        self._left_at = None
-        self._gaps.clear()
+    def process_started(self, cycle: int, is_cold: bool | None = None) -> None:
+        """The rank's program begins. is_cold: by default if nothing of this rank was recorded in this run before."""
+        is_cold = self._recorder.is_new if is_cold is None else is_cold
+        self._start("cold" if is_cold else "warm", 0.0, cycle, 0)
 
-    def take(self, closed: Iterable[Closed], still_open: Iterable[OpenEntry]) -> None:
-        """Keep what has ended since the last call. Times are monotonic seconds."""
-        offset = time.time() - time.monotonic()
+    def iteration_started(self, at: float, cycle: int, iteration: int) -> None:
+        """The rank's wrapped function begins. at: monotonic seconds."""
+        if iteration:  # the first one is part of the program's start
+            self._start("iteration", at, cycle, iteration)
+
+    def _start(self, how: Start, at: float, cycle: int, iteration: int) -> None:
+        self.how = how
+        self._starting = _Started(how, at, cycle, iteration)
+        self._has_beaten = False
+        self._silent_from = 0.0
+
+    def occurrences(self, deadline: str) -> int:
+        """Return how many occurrences have ended since the last start."""
+        return 0 if self._starting is not None else self._counts[deadline]
+
+    def take(
+        self,
+        closed: Iterable[Closed],
+        still_open: Iterable[OpenEntry],
+        announced: float | None = None,
+        heartbeat_at: float | None = None,
+    ) -> None:
+        """Keep what has ended since the last call. Times are monotonic seconds.
+
+        announced: when heartbeats were announced. heartbeat_at: the last heartbeat before `closed` was read."""
+        closed, still_open = list(closed), list(still_open)
         for entry in closed:
-            if not entry.name:
-                self._add(HEARTBEAT, entry.duration, entry.at - entry.duration + offset)
-                continue
-            self._add(entry.name, entry.duration, entry.at + offset, is_cut=entry.failed)
-            self._section(entry.at, entry.at + entry.duration)
+            began = entry.at if entry.name else entry.at - entry.duration
+            self._note_start(began)
+            if entry.is_step:
+                if entry.duration > 0.0:  # the first one only begins the time
+                    self._add(STEP, entry.duration, began)
+            elif not entry.name:
+                self._add(HEARTBEAT, entry.duration, began)
+            else:
+                self._add(deadlines.of_section(entry.name), entry.duration, began, is_failed=entry.failed)
+                self._section(began, began + entry.duration)
         first_open = min((entry.entered_at for entry in still_open), default=float("inf"))
         for begin, seconds in self._gaps:
             if begin < first_open:  # else it lies within a section that is open still
-                self._add(OUT_OF_SECTION, seconds, begin + offset)
+                self._add(OUT_OF_SECTION, seconds, begin)
         self._gaps = [(begin, seconds) for begin, seconds in self._gaps if begin >= first_open]
+        if announced is not None and not self._has_beaten:
+            self._take_initial(closed, still_open, announced, heartbeat_at)
+
+    def _take_initial(
+        self, closed: list[Closed], still_open: list[OpenEntry], announced: float, heartbeat_at: float | None
+    ) -> None:
+        """Keep the time to the first heartbeat, once there is one."""
+        gaps = [entry.at - entry.duration for entry in closed if not entry.name and not entry.is_step]
+        first = min(gaps, default=heartbeat_at)
+        sections = [entry for entry in closed if entry.name]
+        signs = [self._silent_from, announced, *(entry.entered_at for entry in still_open)]
+        signs += [at for entry in sections for at in (entry.at, entry.at + entry.duration)]
+        if first is None:
+            self._silent_from = max(signs)
+            return
+        self._has_beaten = True
+        if first >= announced:
+            since = max(at for at in signs if at <= first)
+            self._note_start(since)
+            self._add(INITIAL_HEARTBEAT, first - since, since)
+
+    def _note_start(self, began: float) -> None:
+        """Something is seen that began at that time: put the start before it on record."""
+        if self._starting is not None and began >= self._starting.at:
+            start, self._starting = self._starting, None
+            self._counts.clear()
+            self._gaps.clear()
+            self._left_at = None
+            self._learn_what_the_run_is()
+            self._recorder.started(start.how, time.time(), start.cycle, start.iteration)
 
     def _section(self, entered: float, left: float) -> None:
         """A section ended: gaps within it were none; the time before it may be one."""
@@ -100,31 +188,58 @@ class Keeper:
             self._gaps.append((self._left_at, entered - self._left_at))
         self._left_at = left if self._left_at is None else max(self._left_at, left)
 
-    def cut(self, still_open: Iterable[OpenEntry], killed: str) -> None:
-        """The rank is gone: keep what it left open. killed: the section whose limit ended it, if one did."""
-        now, offset = time.monotonic(), time.time() - time.monotonic()
-        for entry in still_open:
-            end = "killed" if entry.name == killed else "cut"
-            self._record().add(entry.name, now - entry.entered_at, entry.entered_at + offset, end)  # type: ignore[arg-type]
+    def ended_well(self, view: PageView) -> None:
+        """All is well, and the program or the function is over: for what was under way that is the next sign."""
+        if view.doing not in (Doing.ENDING, Doing.OUTSIDE):
+            return
+        for name, at in (
+            (STEP, view.step_at),
+            (HEARTBEAT, view.heartbeat_at),
+            (OUT_OF_SECTION, view.section_left_at),
+        ):
+            if at is not None and view.since > at:
+                self._note_start(at)
+                self._add(name, view.since - at, at)
+
+    def cut(self, view: PageView, finding: Finding | None, found_at: float) -> None:
+        """The rank is gone: keep what it left open. finding: the limit that ended it, if one did, at `found_at`. What
+        went on after that is healthy, and was kept when it ended."""
+        now = time.monotonic()
+        limit = "" if finding is None else finding.limit
+        silent_for = 0.0 if finding is None else finding.silent_for
+        kind = limit.partition(f"{SILENCE}:")[2]
+        killed = deadlines.of_section(kind) if kind else deadlines.of_limit(limit)
+        for entry in view.open_sections:
+            self._note_start(entry.entered_at)
+            name = deadlines.of_section(entry.name)
+            is_killed = name == killed
+            self._record(name, silent_for if is_killed else now - entry.entered_at, entry.entered_at, is_killed)
+        signs = {
+            STEP: view.step_at,
+            HEARTBEAT: view.heartbeat_at,
+            INITIAL_HEARTBEAT: view.heartbeat_at,
+            OUT_OF_SECTION: view.section_left_at,
+        }
+        since = found_at - silent_for
+        if killed in signs and (signs[killed] is None or signs[killed] <= since + LATER):  # type: ignore[operator]
+            self._note_start(since)
+            self._record(killed, silent_for, since, is_killed=True)
 
     def flush(self) -> None:
         """Write the histograms. What cannot be written is lost, and nobody notices."""
-        if self._recorder is None:
-            return
-        if not self._recorder.fingerprint:
-            self._recorder.know(self._fingerprint())
+        self._learn_what_the_run_is()
         self._recorder.flush(time.time())
 
     def close(self) -> None:
-        self.flush()
-        if self._recorder is not None:
-            self._recorder.close(time.time())
-            self._recorder = None
+        self._learn_what_the_run_is()
+        self._recorder.close(time.time())
 
-    def _add(self, name: str, seconds: float, at: float, is_cut: bool = False) -> None:
-        self._record().add(name, seconds, at, "cut" if is_cut else "ok")
+    def _add(self, name: str, seconds: float, began: float, is_failed: bool = False) -> None:
+        self._counts[name] += 1
+        at = began + time.time() - time.monotonic()
+        self._recorder.add(name, seconds, at, "cut" if is_failed else "ok", is_failed)
         known = self._learned.get(name)
-        if known is not None and not is_cut:
+        if known is not None and not is_failed and self._counts[name] > known.first:
             seen = self._seen.setdefault(name, _Seen(hour_began=at))
             if at - seen.hour_began >= HOUR:
                 seen.hour_began, seen.hour_n, seen.above_p99 = at, 0, 0
@@ -133,26 +248,17 @@ class Keeper:
             seen.above_p99 += seconds > known.p99_s
             seen.max_s = max(seen.max_s, seconds)
 
-    def _record(self) -> Recorder:
-        if self._recorder is None:
-            origin = self._origin
-            header = Header(
-                run=self._folder.name,
-                node=origin.node,
-                rank=-1 if origin.initial_rank is None else origin.initial_rank,
-                world_size=origin.world_size or 1,
-                fingerprint=self._fingerprint(),
-            )
-            self._recorder = Recorder(self._folder, header, time.time())
-        if self._start is not None:
-            how, cycle, iteration = self._start
-            self._start = None
-            self._recorder.started(how, time.time(), cycle, iteration)
-        return self._recorder
+    def _record(self, name: str, seconds: float, began: float, is_killed: bool) -> None:
+        end: End = "killed" if is_killed else "cut"
+        self._recorder.add(name, seconds, began + time.time() - time.monotonic(), end)
 
-    def _fingerprint(self) -> str:
-        """The run's configuration, as job.json tells it; empty until that is written."""
+    def _learn_what_the_run_is(self) -> None:
+        """Read the run's configuration in job.json, as long as it is not known."""
+        if self._is_known:
+            return
         try:
-            return str(encoding.from_json((self._folder / "job.json").read_bytes(), _Job).fingerprint)
+            job = encoding.from_json((self._folder / "job.json").read_bytes(), _Job)
         except (OSError, DecodeError):
-            return ""
+            return
+        self._is_known = True
+        self._recorder.know(job.configuration, job.launch)

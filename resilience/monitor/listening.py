@@ -12,6 +12,8 @@ from resilience.core.silences import SAME, Hearing, Open, Rule, Shown, Sign, Sil
 from resilience.core.watch import Doing
 from resilience.monitor.page import Closed, PageView
 
+RUNNING = (Doing.FUNCTION, Doing.ENDING)
+
 
 class Listener:
     """The silences of one rank."""
@@ -36,11 +38,11 @@ class Listener:
         is_healthy: nothing has ended or interrupted the rank, so its silences are worth learning."""
         shown = [at for at in (view.step_at, view.heartbeat_at, view.ping_at, view.section_left_at) if at is not None]
         has_signs = bool(shown or view.open_sections)
-        if view.iteration != self._iteration or view.doing is not Doing.FUNCTION or not has_signs:
+        if view.iteration != self._iteration or view.doing not in RUNNING or not has_signs:
             self._iteration = view.iteration
             self.start_again()
             finished = [entry for entry in finished if entry.at >= view.since]  # the others are of the time before
-            if view.doing is not Doing.FUNCTION or not has_signs:
+            if view.doing not in RUNNING or not has_signs:
                 return
         signs = [sign for entry in finished for sign in _signs(entry, is_healthy)]
         latest = max((sign.at for sign in signs), default=-math.inf)

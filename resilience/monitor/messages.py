@@ -163,7 +163,8 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     start_time: of the process, in clock ticks after boot, for its pid may be another's meanwhile. folder, output: the
     run folder, and the files that keep what the worker writes, for the end of its log; paths by `os.fsencode`. drain:
     the socket of the process that writes these files, empty if the worker does. link: that a monitor before had,
-    together with the descriptors of page, line and dump. is_adopted: nobody assigned it, it connected."""
+    together with the descriptors of page, line and dump. is_adopted: nobody assigned it, it connected. is_cold: a node
+    of this cycle has not run the job before, so caches may be cold there, and all ranks wait for it."""
 
     worker_pid: int
     start_time: int
@@ -174,6 +175,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     drain: str = ""
     link: Link | None = None
     is_adopted: bool = False
+    is_cold: bool = True
 
 
 class Limited(msgspec.Struct, frozen=True, tag="limited"):

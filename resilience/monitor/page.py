@@ -275,6 +275,11 @@ class RankSide:
         words[_STORE_DUE] = 0
         words[_SEQUENCE] += 1
 
+    def ends(self) -> None:
+        """The program is over, if it was being watched: its signs have no limit while the interpreter clears up."""
+        if self._words[_DOING_NOW] == _DOING_NUMBER[Doing.FUNCTION]:
+            self.doing(Doing.ENDING)
+
     def asks_store(self, allowed: float) -> None:
         """The main thread is about to ask the job's store something; it allows that `allowed` seconds by itself."""
         words = self._words

@@ -14,10 +14,11 @@ from pathlib import Path
 from resilience.adapters import maxima
 from resilience.adapters.environment import Settings, launched_folder
 from resilience.core.calibration import MONTH, Pool, fit_pool, quantile, trial_probability
+from resilience.core.configuration import Configuration, differences, serious
+from resilience.core.deadlines import OUT_OF_SECTION, section_of
 from resilience.core.identity import attempt_of
-from resilience.core.timeouts import OUT_OF_SECTION
 from resilience.errors import DecodeError
-from resilience.telemetry.durations import Durations, read_histograms
+from resilience.telemetry.durations import Durations, Series, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
 
 MOST_RUNS = 5  # the newest
@@ -31,7 +32,10 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
     selected: by default all. A collective of the default group: all ranks call it."""
     own = _own(rank)
     told = {
-        f"{state.header.run}{_BETWEEN}{name}": _buckets(state, name) for state in own for name in state.sections if name
+        f"{state.header.run}{_BETWEEN}{name}": _buckets(series)
+        for state in own
+        for name, series in state.deadlines.items()
+        if name == OUT_OF_SECTION or section_of(name) is not None
     }
     told |= {f"{state.header.run}{_SECONDS}": {0: int(1000 * state.seconds)} for state in own}  # whole numbers
     summed = maxima.sums_over_ranks(told, LARGEST_BUCKET + 1)
@@ -41,7 +45,7 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
     by_section: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
     for key, buckets in summed.items():
         run, _, name = key.partition(_BETWEEN)
-        if name and not key.endswith(_SECONDS) and (selected is None or name in selected or name == OUT_OF_SECTION):
+        if name and not key.endswith(_SECONDS) and (selected is None or section_of(name) in (*selected, None)):
             by_section[name][run] = buckets
     found: dict[str, float] = {}
     for name, runs in sorted(by_section.items()):
@@ -50,7 +54,7 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
         p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
         answer = fit_pool(pool, p)
         if answer.status == "ok" and answer.timeout_s is not None:
-            found[name] = answer.timeout_s
+            found[section_of(name) or name] = answer.timeout_s
     return found
 
 
@@ -77,16 +81,16 @@ def _own(rank: int) -> list[Durations]:
     mine = max(own, key=lambda state: state.began_at, default=None)
     if mine is None:
         return []
-    same = [state for state in states if state.header.fingerprint == mine.header.fingerprint]
+    same = [state for state in states if _is_like(mine.header.configuration, state.header.configuration)]
     return sorted(same, key=lambda state: state.began_at)[-MOST_RUNS:]
 
 
-def _buckets(state: Durations, name: str) -> dict[int, int]:
-    buckets: dict[int, int] = {}
-    for period in state.sections[name].values():
-        for number, count in period.histogram.buckets.items():
-            buckets[number] = buckets.get(number, 0) + count
-    return buckets
+def _is_like(mine: Configuration, other: Configuration) -> bool:
+    return not serious(differences(mine, other))
+
+
+def _buckets(series: Series) -> dict[int, int]:
+    return series.total.buckets
 
 
 def _pool(runs: list[dict[int, int]]) -> Pool:

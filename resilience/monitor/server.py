@@ -7,7 +7,6 @@ the loop is the same. Telemetry never steers it: records that cannot be written 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -22,7 +21,7 @@ import msgspec
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.attribution.symptoms import main_stack
-from resilience.core import encoding, events, hangs, shadow, tracebacks, watch
+from resilience.core import deadlines, encoding, events, hangs, shadow, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
@@ -34,10 +33,9 @@ from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.keeping import Keeper
 from resilience.monitor.listening import Listener
 from resilience.monitor.page import Closed, MonitorSide
-from resilience.telemetry import signs, timings
+from resilience.telemetry import signs
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
-from resilience.telemetry.timings import HEARTBEAT, Timings
 
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
@@ -94,12 +92,10 @@ class RankMonitor:
         self._file: RecordFile | None = None
         self._folder: Path | None = None
         self._origin: Origin | None = None
-        self._timings = Timings()
-        self._has_new_timings = False
         self._keeper: Keeper | None = None
+        self._is_cold: bool | None = None  # None: nobody has said
         self._shadowed = shadow.NOTHING
         self._listener = Listener()
-        self._closed: Counter[str] = Counter()  # sections by name; heartbeat gaps under ""
         self._seen = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
         self._shown: signs.Signs | None = None
@@ -254,15 +250,12 @@ class RankMonitor:
         self._folder = folder
         if self._keeper is None:
             self._keeper = Keeper(folder, origin)
-            self._keeper.started("cold", origin.cycle, 0)
+            self._keeper.process_started(origin.cycle, self._is_cold)
         self._keeper.expect(limits.learned)
         self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
             self._file = RecordFile(folder / "records" / f"{self._name}.jsonl")
-            if origin.call:  # the monitors of the calls before have written theirs
-                with contextlib.suppress(OSError, DecodeError):
-                    self._timings = timings.read(folder / "timings" / f"{self._name}.json")
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
             if job is not None:
@@ -301,7 +294,8 @@ class RankMonitor:
                 self._open["iteration"] = record
                 self._outlet.started(record.origin)
                 if self._keeper is not None:
-                    self._keeper.started("iteration", record.origin.cycle, record.origin.iteration or 0)
+                    at, origin = record.mono_ns / 1e9, record.origin
+                    self._keeper.iteration_started(at, origin.cycle, origin.iteration or 0)
             case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"
@@ -330,10 +324,14 @@ class RankMonitor:
             ping_at=view.ping_at,
             step_at=view.step_at,
             heartbeat_at=view.heartbeat_at,
-            heartbeat_gaps=self._closed[HEARTBEAT],
+            start="cold" if self._keeper is None else self._keeper.how,
+            heartbeat_gaps=self._ended(deadlines.HEARTBEAT),
+            step_gaps=self._ended(deadlines.STEP),
+            outside_gaps=self._ended(deadlines.OUT_OF_SECTION),
             section_left_at=view.section_left_at,
             open_sections=tuple(
-                Sign(section.name, section.entered_at, self._closed[section.name] + 1) for section in view.open_sections
+                Sign(section.name, section.entered_at, self._ended(deadlines.of_section(section.name)) + 1)
+                for section in view.open_sections
             ),
             interrupted_at=interrupted_at,
             silence=None if rule is None else self._listener.silence(rule, view.since),
@@ -351,6 +349,15 @@ class RankMonitor:
         is_alone = self._origin is None or self._origin.world_size == 1
         is_found = self._watch.finding is not None
         return is_alone or (is_found and self._outlet.are_others_seen)
+
+    def _ended(self, deadline: str) -> int:
+        """Return how many occurrences have ended since the last start."""
+        return 0 if self._keeper is None else self._keeper.occurrences(deadline)
+
+    @property
+    def _announced_at(self) -> float | None:
+        """When the rank announced heartbeats, None if it did not."""
+        return None
 
     def _interrupted_at(self, iteration: int) -> float | None:
         """When this iteration was interrupted, None if it was not."""
@@ -501,15 +508,11 @@ class RankMonitor:
         self._open.clear()
 
     def _fold_timings(self, now: float) -> None:
+        heartbeat_at = self._page.read().heartbeat_at
         finished, overrun = self._page.drain()
         self._listen(finished, now)
-        closed = [entry for entry in finished if not entry.is_step]
-        if self._keeper is not None and closed:
-            self._keeper.take(closed, self._page.read().open_sections)
-        self._has_new_timings |= bool(closed)
-        self._timings.fold((entry.name, entry.duration) for entry in closed if not entry.failed)
-        self._timings.fold_failed((entry.name, entry.duration) for entry in closed if entry.failed)
-        self._closed.update(entry.name for entry in closed)
+        if self._keeper is not None:
+            self._keeper.take(finished, self._page.read().open_sections, self._announced_at, heartbeat_at)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:
@@ -560,9 +563,6 @@ class RankMonitor:
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
 
     def _write_timings(self) -> None:
-        if self._folder is not None and self._has_new_timings:  # else they may be another monitor's of this rank
-            self._has_new_timings = False
-            self._timings.write(self._folder / "timings" / f"{self._name}.json")
         if self._keeper is not None:
             self._keeper.flush()
             self._look_for_staleness()
@@ -588,7 +588,7 @@ class RankMonitor:
             step_at=seen.step_at,
             heartbeat_at=max(beats, default=None),
             sections=tuple(
-                signs.Open(sign.name, sign.seen_at, shortest(watch.section_limit(self._watch.limits, sign)))
+                signs.Open(sign.name, sign.seen_at, shortest(watch.section_limit(self._watch.limits, seen, sign)))
                 for sign in sections[: signs.MOST_SECTIONS]
             ),
             sections_more=max(0, len(sections) - signs.MOST_SECTIONS),
@@ -608,10 +608,13 @@ class RankMonitor:
         if result is not None:
             self.emit(result)
         self._fold_timings(time.monotonic())
-        if self._keeper is not None and self._is_gone:
+        if self._keeper is not None:
             finding = self._watch.finding
-            killed = "" if finding is None else finding.limit.partition("section:")[2]
-            self._keeper.cut(self._page.read().open_sections, killed)
+            if self._seen.said_goodbye and finding is None:
+                self._keeper.ended_well(self._page.read())
+            elif self._is_gone:
+                found_at = (self._watch.kill_at or 0.0) - self._watch.limits.grace
+                self._keeper.cut(self._page.read(), finding, found_at)
         self._write_timings()
         if self._keeper is not None:
             self._keeper.close()

@@ -30,7 +30,6 @@ from resilience.monitor import messages
 from resilience.monitor.listening import Listener
 from resilience.monitor.page import MonitorSide, Page
 from resilience.monitor.server import RankMonitor
-from resilience.telemetry import timings
 
 LOG_TAIL_LINES = 200
 MOST_APPLICANTS = 8  # connections that have been let in and have not attached yet
@@ -110,11 +109,10 @@ class WorkerMonitor(RankMonitor):
         self._witness.has_iterations = False
         self._witness.log_lines = LOG_TAIL_LINES
         folder = Path(os.fsdecode(assigned.folder))
+        self._is_cold = assigned.is_cold
         self.open(msgspec.structs.replace(assigned.origin, layer="launcher"), folder, assigned.limits)
         self._witness.logs = (*self._witness.logs, *(Path(os.fsdecode(path)) for path in assigned.output))
         self._witness.drain = assigned.drain
-        with contextlib.suppress(OSError, DecodeError):  # none yet: the first worker of this rank
-            self._timings = timings.read(folder / "timings" / f"{self._name}.json")
 
     def run(self) -> None:
         """Watch until the worker is gone and the agent has been told, or until `leave`."""
@@ -340,12 +338,16 @@ class WorkerMonitor(RankMonitor):
         return msgspec.structs.replace(
             seen,
             doing=seen.doing if self._channel is not None else Doing.OUTSIDE,
-            heartbeats_from=None if self._link is None else self._link.heartbeats_from,
+            heartbeats_from=self._announced_at,
             is_gone=seen.is_gone and is_known,
             said_goodbye=seen.said_goodbye or ended_well,
             is_dismissed=self._is_dismissed,
             agent_lost_at=self._agent_lost_at,
         )
+
+    @property
+    def _announced_at(self) -> float | None:
+        return None if self._link is None else self._link.heartbeats_from
 
     def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
         if not self._is_gone:

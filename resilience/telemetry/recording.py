@@ -13,6 +13,7 @@ import msgspec
 from resilience.adapters import files
 from resilience.adapters.files import LineFile
 from resilience.core import encoding
+from resilience.core.configuration import Configuration
 from resilience.core.identity import Nanoseconds, Natural, WorldSize
 from resilience.core.records import Record, from_line, to_line
 from resilience.errors import DecodeError
@@ -24,9 +25,9 @@ READ_AT_ONCE = 4 << 20  # bytes of one file a look
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file job.json of a run folder: what the job is. Written once, by whoever is first.
 
-    fingerprint: of the configuration, so that timings of unlike jobs are not mixed. traceparent: what TRACEPARENT
-    said, the span that all of the job's are part of. command: with secrets masked (`core.masking`). launch: equal in
-    all folders of one launch, on whatever disks. Only the owner may read the file."""
+    configuration: what decides how long its steps take. traceparent: what TRACEPARENT said, the span that all of the
+    job's are part of. command: with secrets masked (`core.masking`). launch: equal in all folders of one launch, on
+    whatever disks. Only the owner may read the file."""
 
     job_id: str
     attempt: Natural = 0
@@ -38,7 +39,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     resilience_version: str = ""
     torch_version: str = ""
     python_version: str = ""
-    fingerprint: str = ""
+    configuration: Configuration = Configuration()
     traceparent: str = ""
     launch: str = ""
     schema: int = 1

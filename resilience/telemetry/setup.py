@@ -31,7 +31,7 @@ from resilience.adapters.environment import Exporting, Settings, has_agent
 from resilience.core import events
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError
-from resilience.telemetry import signs, timings
+from resilience.telemetry import durations, signs, timings
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.recording import RecordTail
 from resilience.telemetry.sending import Emit, SpanSender
@@ -174,7 +174,8 @@ class NodeExports:
         total = timings.Timings()
         for path in self._read:
             try:
-                total.merge(timings.read(self._folder / "timings" / f"{path.stem}.json"))
+                found = durations.read_histograms(self._folder / "timings" / f"{path.stem}.hist")
+                total.merge(found.timings())
             except (OSError, DecodeError):
                 continue  # not written yet, or it cannot be read now
         self._exports.metrics.take_timings(total)

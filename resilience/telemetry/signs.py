@@ -14,8 +14,9 @@ import msgspec
 
 from resilience.adapters import files
 from resilience.core import encoding
+from resilience.core.deadlines import HEARTBEAT, of_section
 from resilience.core.identity import Origin
-from resilience.core.watch import HEARTBEAT, Limits
+from resilience.core.watch import Limits
 from resilience.errors import DecodeError
 
 ALIVE_EVERY = 10.0
@@ -85,7 +86,7 @@ class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
 def allowed(limits: Limits) -> tuple[Allowed, ...]:
     """Return the limits of heartbeats and sections, for whoever looks at what the rank shows."""
     rows = [("", HEARTBEAT, limits.heartbeat)]
-    rows += [(name, name, limit) for name, limit in list(limits.sections.items())[:MOST_SECTIONS]]
+    rows += [(name, of_section(name), limit) for name, limit in list(limits.sections.items())[:MOST_SECTIONS]]
     found = []
     for name, deadline, limit in rows:
         seconds = limit.hard if limit.soft is None else limit.soft

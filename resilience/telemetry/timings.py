@@ -1,19 +1,15 @@
 """How long do sections and heartbeats take?  Sparse histograms that can be added up.
 
-Buckets grow by 1 % from 1 µs to 1e6 s; count, sum and maximum are exact. A file holds the histograms of
-one rank; merging is adding counts."""
+Buckets grow by 1 % from 1 µs to 1e6 s; count, sum and maximum are exact. Merging is adding counts. The files that
+hold them are `telemetry.durations`'."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
-
-from resilience.adapters import files
-from resilience.core import encoding
 
 RATIO = 1.01
 SMALLEST = 1e-6  # seconds: upper bound of bucket 0
@@ -36,8 +32,7 @@ class Histogram(msgspec.Struct):
     max: Duration = 0.0
 
     def add(self, duration: float) -> None:
-        number = 0 if duration <= SMALLEST else math.ceil(math.log(duration / SMALLEST) / _LOG_RATIO)
-        number = min(number, LARGEST_BUCKET)
+        number = bucket(duration)
         self.buckets[number] = self.buckets.get(number, 0) + 1
         self.count += 1
         self.sum += duration
@@ -51,19 +46,24 @@ class Histogram(msgspec.Struct):
         self.max = max(self.max, other.max)
 
 
+def bucket(duration: float) -> int:
+    """Return the number of the bucket that a duration falls into."""
+    number = 0 if duration <= SMALLEST else math.ceil(math.log(duration / SMALLEST) / _LOG_RATIO)
+    return min(number, LARGEST_BUCKET)
+
+
 def upper_bound(number: int) -> float:
     """Return where a bucket ends, in seconds."""
     return SMALLEST * RATIO**number
 
 
 class Timings(msgspec.Struct):
-    """The histograms of one rank, by section; HEARTBEAT holds the gaps between heartbeats.
+    """The histograms of one rank or of several, by section; HEARTBEAT holds the gaps between heartbeats.
 
     failed: of sections that an exception left; their durations say little about the others'."""
 
     sections: dict[str, Histogram] = {}
     failed: dict[str, Histogram] = {}
-    schema: int = 1
 
     def fold(self, entries: Iterable[tuple[str, float]]) -> None:
         """Add (name, duration in seconds) pairs."""
@@ -80,15 +80,3 @@ class Timings(msgspec.Struct):
             self.sections.setdefault(name, Histogram()).merge(histogram)
         for name, histogram in other.failed.items():
             self.failed.setdefault(name, Histogram()).merge(histogram)
-
-    def write(self, path: Path) -> bool:
-        """Replace the file; answers whether it worked. Nothing to write is nothing written."""
-        return not (self.sections or self.failed) or files.replace(path, encoding.to_json(self))
-
-
-_read = encoding.reader(Timings)
-
-
-def read(path: Path) -> Timings:
-    """Read a file of timings. Raises: OSError, DecodeError."""
-    return _read(path.read_bytes())

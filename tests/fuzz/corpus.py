@@ -6,16 +6,18 @@ import random
 from pathlib import Path
 
 from resilience.core import events
+from resilience.core.configuration import Configuration
 from resilience.core.encoding import to_json, to_json_page
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.core.watch import Limit, Limits
-from resilience.telemetry import log, signs, timings
+from resilience.telemetry import log, signs
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.recording import JOB_FILE, Job
 from tests.support import launch_streams, record_streams
 
 ORIGIN = Origin("job", "node", "rank", 7, initial_rank=1, rank=1, world_size=3, iteration=0)
+CONFIGURATION = Configuration("train.py", world_size=2, arguments=("--lr=1",), torch="2.13.0")
 LIMITS = Limits(step=Limit(None, 5.0), sections={"data": Limit(1.0)}, warmup={"data": Limit()}, warmup_occurrences=3)
 KINDS = (
     "exception", "everywhere", "left", "exit", "kill", "oom", "hang", "waited_for", "stopped", "native", "busy",
@@ -44,7 +46,7 @@ def run_folder(folder: Path, is_launched: bool) -> Path:
         faults = [record_streams.Fault("exception", 1, 0), record_streams.Fault("hang", 0, 1, 20)]
         record_streams.job(faults, world=2).write(folder)
         nodes = ["node", "node"]
-    job = Job("job", 0, AT, "train.main", ("train.py", "--lr=1"), 2, "host", "0.1", "2.13.0", "3.11.7", "f00d")
+    job = Job("job", 0, AT, "train.main", ("train.py", "--lr=1"), 2, "host", "0.1", "2.13.0", "3.11.7", CONFIGURATION)
     (folder / JOB_FILE).write_bytes(to_json_page(job))
     for name in ("timings", "logs", "output/0"):
         (folder / name).mkdir(parents=True)
@@ -56,18 +58,15 @@ def run_folder(folder: Path, is_launched: bool) -> Path:
 
 def _timings(folder: Path, node: str, rank: int) -> None:
     chance = random.Random(rank)
-    found = timings.Timings()
-    recorder = Recorder(folder, Header("job", node, rank, 2, "f00d"), AT / 1e9)
+    recorder = Recorder(folder, Header("job", node, rank, 2, CONFIGURATION), AT / 1e9)
     recorder.started("cold", AT / 1e9)
     for number in range(80):
         seconds = chance.lognormvariate(-3, 0.3)
-        for name in ("data", timings.HEARTBEAT):
-            found.fold([(name, seconds)])
-            recorder.add(name or "heartbeat", seconds, AT / 1e9 + number * 20)
-    found.fold_failed([("data", 3.0)])
+        for name in ("data", "heartbeat"):
+            recorder.add(name, seconds, AT / 1e9 + number * 20)
+    recorder.add("data", 3.0, AT / 1e9, "cut", is_failed=True)
     recorder.add("data", 30.0, AT / 1e9, "hang")
     recorder.close(AT / 1e9 + 6000)
-    found.write(folder / "timings" / f"{node}-{rank}.json")
     shown = signs.Signs(
         Origin("job", node, "monitor", 9, initial_rank=rank, rank=rank, world_size=2), "function", 100.0, AT / 1e9,
         12, 99.0, 99.5, (signs.Open("data", 98.0, 30.0),), 0, signs.allowed(LIMITS),

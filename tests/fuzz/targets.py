@@ -27,7 +27,7 @@ from resilience.inprocess.supervision import Member
 from resilience.launcher import budget, stores, zygote
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig
-from resilience.telemetry import durations, signs, timings
+from resilience.telemetry import durations, signs
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.metrics import MetricView
@@ -114,7 +114,13 @@ def _only_bytes(decode: Callable[[bytes], object]) -> Feed:
 
 def _limits() -> Timeouts:
     deadline = {"timeout_s": 5.0, "status": "ok", "reason": "fits", "p": 1e-9, "n": 300, "max_s": 2.0, "p99_s": 1.0}
-    plain = {"schema": 1, "fingerprint": "f00d", "created": "now", "target_false_alarms": 0.1, "horizon_s": 2.6e6}
+    plain = {
+        "schema": 2,
+        "configuration": {"script": "train.py", "world_size": 2},
+        "created": "now",
+        "target_false_alarms": 0.1,
+        "horizon_s": 2.6e6,
+    }
     return msgspec.convert({**plain, "ranks": 2, "deadlines": {"data": deadline, "heartbeat": deadline}}, Timeouts)
 
 
@@ -193,7 +199,7 @@ def _files(folder: Path) -> list[Target]:
 
     def goes_on(path: Path) -> None:
         """A monitor takes over the damaged files of the one before it, and keeps on."""
-        recorder = Recorder(run, Header("job", "node", 0, 2, ""), corpus.AT / 1e9)
+        recorder = Recorder(run, Header("job", "node", 0, 2), corpus.AT / 1e9)
         recorder.started("warm", corpus.AT / 1e9)
         recorder.add("data", 0.5, corpus.AT / 1e9 + 100)
         recorder.median("data")
@@ -220,8 +226,7 @@ def _files(folder: Path) -> list[Target]:
 
     readable = (OSError, DecodeError)
     table: list[tuple[str, int, Path, Callable[[Path], object], tuple[type[Exception], ...]]] = [
-        ("file of timings", 8, run / "timings" / f"{stem}.json", timings.read, readable),
-        ("file of histograms", 8, state, durations.read_histograms, readable),
+        ("file of histograms", 16, state, durations.read_histograms, readable),
         ("file of single values", 8, run / "timings" / f"{stem}.jsonl", values, readable),
         ("files of a monitor before", 5, state, goes_on, ()),
         ("file of signs", 8, run / "timings" / f"{stem}.signs", signs.read, readable),

@@ -202,6 +202,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
         conf: str = "",
         per_agent: tuple[dict[str, str], ...] = (),
         endpoint: str = "",
+        script_args: str = "",
         **env: str,
     ) -> Launched:
         path = folder / "script.py"
@@ -213,6 +214,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
             *("--nproc-per-node", str(nproc)),
             *options,
             str(path),
+            *script_args.split(),
         ]
         name = env.get("RESILIENCE_JOB_ID", "job")
 

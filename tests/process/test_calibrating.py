@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from resilience.adapters import timeouts_file
 from resilience.cli import main
 from resilience.core import events
+from resilience.core.timeouts import Timeouts
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 
@@ -44,6 +45,24 @@ def planned(folder: Path, **plan: object) -> None:
     (folder / "plan.json").write_text(json.dumps(plan))
 
 
+def calibrated(tmp_path: Path, *runs: str, options: Sequence[str] = ()) -> Timeouts:
+    """Calibrate runs, as a user would type it, and return the limits in `timeouts.yaml` of the run directory."""
+    out = tmp_path / "runs" / "timeouts.yaml"
+    folders = [str(tmp_path / "runs" / name) for name in runs]
+    assert main(["calibrate", *folders, "--out", str(out), *options]) in (0, 3, 4)
+    return timeouts_file.read(out)
+
+
+def loaded(job: Launched) -> events.TimeoutsLoaded:
+    (record,) = job.of(events.TimeoutsLoaded)
+    assert isinstance(record.event, events.TimeoutsLoaded)
+    return record.event
+
+
+# So many false alarms in so short a time that a few hundred steps are enough to state the rate.
+RATED_SOON = ("--target-false-alarms", "200", "--horizon", "10m", "--min-timeout", "0.01")
+
+
 @pytest.mark.slow
 def test_limits_learned_from_two_runs_find_a_hang_soon_and_leave_long_phases_alone(
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -51,31 +70,73 @@ def test_limits_learned_from_two_runs_find_a_hang_soon_and_leave_long_phases_alo
     planned(tmp_path, steps=130, step=0.15, every=20)
     for name in ("first", "second"):
         assert launch(TRAIN, nproc=4, RESILIENCE_JOB_ID=name).wait(120.0) == [0]
-    runs = tmp_path / "runs"
-    out = runs / "second" / "timeouts.yaml"
-    # So many false alarms in so short a time that 260 steps are enough to state the rate.
-    target = ["--target-false-alarms", "200", "--horizon", "10m", "--min-timeout", "0.01"]
-    target += [f"--section={name}" for name in ("train", "checkpoint", "evaluation", "heartbeat")]
-    assert main(["calibrate", str(runs / "first"), str(runs / "second"), "--out", str(out), *target]) == 4
-    found = timeouts_file.read(out)
+    sections = [f"--section={name}" for name in ("train", "checkpoint", "evaluation", "heartbeat")]
+    found = calibrated(tmp_path, "first", "second", options=[*RATED_SOON, *sections])
+    assert "still being written" not in capsys.readouterr().err
     train, checkpoint, evaluation = (found.deadlines[name] for name in ("train", "checkpoint", "evaluation"))
     assert checkpoint.status == evaluation.status == "insufficient"  # a few of each: no limit
     assert (train.status, train.runs, train.ranks) == ("ok", 2, 4)
-    assert 250 <= train.n < 260  # the first of each run are warm-up
+    assert 240 <= train.n < 260  # the first of each run are warm-up
     assert 0.15 <= train.median_s < 0.2
     assert checkpoint.median_s >= 0.6 and evaluation.median_s >= 0.9
-    capsys.readouterr()
     # The same configuration again, with a hang: found at the limit, while long phases go on untouched.
     planned(tmp_path, steps=130, step=0.15, every=20, hang=[0, 2, 77])
-    job = launch(TRAIN, nproc=4, RESILIENCE_JOB_ID="third", RESILIENCE_TIMEOUTS="auto")
+    job = launch(TRAIN, "--timeouts", "auto", nproc=4, RESILIENCE_JOB_ID="third")
     assert job.wait(120.0) == [0]
-    (loaded,) = [record.event for record in job.of(events.TimeoutsLoaded)]
-    assert loaded.is_same_configuration and loaded.source == str(out)
+    assert loaded(job).source == str(tmp_path / "runs" / "timeouts.yaml")
     (silent,) = [record.event for record in job.of(events.RankFellSilent)]  # the hang, and nothing else
     assert silent.limit == "section:train"
     assert silent.allowed_s == pytest.approx(train.timeout_s, rel=1e-4)
     assert silent.allowed_s < train.max_s * 5 / 2.5  # of what the rule of thumb would have allowed
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
+
+
+STEPS = """
+import resilience, time
+for n in range(40):
+    resilience.step(n)
+    time.sleep(0.01)
+"""
+
+
+def test_file_fits_later_runs_whatever_their_options_and_arguments_and_says_what_differs(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(STEPS, RESILIENCE_JOB_ID="first").wait() == [0]
+    assert launch(STEPS, "--max-restarts", "3", RESILIENCE_JOB_ID="second").wait() == [0]
+    found = calibrated(tmp_path, "first", "second")
+    told = capsys.readouterr().err
+    assert "differ" not in told and "still being written" not in told
+    assert found.deadlines["step"].runs == 2
+    file = str(tmp_path / "runs" / "timeouts.yaml")
+    for name, source in (("third", file), ("fourth", "auto")):
+        job = launch(
+            STEPS, "--timeouts", source, "--max-restarts", "1", RESILIENCE_JOB_ID=name, script_args="--resume X"
+        )
+        assert job.wait() == [0]
+        event = loaded(job)
+        assert (event.source, event.is_same_configuration) == (file, True)
+        assert event.deadlines >= 1
+        assert "arguments '' before, '--resume X' now" in event.note
+        assert job.of(events.RankFellSilent) == []
+
+
+def test_file_that_does_not_fit_is_refused_with_the_reason(launch: Launch, tmp_path: Path) -> None:
+    assert launch(STEPS, RESILIENCE_JOB_ID="first").wait() == [0]
+    calibrated(tmp_path, "first")
+    file = str(tmp_path / "runs" / "timeouts.yaml")
+    larger = launch(STEPS, "--timeouts", file, nproc=3, RESILIENCE_JOB_ID="larger")
+    assert larger.wait() == [2]
+    assert "world size '2' before, '3' now: limits hold for 2 ranks; calibrate with --ranks 3" in larger.output(
+        stream=2
+    )
+    other = launch(STEPS, "--timeouts", file, "--calibration-key", "large", RESILIENCE_JOB_ID="other")
+    assert other.wait() == [2]
+    assert "workload 'script.py' before, 'large' now" in other.output(stream=2)
+    passed_over = launch(STEPS, "--timeouts", "auto", "--calibration-key", "large", RESILIENCE_JOB_ID="auto")
+    assert passed_over.wait() == [0]
+    assert loaded(passed_over).deadlines == 0
+    assert "workload 'script.py' before, 'large' now" in passed_over.output(stream=2)
 
 
 def wrapped(steps: int) -> None:
@@ -103,11 +164,11 @@ def test_wrapper_records_the_same(start: Callable[..., Job]) -> None:
     paths = sorted((job.run / "timings").glob("*.jsonl"))
     assert len(paths) == 2
     lines = [json.loads(line) for line in paths[0].read_text().splitlines()]
-    assert lines[0]["kind"] == "header" and lines[0]["fingerprint"]
+    assert lines[0]["kind"] == "header" and lines[0]["configuration"]["world_size"] == 2
     starts = [line for line in lines if line["kind"] == "start"]
     assert [line["iteration"] for line in starts][-1] == 1
     values = [line for line in lines if line["kind"] == "value"]
-    assert {value["section"] for value in values} == {"train", "heartbeat", "out_of_section"}
+    assert {value["section"] for value in values} == {"train", "heartbeat", "out_of_section", "step"}
     # Both raise in step 50, unless the first one's interruption finds the other before that.
     cut = [json.loads(line) for path in paths for line in path.read_text().splitlines() if '"cut"' in line]
     assert 50 in [value["i"] for value in cut]
@@ -128,7 +189,7 @@ def test_timings_survive_the_ranks_death_and_say_how_a_section_ended(launch: Lau
 def test_shadow_mode_tells_and_does_nothing(launch: Launch, tmp_path: Path) -> None:
     planned(tmp_path, steps=110)
     (tmp_path / "limits.yaml").write_text(
-        "schema: 1\nfingerprint: 'table:x'\ncreated: now\ntarget_false_alarms: 1\nhorizon_s: 1.0\nranks: 2\n"
+        "schema: 2\nconfiguration: {table: x}\ncreated: now\ntarget_false_alarms: 1\nhorizon_s: 1.0\nranks: 2\n"
         "deadlines:\n  checkpoint: {timeout_s: 0.05, status: ok, reason: '', p: 0.1, max_s: 0.05, median_s: 0.01}\n"
     )
     limits = str(tmp_path / "limits.yaml")
@@ -148,7 +209,7 @@ def test_auto_without_an_earlier_fit_says_so_and_goes_on(launch: Launch, tmp_pat
     assert job.wait() == [0]
     (loaded,) = [record.event for record in job.of(events.TimeoutsLoaded)]
     assert loaded.deadlines == 0
-    assert "no timeouts.yaml of this configuration" in job.output(stream=2)
+    assert "no timeouts.yaml for script.py, 2 ranks, 2 a node" in job.output(stream=2)
 
 
 def test_file_of_limits_that_is_none_ends_the_launcher_at_once(launch: Launch, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def run_folder(folder: Path, is_launched: bool) -> Path:
         _poison(path, from_line)
     for path in (folder / "timings").glob("*.signs"):
         _poison(path, reader(Signs))
-    for path in (folder / "timings").glob("*.json"):
+    for path in (folder / "timings").glob("*.hist"):
         path.write_text(path.read_text().replace('"data"', json.dumps(f"data{HOSTILE}")))
     for path in (folder / "logs").iterdir():
         _poison(path, lambda line: None)

@@ -15,6 +15,7 @@ from resilience.core.identity import Origin
 from resilience.core.records import to_line
 from resilience.telemetry import signs
 from resilience.telemetry.timings import Timings
+from tests.support import rank_timings
 from tests.support.record_streams import Fault, Kind, job
 
 WORLD, RESTARTS, VARIANTS = 10_000, 50, 34
@@ -43,7 +44,7 @@ def write(folder: Path, world: int = WORLD, restarts: int = RESTARTS) -> Path:
         node = f"node{rank // A_NODE:04d}"
         text = text.replace(b'"node":"node"', b'"node":"%s"' % node.encode())
         (folder / "records" / f"{node}-{rank}.jsonl").write_bytes(text.replace(b"@P@", b"%d" % (1000 + rank)))
-        durations[rank % len(durations)].write(folder / "timings" / f"{node}-{rank}.json")
+        rank_timings.write(folder, node, rank, durations[rank % len(durations)])
         allowed = tuple(signs.Allowed(name, LIMIT, True) for name in SECTIONS)
         signs.write(
             folder, signs.Signs(Origin(folder.name, node, "monitor", 1, initial_rank=rank), "ended", limits=allowed)

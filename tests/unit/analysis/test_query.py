@@ -14,7 +14,6 @@ from resilience.cli import main
 from resilience.core import events
 from resilience.errors import ConfigurationError
 from resilience.telemetry.durations import Header, Recorder
-from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job
 from tests.support.server import ROOT
@@ -35,15 +34,13 @@ def run(tmp_path: Path) -> Path:
     with (folder / "records" / "node-0.jsonl").open("ab") as file:
         file.write(b"\xff\n")
     write(folder, "output/2/3.err", b"2023-11-14T22:13:21Z ERROR gave \xff up\n")
-    timings = Timings()
-    timings.fold([("io", 1.0), ("io", 3.0), (HEARTBEAT, 0.5)])
-    timings.fold_failed([("io", 9.0)])
-    timings.write(folder / "timings" / "node-7.json")
-    recorder = Recorder(folder, Header("job", "node", 7, 8, "f"), at=1000.0)
+    recorder = Recorder(folder, Header("job", "node", 7, 8), at=1000.0)
     recorder.started("warm", 1000.0, cycle=3)
-    recorder.add("io", 2.0, 1000.5)
-    recorder.add("heartbeat", 0.25, 1001.0)
-    recorder.add("io", 7.0, 1002.0, "killed")
+    recorder.add("io", 1.0, 1000.5)
+    recorder.add("io", 3.0, 1001.5)
+    recorder.add("heartbeat", 0.5, 1001.0)
+    recorder.add("io", 9.0, 1002.0, "cut", is_failed=True)
+    recorder.add("io", 7.0, 1003.0, "killed")
     recorder.close(1010.0)
     return folder
 
@@ -143,14 +140,16 @@ def test_record_of_another_shape_is_not_dropped(tmp_path: Path) -> None:
 def test_periods_are_the_histograms_that_limits_are_learned_from(run: Path) -> None:
     sql = "SELECT section, epoch(ts), epoch(until), count, sum_s, epoch(max_ts) FROM periods WHERE rank = 7 ORDER BY 1"
     assert answers(run, sql) == [
-        ("(heartbeat)", 1000.0, 4600.0, 1, 0.25, 1001.0),
-        ("io", 1000.0, 4600.0, 1, 2.0, 1000.5),
+        ("(heartbeat)", 1000.0, 1010.0, 1, 0.5, 1001.0),
+        ("io", 1000.0, 1010.0, 2, 4.0, 1001.5),
     ]
 
 
 def test_calls_are_single_durations_with_the_start_they_follow(run: Path) -> None:
     columns = "section, epoch(ts), duration_s, outcome, number, since_start, start, cycle"
     assert answers(run, f"SELECT {columns} FROM calls WHERE section = 'io' ORDER BY ts") == [
-        ("io", 1000.5, 2.0, "ok", 0, 0, "warm", 3),
-        ("io", 1002.0, 7.0, "killed", 1, 1, "warm", 3),
+        ("io", 1000.5, 1.0, "ok", 0, 0, "warm", 3),
+        ("io", 1001.5, 3.0, "ok", 1, 1, "warm", 3),
+        ("io", 1002.0, 9.0, "cut", 2, 2, "warm", 3),
+        ("io", 1003.0, 7.0, "killed", 3, 3, "warm", 3),
     ]

@@ -135,12 +135,20 @@ def test_cut_off_occurrence_counts_as_exposure() -> None:
     assert (answer.censored, answer.n) == (400, 40_400)
 
 
-def test_two_unexplained_kills_of_our_own_are_taken_for_healthy_so_that_limits_do_not_ratchet_down() -> None:
+def test_occurrences_that_a_limit_ended_raise_it_up_to_five_times_the_longest_healthy_one() -> None:
     runs = lognormal(40_000, 0.02, 12)
-    answer = fit(runs, p=1e-6, censored=[Cut(2.0, "killed"), Cut(2.1, "killed")])
-    assert answer.max_s == 2.1
-    assert (answer.timeout_s or 0.0) > 2.1
-    assert "taken for healthy" in answer.warnings[0]
+    plain = fit(runs, p=1e-6)
+    raised = fit(runs, p=1e-6, censored=[Cut(2.0, "killed"), Cut(2.1, "killed")])
+    assert raised.max_s == plain.max_s  # they are no evidence of what is healthy
+    assert raised.timeout_s == pytest.approx(1.5 * 2.1)
+    assert "nothing shows whether they hung" in raised.warnings[0]
+    bounded = fit(runs, p=1e-6, censored=[Cut(5.0, "killed")])
+    assert bounded.timeout_s == pytest.approx(5 * plain.max_s)
+
+
+def test_rate_that_is_stated_goes_no_farther_than_the_tail_is_followed() -> None:
+    answer = fit([[1.0] * 20_000] * 2, p=1e-6)
+    assert answer.model_upper == pytest.approx(1 / (40_000 * calibration.FARTHEST))
 
 
 def test_maximum_timeout_below_what_the_rate_needs_takes_the_claim_back() -> None:

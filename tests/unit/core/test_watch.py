@@ -23,6 +23,7 @@ from resilience.core.watch import (
     Doing,
     Finding,
     Finish,
+    First,
     Kill,
     Limit,
     Limits,
@@ -262,6 +263,37 @@ def test_first_occurrences_have_limits_of_their_own(watcher: ModuleType) -> None
     assert [first(heartbeat_at=START, heartbeat_gaps=gaps) for gaps in (0, 1, 2)] == [40.0, 40.0, SOFT]
     unlimited = limits_of(sections={"data": Limit(SOFT)}, warmup={"data": Limit()}, warmup_occurrences=1)
     assert watch_over(watcher, unlimited, in_function(open_sections=(Sign("data", START, 1),))) == []
+
+
+def test_first_occurrences_after_each_kind_of_start_have_learned_limits_of_their_own(watcher: ModuleType) -> None:
+    by_start = {"cold": Limit(30.0), "warm": Limit(5.0)}
+    deadlines = ("data", "step", "heartbeat", "out_of_section", "initial_heartbeat")
+    limits = limits_of(
+        sections={"data": Limit(SOFT)},
+        step=Limit(SOFT),
+        heartbeat=Limit(SOFT),
+        out_of_section=Limit(SOFT),
+        initial_heartbeat=Limit(SOFT),
+        first={name: First(2, by_start) for name in deadlines},
+    )
+
+    def first(**signs: Any) -> float:
+        return watch_over(watcher, limits, in_function(**signs))[0][0] - START
+
+    for start, allowed in (("cold", 30.0), ("warm", 5.0), ("iteration", SOFT)):
+        assert first(start=start, open_sections=(Sign("data", START, 2),)) == allowed
+        assert first(start=start, open_sections=(Sign("data", START, 3),)) == SOFT
+        assert first(start=start, step_at=START, step_gaps=1) == allowed
+        assert first(start=start, step_at=START, step_gaps=2) == SOFT
+        assert first(start=start, heartbeat_at=START, heartbeat_gaps=1) == allowed
+        assert first(start=start, section_left_at=START, outside_gaps=1) == allowed
+        assert first(start=start, heartbeats_from=START) == allowed
+
+
+def test_signs_of_a_program_that_is_over_have_no_limit(watcher: ModuleType) -> None:
+    limits = limits_of(step=Limit(1.0), heartbeat=Limit(1.0), sections={"data": Limit(1.0)})
+    seen = in_function(doing=Doing.ENDING, step_at=START, heartbeat_at=START, open_sections=(Sign("data", START),))
+    assert watch_over(watcher, limits, seen) == []
 
 
 def test_shorter_limit_of_a_warm_up_is_not_slept_through(watcher: ModuleType) -> None:
@@ -599,6 +631,8 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
         return {}
     if seen.store_due_at is not None:
         return {"store": (seen.store_due_at, limits.store)}
+    if seen.doing is Doing.ENDING:
+        return {}
     if seen.doing is Doing.HOOK:
         return {f"hook:{seen.hook}": (seen.since, limits.hook)}
     rows = {"watchdog": (max(seen.since, seen.watchdog_at or 0.0), limits.watchdog)}

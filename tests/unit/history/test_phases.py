@@ -21,7 +21,7 @@ from resilience.history.history import History
 from resilience.telemetry import signs
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.timings import Timings
-from tests.support import launch_streams
+from tests.support import launch_streams, rank_timings
 from tests.support.nested_streams import nested
 from tests.support.record_streams import Fault, job
 
@@ -83,10 +83,10 @@ def test_sections_of_all_ranks_beside_the_shortest_limit(tmp_path: Path) -> None
         timings.fold(("checkpoint", 2.0 + rank) for _ in range(10))
         timings.fold_failed([("data", 1.0)])
         (tmp_path / "timings").mkdir(exist_ok=True)
-        timings.write(tmp_path / "timings" / f"n-{rank}.json")
+        rank_timings.write(tmp_path, "n", rank, timings)
         origin = Origin("job", "n", "monitor", 1, initial_rank=rank)
         signs.write(tmp_path, signs.Signs(origin, "ended", limits=(signs.Allowed("checkpoint", limit),)))
-    (tmp_path / "timings" / "n-9.json").write_text("{torn")
+    (tmp_path / "timings" / "n-9.hist").write_text("{torn")
     found = {section.name: section for section in sections_of(tmp_path)}
     checkpoint = found["checkpoint"]
     assert (checkpoint.count, checkpoint.ranks, checkpoint.limit_s, checkpoint.max_s) == (20, 2, 20.0, 3.0)

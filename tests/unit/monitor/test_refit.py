@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from resilience.core.configuration import Configuration
 from resilience.monitor import refit
 from resilience.telemetry.durations import Header, Recorder
 
 
-def record(folder: Path, run: str, began: float, n: int = 15_000, fingerprint: str = "same") -> None:
+def record(folder: Path, run: str, began: float, n: int = 15_000, script: str = "train.py") -> None:
     chance = random.Random(run)
-    header = Header(run=run, node="host", rank=0, world_size=1, fingerprint=fingerprint)
+    configuration = Configuration(script, world_size=1)
+    header = Header(run=run, node="host", rank=0, world_size=1, configuration=configuration)
     recorder = Recorder(folder / run, header, began)
     for i in range(n):
         recorder.add("train", 2.0 * math.exp(chance.gauss(0.0, 0.02)), began + 2.0 * i)
@@ -44,7 +46,7 @@ def test_one_run_alone_gives_none_for_it_may_be_special(runs: Path) -> None:
 
 
 def test_runs_of_another_configuration_do_not_count(runs: Path) -> None:
-    record(runs, "yesterday", 0.0, fingerprint="other")
+    record(runs, "yesterday", 0.0, script="other.py")
     record(runs, "today", 1e6)
     assert refit.limits(None, 1, 0) == {}
 
@@ -57,7 +59,7 @@ def test_without_a_run_folder_there_is_nothing_to_fit(runs: Path) -> None:
 
 
 def test_run_that_has_just_begun_gives_none(runs: Path) -> None:
-    recorder = Recorder(runs / "today", Header(run="today", node="host", rank=0, world_size=1, fingerprint="same"), 5.0)
+    recorder = Recorder(runs / "today", Header(run="today", node="host", rank=0, world_size=1), 5.0)
     recorder.add("train", 0.001, 5.0)
     recorder.close(5.0)
     assert refit.limits(None, 1, 0) == {}

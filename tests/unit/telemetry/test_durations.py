@@ -11,7 +11,7 @@ from resilience.errors import DecodeError
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Header, Recorder, Started, Value
 
-HEADER = Header(run="job", node="host", rank=3, world_size=4, fingerprint="abc")
+HEADER = Header(run="job", node="host", rank=3, world_size=4)
 
 
 def values(path: Path) -> list[Value]:
@@ -39,12 +39,16 @@ def test_everything_is_in_the_histogram_with_exact_count_sum_and_maximum(tmp_pat
         recorder.add("data", seconds, float(i))
     recorder.close(5000.0)
     state = durations.read_histograms(tmp_path / "timings" / "host-3.hist")
-    periods = state.sections["data"]
-    assert sorted(periods) == [0, 1]  # two hours
-    assert sum(period.histogram.count for period in periods.values()) == 5000
-    assert sum(period.histogram.sum for period in periods.values()) == pytest.approx(sum(told))
-    longest = max(periods.values(), key=lambda period: period.histogram.max)
-    assert longest.histogram.max == max(told)
+    total, periods = state.deadlines["data"].total, state.deadlines["data"].periods
+    assert (total.count, total.max) == (5000, max(told))
+    assert total.sum == pytest.approx(sum(told))
+    assert durations.PERIODS / 2 <= len(periods) <= durations.PERIODS
+    assert sum(period.count for period in periods.values()) == 5000
+    assert sum(period.settled for period in periods.values()) == 5000 - durations.FIRST_AGAIN
+    assert sum(period.sum for period in periods.values()) == pytest.approx(sum(told))
+    assert all(0.9 < period.median < 1.1 for period in periods.values() if period.count > 100)
+    longest = max(periods.values(), key=lambda period: period.max)
+    assert longest.max == max(told)
     assert longest.max_at == float(told.index(max(told)))
 
 
@@ -58,8 +62,8 @@ def test_files_stay_below_a_megabyte_however_long_the_run(tmp_path: Path) -> Non
     assert len(sizes) == 2
     assert sum(sizes) < 1 << 20
     state = durations.read_histograms(tmp_path / "timings" / "host-3.hist")
-    assert all(len(periods) <= durations.PERIODS for periods in state.sections.values())
-    assert sum(p.histogram.count for periods in state.sections.values() for p in periods.values()) == 200_000
+    assert all(len(series.periods) <= durations.PERIODS for series in state.deadlines.values())
+    assert sum(series.total.count for series in state.deadlines.values()) == 200_000
 
 
 def test_calls_are_counted_anew_after_a_start(tmp_path: Path) -> None:

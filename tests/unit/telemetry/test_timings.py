@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.telemetry import timings
 from resilience.telemetry.timings import LARGEST_BUCKET, RATIO, SMALLEST, Histogram, Timings, upper_bound
 
 DURATIONS = st.floats(1e-6, 1e6)
@@ -42,19 +39,3 @@ def test_merging_is_the_same_as_adding_all(first: list[float], second: list[floa
         expected = together.sections[name]
         assert (found.buckets, found.count, found.max) == (expected.buckets, expected.count, expected.max)
         assert found.sum == pytest.approx(expected.sum)
-
-
-def test_file_gives_back_what_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "timings" / "node-0.json"
-    written = Timings()
-    assert written.write(path)
-    assert not path.exists()  # nothing to write is nothing written
-    written.fold([("data", 0.5), (timings.HEARTBEAT, 1.0)])
-    assert written.write(path)
-    assert timings.read(path) == written
-
-
-def test_folder_that_cannot_be_written_is_answered() -> None:
-    full = Timings()
-    full.fold([("data", 0.5)])
-    assert not full.write(Path("/proc/no-such-folder/x.json"))

@@ -1,0 +1,70 @@
+"""Which durations are recorded, fitted and enforced?  One name and one definition of each.
+
+A deadline is a duration that has a limit. The monitor records it, `resilience calibrate` fits it, the file of limits
+holds it and `core.watch` enforces it, all under the same name. The first occurrences after a start are slower, so they
+are a deadline of their own: of a cold start, of a warm one, and of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Start = Literal["cold", "warm", "iteration"]
+"""How a rank starts. cold: for the first time in this run, or a node of the job does. warm: a new process on the same
+nodes. iteration: the wrapped function is called again in the same process."""
+
+STEP = "step"
+HEARTBEAT = "heartbeat"
+INITIAL_HEARTBEAT = "initial_heartbeat"
+OUT_OF_SECTION = "out_of_section"
+FIRST = ".first"
+_AGAIN: Mapping[Start, str] = {"cold": "", "warm": ".warm", "iteration": ".iteration"}
+_SECTION = "section:"
+
+DEFINITIONS: Mapping[str, str] = {
+    "NAME": "from opening section NAME to closing it; no exception leaves it",
+    OUT_OF_SECTION: "from closing the last open section to opening the next one, or to the end of the program",
+    STEP: "from one rise of the step counter to the next one, or to the end of the program",
+    HEARTBEAT: "from one heartbeat to the next one, or to the end of the program",
+    INITIAL_HEARTBEAT: "from the announcement of heartbeats to the first one; a section that is opened or closed in "
+    "between begins the time anew",
+    "NAME" + FIRST: "any of the durations above for the first occurrences after a cold start",
+    "NAME" + FIRST + ".warm": "the same after a warm start",
+    "NAME" + FIRST + ".iteration": "the same after an iteration of the Wrapper began",
+}
+"""What each deadline measures. NAME: of a section, or one of the other names."""
+
+
+def of_section(name: str) -> str:
+    """Return the deadline of a section. One whose name could be taken for another deadline is `section:NAME:`."""
+    is_plain = name not in DEFINITIONS and FIRST not in name and not name.startswith(_SECTION)
+    return name if is_plain else f"{_SECTION}{name}:"
+
+
+def section_of(deadline: str) -> str | None:
+    """Return the section that a deadline without `.first` belongs to, None for the others."""
+    if deadline.startswith(_SECTION):
+        return deadline.removeprefix(_SECTION)[:-1]
+    return None if deadline in DEFINITIONS else deadline
+
+
+def of_limit(limit: str) -> str:
+    """Return the deadline that a limit of `core.watch` enforces, empty if it enforces none."""
+    if limit.startswith(_SECTION):
+        return of_section(limit.removeprefix(_SECTION))
+    return limit if limit in (STEP, HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION) else ""
+
+
+def first_of(deadline: str, start: Start) -> str:
+    """Return the name of the first occurrences after a start. Of the initial heartbeat there are no others."""
+    return deadline + ("" if deadline == INITIAL_HEARTBEAT else FIRST) + _AGAIN[start]
+
+
+def split(name: str) -> tuple[str, Start | None]:
+    """Return (deadline, start) of a name in a file of limits; start is None for what is not a first occurrence."""
+    for start, again in _AGAIN.items():
+        for first in (FIRST, ""):
+            plain = name.removesuffix(first + again)
+            if plain != name and first_of(plain, start) == name:
+                return plain, start
+    return (name, "cold") if name == INITIAL_HEARTBEAT else (name, None)

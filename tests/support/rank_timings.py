@@ -1,0 +1,28 @@
+"""Writes a rank's file of histograms, from durations that a test names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resilience.adapters import files
+from resilience.core import encoding
+from resilience.core.deadlines import HEARTBEAT, of_section
+from resilience.telemetry.durations import Durations, Header, Series
+from resilience.telemetry.timings import Timings
+
+
+def write(folder: Path, node: str, rank: int, timings: Timings) -> Path:
+    """Write the file that the rank's monitor would have left in this run folder; return its path."""
+    deadlines: dict[str, Series] = {}
+    for name, histogram in timings.sections.items():
+        deadlines.setdefault(_deadline(name), Series()).total = histogram
+    for name, histogram in timings.failed.items():
+        deadlines.setdefault(_deadline(name), Series()).failed = histogram
+    header = Header(run=folder.name, node=node, rank=rank, world_size=1)
+    path = folder / "timings" / f"{node}-{rank}.hist"
+    assert files.replace(path, encoding.to_json(Durations(header=header, began_at=0.0, deadlines=deadlines)))
+    return path
+
+
+def _deadline(name: str) -> str:
+    return of_section(name) if name else HEARTBEAT
