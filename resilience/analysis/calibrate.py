@@ -14,8 +14,8 @@ from typing import get_args
 
 import msgspec
 
-from resilience.analysis import timings
-from resilience.analysis.timings import Begun, Input, Observed, Run
+from resilience.analysis.observed import Begun, Observed, Run, pool_of, warm_up
+from resilience.analysis.timings import Input
 from resilience.core import calibration, timeouts
 from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool, quantile
 from resilience.core.configuration import differences, harmless, serious
@@ -60,7 +60,7 @@ def calibrate(
             progress(name, number, len(names))
         seen = [run.deadlines[name] for run in runs if name in run.deadlines]
         seconds = sum(run.seconds for run in runs if name in run.deadlines)
-        first = timings.warm_up(name, seen)
+        first = warm_up(name, seen)
         usual = _usual(seen, first, seconds, job)
         if usual is not None:  # else it came once a start, and is a first occurrence only
             made[name] = usual
@@ -122,7 +122,7 @@ def unlike(runs: Sequence[Run]) -> list[str]:
 
 def _usual(seen: Sequence[Observed], first: int, seconds: float, job: _Job) -> Deadline | None:
     """Return the limit of all but the first occurrences, None if there were no others."""
-    pool = timings.pool(seen, first)
+    pool = pool_of(seen, first)
     if not pool.n:
         return None
     every = seconds / max(1, sum(each.n for each in seen))
@@ -215,10 +215,10 @@ def backtest(runs: Sequence[Run], target: Target, most: int | None = None) -> Te
     share = Counter(mark for mark, _ in groups)
     for (mark, name), members in sorted(groups.items()):
         seen = [run.deadlines[name] for run in members]
-        first = timings.warm_up(name, seen)
+        first = warm_up(name, seen)
         every = sum(run.seconds for run in members) / max(1, sum(each.n for each in seen))
         p = calibration.trial_probability(target.false_alarms / share[mark], 1, target.horizon_s, every)
-        recorded = sum(timings.pool([each], first).n for each in seen)
+        recorded = sum(pool_of([each], first).n for each in seen)
         tested = 0
         for left_out, train, held_out in _folds({run.name: run.deadlines[name] for run in members}, first):
             answer = _held(mark, name, left_out, train, held_out, first, p, target, most)
@@ -267,13 +267,13 @@ def _held(
 ) -> Held | None:
     if most is not None:
         train = _shortened(train, first, most)
-    train_pool, test_pool = timings.pool(train, first), timings.pool([held_out], first)
+    train_pool, test_pool = pool_of(train, first), pool_of([held_out], first)
     if train_pool.n < calibration.FEWEST or not test_pool.n:
         return None
     fitted = fit_pool(train_pool, p, target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout)
     if fitted.timeout_s is None:
         return None
-    pools = [timings.pool([each], first) for each in train]
+    pools = [pool_of([each], first) for each in train]
     nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
     exceeded = [
         sum(count for seconds, count in test_pool.descending if seconds > limit)

@@ -7,24 +7,21 @@ is lost. Bad input is named with file and line and stops everything: half of the
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
 import math
 import time
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from resilience.adapters import files
 from resilience.analysis.cuts import Verdicts
-from resilience.core import calibration
-from resilience.core.calibration import Cut, Pool, quantile
-from resilience.core.configuration import Configuration
-from resilience.core.deadlines import INITIAL_HEARTBEAT, Start
+from resilience.analysis.observed import Begun, Observed, Run
+from resilience.analysis.tables import read_table
+from resilience.core.calibration import Cut
+from resilience.core.deadlines import Start
 from resilience.core.timeouts import Source
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations
@@ -32,75 +29,8 @@ from resilience.telemetry.timings import Histogram, bucket, upper_bound
 
 FRESH = 30.0  # seconds since a file was written last; a monitor that lives writes every 15
 LAST_RECORDS = 8  # of a file, among which its end is looked for
-COLUMNS = ("run", "section", "rank", "i", "seconds")
-ENDS = ("ok", "cut", "killed", "hang")
-BOM = "\ufeff"
 
 _Place = tuple[int, int]  # cycle and iteration of a start
-
-
-class Begun(msgspec.Struct, frozen=True):
-    """The leading values after a start, in order, the slowest rank's."""
-
-    how: Start
-    values: list[float]
-
-
-class Observed(msgspec.Struct):
-    """One deadline in one run.
-
-    kept: (number since the start, seconds, when) of single occurrences in order, the slowest rank's. is_whole: they are
-    all there are. Else all that took longer than `above` are among them or in `missing` (seconds: how often), and body
-    holds all of them, of every rank. n: occurrences in all; max_s: the longest of all. half_at, settled_max, drift: how
-    durations went over time, as `_course` tells."""
-
-    starts: list[Begun]
-    kept: list[tuple[int, float, float]]
-    is_whole: bool = True
-    above: float = 0.0
-    missing: dict[float, int] = {}
-    body: Histogram = msgspec.field(default_factory=Histogram)
-    n: int = 0
-    max_s: float = 0.0
-    half_at: float = 0.0
-    settled_max: float = 0.0
-    drift: float = 0.0
-    cuts: list[Cut] = []
-
-    def series(self, first: int) -> list[float]:
-        """Return the single values without each start's first occurrences."""
-        return [seconds for number, seconds, _ in self.kept if number >= first]
-
-    def counts(self, first: int) -> Counter[float]:
-        """Return how often each duration occurred, without each start's first occurrences."""
-        counts = Counter(seconds for seconds in self.series(first) if seconds > self.above)
-        counts.update(self.missing)
-        early = sum(number < first for number, _, _ in self.kept)
-        left = max(0, self.n - counts.total() - early)
-        below = [(value, count) for value, count in _descending(self.body) if value <= self.above]
-        of_ranks = sum(count for _, count in below)
-        for value, count in below:
-            if share := round(count * left / of_ranks):
-                counts[value] += share
-        return counts
-
-    def first_half_max(self, first: int) -> float:
-        """Return the maximum of the first half of the run."""
-        if self.is_whole:
-            series = self.series(first)
-            return max(series[: max(1, len(series) // 2)], default=0.0)
-        known = (s for number, s, at in self.kept if first <= number < durations.FIRST_AGAIN and at <= self.half_at)
-        return max(self.settled_max, max(known, default=0.0))
-
-
-class Run(msgspec.Struct):
-    """One run. seconds: observed in all."""
-
-    name: str
-    configuration: Configuration
-    ranks: int
-    seconds: float
-    deadlines: dict[str, Observed]
 
 
 class Input(msgspec.Struct):
@@ -135,7 +65,7 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
             tables += runs
             sources += used
         elif path.name.endswith((".csv", ".csv.gz")):
-            tables += _table(path)
+            tables += read_table(path)
             sources.append(path)
         elif path.suffix == ".hist":
             found, used = _ranks([path])
@@ -184,103 +114,6 @@ def _has_ended(records: Sequence[str]) -> bool:
     return False
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
-
-def _table(path: Path) -> list[Run]:
-    """Read `run,section,rank,i,seconds[,end]`."""
-    values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    cuts: dict[tuple[str, str], list[Cut]] = defaultdict(list)
-    ranks: dict[str, set[str]] = defaultdict(set)
-    for line, row in _rows(path):
-        run, section, rank = row["run"], row["section"], row["rank"]
-        number, seconds = _whole(path, line, row["i"]), _seconds(path, line, row["seconds"])
-        ranks[run].add(rank)
-        if row["end"] == "ok":
-            seen = values[run, section]
-            seen[number] = max(seconds, seen.get(number, 0.0))
-        else:
-            cuts[run, section].append(Cut(seconds, row["end"]))  # type: ignore[arg-type]
-    if not values:
-        raise ConfigurationError(f"{path} holds no durations; expected a line for each under {','.join(COLUMNS)}")
-    runs = []
-    for run in sorted({run for run, _ in values}, key=lambda name: (len(name), name)):
-        deadlines = {
-            section: _whole_series([seen[i] for i in sorted(seen)], cuts[name, section])
-            for (name, section), seen in values.items()
-            if name == run
-        }
-        seconds = max(sum(seconds for _, seconds, _ in seen.kept) for seen in deadlines.values())
-        runs.append(Run(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines))
-    return runs
-
-
-def _whole_series(series: list[float], cuts: list[Cut]) -> Observed:
-    return Observed(
-        starts=[Begun("cold", series[: durations.FIRST])],
-        kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
-        n=len(series),
-        max_s=max(series),
-        cuts=cuts,
-    )
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    zipped = path.name.endswith(".gz")
-    line = 0
-    try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
-            if zipped
-            else path.open(encoding="utf-8", newline="") as file
-        ):
-            table = csv.reader(file)
-            names = next(table, [])
-            if names and names[0].startswith(BOM):
-                raise ConfigurationError(
-                    f"{path}:1: begins with a byte order mark; save it as UTF-8 without one (utf-8, not utf-8-sig)"
-                )
-            if tuple(names[:5]) != COLUMNS or names[5:] not in ([], ["end"]):
-                raise ConfigurationError(
-                    f"{path}:1: the columns are {','.join(names) or 'missing'}, expected {','.join(COLUMNS)}[,end]"
-                )
-            for row in table:
-                line = table.line_num
-                if len(row) != len(names):
-                    raise ConfigurationError(f"{path}:{line}: {len(row)} fields, expected {len(names)}: {row}")
-                if not row[1].strip():
-                    raise ConfigurationError(f"{path}:{line}: the name of the section is empty")
-                end = row[5] if len(row) > 5 else "ok"
-                if end not in ENDS:
-                    raise ConfigurationError(f"{path}:{line}: end is {end!r}, expected one of {', '.join(ENDS)}")
-                yield (
-                    line,
-                    {"run": row[0], "section": row[1], "rank": row[2], "i": row[3], "seconds": row[4], "end": end},
-                )
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(
-            f"{path}: damaged after line {line + 1} ({error}); copy it again, or leave it out"
-        ) from error
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
-
-
-def _whole(path: Path, line: int, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigurationError(f"{path}:{line}: i is {text!r}, expected a whole number from 0")
-    return int(text)
-
-
-def _seconds(path: Path, line: int, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.0 <= seconds < math.inf:
-        raise ConfigurationError(f"{path}:{line}: seconds is {text!r}, expected a number from 0, finite")
-    return max(seconds, 1e-9)  # a clock of whole milliseconds shows 0
-
-
 # -- run folders -----------------------------------------------------------------------------------
 
 
@@ -300,7 +133,7 @@ def _folder(folder: Path) -> tuple[list[_Rank], list[Run], list[Path]]:
         return made, [], used
     tables = sorted((*folder.glob("*.csv"), *folder.glob("*.csv.gz")))
     if tables:
-        return [], [run for table in tables for run in _table(table)], tables
+        return [], [run for table in tables for run in read_table(table)], tables
     raise ConfigurationError(
         f"{folder} holds no timings; a run records them where sections, heartbeats or steps are used. Is it the run's "
         "folder, and has the run shown such signs?"
@@ -457,60 +290,6 @@ def _course(found: Sequence[tuple[durations.Durations, durations.Series]]) -> tu
     return half_at, largest, sorted(drifts)[len(drifts) // 2] if drifts else 0.0
 
 
-def _descending(histogram: Histogram) -> list[tuple[float, int]]:
-    return [(upper_bound(number), histogram.buckets[number]) for number in sorted(histogram.buckets, reverse=True)]
-
-
-# -- what the fit needs ----------------------------------------------------------------------------
-
-
-def warm_up(deadline: str, seen: Sequence[Observed]) -> int:
-    """Return how many occurrences after a start are slower than later ones: the same number for all starts."""
-    if deadline == INITIAL_HEARTBEAT:
-        return calibration.LONGEST_WARM_UP  # there is one a start
-    return calibration.warm_up([begun.values[: durations.FIRST] for each in seen for begun in each.starts])
-
-
-def pool(seen: Sequence[Observed], first: int) -> Pool:
-    """Put the runs of one deadline together, without each start's first occurrences.
-
-    Every duration counts: those that are known one by one, and from the buckets all others."""
-    series = [each.series(first) for each in seen]
-    if all(each.is_whole for each in seen):
-        return calibration.pooled(series)
-    counts: Counter[float] = Counter()
-    medians, drifts, halves = [], [], []
-    for each, values in zip(seen, series, strict=True):
-        own = Counter(values) if each.is_whole else each.counts(first)
-        if not own:
-            continue
-        descending = sorted(own.items(), reverse=True)
-        counts.update(own)
-        medians.append(quantile(descending, 0.5))
-        n = sum(own.values())
-        drifts += [calibration.drift(values) if each.is_whole else each.drift] if n >= calibration.FEWEST else []
-        halves.append((n, each.first_half_max(first), descending[0][0]))
-    return Pool(
-        descending=tuple(sorted(counts.items(), reverse=True)),
-        run_medians=tuple(medians),
-        drift=sorted(drifts)[len(drifts) // 2] if drifts else 0.0,
-        first_half_max=_first_half_max(halves),
-    )
-
-
-def _first_half_max(runs: Sequence[tuple[int, float, float]]) -> float:
-    """Return the maximum of the first half of all runs. runs: of each one, how many durations, the maximum of its first
-    half, and of all of it."""
-    total, seen, largest = sum(n for n, _, _ in runs), 0, 0.0
-    for n, first_half, whole in runs:
-        if seen + n <= total / 2:
-            largest = max(largest, whole)
-        elif seen < total / 2:
-            largest = max(largest, first_half)
-        seen += n
-    return largest
-
-
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -519,4 +298,4 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["COLUMNS", "Input", "Observed", "Run", "pool", "read", "warm_up"]
+__all__ = ["Input", "Observed", "Run", "read"]

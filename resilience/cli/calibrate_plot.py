@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.adapters import files
-from resilience.analysis import timings
+from resilience.analysis.observed import pool_of, warm_up
 from resilience.analysis.timings import Input
 from resilience.cli.markup import escape
 from resilience.cli.render import seconds
@@ -74,7 +74,7 @@ class _Axes:
 
 def _panel(name: str, deadline: Deadline, given: Input) -> str:
     seen = [run.deadlines[name] for run in given.runs if name in run.deadlines]
-    pool = timings.pool(seen, timings.warm_up(name, seen))
+    pool = pool_of(seen, warm_up(name, seen))
     top, limit = pool.descending[0][0], deadline.timeout_s or pool.descending[0][0]
     bottom = pool.descending[-1][0]
     hangs = [seconds_ for seconds_ in deadline.excluded_hangs if seconds_ > 0]

@@ -27,6 +27,7 @@ from typing import Any
 
 from resilience.analysis import timings
 from resilience.analysis.calibrate import at_least, geometric_mean, nvrx_rule
+from resilience.analysis.observed import pool_of
 from resilience.cli import main as resilience
 from resilience.core.calibration import Cut, Timeout, fit, fit_pool
 from resilience.telemetry.durations import Header, Recorder
@@ -255,7 +256,7 @@ def cost() -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder:
         root, chance, size = Path(folder), random.Random(5), 0
         for rank in range(1024):
-            recorder = Recorder(root, Header(run="big", node="n", rank=rank, world_size=1024, fingerprint="x"), 0.0)
+            recorder = Recorder(root, Header(run="big", node="n", rank=rank, world_size=1024), 0.0)
             recorder.started("cold", 0.0)
             for section in range(8):
                 for i in range(120):
@@ -266,7 +267,7 @@ def cost() -> Iterator[Bar]:
         began = time.monotonic()
         given = timings.read([root])
         for seen in given.runs[0].deadlines.values():
-            answer: Timeout = fit_pool(timings.pool([seen], 1), 1e-4)
+            answer: Timeout = fit_pool(pool_of([seen], 1), 1e-4)
             assert answer.n
         seconds = time.monotonic() - began
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
