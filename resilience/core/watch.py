@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_section
+from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_limit, of_section
 from resilience.core.silences import Rule, Silence
 
 Seconds = float
@@ -95,7 +95,7 @@ class Doing(Enum):
     WAITING = "waiting"  # in a barrier or for an outcome: only the watchdog is weighed
     HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit
     FUNCTION = "run"  # in the wrapped function: everything is weighed
-    ENDING = "ending"  # the program is over, and its interpreter clears up: only the rule for silences holds
+    ENDING = "ending"  # the program is over, and its interpreter clears up: no learned limit of its signs holds
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -351,9 +351,6 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
         if seen.ran_at is not None:  # a process that stands still waits for nothing
             rows.append(("watchdog", seen.ran_at, Limit(hard=limits.watchdog.hard)))
         return rows
-    if seen.doing is Doing.ENDING:
-        is_weighed = limits.rule is not None and seen.silence is not None
-        return [_silence_row(limits.rule, seen.silence)] if is_weighed else []  # type: ignore[arg-type]
     if seen.doing is Doing.HOOK:
         return [(f"hook:{seen.hook}", seen.since, limits.hook)]
     # Entering what it is doing proved that the main thread ran.
@@ -378,11 +375,17 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     if not seen.open_sections and seen.section_left_at is not None:
         limit = _for_occurrence(limits, seen, OUT_OF_SECTION, seen.outside_gaps + 1, limits.out_of_section)
         rows.append((OUT_OF_SECTION, seen.section_left_at, limit))
+    if seen.doing is Doing.ENDING:
+        rows = [row for row in rows if not _is_learned(limits, row[0])]
     is_set = any(section.name in limits.sections for section in seen.open_sections)  # to none, perhaps
     is_set = is_set or seen.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
     if limits.rule is not None and seen.silence is not None and not is_set:
         rows.append(_silence_row(limits.rule, seen.silence))
     return rows
+
+
+def _is_learned(limits: Limits, limit: str) -> bool:
+    return of_limit(limit) in limits.learned or of_limit(limit) in limits.first
 
 
 def _silence_row(rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:

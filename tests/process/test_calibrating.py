@@ -139,6 +139,45 @@ def test_file_that_does_not_fit_is_refused_with_the_reason(launch: Launch, tmp_p
     assert "workload 'script.py' before, 'large' now" in passed_over.output(stream=2)
 
 
+LOADS = """
+import json
+from resilience.fault_tolerance import RankMonitorClient
+plan = json.loads((here / "plan.json").read_text())
+client = RankMonitorClient()
+client.init_workload_monitoring()
+if plan.get("hang") == [cycle, rank]:
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(plan["load"])
+for n in range(40):
+    client.send_heartbeat()
+    time.sleep(0.01)
+"""
+
+
+def test_job_that_loads_for_long_before_its_first_heartbeat_lives_with_learned_limits(
+    launch: Launch, tmp_path: Path
+) -> None:
+    planned(tmp_path, load=1.5)
+    for name in ("first", "second"):
+        assert launch(LOADS, RESILIENCE_JOB_ID=name).wait() == [0]
+    found = calibrated(tmp_path, "first", "second").deadlines
+    initial, heartbeat = found["initial_heartbeat"], found["heartbeat"]
+    assert initial.max_s >= 1.5 and initial.n == 2
+    assert initial.timeout_s == pytest.approx(5 * initial.max_s, rel=1e-4)
+    assert heartbeat.median_s < 1.0
+    healthy = launch(LOADS, "--timeouts", "auto", RESILIENCE_JOB_ID="third")
+    assert healthy.wait() == [0]
+    assert healthy.of(events.RankFellSilent) == []
+    planned(tmp_path, load=1.5, hang=[0, 1])
+    stopped = launch(LOADS, "--timeouts", "auto", RESILIENCE_JOB_ID="fourth")
+    assert stopped.wait() == [0]
+    (silent,) = [record.event for record in stopped.of(events.RankFellSilent)]
+    assert (silent.limit, silent.allowed_s) == ("initial_heartbeat", pytest.approx(initial.timeout_s, rel=1e-4))
+    # The rank was stopped, so the verdict knows that it hung, and limits stay what they were.
+    again = calibrated(tmp_path, "first", "second", "third", "fourth").deadlines["initial_heartbeat"]
+    assert again.max_s < silent.allowed_s
+
+
 def wrapped(steps: int) -> None:
     """A function under the in-process wrapper that shows sections and beats, and fails once."""
     from datetime import timedelta

@@ -25,6 +25,7 @@ from resilience.core.watch import (
     Finish,
     First,
     Kill,
+    Learned,
     Limit,
     Limits,
     NoteUnknown,
@@ -290,10 +291,16 @@ def test_first_occurrences_after_each_kind_of_start_have_learned_limits_of_their
         assert first(start=start, heartbeats_from=START) == allowed
 
 
-def test_signs_of_a_program_that_is_over_have_no_limit(watcher: ModuleType) -> None:
-    limits = limits_of(step=Limit(1.0), heartbeat=Limit(1.0), sections={"data": Limit(1.0)})
-    seen = in_function(doing=Doing.ENDING, step_at=START, heartbeat_at=START, open_sections=(Sign("data", START),))
+def test_learned_limits_do_not_hold_for_a_program_that_is_over(watcher: ModuleType) -> None:
+    known = Learned(1.0, 0.1, 0.2)
+    limits = limits_of(step=Limit(1.0), heartbeat=Limit(1.0), learned={"step": known, "heartbeat": known})
+    seen = in_function(doing=Doing.ENDING, step_at=START, heartbeat_at=START)
     assert watch_over(watcher, limits, seen) == []
+    by_hand = limits_of(step=Limit(1.0), heartbeat=Limit(1.0), learned={"heartbeat": known})
+    assert watch_over(watcher, by_hand, seen)[0][0] == START + 1.0
+    ruled = limits_of(step=Limit(1.0), learned={"step": known}, rule=Rule(8.0, 4.0))
+    silent = msgspec.structs.replace(seen, silence=Silence("", START, 8.0, START + 6.0))
+    assert watch_over(watcher, ruled, silent)[0][0] == START + 8.0
 
 
 def test_shorter_limit_of_a_warm_up_is_not_slept_through(watcher: ModuleType) -> None:
@@ -631,12 +638,10 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
         return {}
     if seen.store_due_at is not None:
         return {"store": (seen.store_due_at, limits.store)}
-    if seen.doing is Doing.ENDING:
-        return {}
     if seen.doing is Doing.HOOK:
         return {f"hook:{seen.hook}": (seen.since, limits.hook)}
     rows = {"watchdog": (max(seen.since, seen.watchdog_at or 0.0), limits.watchdog)}
-    if seen.doing is Doing.FUNCTION:
+    if seen.doing in (Doing.FUNCTION, Doing.ENDING):
         signs = {
             "leave": (None if seen.interrupted_at is None else max(seen.interrupted_at, seen.since), limits.leave),
             "ping": (seen.ping_at, limits.ping),

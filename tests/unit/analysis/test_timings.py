@@ -1,0 +1,180 @@
+"""What was recorded in run folders, and in tables, becomes the same limits. No duration is lost on the way."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from resilience.analysis import timings
+from resilience.analysis.calibrate import Target, backtest, calibrate
+from resilience.core.configuration import Configuration
+from resilience.core.deadlines import Start
+from resilience.core.timeouts import Deadline, Timeouts
+from resilience.telemetry import durations
+from resilience.telemetry.durations import Header, Recorder
+
+SOON = Target(false_alarms=200.0, horizon_s=600.0, min_timeout=0.001)
+CONFIGURATION = Configuration("train.py", world_size=1)
+
+
+def record(
+    folder: Path,
+    starts: Iterable[tuple[Start, Sequence[float]]],
+    *,
+    rank: int = 0,
+    node: str = "n",
+    name: str = "train",
+    launch: str = "",
+    began: float = 1000.0,
+) -> Path:
+    """Write what a monitor would have kept of these starts, one occurrence after the other; return the run folder."""
+    header = Header(folder.name, node, rank, 1, CONFIGURATION, launch or folder.name)
+    recorder = Recorder(folder, header, began)
+    at = began
+    for cycle, (how, values) in enumerate(starts):
+        recorder.started(how, at, cycle=cycle)
+        for seconds in values:
+            recorder.add(name, seconds, at)
+            at += seconds
+    recorder.close(at)
+    return folder
+
+
+def steps(n: int, seed: int, seconds: float = 0.1) -> list[float]:
+    chance = random.Random(seed)
+    return [seconds * math.exp(chance.gauss(0.0, 0.02)) for _ in range(n)]
+
+
+def limits(*folders: Path, target: Target = SOON) -> Timeouts:
+    return calibrate(timings.read(folders), target)
+
+
+def test_evaluation_soon_after_the_start_is_not_dropped(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        values = steps(400, seed)
+        values[10] = 10.7
+        folders.append(record(tmp_path / f"run{seed}", [("cold", values)]))
+    found = limits(*folders).deadlines["train"]
+    assert found.max_s == pytest.approx(10.7)
+    assert found.timeout_s is not None and found.timeout_s > 10.7
+    assert found.status == "provisional" and "twice only" in found.reason
+
+
+def test_values_that_the_file_has_no_room_for_are_taken_from_the_histogram_and_it_says_so(tmp_path: Path) -> None:
+    rising = [0.1 * 1.0005**i for i in range(12_000)]  # each one is larger than all before, and worth keeping
+    folder = record(tmp_path / "run", [("cold", [*rising, 32.0])])
+    state = durations.read_histograms(folder / "timings" / "n-0.hist")
+    assert state.left_out > 0
+    (observed,) = (run.deadlines["train"] for run in timings.read([folder]).runs)
+    assert sum(observed.counts(0).values()) == pytest.approx(12_001, rel=0.001)
+    assert max(observed.counts(0)) >= max(32.0, rising[-1]) * 0.999
+    found = limits(folder).deadlines["train"]
+    assert found.timeout_s is not None and found.timeout_s > found.max_s >= 32.0
+    assert any("from the histogram only" in warning for warning in found.warnings)
+
+
+def test_no_recorded_duration_lies_above_its_limit(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    for case in range(30):
+        values = steps(chance.randint(40, 600), case)
+        for _ in range(chance.randint(0, 5)):
+            values[chance.randrange(len(values))] = chance.uniform(0.1, 50.0)
+        cut = chance.randint(1, len(values))
+        made = limits(record(tmp_path / f"run{case}", [("cold", values[:cut]), ("warm", values[cut:])])).deadlines
+        longest = max(each.timeout_s or math.inf for each in made.values())
+        assert max(values) <= longest, f"case {case}"
+        for known in made.values():
+            assert known.timeout_s is None or known.max_s <= known.timeout_s, f"case {case}"
+
+
+def test_first_occurrences_are_fitted_apart_by_their_start_and_never_shorter_than_usual(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        usual = [4.0 if i % 7 == 0 else seconds for i, seconds in enumerate(steps(300, seed), 1)]
+        starts: list[tuple[Start, list[float]]] = [("cold", [30.0, *usual]), ("warm", [0.5, *usual])]
+        starts.append(("iteration", [0.15, *usual]))
+        folders.append(record(tmp_path / f"run{seed}", starts))
+    made = limits(*folders).deadlines
+    assert made["train.first"].timeout_s == pytest.approx(150.0)
+    usual_s = made["train"].timeout_s
+    assert usual_s is not None and usual_s > 4.0
+    for name in ("train.first.warm", "train.first.iteration"):
+        assert usual_s <= (made[name].timeout_s or 0.0) < 30.0
+
+
+def test_each_section_has_a_warm_up_of_its_own_length(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    record(folder, [("cold", [9.0, 8.0, 7.0, *steps(200, 1)])])
+    record(folder, [("cold", [9.0, *steps(200, 2)])], name="other", rank=1)
+    made = limits(folder).deadlines
+    assert (made["train.first"].occurrences, made["other.first"].occurrences) == (3, 1)
+
+
+def test_initial_heartbeat_has_a_limit_from_its_own_durations(tmp_path: Path) -> None:
+    made = limits(record(tmp_path / "run", [("cold", [6.0]), ("warm", [2.0])], name="initial_heartbeat")).deadlines
+    assert {name: known.timeout_s for name, known in made.items()} == {
+        "initial_heartbeat": 30.0,
+        "initial_heartbeat.warm": 10.0,
+    }
+
+
+def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
+    first = record(tmp_path / "a" / "job", [("cold", steps(300, 1))], node="a", launch="one")
+    second = record(tmp_path / "b" / "job", [("cold", steps(300, 2))], node="b", rank=1, launch="one")
+    given = timings.read([first, second])
+    assert [(run.name, run.ranks) for run in given.runs] == [("job", 2)]
+    copy = tmp_path / "copy" / "job"
+    shutil.copytree(first, copy)
+    given = timings.read([first, copy, first])
+    assert len(given.runs) == 1
+    assert any("counts once" in note for note in given.notes)
+    assert any("named twice" in note for note in given.notes)
+    other = record(tmp_path / "c" / "job", [("cold", steps(300, 3))], launch="two")
+    assert len(timings.read([first, other]).runs) == 2
+
+
+def table(path: Path, runs: Sequence[Sequence[float]]) -> Path:
+    rows = [f"{run},train,0,{i},{seconds!r}" for run, values in enumerate(runs) for i, seconds in enumerate(values)]
+    path.write_text("\n".join(["run,section,rank,i,seconds", *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [[8.0, *steps(3000, seed)] for seed in range(2)],
+        [[8.0, *steps(3000, 5)], [8.0, *[1.2 * seconds for seconds in steps(3000, 6)]]],
+        [[8.0, *(seconds * (1 + 0.3 * i / 3000) for i, seconds in enumerate(steps(3000, seed)))] for seed in range(2)],
+        [[8.0, *steps(2990, 1), *[3.0] * 10]],
+        [[8.0, *steps(3000, 2)], [8.0, *steps(2990, 3), *[3.0] * 10]],
+        [[8.0, *steps(2000, seed), *[3.0] * 5, *steps(900, seed + 9), *[3.0] * 5] for seed in range(3)],
+    ],
+    ids=["alike", "runs differ", "drift", "rises at the end", "rises in the second run", "late phases in each run"],
+)
+def test_folder_and_table_give_the_same_answer_for_the_same_data(tmp_path: Path, runs: list[list[float]]) -> None:
+    folders = [record(tmp_path / f"run{i}", [("cold", values)]) for i, values in enumerate(runs)]
+    target = Target(false_alarms=200.0, horizon_s=6000.0, min_timeout=0.001)
+
+    def answer(*paths: Path) -> Deadline:
+        return limits(*paths, target=target).deadlines["train"]
+
+    of_folder, of_table = answer(*folders), answer(table(tmp_path / "t.csv", runs))
+    assert of_folder.status == of_table.status
+    assert of_folder.reason.split(":")[0] == of_table.reason.split(":")[0]
+    assert of_folder.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
+
+
+def test_backtest_tests_everything_that_was_recorded(tmp_path: Path) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", steps(5000, seed))]) for seed in range(2)]
+    test = backtest(timings.read(folders).runs, SOON)
+    assert test.tested == test.recorded == pytest.approx(10_000, rel=0.001)
+    assert [each.exceeded for each in test.answers] == [0, 0]
+    alone = backtest(timings.read(folders[:1]).runs, SOON)
+    assert (alone.tested, alone.answers) == (0, [])
+    assert "a second run is needed" in alone.untested["train"]
