@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -118,12 +118,15 @@ def _has_ended(records: Sequence[str]) -> bool:
 
 
 class _Rank(msgspec.Struct):
-    """The files of one rank. values: with the start that they follow, counted by cycle and iteration."""
+    """The histograms of one rank, and where its single values are."""
 
     state: durations.Durations
-    values: list[tuple[_Place, durations.Value]]
-    hows: dict[_Place, Start]
-    folder: Path
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.path.parent.parent
 
 
 def _folder(folder: Path) -> tuple[list[_Rank], list[Run], list[Path]]:
@@ -141,7 +144,7 @@ def _folder(folder: Path) -> tuple[list[_Rank], list[Run], list[Path]]:
 
 
 def _ranks(paths: Sequence[Path]) -> tuple[list[_Rank], list[Path]]:
-    """Read the files of ranks."""
+    """Read the histograms of ranks."""
     ranks: list[_Rank] = []
     used: list[Path] = []
     for path in paths:
@@ -150,29 +153,9 @@ def _ranks(paths: Sequence[Path]) -> tuple[list[_Rank], list[Path]]:
         except (OSError, DecodeError) as error:
             raise ConfigurationError(f"{path}: {error}; it is no timings file, or damaged") from error
         single = path.with_suffix(".jsonl")
-        values, hows = _values(single)
-        ranks.append(_Rank(state, values, hows, path.parent.parent))
+        ranks.append(_Rank(state, single))
         used += [path, *([single] if single.exists() else [])]
     return ranks, used
-
-
-def _values(path: Path) -> tuple[list[tuple[_Place, durations.Value]], dict[_Place, Start]]:
-    values: list[tuple[_Place, durations.Value]] = []
-    hows: dict[_Place, Start] = {}
-    place = (0, 0)
-    try:
-        for _, line in durations.read_values(path):
-            match line:
-                case durations.Value():
-                    values.append((place, line))
-                case durations.Started():
-                    place = (line.cycle, line.iteration)
-                    hows[place] = line.how
-    except FileNotFoundError:
-        pass
-    except (OSError, DecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-    return values, hows
 
 
 def _runs(ranks: Sequence[_Rank], notes: list[str]) -> list[Run]:
@@ -192,75 +175,121 @@ def _runs(ranks: Sequence[_Rank], notes: list[str]) -> list[Run]:
 
 def _run(name: str, ranks: list[_Rank]) -> Run:
     names = sorted({deadline for rank in ranks for deadline in rank.state.deadlines})
+    gathered = {deadline: _Gathered.of(deadline, ranks) for deadline in names}
     verdicts = Verdicts([rank.folder for rank in ranks])
+    for rank in ranks:
+        _gather(rank, gathered, verdicts)
     return Run(
         name=name,
         configuration=ranks[0].state.header.configuration,
         ranks=max(len(ranks), *(rank.state.header.world_size for rank in ranks)),
         seconds=max(rank.state.seconds for rank in ranks),
-        deadlines={deadline: _merged(deadline, ranks, verdicts) for deadline in names},
+        deadlines={deadline: found.observed() for deadline, found in gathered.items()},
     )
 
 
-def _merged(deadline: str, ranks: list[_Rank], verdicts: Verdicts) -> Observed:
-    """Line up the ranks' single values by occurrence, and add up their buckets."""
-    found = [(rank, rank.state.deadlines.get(deadline, durations.Series())) for rank in ranks]
-    totals = [series.total for _, series in found]
-    n = max(total.count for total in totals)
-    above = max(durations.threshold(total) if total.count > durations.FIRST else 0.0 for total in totals)
-    body = Histogram()
-    missing: Counter[int] = Counter()
-    slowest: dict[tuple[_Place, int], durations.Value] = {}
+class _Gathered(msgspec.Struct):
+    """One deadline of a run while its ranks are read, one after the other. slowest: (seconds, when) by start and number
+    since that. above: all that took longer is among the single values, or missing there."""
+
+    deadline: str
+    body: Histogram
+    n: int
+    above: float
+    course: tuple[float, float, float]
+    slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
     hows: dict[_Place, Start] = {}
+    missing: dict[int, int] = {}
     cuts: list[Cut] = []
-    left_out = 0
-    for rank, series in found:
-        body.merge(series.total)
-        large = Counter(
-            {number: count for number, count in series.total.buckets.items() if upper_bound(number) > above}
+
+    @classmethod
+    def of(cls, deadline: str, ranks: Sequence[_Rank]) -> _Gathered:
+        """Add up the histograms of all ranks."""
+        found = [(rank.state, rank.state.deadlines.get(deadline, durations.Series())) for rank in ranks]
+        body = Histogram()
+        for _, series in found:
+            body.merge(series.total)
+        return cls(
+            deadline,
+            body,
+            n=max(series.total.count for _, series in found),
+            above=max(
+                durations.threshold(series.total) if series.total.count > durations.FIRST else 0.0
+                for _, series in found
+            ),
+            course=_course(found),
         )
-        for place, value in rank.values:
-            if value.section != deadline:
+
+    def observed(self) -> Observed:
+        """Return it in the form that the fit needs."""
+        places = sorted(self.slowest)
+        kept = [(number, *self.slowest[place][number]) for place in places for number in sorted(self.slowest[place])]
+        half_at, settled_max, drift = self.course
+        return Observed(
+            starts=[Begun(self.hows.get(place, "cold"), _leading(self.slowest[place])) for place in places],
+            kept=kept,
+            is_whole=len(kept) >= self.n and not self.missing,
+            above=self.above,
+            missing={min(upper_bound(number), self.body.max): count for number, count in self.missing.items()},
+            body=self.body,
+            n=self.n,
+            max_s=self.body.max,
+            half_at=half_at,
+            settled_max=settled_max,
+            drift=drift,
+            cuts=self.cuts,
+        )
+
+
+def _gather(rank: _Rank, gathered: dict[str, _Gathered], verdicts: Verdicts) -> None:
+    """Line up a rank's single values with those of the others, and find out which large ones it lacks."""
+    large = {
+        deadline: {
+            number: count
+            for number, count in series.total.buckets.items()
+            if upper_bound(number) > gathered[deadline].above
+        }
+        for deadline, series in rank.state.deadlines.items()
+    }
+    place: _Place = (0, 0)
+    how: Start = "cold"
+    try:
+        lines = durations.read_lines(rank.path)
+    except FileNotFoundError:
+        lines = []
+    except (OSError, DecodeError) as error:
+        raise ConfigurationError(f"{rank.path}: {error}") from error
+    for line in lines:
+        if isinstance(line, durations.Started):
+            place, how = (line.cycle, line.iteration), line.how
+        elif isinstance(line, durations.Value) and line.section in gathered:
+            found = gathered[line.section]
+            if line.end != "ok":
+                found.cuts.append(verdicts.judged(rank.state.header.rank, place, line))
                 continue
-            if value.end != "ok":
-                cuts.append(verdicts.judged(rank.state.header.rank, place, value))
-                continue
-            large[bucket(value.s)] -= 1
-            if (place, value.j) not in slowest or value.s > slowest[place, value.j].s:
-                slowest[place, value.j] = value
-            if hows.get(place) != "cold":  # a start is cold for all if it is for one, since they wait for it
-                hows[place] = rank.hows.get(place, "cold")
-        for number, count in large.items():
+            if line.s > found.above:
+                large[line.section][bucket(line.s)] -= 1
+            values = found.slowest.get(place)
+            if values is None:
+                values = found.slowest[place] = {}
+            known = values.get(line.j)
+            if known is None or line.s > known[0]:
+                values[line.j] = (line.s, line.t)
+            if how == "cold" or place not in found.hows:  # a start is cold for all if it is for one: they wait for it
+                found.hows[place] = how
+    for deadline, counts in large.items():
+        missing = gathered[deadline].missing
+        for number, count in counts.items():
             if count > 0:
-                missing[number] = max(missing[number], count)
-                left_out += count
-    ordered = sorted(slowest.items(), key=lambda item: (item[0][0], item[0][1]))
-    half_at, settled_max, drift = _course([(rank.state, series) for rank, series in found])
-    return Observed(
-        starts=_starts(ordered, hows),
-        kept=[(value.j, value.s, value.t) for _, value in ordered],
-        is_whole=len(ordered) >= n and not missing,
-        above=above,
-        missing={min(upper_bound(number), body.max): count for number, count in missing.items()},
-        body=body,
-        n=n,
-        max_s=body.max,
-        half_at=half_at,
-        settled_max=settled_max,
-        drift=drift,
-        cuts=cuts,
-    )
+                missing[number] = max(missing.get(number, 0), count)
 
 
-def _starts(ordered: Sequence[tuple[tuple[_Place, int], durations.Value]], hows: Mapping[_Place, Start]) -> list[Begun]:
-    """Return the values after each start as far as they follow one another without a gap."""
-    starts: dict[_Place, Begun] = {}
-    for (place, _), value in ordered:
-        if value.j == 0:
-            starts[place] = Begun(hows.get(place, "cold"), [])
-        if place in starts and len(starts[place].values) == value.j:
-            starts[place].values.append(value.s)
-    return list(starts.values())
+def _leading(values: Mapping[int, tuple[float, float]]) -> list[float]:
+    """Return the values after a start as far as they follow one another without a gap."""
+    leading: list[float] = []
+    while (found := values.get(len(leading))) is not None:
+        leading.append(found[0])
+    return leading
 
 
 def _course(found: Sequence[tuple[durations.Durations, durations.Series]]) -> tuple[float, float, float]:

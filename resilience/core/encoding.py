@@ -136,6 +136,23 @@ def reader(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = 
     return read
 
 
+def lines_reader(kind: object) -> Callable[[bytes], list[Any]]:
+    """Return a function that decodes many lines of JSON at once. It raises DecodeError, and nothing else."""
+    decoder: Any = None
+
+    def read(data: bytes) -> list[Any]:
+        nonlocal decoder
+        if decoder is None:
+            decoder = msgspec.json.Decoder(kind)
+        try:
+            found: list[Any] = decoder.decode_lines(data)
+            return found
+        except _UNDECODABLE as error:
+            raise _refused(error) from error
+
+    return read
+
+
 @overload
 def from_json(data: bytes | str, kind: type[T], strict: bool = True) -> T: ...
 @overload

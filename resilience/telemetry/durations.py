@@ -320,6 +320,7 @@ def _shown(deadline: str) -> str | None:
 
 
 _line = encoding.reader(Header | Started | Value)
+_lines = encoding.lines_reader(Header | Started | Value)
 _histograms = encoding.reader(Durations)
 
 
@@ -335,6 +336,15 @@ def read_values(path: Path) -> Iterator[tuple[int, Header | Started | Value]]:
                 yield number, _line(text)
             except DecodeError as error:
                 raise DecodeError(f"line {number}: {error}") from error
+
+
+def read_lines(path: Path) -> list[Header | Started | Value]:
+    """Return what `read_values` yields, much faster. Raises: OSError, DecodeError with the number of the line."""
+    whole, newline, _ = path.read_bytes().rpartition(b"\n")
+    try:
+        return _lines(whole + newline)
+    except DecodeError:
+        return [line for _, line in read_values(path)]
 
 
 def read_histograms(path: Path) -> Durations:
