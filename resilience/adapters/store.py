@@ -21,7 +21,6 @@ from resilience.core.restart import Add, Await, Check, CompareSet, Read, Set
 from resilience.errors import StoreError
 
 T = TypeVar("T")
-ABSENT = "resilience: absent"  # is no key's value
 
 
 class StoreLike(Protocol):
@@ -174,7 +173,7 @@ def lost(operation: restart.Operation, error: BaseException) -> StoreError:
 
 
 def _values(store: Any, keys: list[str]) -> list[str | None]:
-    """Return the values of keys, None for an absent one: one request for each key, two for many that are all there.
+    """Return the values of keys, None for an absent one. Two operations for many keys that are all there.
 
     A list, and no generator inside tuple(): where another thread calls gc.get_objects() meanwhile, it gets the
     half-built tuple, and CPython 3.11 then raises SystemError."""
@@ -184,7 +183,8 @@ def _values(store: Any, keys: list[str]) -> list[str | None]:
 
 
 def _value(store: StoreLike, key: str) -> str | None:
-    """Return the value of a key, None if it is absent. `check` and `get` take three requests, and `get` waits for a key
-    that is deleted in between; a comparison that fails changes nothing and takes one."""
-    value = text(store.compare_set(key, ABSENT, ABSENT))
-    return None if value == ABSENT else value
+    """Return the value of a key, None if it is absent.
+
+    Not by a `compare_set` that fails, though that would take one request and not three: TCPStore's server then wakes
+    all clients that wait for the key, as if it were there (torch 2.13)."""
+    return text(store.get(key)) if store.check([key]) else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ class StoreBesideATracer:
     def __init__(self) -> None:
         self.traced: list[Any] = []
 
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+    def check(self, keys: list[str]) -> bool:
         self.traced.append(gc.get_objects())
+        return True
+
+    def get(self, key: str) -> bytes:
         return key.encode()
 
 
@@ -42,3 +47,19 @@ def test_read_of_an_absent_key_answers_none_and_writes_nothing(kind: str, tmp_pa
     assert execute(Read(("there", "empty", "absent")), store) == ("1", "", None)
     assert execute(Read(("there", "empty", "there")), store) == ("1", "", "1")
     assert not store.check(["absent"])
+
+
+def test_read_wakes_nobody_who_waits_for_the_key() -> None:
+    """A compare_set that fails would, in TCPStore: then a wait ends, and the key is not there."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    waiting = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: (waiting.wait(["awaited"], timedelta(seconds=60)), ended.set()))
+    thread.start()
+    for _ in range(200):
+        assert execute(Read(("awaited",)), server) == (None,)
+        assert execute(Read(("awaited", "other", "third")), server) == (None, None, None)
+        assert not ended.wait(0.005)
+    execute(Set("awaited", "1"), server)
+    thread.join(60)
+    assert ended.is_set()
