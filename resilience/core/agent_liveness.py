@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resilience.core.agent_protocol import Now, Protocol, Seconds
-from resilience.core.restart import Add
+from resilience.core.agent_protocol import Counts, Now, Protocol, Seconds
 
 LEASE = 0.75  # of the silence after which others take an agent for lost: what is left is for its workers to end in
 LOOKS = 20  # within a lease
@@ -34,17 +33,15 @@ class Silences:
         self._looked_at: dict[str, Seconds] = {}
 
     def lost(self, ids: Iterable[str]) -> Protocol[list[str]]:
-        """Return which of these agents are lost. An agent that was looked at within the interval is not asked again."""
-        lost = []
-        for id in ids:
-            now = yield Now()
-            if now - self._looked_at.get(id, float("-inf")) < self._interval:
-                silent_for = self._counts[id][1]
-            else:
-                silent_for = self.hear(id, (yield Add(key(id), 0)), now)
-            if silent_for >= self.limit:
-                lost.append(id)
-        return lost
+        """Return which of these agents are lost. One operation for any number of them; none for those that were looked
+        at within the interval."""
+        ids = list(ids)
+        now = yield Now()
+        due = [id for id in ids if now - self._looked_at.get(id, float("-inf")) >= self._interval]
+        if due:
+            for id, count in zip(due, (yield Counts(tuple(map(key, due)))), strict=True):
+                self.hear(id, count, now)
+        return [id for id in ids if self._counts[id][1] >= self.limit]
 
     def hear(self, id: str, count: int, now: Seconds) -> Seconds:
         """Note an agent's present count. Return for how many seconds it has been silent."""

@@ -35,6 +35,17 @@ class Sleep(msgspec.Struct, frozen=True):
     seconds: Seconds
 
 
+class Watch(msgspec.Struct, frozen=True):
+    """Wait until `key` may have been written, at most `limit` seconds, or until this agent is told to stop waiting.
+    Answer True if it may be there.
+
+    A hint that costs the store one request for any time: the agent reads the key itself, and looks at it now and then
+    even if it is told nothing. With a limit of 0 it only asks, and the wait goes on beside whatever the agent does."""
+
+    key: str
+    limit: Seconds = 0.0
+
+
 class IsInterrupted(msgspec.Struct, frozen=True):
     """Answer whether this agent was told to stop waiting."""
 
@@ -49,5 +60,5 @@ class Emit(msgspec.Struct, frozen=True):
     event: Event
 
 
-Operation = restart.Operation | Counts | Now | Sleep | IsInterrupted | HighestStep | Emit
+Operation = restart.Operation | Counts | Now | Sleep | Watch | IsInterrupted | HighestStep | Emit
 Protocol = Generator[Operation, Any, T]

@@ -113,8 +113,8 @@ class Gathering(msgspec.Struct, frozen=True):
 
 class Around(NamedTuple):
     """What an agent sees while its workers run. waiting: nodes that would take part in a new cycle; lost: ids of
-    agents of this cycle that left it or are lost; is_over: there is a next cycle, or none any more; counter: what it
-    holds."""
+    agents of this cycle that left it or are lost; is_over: there is a next cycle, or none any more, or the
+    others took this agent for lost; counter: what it holds."""
 
     waiting: int
     lost: frozenset[str]

@@ -17,28 +17,29 @@ import msgspec
 
 from resilience.core import agent_liveness, gathering, group_ranks
 from resilience.core.agent_liveness import Silences, Timer
-from resilience.core.agent_protocol import Counts, IsInterrupted, Now, Protocol, Seconds, Sleep
+from resilience.core.agent_protocol import Counts, IsInterrupted, Now, Protocol, Seconds, Sleep, Watch
 from resilience.core.gathering import Around, Arrived, Excluded, Formation, Left, Nothing, Seat
 from resilience.core.rendezvous_log import RendezvousLog
-from resilience.core.restart import CompareSet, Read, Set
+from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ConfigurationError
 
-NOTICE = 0.25  # seconds between looks at what seldom happens
-LONGEST_PAUSE = 0.1  # seconds between two looks at the key that is waited for
-ASK_EVERY = 10  # looks at the log, after which it is asked for the next cycle even if nothing was said there
+NOTICE = 0.25  # seconds between two looks of a leader at its own timers
+LONGEST_PAUSE = 0.1  # seconds for which a leader lets entries gather before it reads them
+ASK_EVERY = 10  # looks, after which an agent asks for the next formation even if nothing was said of it
+NOTICES = "notices"  # counts what seldom happens to agents that wait: a refusal, an exclusion, a lead given up
 LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
 
 
 class Terms(msgspec.Struct, frozen=True):
     """What all agents of a job have agreed on. least, most: nodes of a cycle; join_limit: seconds to wait for a place;
     last_call: seconds that the first cycle waits for more nodes than it needs; interval: seconds between two counts
-    of an agent; lost_after: seconds of silence after which an agent is lost."""
+    of an agent, and between its looks at others; lost_after: seconds of silence after which an agent is lost."""
 
     least: int
     most: int
     join_limit: Seconds = 600.0
     last_call: Seconds = 30.0
-    interval: Seconds = 1.0
+    interval: Seconds = 2.0
     lost_after: Seconds = 8.0
 
 
@@ -67,6 +68,7 @@ class Rendezvous:
         self._wrong = Timer(terms.last_call)  # ranks that cannot be
         self._lease: str | None = None  # key of the leadership that this agent holds
         self._asked_at, self._looks_since_asked = -1, 0  # when it asked for the newest cycle: entries, looks
+        self._notices = 0  # of NOTICES, as far as this agent has looked into them
 
     @property
     def cycle(self) -> int:
@@ -77,7 +79,7 @@ class Rendezvous:
 
     def join(self, seat: Seat) -> Protocol[Formation | Refusal]:
         """Arrive, and wait until a cycle has a place for this agent. Raises: ConfigurationError if ranks are wrong."""
-        refusal = yield from self._hear_refusal()
+        refusal = yield from self._hear_notices((yield Add(NOTICES, 0)))
         if refusal is not None:
             return refusal
         last = yield from self.newest()
@@ -99,30 +101,41 @@ class Rendezvous:
                 return found
 
     def _await_formation(self, deadline: Seconds) -> Protocol[Formation | Refusal]:
-        """Wait for the next cycle's formation; lead if nobody else does. The pauses get longer with time."""
+        """Wait for the next cycle's formation; lead if no other agent does."""
         number = self.gathering.last.cycle + 1
         epoch, leader = 0, (yield from self._take_lead(number, 0))
         last_call = Timer(self.terms.last_call)
-        began = now = noticed = yield Now()
+        began = now = yield Now()
+        heard, looks, is_told = 0, 0, True  # heard: notices that this agent has looked into for its leader
+        look_at = now + self.terms.interval if self._notices == heard else now
         while now < deadline and not (yield IsInterrupted()):
-            is_time = now - noticed >= NOTICE  # for what seldom happens
-            noticed = now if is_time else noticed
-            formation = yield from self._log.formation(number)
-            if formation is None and leader == self.id:
-                formation = yield from self._lead(last_call, is_time)
+            is_time = now >= look_at  # for what nobody is told of
+            if is_time:
+                look_at, looks = now + self.terms.interval, looks + 1
+            leads = leader == self.id
+            formation = None
+            if is_told or (is_time and (leads or looks % ASK_EVERY == 0)):
+                formation = yield from self._log.formation(number)
+            if formation is None and leads:
+                formation = yield from self._lead(last_call, is_told or is_time, is_time)
             if formation is not None:
                 self._lease = None
                 return formation
             if is_time:
-                refusal = yield from self._hear_refusal()
+                refusal, is_leader_gone = yield from self._hear(number, epoch, leader, heard)
                 if refusal is not None:
                     return refusal
-                if leader != self.id and (yield from self._is_leader_gone(number, epoch, leader)):
-                    epoch, former = epoch + 1, leader
+                heard = self._notices
+                if is_leader_gone:
+                    epoch, former, heard = epoch + 1, leader, 0
                     leader = yield from self._take_lead(number, epoch)
                     if leader == self.id:
                         yield from self._tell_lost([former])  # before it is given a place
-            yield Sleep(min(LONGEST_PAUSE, max(0.001, (now - began) / 10)))
+            awaited = f"cycle/{number}"
+            if leader == self.id:
+                awaited = self._log.next_key(self.gathering)
+                yield Sleep(min(LONGEST_PAUSE, max(0.001, (now - began) / 10)))
+            is_told = yield Watch(awaited, min(NOTICE, look_at - now))
             now = yield Now()
         return (yield from self._stop_waiting(number))
 
@@ -133,6 +146,7 @@ class Rendezvous:
         yield from self._log.append(Left(self.id, why))
         if self._lease is not None:
             yield Set(f"{self._lease}/given_up", "1")
+            yield Add(NOTICES, 1)
             self._lease = None
         if not is_late:
             return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
@@ -143,12 +157,31 @@ class Rendezvous:
             "are wanted",
         )
 
-    def _hear_refusal(self) -> Protocol[Refusal | None]:
-        """Return why this node is excluded, None if it is not. Raises: ConfigurationError if its rank is taken."""
+    def _hear(self, number: int, epoch: int, leader: str, heard: int) -> Protocol[tuple[Refusal | None, bool]]:
+        """Look at what nobody is told of: whether this node is refused, and whether the leader is gone. One operation
+        where nothing is new. heard: notices that were looked into for this leader."""
+        notices, count = yield Counts((NOTICES, agent_liveness.key(leader)))
+        refusal = yield from self._hear_notices(notices)
+        if refusal is not None or leader == self.id:
+            return refusal, False
+        is_gone = self._silences.hear(leader, count, (yield Now())) >= self.terms.lost_after
+        if notices != heard and not is_gone:
+            (given_up,) = yield Read((f"leader/{number}/{epoch}/given_up",))
+            is_gone = given_up is not None
+        return None, is_gone
+
+    def _hear_notices(self, notices: int) -> Protocol[Refusal | None]:
+        """Return why this node is excluded, None if it is not. notices: how many there are; if none is new there is
+        nothing to read. Raises: ConfigurationError if its rank is taken."""
+        if notices == self._notices:
+            return None
         refused, excluded = yield Read((f"refused/{self.id}", f"excluded/{self.node}"))
         if refused is not None:
             raise ConfigurationError(refused)
-        return None if excluded is None else Refusal("closed", f"node {self.node} is excluded: {excluded}")
+        if excluded is not None:
+            return Refusal("closed", f"node {self.node} is excluded: {excluded}")
+        self._notices = notices
+        return None
 
     # -- leading ----------------------------------------------------------------------------------
 
@@ -159,14 +192,11 @@ class Rendezvous:
         self._lease = key if leader == self.id else None
         return leader
 
-    def _is_leader_gone(self, number: int, epoch: int, leader: str) -> Protocol[bool]:
-        (given_up,) = yield Read((f"leader/{number}/{epoch}/given_up",))
-        return given_up is not None or bool((yield from self._silences.lost([leader])))
-
-    def _lead(self, last_call: Timer, is_time: bool) -> Protocol[Formation | None]:
-        """Read who is there. Form the cycle if that can be done now."""
+    def _lead(self, last_call: Timer, is_new: bool, is_time: bool) -> Protocol[Formation | None]:
+        """Read who is there. Form the cycle if that can be done now. is_new: there may be something to read."""
         terms = self.terms
-        yield from self.read()
+        if is_new:
+            yield from self.read()
         known = self.gathering
         if is_time and (yield from self._tell_lost([*(seat.id for seat in known.missing), *known.arrived])):
             return None  # looks again
@@ -216,6 +246,7 @@ class Rendezvous:
                     f"node {seat.node} has rank {seat.infra} of the infrastructure, and so has node "
                     f"{claims[seat.infra].node}, which came first; each node needs a rank of its own",
                 )
+                yield Add(NOTICES, 1)
                 yield from self._log.append(Left(seat.id, "its rank is taken"))
         return is_any
 
@@ -240,12 +271,18 @@ class Rendezvous:
             is_over = (yield from self.newest()).cycle > self.cycle
         else:
             is_over = False  # an agent that forms a cycle, or closes the rendezvous, has written to the log before
+        # An agent that the others took for lost is not waited for: a next cycle may begin at any moment.
+        is_over |= self.id in known.gone
         lost = frozenset(seat.id for seat in self.formation.seats if known.is_gone(seat))
         return Around(0 if is_over else known.waiting(self.terms.most), lost, is_over, asked)
 
     def end_cycle(self, reason: str) -> Protocol[str]:
         """Say that the cycle is over, for all its agents. Return what was said first."""
         return str((yield CompareSet(f"end/{self.cycle}", reason)))
+
+    def is_end_told(self) -> Protocol[bool]:
+        """Return True if the cycle's end may have been said. No request to the store, but for the first time."""
+        return bool((yield Watch(f"end/{self.cycle}")))
 
     def cycle_end(self) -> Protocol[str | None]:
         """Return what `end_cycle` was told first by any agent, None if nothing yet."""
@@ -286,6 +323,7 @@ class Rendezvous:
     def exclude(self, node: str, reason: str) -> Protocol[None]:
         """Let a node take part in no further cycle. The one that runs is not ended."""
         yield Set(f"excluded/{node}", reason or "excluded")
+        yield Add(NOTICES, 1)
         yield from self._log.append(Excluded(node, reason))
 
     def leave(self, reason: str) -> Protocol[None]:
@@ -312,7 +350,7 @@ class Rendezvous:
             if not is_host or is_late or (yield IsInterrupted()):
                 return False
             yield from self._tell_lost(known.arrived)
-            yield Sleep(LONGEST_PAUSE)
+            yield Watch(self._log.next_key(known), self.terms.interval)
 
     def read(self) -> Protocol[None]:
         """Read what the log holds beyond what is known."""

@@ -11,7 +11,7 @@ from typing import cast
 from resilience.core import gathering
 from resilience.core.agent_protocol import Now, Protocol, Seconds
 from resilience.core.gathering import Entry, Formation, Gathering, Nothing
-from resilience.core.restart import Add, CompareSet, Read, Set
+from resilience.core.restart import BLOCK, Add, CompareSet, Read, Set
 
 HOLE_LIMIT = 2.0  # seconds in which a writer that has its place writes, or is taken to have died
 
@@ -34,9 +34,12 @@ class RendezvousLog:
         """Take into account what the log holds beyond what is known. count: its entries, if that was just read."""
         if count is None:
             count = int((yield Add("log/count", 0)))
+        keys = [f"log/{place}" for place in range(known.entries, count)]
+        texts: list[str | None] = []
+        for first in range(0, len(keys), BLOCK):
+            texts += yield Read(tuple(keys[first : first + BLOCK]))
         entries = []
-        for place in range(known.entries, count):
-            (text,) = yield Read((f"log/{place}",))
+        for place, text in enumerate(texts, known.entries):
             if text is None:
                 now = yield Now()
                 if now - self._holes.setdefault(place, now) < HOLE_LIMIT:
@@ -45,6 +48,10 @@ class RendezvousLog:
             self._holes.pop(place, None)
             entries.append(gathering.decode_entry(text))
         return gathering.fold(known, entries) if entries else known
+
+    def next_key(self, known: Gathering) -> str:
+        """Return the key of the next entry."""
+        return f"log/{known.entries}"
 
     def formation(self, cycle: int) -> Protocol[Formation | None]:
         """Return a cycle's formation, None if there is none yet."""

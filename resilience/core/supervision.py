@@ -21,13 +21,11 @@ from resilience.core.cycle import Verdict
 from resilience.core.cycle_nodes import CycleNodes
 from resilience.core.gathering import Around
 from resilience.core.job_budget import JobBudget
-from resilience.core.rendezvous import Rendezvous
+from resilience.core.rendezvous import ASK_EVERY, Rendezvous
 from resilience.core.restart import CompareSet
 from resilience.core.shared_list import SharedList
 from resilience.core.stopping import Asked, Mode, on_signal
 from resilience.errors import DecodeError
-
-NODES_EVERY = 1.0  # seconds at most between looks at the other nodes while ours runs
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -75,6 +73,7 @@ class Supervision:
         self._nodes = CycleNodes(self._rendezvous.cycle, self._ids, self._rendezvous.id)
         self._waiting_since: Seconds | None = None  # some nodes are through, others not
         self._look_at: Seconds | None = None
+        self._looks = 0
         self._began_at: Seconds = 0.0
 
     # -- before a cycle, and without one --------------------------------------------------------
@@ -219,14 +218,16 @@ class Supervision:
         rules = self.rules
         if control.is_premature(rules.policy, workers.apart, rules.apart):
             return (yield from self.agree(self._premature(f"rank {', '.join(map(str, workers.done))}")))
-        standing = yield from self.standing()
-        if standing is not None:
-            return standing
-        is_new = not workers.are_living and (yield from self._nodes.note("ended"))
         now = yield Now()
-        if not is_new and self._look_at is not None and now < self._look_at:
+        is_time = self._look_at is None or now >= self._look_at
+        if (yield from self._rendezvous.is_end_told()) or (is_time and self._looks % ASK_EVERY == 0):
+            standing = yield from self.standing()
+            if standing is not None:
+                return standing
+        is_new = not workers.are_living and (yield from self._nodes.note("ended"))
+        if not is_new and not is_time:
             return None
-        self._look_at = now + min(NODES_EVERY, self._rendezvous.terms.interval)
+        self._look_at, self._looks = now + self._rendezvous.terms.interval, self._looks + 1
         around = yield from self._rendezvous.look(self._nodes.key)
         return (yield from (self._went_on() if around.is_over else self._weigh(around)))
 

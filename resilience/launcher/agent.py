@@ -219,7 +219,7 @@ class Agent(LocalElasticAgent):
         """What others did, looked at once an interval."""
         assert self._running is not None
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._look_at and not self._node.is_told:
             return None
         self._look_at = now + self._worker_group.spec.monitor_interval
         return self._node.look(self._running)

@@ -16,22 +16,29 @@ from resilience.core.agent_protocol import (
     Now,
     Protocol,
     Sleep,
+    Watch,
 )
 from resilience.errors import StoreError
+from resilience.launcher.key_watch import KeyWatch
 
 T = TypeVar("T")
-_Operation = restart.Operation | Counts | Now | Sleep | IsInterrupted
+_Operation = restart.Operation | Counts | Now | Sleep | Watch | IsInterrupted
 
 
 class Driver:
     """Runs protocols of one agent. One thread."""
 
     def __init__(
-        self, store: StoreLike, is_interrupted: Callable[[], bool], why_cut_off: Callable[[], str] = lambda: ""
+        self,
+        store: StoreLike,
+        is_interrupted: Callable[[], bool],
+        why_cut_off: Callable[[], str] = lambda: "",
+        watch: KeyWatch | None = None,
     ) -> None:
         """store: the job's; why_cut_off: asked before each operation on it, why this agent may no longer use it, empty
-        if it may."""
+        if it may; watch: waits for keys of it, for protocols that ask for that."""
         self._store = store
+        self._watch = watch
         self._is_interrupted = is_interrupted
         self._why_cut_off = why_cut_off
 
@@ -64,6 +71,9 @@ class Driver:
                 return self._is_interrupted()
         if why_not := self._why_cut_off():
             raise StoreError(f"the job's store is out of reach: {why_not}")
+        if isinstance(operation, Watch):
+            assert self._watch is not None
+            return self._watch.wait(operation.key, operation.limit, self._is_interrupted)
         if isinstance(operation, Counts):
             return counts(self._store, list(operation.keys))
         return execute(operation, self._store)

@@ -116,7 +116,12 @@ class Node:
     def descriptors(self) -> list[int]:
         """What becomes readable when a monitor or a signal has something to say."""
         drain = [] if self.drain is None else self.drain.filenos()
-        return [*self.monitors.filenos(), self.signals.fileno(), *drain]
+        return [*self.monitors.filenos(), self.signals.fileno(), self.handler.watch.fileno(), *drain]
+
+    @property
+    def is_told(self) -> bool:
+        """Whether another agent may have ended the cycle."""
+        return self.handler.watch.is_rung
 
     @property
     def rule(self) -> Rule | None:

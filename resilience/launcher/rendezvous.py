@@ -33,6 +33,7 @@ from resilience.core.restart import Add
 from resilience.errors import StoreError
 from resilience.launcher.beats import Beating
 from resilience.launcher.driving import Driver, T
+from resilience.launcher.key_watch import KeyWatch
 from resilience.launcher.meeting import meet, rank_of, seconds
 from resilience.launcher.stores import StoreProcess
 
@@ -43,7 +44,7 @@ class Handler(RendezvousHandler):
     stores: the agent's store process; made here if none is given, and then ended here. node: this node's name, the
     same when it comes back; rank: its place in the infrastructure's order, None for a deterministic one;
     is_interrupted: asked while waiting, True ends the wait. Of `--rdzv-conf`: inner, is_host, node, join_timeout 600,
-    last_call_timeout 30, keep_alive_interval 1, keep_alive_max_attempt 8 (seconds, and how many intervals an agent
+    last_call_timeout 30, keep_alive_interval 2, keep_alive_max_attempt 4 (seconds, and how many intervals an agent
     may be silent), store_timeout 120 (seconds that the host of the job's store waits for it).
     Raises: ConfigurationError; StoreError if the meeting place cannot be made or reached."""
 
@@ -58,14 +59,14 @@ class Handler(RendezvousHandler):
         role: str = "",
     ) -> None:
         self._parameters = parameters
-        interval = seconds(parameters, "keep_alive_interval", 1)
+        interval = seconds(parameters, "keep_alive_interval", 2)
         terms = Terms(
             parameters.min_nodes,
             parameters.max_nodes,
             seconds(parameters, "join_timeout", 600),
             seconds(parameters, "last_call_timeout", 30),
             interval,
-            interval * seconds(parameters, "keep_alive_max_attempt", 8),
+            interval * seconds(parameters, "keep_alive_max_attempt", 4),
         )
         node = node or str(parameters.get("node") or node_name())
         self.rendezvous = Rendezvous(f"{node}/{uuid.uuid4().hex[:12]}", node, terms)
@@ -78,7 +79,8 @@ class Handler(RendezvousHandler):
         limit = seconds(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
         self._beating = Beating(self._connect, self.id, interval, limit, self._meeting.cut)
         # A client may come back, this agent may not.
-        self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off)
+        self.watch = KeyWatch(self._connect)
+        self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off, self.watch)
         self.job_store: Any = dist.PrefixStore("job", self._store)
         self._stores.ask(self._meeting.address)  # for the first cycle, while others are waited for
         self._seat: Seat | None = None
@@ -271,6 +273,7 @@ class Handler(RendezvousHandler):
         except (StoreError, OSError):
             return False
         finally:
+            self.watch.close()
             self._beating.stop()
             if self._owns_stores:
                 self._stores.close()

@@ -76,6 +76,7 @@ class Agent:
         # Of the job: what it waits for.
         self.token = 0
         self.is_watching = False
+        self.awaited = ""  # the key that it waits for
         self.operations = 0
         self.paused_until: Seconds = 0.0
         self.reachable_from: Seconds = 0.0  # partitioned until then

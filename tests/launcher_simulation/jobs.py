@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from resilience.core.agent_liveness import LOOKS, key
-from resilience.core.agent_protocol import Counts, Emit, HighestStep, IsInterrupted, Now, Operation, Sleep
+from resilience.core.agent_protocol import Counts, Emit, HighestStep, IsInterrupted, Now, Operation, Sleep, Watch
 from resilience.core.control import Request
 from resilience.core.restart import Add, Check, CompareSet, Read, Set
 from resilience.errors import StoreError
@@ -329,6 +329,15 @@ class Job:
                         answer = self._start_workers(agent)
                     case StopCounting():
                         agent.is_counting, answer = False, None
+                    case Watch(name, limit):
+                        agent.awaited = name
+                        if self._tells(agent, name):
+                            answer = True
+                        elif limit > 0 and not agent.signals:
+                            agent.is_watching = True
+                            return self.after(limit, self._go_on_later, agent, agent.token, False, None)
+                        else:
+                            answer = False
                     case StopWorkers(limit):
                         return self._stop_workers(agent, operation, limit)
                     case _:
@@ -341,13 +350,23 @@ class Job:
                 self._comes_back(agent)
             return self._ends(agent)
 
+    def _tells(self, agent: Agent, name: str) -> bool:
+        """Whether an agent is told of a key that is there. Some hints are lost."""
+        return name in self.store.data and self._is_reachable(agent) and self.rng.random() < 0.9
+
+    def _tell(self, name: str) -> None:
+        """A key was written: the agents that wait for it go on."""
+        for agent in self.agents:
+            if agent.is_alive and agent.awaited == name and self._tells(agent, name):
+                self.after(self._delay(), self._wake_now, agent, agent.token)
+
     def _wake(self, agent: Agent) -> None:
         """Something has happened at an agent: it goes on if it waits for that."""
         self.after(0.0, self._wake_now, agent, agent.token)
 
     def _wake_now(self, agent: Agent, token: int) -> None:
         if agent.token == token and agent.is_alive and agent.is_watching:
-            self._go_on(agent, None)
+            self._go_on(agent, agent.awaited in self.store.data)
 
     def _send(self, agent: Agent, operation: Operation) -> None:
         """An agent asks the store for something, unless a fault strikes first."""
@@ -404,6 +423,8 @@ class Job:
             return self.store.perform(operation)
         before = self.store.data.get(operation.key)
         answer = self.store.perform(operation)
+        if before is None:
+            self._tell(operation.key)
         self.referee.wrote(agent, operation.key, before, self.store.data[operation.key])
         return answer
 

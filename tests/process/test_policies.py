@@ -16,7 +16,7 @@ from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
-QUICK_LOSS = "keep_alive_interval=0.2,last_call_timeout=5"  # lost after 1.6 s
+QUICK_LOSS = "keep_alive_interval=0.2,keep_alive_max_attempt=8,last_call_timeout=5"  # lost after 1.6 s
 
 
 @pytest.fixture

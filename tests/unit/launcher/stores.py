@@ -41,7 +41,9 @@ class Store:
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         self._begin()
-        return self.data.setdefault(key, desired_value.encode())
+        if self.data.get(key, b"") == expected_value.encode():
+            self.data[key] = desired_value.encode()
+        return self.data.get(key, expected_value.encode())
 
     def has_extended_api(self) -> bool:
         return True

@@ -1,0 +1,165 @@
+"""What an agent asks of the job's store while it waits: about one request in two seconds, beside its count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilience.core import agent_liveness
+from resilience.core.agent_protocol import Counts, IsInterrupted, Now, Protocol, Sleep, Watch
+from resilience.core.budget import Budget
+from resilience.core.gathering import Formation, Seat
+from resilience.core.rendezvous import Refusal, Rendezvous, Terms
+from resilience.core.restart import Add
+from resilience.core.supervision import Rules, Supervision, Workers
+from resilience.testing.store import MemoryStore
+
+TERMS = Terms(least=2, most=2, join_limit=1000.0)
+MONITOR_INTERVAL = 0.1  # seconds between two looks of an agent at its workers
+
+
+class Run:
+    """Runs protocols on a store in memory, under a virtual clock. Its other agents count as they should.
+
+    is_told: keys that are waited for are heard of; interrupted_at: then the agent is told to stop waiting."""
+
+    def __init__(self, is_told: bool = True) -> None:
+        self.store = MemoryStore()
+        self.now = 0.0
+        self.operations = 0
+        self.interrupted_at = float("inf")
+        self._is_told = is_told
+        self._others: list[str] = []
+
+    def counts(self, id: str) -> None:
+        self._others.append(agent_liveness.key(id))
+
+    def run(self, protocol: Protocol[Any]) -> Any:
+        answer: Any = None
+        try:
+            while True:
+                answer = self._perform(protocol.send(answer))
+        except StopIteration as stop:
+            return stop.value
+
+    def _perform(self, operation: Any) -> Any:
+        match operation:
+            case Now():
+                return self.now
+            case Sleep(seconds):
+                self.now += seconds
+                return None
+            case IsInterrupted():
+                return self.now >= self.interrupted_at
+            case Watch(key, limit):
+                is_there = self._is_told and key in self.store.data
+                self.now += 0.0 if is_there else limit
+                return is_there
+        self.operations += 1
+        for key in self._others:
+            self.store.perform(Add(key, 1))
+        if isinstance(operation, Counts):
+            return [int(self.store.data[key]) for key in operation.keys]
+        return self.store.perform(operation)
+
+
+def seat(id: str) -> Seat:
+    return Seat(id, id, "here", 1)
+
+
+def agent(run: Run, id: str, terms: Terms = TERMS) -> Rendezvous:
+    run.counts(id)
+    return Rendezvous(id, id, terms)
+
+
+def test_node_that_waits_for_a_place_asks_the_store_once_in_two_seconds() -> None:
+    run = Run()
+    leader, waiting = agent(run, "leader"), agent(run, "waiting")
+    run.interrupted_at = 10.0
+    run.run(leader.join(seat("leader")))  # leads, and gives up
+    successor = agent(run, "successor", Terms(least=3, most=3))
+    run.interrupted_at = run.now + 100.0
+    run.store.perform(Add("notices", 0))
+    run.operations = 0
+    assert isinstance(run.run(successor.join(seat("successor"))), Refusal)
+    assert run.operations <= 350  # it leads: 3 requests in two seconds, whatever the number of nodes
+    run.interrupted_at, run.operations = run.now + 100.0, 0
+    run.store.data["leader/0/1"] = run.store.data["leader/0/2"] = "leader"
+    assert isinstance(run.run(waiting.join(seat("waiting"))), Refusal)
+    assert run.operations <= 75
+
+
+def running(run: Run) -> Supervision:
+    """Return an agent whose workers run, one of two nodes."""
+    own = agent(run, "own")
+    run.counts("other")
+    own.formation = Formation(cycle=0, seats=(seat("own"), seat("other")))
+    own.gathering = type(own.gathering)(last=own.formation)
+    supervision = Supervision(own, Rules("any-failed", Budget(3)), hosts_store=False)
+    for key in ("log/count", "notices"):
+        run.store.perform(Add(key, 0))
+    run.run(own._log.write(own.formation))
+    assert run.run(supervision.began()) is None
+    run.operations = 0
+    return supervision
+
+
+def look_for(run: Run, supervision: Supervision, seconds: float) -> Any:
+    end = run.now + seconds
+    verdict = None
+    while verdict is None and run.now < end:
+        verdict = run.run(supervision.look(Workers(are_living=True)))
+        run.now += MONITOR_INTERVAL
+    return verdict
+
+
+def test_node_whose_workers_run_asks_the_store_once_in_two_seconds() -> None:
+    run = Run()
+    supervision = running(run)
+    assert look_for(run, supervision, 200.0) is None
+    assert run.operations <= 120  # of them 100 looks at its neighbour, the log and the counter of the cycle
+
+
+def test_verdict_of_another_agent_is_obeyed_at_the_next_look() -> None:
+    run = Run()
+    supervision = running(run)
+    look_for(run, supervision, 5.0)
+    run.store.data["end/0"] = '{"outcome":"completed","node":"other"}'
+    assert look_for(run, supervision, MONITOR_INTERVAL).outcome == "completed"
+
+
+def test_verdict_that_nobody_told_is_found() -> None:
+    """The connection of the wait is lost, or the hint."""
+    run = Run(is_told=False)
+    supervision = running(run)
+    look_for(run, supervision, 5.0)
+    run.store.data["end/0"] = '{"outcome":"completed","node":"other"}'
+    assert look_for(run, supervision, 25.0).outcome == "completed"
+
+
+def test_formation_that_nobody_told_is_found() -> None:
+    run = Run(is_told=False)
+    waiting = agent(run, "waiting")
+    run.counts("leader")
+    run.store.data["leader/0/0"] = "leader"
+    formation = Formation(cycle=0, seats=(seat("leader"), seat("waiting")))
+    join = waiting.join(seat("waiting"))
+    answer, found = None, None
+    while found is None:
+        try:
+            operation = join.send(answer)
+        except StopIteration as stop:
+            found = stop.value
+            break
+        answer = run._perform(operation)
+        if run.now > 3.0 and "cycle/0" not in run.store.data:
+            run.run(Rendezvous("leader", "leader", TERMS)._log.write(formation))
+    assert found == formation
+    assert run.now < 3.0 + 10 * TERMS.interval + 1.0
+
+
+def test_agent_that_was_taken_for_lost_ends_its_workers_though_no_next_cycle_is_formed() -> None:
+    """The next cycle may begin at any moment, without it."""
+    run = Run()
+    supervision = running(run)
+    run.run(Rendezvous("other", "other", TERMS).tell_lost("own"))
+    assert look_for(run, supervision, 5.0).detail == "the others went on without this node"
