@@ -330,10 +330,11 @@ class Rendezvous:
         """Take part no more, without closing the rendezvous for others."""
         yield from self._log.append(Left(self.id, reason))
 
-    def await_leaving(self, is_host: bool) -> Protocol[bool]:
+    def await_leaving(self, is_host: bool, expected: int = 0) -> Protocol[bool]:
         """Wait until the others have left. Return True if nobody is left of a job that is over.
 
-        is_host: the others need this node's store; otherwise it only looks. While the job goes on it waits as long as
+        is_host: the others need this node's store; otherwise it only looks. expected: so many others must have left,
+        also if they have not arrived yet. While the job goes on it waits as long as
         that takes, once the job is over LEAVE_LIMIT at most."""
         known = self.gathering
         living = {seat.id: seat for seat in known.last.seats if not known.is_gone(seat)}
@@ -344,7 +345,7 @@ class Rendezvous:
             now = yield Now()
             if closed_at is None and (yield from self.newest()).closed:
                 closed_at = now
-            if not known.arrived:
+            if not known.arrived and len(known.gone - {self.id}) >= expected:
                 return closed_at is not None
             is_late = closed_at is not None and now - closed_at > LEAVE_LIMIT
             if not is_host or is_late or (yield IsInterrupted()):

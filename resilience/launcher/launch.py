@@ -97,7 +97,13 @@ def launch(command: Command) -> int:
         ending.callback(handler.shutdown)
         if handler.is_host and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
             note("this node hosts the job's store: SIGTERM to it stops the whole job")
-        folder, launched = run_folder(command, settings, config, handler)
+        try:
+            folder, launched = run_folder(command, settings, config, handler)
+        except ConfigurationError as error:
+            if handler.is_host and config.min_nodes > 1:
+                say(f"{error}. This node ends once the other nodes know, after 300 s at most")
+            handler.turn_away(str(error))
+            raise
         restarts_all = command.config.restart_policy == "any-failed"
         console = Console(command.config.log_level, folder, restarts_all=restarts_all, quiet=is_quiet)
         account = Account(folder, launched.job_id, name, launched.attempt, console)

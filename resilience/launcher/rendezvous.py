@@ -7,9 +7,9 @@ of hosts, unpickles what it reads from the network, and forms a smaller cycle on
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -259,17 +259,25 @@ class Handler(RendezvousHandler):
             self._probing = self._connect()
         execute(Add("probe", 0), self._probing)
 
-    def leave(self, reason: str = "") -> bool:
+    def turn_away(self, reason: str) -> None:
+        """End a job that cannot begin, with the same reason on all nodes. The agent whose node hosts the job's store
+        waits until as many nodes as the job needs have read it, 300 s at most."""
+        with contextlib.suppress(RendezvousConnectionError):
+            self.set_closed(reason)
+        self.leave(reason, self.rendezvous.terms.least - 1)
+
+    def leave(self, reason: str = "", expected: int = 0) -> bool:
         """Take part no more, without closing the rendezvous for others; answers whether all went well.
 
         The agent whose node hosts the job's store waits until the others have left, or are lost; while the job
-        goes on as long as it takes, once it is over 300 s at most."""
+        goes on as long as it takes, once it is over 300 s at most. expected: so many others must have left, also if
+        they have not come yet."""
         if self._has_left:
             return True
         self._has_left = True
         try:
             self.run(self.rendezvous.leave(reason))
-            self._await_leaving()
+            self._await_leaving(expected)
         except (StoreError, OSError):
             return False
         finally:
@@ -306,17 +314,17 @@ class Handler(RendezvousHandler):
     def _connect(self) -> Any:
         return dist.PrefixStore(f"resilience/{self._parameters.run_id}", self._meeting.connect())
 
-    def _await_leaving(self) -> None:
+    def _await_leaving(self, expected: int) -> None:
         """Where the job's store is ours: wait until nobody needs it any more. Where it is etcd, and nobody
         else is left of a job that is over: clear up."""
         forget = self._meeting.forget
         if self.is_host or forget is not None:
-            is_last = self.run(self.rendezvous.await_leaving(self.is_host))
+            is_last = self.run(self.rendezvous.await_leaving(self.is_host, expected))
             if is_last and forget is not None:
                 forget()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _as_torch() -> Iterator[None]:
     """What torch's callers expect where the store is gone."""
     try:

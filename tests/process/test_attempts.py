@@ -79,15 +79,19 @@ def test_all_nodes_and_the_wrappers_inside_take_the_attempt_of_their_launch(laun
     assert sorted(wrapped) == ["node0", "node1"]
 
 
-def test_attempt_that_is_asked_for_and_taken_ends_the_launch_with_what_to_do(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_attempt_that_is_asked_for_and_taken_ends_all_nodes_with_what_to_do(
+    launch: Launch, tmp_path: Path, nodes: int
+) -> None:
     taken = tmp_path / "runs" / "job@4"
     taken.mkdir(parents=True)
     (taken / "job.json").write_text("{}")
-    job = launch("", nproc=1, RESILIENCE_ATTEMPT="4")
-    assert job.wait() == [2]
-    said = job.output(stream=2)
-    assert f"attempt 4 of job job has a run folder already: {taken}" in said
-    assert "Unset RESILIENCE_ATTEMPT" in said
+    job = launch("", nproc=1, nodes=str(nodes), agents=nodes, RESILIENCE_ATTEMPT="4")
+    assert job.wait() == [2] * nodes
+    for node in range(nodes):
+        said = job.output(node, stream=2)
+        assert f"attempt 4 of job job has a run folder already: {taken}" in said
+        assert "Unset RESILIENCE_ATTEMPT" in said
     assert content(tmp_path / "runs") == {"job@4/job.json": b"{}"}
 
 
