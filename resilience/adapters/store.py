@@ -117,6 +117,14 @@ def counts(store: Any, keys: list[str]) -> list[int]:
         raise lost(Read(tuple(keys)), error) from error
 
 
+def delete(store: Any, key: str) -> None:
+    """Remove a key if it is there. Raises: StoreError."""
+    try:
+        ask(store, partial(store.delete_key, text(key)))
+    except (RuntimeError, ValueError, OSError) as error:
+        raise lost(Read((key,)), error) from error
+
+
 def wait(
     store: StoreLike,
     key: str,

@@ -25,6 +25,12 @@ class Counts(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
 
 
+class Delete(msgspec.Struct, frozen=True):
+    """Remove `key` if it is there."""
+
+    key: str
+
+
 class Now(msgspec.Struct, frozen=True):
     """Answer the time by this agent's own clock, in seconds."""
 
@@ -60,5 +66,5 @@ class Emit(msgspec.Struct, frozen=True):
     event: Event
 
 
-Operation = restart.Operation | Counts | Now | Sleep | Watch | IsInterrupted | HighestStep | Emit
+Operation = restart.Operation | Counts | Delete | Now | Sleep | Watch | IsInterrupted | HighestStep | Emit
 Protocol = Generator[Operation, Any, T]

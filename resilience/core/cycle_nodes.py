@@ -8,9 +8,9 @@ others has noted. What follows from it is `core.control`'s."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, cast
 
-from resilience.core.agent_protocol import Protocol
+from resilience.core.agent_protocol import Delete, Protocol, T
 from resilience.core.control import Nodes
 from resilience.core.restart import Add, Read, Set, arrive
 
@@ -31,6 +31,7 @@ class CycleNodes:
         self._lost: frozenset[str] = frozenset()
         self._is_over = False  # nobody runs any more
         self._count = 0
+        self._written: list[str] = []  # keys of this agent
         self._nodes = Nodes(len(self._ranks))
 
     def open(self) -> Protocol[None]:
@@ -88,10 +89,31 @@ class CycleNodes:
             is_over=is_over,
         )
 
+    def forget(self) -> Protocol[None]:
+        """Delete what this agent has written, all but the counter: the cycle is over, for there is a later one."""
+        for key in self._written:
+            yield Delete(key)
+
     def _add(self, name: str, amount: int) -> Protocol[None]:
         yield Add(self._key, amount)
-        yield Set(f"{self._key}/{name}/{self._own}", "1")
+        yield from self._noting(_set(f"{self._key}/{name}/{self._own}"))
 
     def _arrive(self, node: str) -> Protocol[None]:
-        is_last = yield from arrive(f"{self._key}/ended", self._ranks[node], len(self._ranks))
-        self._is_over |= is_last
+        is_last = yield from self._noting(arrive(f"{self._key}/ended", self._ranks[node], len(self._ranks)))
+        self._is_over |= bool(is_last)
+
+    def _noting(self, protocol: Protocol[T]) -> Protocol[T]:
+        """Run a protocol, and note the keys that it writes."""
+        answer = None
+        while True:
+            try:
+                operation = protocol.send(answer)
+            except StopIteration as stop:
+                return cast(T, stop.value)
+            if isinstance(operation, Set):
+                self._written.append(operation.key)
+            answer = yield operation
+
+
+def _set(key: str) -> Protocol[None]:
+    yield Set(key, "1")

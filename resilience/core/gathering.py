@@ -62,7 +62,7 @@ Entry = Arrived | Left | Excluded | Nothing
 class Formation(msgspec.Struct, frozen=True, omit_defaults=True):
     """A cycle's nodes. seats: by group rank; spares: who waits, in order of arrival; holders: node that had
     each group rank last; entries: how much of the log it is made from; closed: why there is no such cycle
-    and never will be another; error: what is wrong with the job, if that is why."""
+    and never will be another; error: what is wrong with the job, if that is why; by: id of the agent that formed it."""
 
     cycle: int = FIRST
     seats: tuple[Seat, ...] = ()
@@ -72,10 +72,26 @@ class Formation(msgspec.Struct, frozen=True, omit_defaults=True):
     entries: int = 0
     closed: str = ""
     error: str = ""
+    by: str = ""
 
     def rank_of(self, id: str) -> int | None:
         """Return the group rank of an agent, None if it does not take part."""
         return next((rank for rank, seat in enumerate(self.seats) if seat.id == id), None)
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A formation, as it differs from that of the cycle before. size: how many seats; seats: those that have changed,
+    with their group ranks, None if most have; spares, excluded: None as before. The others as in `Formation`."""
+
+    cycle: int
+    by: str = ""
+    entries: int = 0
+    size: int = 0
+    seats: tuple[tuple[int, Seat], ...] | None = ()
+    spares: tuple[Seat, ...] | None = None
+    excluded: tuple[str, ...] | None = None
+    closed: str = ""
+    error: str = ""
 
 
 class Gathering(msgspec.Struct, frozen=True):
@@ -203,6 +219,41 @@ def form(gathering: Gathering, most: int, assign: Assign) -> Formation:
     )
 
 
+def difference(last: Formation, new: Formation) -> Change:
+    """Return how a formation differs from that of the cycle before."""
+    if new.closed:
+        return Change(new.cycle, new.by, closed=new.closed, error=new.error)
+    before = dict(enumerate(last.seats))
+    seats = tuple((rank, seat) for rank, seat in enumerate(new.seats) if before.get(rank) != seat)
+    return Change(
+        cycle=new.cycle,
+        by=new.by,
+        entries=new.entries,
+        size=len(new.seats),
+        seats=seats if 2 * len(seats) <= len(new.seats) else None,
+        spares=None if new.spares == last.spares else new.spares,
+        excluded=None if new.excluded == last.excluded else new.excluded,
+    )
+
+
+def changed(last: Formation, change: Change) -> Formation | None:
+    """Return the formation after `last`, None if it has to be read as a whole."""
+    if change.closed:
+        return Formation(cycle=change.cycle, closed=change.closed, error=change.error, by=change.by)
+    if change.seats is None:
+        return None
+    seats = dict(enumerate(last.seats[: change.size])) | dict(change.seats)
+    return Formation(
+        cycle=change.cycle,
+        seats=tuple(seats[rank] for rank in range(change.size)),
+        spares=last.spares if change.spares is None else change.spares,
+        holders=tuple(seats[rank].node for rank in range(change.size)) + last.holders[change.size :],
+        excluded=last.excluded if change.excluded is None else change.excluded,
+        entries=change.entries,
+        by=change.by,
+    )
+
+
 def present(gathering: Gathering, formation: Formation) -> set[str]:
     """Return the ids of agents that could take part in the next cycle: those of `formation` that are not gone, and
     those that wait."""
@@ -235,10 +286,11 @@ def _with_previous(last: Formation, chosen: Sequence[Seat]) -> list[Assignment]:
 
 _entry = reader(Entry)
 _formation = reader(Formation)
+_change = reader(Change)
 
 
-def encode(value: Entry | Formation) -> str:
-    """Return an entry or a formation as it stands in the store."""
+def encode(value: Entry | Formation | Change) -> str:
+    """Return an entry, a formation or a change as it stands in the store."""
     return to_json_text(value)
 
 
@@ -250,3 +302,8 @@ def decode_entry(text: str) -> Entry:
 def decode_formation(text: str) -> Formation:
     """Read a formation. Raises: DecodeError."""
     return _formation(text)
+
+
+def decode_change(text: str) -> Change:
+    """Read a change. Raises: DecodeError."""
+    return _change(text)

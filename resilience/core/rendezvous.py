@@ -95,7 +95,9 @@ class Rendezvous:
                 return found
             if found.closed:
                 return _closed(found)
+            former = self.gathering.last.entries
             self.gathering = gathering.begin(found)
+            yield from self._log.forget(former)
             if found.rank_of(self.id) is not None:
                 self.formation = found
                 return found
@@ -115,9 +117,9 @@ class Rendezvous:
             leads = leader == self.id
             formation = None
             if is_told or (is_time and (leads or looks % ASK_EVERY == 0)):
-                formation = yield from self._log.formation(number)
+                formation = yield from self._log.following(self.gathering.last)
             if formation is None and leads:
-                formation = yield from self._lead(last_call, is_told or is_time, is_time)
+                formation = yield from self._lead(number, last_call, is_told or is_time, is_time)
             if formation is not None:
                 self._lease = None
                 return formation
@@ -192,12 +194,14 @@ class Rendezvous:
         self._lease = key if leader == self.id else None
         return leader
 
-    def _lead(self, last_call: Timer, is_new: bool, is_time: bool) -> Protocol[Formation | None]:
+    def _lead(self, number: int, last_call: Timer, is_new: bool, is_time: bool) -> Protocol[Formation | None]:
         """Read who is there. Form the cycle if that can be done now. is_new: there may be something to read."""
         terms = self.terms
         if is_new:
             yield from self.read()
         known = self.gathering
+        if known.last.cycle >= number:
+            return known.last  # this agent stood still, and the others went on
         if is_time and (yield from self._tell_lost([*(seat.id for seat in known.missing), *known.arrived])):
             return None  # looks again
         if (yield from self._refuse_duplicates()):
@@ -209,15 +213,19 @@ class Rendezvous:
         if gathering.is_inherited(known):
             why_not = yield from self.why_not_continued(known.last.cycle)
             if why_not:
-                return (yield from self._log.write(Formation(cycle=known.last.cycle + 1, closed=why_not)))
+                return (yield from self._write(known.last, Formation(cycle=number, closed=why_not)))
         try:
             formation = gathering.form(known, terms.most, group_ranks.assign)
             self._wrong.has_run_out(False, now)
         except ConfigurationError as error:
             if not self._wrong.has_run_out(True, now):
                 return None  # the node whose rank is missing may only be late
-            formation = Formation(cycle=known.last.cycle + 1, closed="the ranks of nodes are wrong", error=str(error))
-        return (yield from self._log.write(formation))
+            formation = Formation(cycle=number, closed="the ranks of nodes are wrong", error=str(error))
+        return (yield from self._write(known.last, formation))
+
+    def _write(self, last: Formation, formation: Formation) -> Protocol[Formation]:
+        """Write the formation of a cycle unless another agent has. Return the one that stands, or a later one."""
+        return (yield from self._log.write(last, msgspec.structs.replace(formation, by=self.id)))
 
     def _tell_lost(self, ids: Iterable[str]) -> Protocol[bool]:
         """Write down which of these agents are lost. Return True if any is."""
@@ -296,9 +304,10 @@ class Rendezvous:
         return min(self.terms.most, len(gathering.present(self.gathering, self.formation) - {self.id, *leaving}))
 
     def is_taken_for_lost(self) -> Protocol[bool]:
-        """Return True if others have found this agent lost, as after it was stopped for a while."""
+        """Return True if others have found this agent lost, as after it was stopped for a while: they said so, or went
+        on without it."""
         yield from self.read()
-        return self.id in self.gathering.gone
+        return self.id in self.gathering.gone or (yield from self.newest()).cycle > self.cycle
 
     def waiting(self) -> Protocol[int]:
         """Return how many nodes would take part if there was a new cycle now, 0 once the rendezvous is closed."""
@@ -317,7 +326,7 @@ class Rendezvous:
         """Say that there will be no further cycle."""
         newest = yield from self.newest()
         while not newest.closed:
-            newest = yield from self._log.write(Formation(cycle=newest.cycle + 1, closed=reason))
+            newest = yield from self._write(newest, Formation(cycle=newest.cycle + 1, closed=reason))
             yield from self._log.append(Nothing())  # wakes those who look at the log first
 
     def exclude(self, node: str, reason: str) -> Protocol[None]:
@@ -336,21 +345,22 @@ class Rendezvous:
         is_host: the others need this node's store; otherwise it only looks. expected: so many others must have left,
         also if they have not arrived yet. While the job goes on it waits as long as
         that takes, once the job is over LEAVE_LIMIT at most."""
-        known = self.gathering
-        living = {seat.id: seat for seat in known.last.seats if not known.is_gone(seat)}
-        known = msgspec.structs.replace(known, arrived=living | dict(known.arrived))
+        if not is_host and (yield Add("left", 1)) < len(gathering.present(self.gathering, self.gathering.last)):
+            return False  # others are there; only an agent that may be the last one reads who
         closed_at: Seconds | None = None
         while True:
-            known = yield from self._log.read(known)
+            yield from self.read()
+            known = self.gathering
+            living = sorted(gathering.present(known, known.last))
             now = yield Now()
             if closed_at is None and (yield from self.newest()).closed:
                 closed_at = now
-            if not known.arrived and len(known.gone - {self.id}) >= expected:
+            if not living and len(known.gone - {self.id}) >= expected:
                 return closed_at is not None
             is_late = closed_at is not None and now - closed_at > LEAVE_LIMIT
             if not is_host or is_late or (yield IsInterrupted()):
                 return False
-            yield from self._tell_lost(known.arrived)
+            yield from self._tell_lost(living)
             yield Watch(self._log.next_key(known), self.terms.interval)
 
     def read(self) -> Protocol[None]:

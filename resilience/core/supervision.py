@@ -81,6 +81,7 @@ class Supervision:
     def began(self) -> Protocol[Verdict | None]:
         """A cycle begins. Return its verdict if it is over already, as after this agent was stopped for a while: its
         workers must not start beside those of the next cycle. None if they may start."""
+        yield from self._nodes.forget()
         self._forget([(seat.id, seat.node) for seat in self._rendezvous.formation.seats])
         self._began_at = yield Now()
         yield from self._nodes.open()

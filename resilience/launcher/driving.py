@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from resilience.adapters.store import StoreLike, counts, execute
+from resilience.adapters.store import StoreLike, counts, delete, execute
 from resilience.core import restart
 from resilience.core.agent_protocol import (
     Counts,
+    Delete,
     Emit,
     HighestStep,
     IsInterrupted,
@@ -22,7 +23,7 @@ from resilience.errors import StoreError
 from resilience.launcher.key_watch import KeyWatch
 
 T = TypeVar("T")
-_Operation = restart.Operation | Counts | Now | Sleep | Watch | IsInterrupted
+_Operation = restart.Operation | Counts | Delete | Now | Sleep | Watch | IsInterrupted
 
 
 class Driver:
@@ -76,4 +77,6 @@ class Driver:
             return self._watch.wait(operation.key, operation.limit, self._is_interrupted)
         if isinstance(operation, Counts):
             return counts(self._store, list(operation.keys))
+        if isinstance(operation, Delete):
+            return delete(self._store, operation.key)
         return execute(operation, self._store)

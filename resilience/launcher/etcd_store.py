@@ -37,7 +37,8 @@ class EtcdStore(dist.Store):
     def get(self, key: str) -> bytes:
         self.wait([key])
         value = self._read(key)
-        assert value is not None  # nothing is ever deleted while a job runs
+        if value is None:
+            raise LookupError(f"{key} was deleted while it was read")
         return value.encode("latin-1")
 
     def check(self, keys: list[str]) -> bool:
@@ -69,6 +70,15 @@ class EtcdStore(dist.Store):
                 return (_text(expected_value) if value is None else value).encode("latin-1")
             if self._replace(key, value, _text(desired_value)):
                 return _text(desired_value).encode("latin-1")
+
+    def delete_key(self, key: str) -> bool:
+        import etcd
+
+        try:
+            self._ask(lambda: self._client.delete(self._place(key)))
+        except etcd.EtcdKeyNotFound:
+            return False
+        return True
 
     def forget(self) -> None:
         """Delete everything that is in the folder."""

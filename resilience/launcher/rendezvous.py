@@ -314,7 +314,7 @@ class Handler(RendezvousHandler):
     def _connect(self) -> Any:
         return dist.PrefixStore(f"resilience/{self._parameters.run_id}", self._meeting.connect())
 
-    def _await_leaving(self, expected: int) -> None:
+    def _await_leaving(self, expected: int = 0) -> None:
         """Where the job's store is ours: wait until nobody needs it any more. Where it is etcd, and nobody
         else is left of a job that is over: clear up."""
         forget = self._meeting.forget

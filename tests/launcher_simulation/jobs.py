@@ -15,7 +15,17 @@ from typing import Any
 import msgspec
 
 from resilience.core.agent_liveness import LOOKS, key
-from resilience.core.agent_protocol import Counts, Emit, HighestStep, IsInterrupted, Now, Operation, Sleep, Watch
+from resilience.core.agent_protocol import (
+    Counts,
+    Delete,
+    Emit,
+    HighestStep,
+    IsInterrupted,
+    Now,
+    Operation,
+    Sleep,
+    Watch,
+)
 from resilience.core.control import Request
 from resilience.core.restart import Add, Check, CompareSet, Read, Set
 from resilience.errors import StoreError
@@ -419,6 +429,8 @@ class Job:
         self.note(agent, operation)
         if isinstance(operation, Counts):
             return [int(self.store.data[name]) for name in operation.keys]
+        if isinstance(operation, Delete):
+            return self.store.data.pop(operation.key, None)
         if not isinstance(operation, Set | CompareSet):
             return self.store.perform(operation)
         before = self.store.data.get(operation.key)

@@ -59,6 +59,8 @@ class Referee:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._formations: dict[int, dict[str, Any]] = {}  # by cycle
+        self._log: dict[int, dict[str, Any]] = {}  # by place
         self._schedule = job.schedule
         self._stalls: dict[Agent, list[tuple[Seconds, Seconds, bool]]] = defaultdict(list)  # from, until, stops
         self._is_delayed: set[Agent] = set()
@@ -120,9 +122,13 @@ class Referee:
         if kind in ("cycle", "end", "log") and before is not None:
             raise broken("nothing is overwritten", f"{agent} overwrites {key}: {before} becomes {after}")
         if kind == "cycle":
-            self._formed(int(rest), json.loads(after))
+            change = json.loads(after)
+            whole = self._job.store.data.get(f"formation/{rest}/{change['by']}")
+            self._formations[int(rest)] = formation = change if change.get("closed") else json.loads(str(whole))
+            self._formed(int(rest), formation)
         elif kind == "log":
-            self._logged(json.loads(after))
+            self._log[int(rest)] = entry = json.loads(after)
+            self._logged(entry)
 
     def _logged(self, entry: dict[str, Any]) -> None:
         if entry["type"] != "left" or "no sign of life" not in entry.get("reason", ""):
@@ -135,11 +141,11 @@ class Referee:
 
     def _formed(self, number: int, formation: dict[str, Any]) -> None:
         """A formation stands: hold it against the log."""
-        if number > 0 and f"cycle/{number - 1}" not in self._job.store.data:
+        if number > 0 and number - 1 not in self._formations:
             raise broken("cycles follow one another", f"cycle {number} is formed and there is no cycle {number - 1}")
         if formation.get("closed"):
             return
-        last = json.loads(self._job.store.data[f"cycle/{number - 1}"]) if number else {}
+        last = self._formations[number - 1] if number else {}
         seats = [seat[0] for seat in formation["seats"]]
         spares = [seat[0] for seat in formation.get("spares", [])]
         former = [seat[0] for seat in last.get("seats", [])]
@@ -172,7 +178,6 @@ class Referee:
     def _replay(self, entries: int, begin: int, former: list[str]) -> tuple[list[str], set[str], set[str]]:
         """Return, of the log up to `entries`: who waits for a seat in order, who is excluded, and who has left since
         `begin`. An arrival before `begin` of an agent that had a seat then is used up."""
-        data = self._job.store.data
         arrived: dict[str, None] = {}
         excluded: set[str] = set()
         left: set[str] = set()
@@ -181,7 +186,7 @@ class Referee:
                 for id in former:
                     arrived.pop(id, None)
                 left.clear()
-            entry = json.loads(data[f"log/{place}"])
+            entry = self._log[place]
             if entry["type"] == "arrived":
                 id = entry["seat"][0]
                 if entry["seat"][1] not in excluded:
@@ -203,7 +208,7 @@ class Referee:
 
     def started(self, agent: Agent, cycle: int) -> None:
         """Workers of an agent begin."""
-        formation = json.loads(self._job.store.data[f"cycle/{cycle}"])
+        formation = self._formations[cycle]
         ids = [seat[0] for seat in formation["seats"]]
         if ids != [seat.id for seat in agent.rendezvous.formation.seats] or agent.id not in ids:
             raise broken("one formation", f"{agent} starts workers of cycle {cycle} with other seats than {ids}")
@@ -254,9 +259,7 @@ class Referee:
 
     def _closing(self) -> dict[str, Any]:
         """Return the verdict with which the rendezvous is closed."""
-        data = self._job.store.data
-        last = max((int(key.partition("/")[2]) for key in data if key.startswith("cycle/")), default=None)
-        words = "" if last is None else json.loads(data[f"cycle/{last}"]).get("closed", "")
+        words = self._formations[max(self._formations)].get("closed", "") if self._formations else ""
         return dict(json.loads(words)) if words.startswith("{") else {}
 
     def _completes(self, cycle: int) -> None:

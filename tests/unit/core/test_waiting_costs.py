@@ -1,17 +1,22 @@
-"""What an agent asks of the job's store while it waits: about one request in two seconds, beside its count."""
+"""What an agent asks of the job's store: one request in two seconds while it waits, and what changed at a restart."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
-from resilience.core import agent_liveness
+import pytest
+
+from resilience.core import agent_liveness, gathering, group_ranks
 from resilience.core.agent_protocol import Counts, IsInterrupted, Now, Protocol, Sleep, Watch
 from resilience.core.budget import Budget
-from resilience.core.gathering import Formation, Seat
+from resilience.core.gathering import Arrived, Formation, Left, Seat
 from resilience.core.rendezvous import Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
 from resilience.core.supervision import Rules, Supervision, Workers
 from resilience.testing.store import MemoryStore
+from tests.launcher_simulation.jobs import Job
+from tests.launcher_simulation.schedules import RULES, Fails, Schedule
 
 TERMS = Terms(least=2, most=2, join_limit=1000.0)
 MONITOR_INTERVAL = 0.1  # seconds between two looks of an agent at its workers
@@ -97,7 +102,7 @@ def running(run: Run) -> Supervision:
     supervision = Supervision(own, Rules("any-failed", Budget(3)), hosts_store=False)
     for key in ("log/count", "notices"):
         run.store.perform(Add(key, 0))
-    run.run(own._log.write(own.formation))
+    run.run(own._log.write(Formation(), own.formation))
     assert run.run(supervision.began()) is None
     run.operations = 0
     return supervision
@@ -152,7 +157,7 @@ def test_formation_that_nobody_told_is_found() -> None:
             break
         answer = run._perform(operation)
         if run.now > 3.0 and "cycle/0" not in run.store.data:
-            run.run(Rendezvous("leader", "leader", TERMS)._log.write(formation))
+            run.run(Rendezvous("leader", "leader", TERMS)._log.write(Formation(), formation))
     assert found == formation
     assert run.now < 3.0 + 10 * TERMS.interval + 1.0
 
@@ -163,3 +168,64 @@ def test_agent_that_was_taken_for_lost_ends_its_workers_though_no_next_cycle_is_
     supervision = running(run)
     run.run(Rendezvous("other", "other", TERMS).tell_lost("own"))
     assert look_for(run, supervision, 5.0).detail == "the others went on without this node"
+
+
+# -- formations ---------------------------------------------------------------------------------------
+
+
+def next_formation(last: Formation, rng: random.Random, number: int) -> Formation:
+    """Return a formation after `last`: some nodes left, some came, most are there again."""
+    known = gathering.begin(last)
+    gone = [each for each in last.seats if rng.random() < 0.1]
+    back = [each for each in last.seats if each not in gone]
+    new = [seat(f"node{number}.{index}") for index in range(rng.randrange(4))]
+    entries = [Left(each.id) for each in gone] + [Arrived(each) for each in (*back, *new)]
+    rng.shuffle(entries)
+    known = gathering.fold(known, entries)
+    return gathering.form(known, rng.randrange(1, 40), group_ranks.assign)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_formation_is_the_one_before_with_what_has_changed(seed: int) -> None:
+    rng = random.Random(seed)
+    last = gathering.form(
+        gathering.fold(gathering.begin(Formation()), [Arrived(seat(f"node{index}")) for index in range(30)]),
+        25,
+        group_ranks.assign,
+    )
+    for number in range(10):
+        new = next_formation(last, rng, number)
+        change = gathering.decode_change(gathering.encode(gathering.difference(last, new)))
+        assert gathering.changed(last, change) in (new, None)
+        last = new
+        if not last.seats:
+            break
+
+
+def test_node_reads_at_a_restart_what_has_changed_and_not_all_seats() -> None:
+    seats = tuple(Seat(f"node{number}/0123456789ab", f"node{number}", "10.0.0.1", 29400) for number in range(1250))
+    first = Formation(cycle=0, seats=seats, holders=tuple(each.node for each in seats), by="leader")
+    other = Seat(seats[0].id, seats[0].node, "10.0.0.1", 29401)  # the first node's store is a new one
+    second = Formation(1, (other, *seats[1:]), holders=first.holders, by="leader")
+    change = gathering.encode(gathering.difference(first, second))
+    assert len(gathering.encode(second)) > 60_000 and len(change) < 200
+    assert gathering.changed(first, gathering.decode_change(change)) == second
+    assert gathering.changed(Formation(), gathering.difference(Formation(), first)) is None  # nobody knows any of it
+
+
+def test_restarts_leave_what_decides_and_nothing_else() -> None:
+    """One small key for each cycle's formation, leader, verdict and counter, and for each failure."""
+    faults = tuple(Fails(1, cycle, 1.0) for cycle in range(4))
+    left = {}
+    for restarts in (2, 4):
+        rules = Rules(RULES.policy, Budget(9), apart=30.0)
+        comes = (0.0, 0.1, 0.2, 0.3)
+        job = Job(Schedule(1, comes, Terms(4, 4), rules, faults[:restarts], node_hosts_store=False))
+        assert job.run().cycles == restarts + 1
+        left[restarts] = {key for key in job.store.data if not key.startswith(("log/", "job/nodes/"))}
+        entries = sorted(int(key.removeprefix("log/")) for key in job.store.data if key.removeprefix("log/").isdigit())
+        assert entries[0] >= 4 * (restarts - 1)  # of the last two cycles
+        nodes = {key for key in job.store.data if key.startswith("job/nodes/") and key.count("/") > 2}
+        assert {key.split("/")[2] for key in nodes} == {str(restarts)}
+        assert sum(key.startswith("formation/") for key in job.store.data) <= 1
+    assert len(left[4]) - len(left[2]) <= 2 * 5

@@ -45,6 +45,10 @@ class Store:
             self.data[key] = desired_value.encode()
         return self.data.get(key, expected_value.encode())
 
+    def delete_key(self, key: str) -> bool:
+        self._begin()
+        return self.data.pop(key, None) is not None
+
     def has_extended_api(self) -> bool:
         return True
 

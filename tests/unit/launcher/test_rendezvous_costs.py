@@ -37,7 +37,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         seats = tuple(Seat(each.id, each.node, "here", 1) for each in handlers)
         formation = Formation(cycle=0, seats=seats, entries=0)
         store.add("log/count", 0)
-        handlers[0].run(RendezvousLog().write(formation))
+        handlers[0].run(RendezvousLog().write(Formation(), formation))
         for each in handlers:
             each.rendezvous.formation, each.rendezvous.gathering = formation, gathering.begin(formation)
         return store, handlers
