@@ -62,7 +62,8 @@ Entry = Arrived | Left | Excluded | Nothing
 class Formation(msgspec.Struct, frozen=True, omit_defaults=True):
     """A cycle's nodes. seats: by group rank; spares: who waits, in order of arrival; holders: node that had
     each group rank last; entries: how much of the log it is made from; closed: why there is no such cycle
-    and never will be another; error: what is wrong with the job, if that is why; by: id of the agent that formed it."""
+    and never will be another; error: what is wrong with the job, if that is why; by: id of the agent that formed
+    it; before: of the agent that formed the cycle before."""
 
     cycle: int = FIRST
     seats: tuple[Seat, ...] = ()
@@ -73,6 +74,7 @@ class Formation(msgspec.Struct, frozen=True, omit_defaults=True):
     closed: str = ""
     error: str = ""
     by: str = ""
+    before: str = ""
 
     def rank_of(self, id: str) -> int | None:
         """Return the group rank of an agent, None if it does not take part."""
@@ -85,6 +87,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     cycle: int
     by: str = ""
+    before: str = ""
     entries: int = 0
     size: int = 0
     seats: tuple[tuple[int, Seat], ...] | None = ()
@@ -222,12 +225,13 @@ def form(gathering: Gathering, most: int, assign: Assign) -> Formation:
 def difference(last: Formation, new: Formation) -> Change:
     """Return how a formation differs from that of the cycle before."""
     if new.closed:
-        return Change(new.cycle, new.by, closed=new.closed, error=new.error)
+        return Change(new.cycle, new.by, new.before, closed=new.closed, error=new.error)
     before = dict(enumerate(last.seats))
     seats = tuple((rank, seat) for rank, seat in enumerate(new.seats) if before.get(rank) != seat)
     return Change(
         cycle=new.cycle,
         by=new.by,
+        before=new.before,
         entries=new.entries,
         size=len(new.seats),
         seats=seats if 2 * len(seats) <= len(new.seats) else None,
@@ -239,7 +243,9 @@ def difference(last: Formation, new: Formation) -> Change:
 def changed(last: Formation, change: Change) -> Formation | None:
     """Return the formation after `last`, None if it has to be read as a whole."""
     if change.closed:
-        return Formation(cycle=change.cycle, closed=change.closed, error=change.error, by=change.by)
+        return Formation(
+            cycle=change.cycle, closed=change.closed, error=change.error, by=change.by, before=change.before
+        )
     if change.seats is None:
         return None
     seats = dict(enumerate(last.seats[: change.size])) | dict(change.seats)
@@ -251,6 +257,7 @@ def changed(last: Formation, change: Change) -> Formation | None:
         excluded=last.excluded if change.excluded is None else change.excluded,
         entries=change.entries,
         by=change.by,
+        before=change.before,
     )
 
 

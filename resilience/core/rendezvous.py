@@ -225,7 +225,7 @@ class Rendezvous:
 
     def _write(self, last: Formation, formation: Formation) -> Protocol[Formation]:
         """Write the formation of a cycle unless another agent has. Return the one that stands, or a later one."""
-        return (yield from self._log.write(last, msgspec.structs.replace(formation, by=self.id)))
+        return (yield from self._log.write(last, msgspec.structs.replace(formation, by=self.id, before=last.by)))
 
     def _tell_lost(self, ids: Iterable[str]) -> Protocol[bool]:
         """Write down which of these agents are lost. Return True if any is."""

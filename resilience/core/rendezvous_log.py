@@ -5,7 +5,7 @@ writer reads what the first has written.
 
 What decides stays: a key for each cycle, with what has changed in its formation since the cycle before. All else goes:
 each agent deletes its own entries once the formation that counts them is not the last one any more, and the agent that
-forms a cycle deletes the whole formation of the one before. An agent that stood still for so long finds entries
+forms a cycle deletes the whole formation of the last but one. An agent that stood still for so long finds entries
 missing, sees by the cycles' keys that it is behind, and starts from the newest formation."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RendezvousLog:
             (text,) = yield Read((_formation_key(cycle, change.by),))
             if text is not None:
                 return gathering.decode_formation(text)
-            cycle += 1  # it was deleted when the next one stood
+            cycle += 1  # it was deleted, for there are later ones
 
     def write(self, last: Formation, formation: Formation) -> Protocol[Formation]:
         """Write a formation unless its cycle has one. Return the cycle's, or a later one. last: that of the cycle
@@ -108,8 +108,8 @@ class RendezvousLog:
         standing = yield CompareSet(_cycle_key(formation.cycle), text)
         if standing == text:
             yield Set("newest", str(formation.cycle))  # may lag behind, never points at nothing
-            if last.by:
-                yield Delete(_formation_key(last.cycle, last.by))
+            if last.before:  # that of the last cycle may be just being read
+                yield Delete(_formation_key(last.cycle - 1, last.before))
             return formation
         if gathering.decode_change(standing).by != formation.by:
             yield Delete(own)
