@@ -147,6 +147,8 @@ class StoreOutlet:
         """Let what was asked for be done, then leave when nobody needs this host any more.
 
         A rank that has not begun its call has asked for nothing, and may never have found the store."""
+        if self._notice.refusal is not None:
+            self._notice.refusal.await_read()
         if not self._is_begun:
             return None
         deadline = time.monotonic() + CONNECT_LIMIT

@@ -9,6 +9,7 @@ gets a store of its own there, and rank 0's monitor publishes its address in the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -40,6 +41,7 @@ from resilience.errors import (
 )
 from resilience.inprocess import options
 from resilience.inprocess.store_barrier import LOOK_AGAIN, gather
+from resilience.inprocess.store_refusal import Refusal, accept, raise_if_refused
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 CHUNK = 5.0  # seconds; longest single wait by default: no interrupt ends it, and torch warns whenever one runs out
@@ -61,6 +63,7 @@ class Notice:
         self.prefix = prefix
         self.call = call
         self.places: dict[int, _Place] = {}  # by the port that was asked for
+        self.refusal: Refusal | None = None  # served by this process
 
     def key(self, port: int) -> str:
         return text(f"{self.prefix}store/{port}")
@@ -268,6 +271,10 @@ class TCPStore(dist.TCPStore, StoreMixin):
                 )
         except (RuntimeError, ValueError) as error:
             raise _unusable(f"could not use the store at {host}:{number}", place, error) from error
+        if place.is_plain and self.is_hosted_here:
+            accept(self)
+        elif place.is_plain:
+            raise_if_refused(self, rank_and_world_size()[0], limit)
         if place.publish is not None:
             place.publish(f"{place.host}:{place.port}")
 
@@ -289,13 +296,14 @@ def _given(value: Any, fallback: Any, argument: str, variable: str) -> Any:
 
 class _Place(NamedTuple):
     """Where a store is. listener: of its server, if this process hosts it. publish: tells the others of it.
-    is_outside: no Wrapper and no agent takes care of it."""
+    is_outside: no Wrapper and no agent takes care of it. is_plain: in a Wrapper without an agent."""
 
     host: str
     port: int
     listener: socket.socket | None = None
     publish: Callable[[str], None] | None = None
     is_outside: bool = False
+    is_plain: bool = False
 
 
 def _place(part: _Part | None, there: Rendezvous, host: str, port: int, size: int, limit: float) -> _Place:
@@ -307,8 +315,15 @@ def _place(part: _Part | None, there: Rendezvous, host: str, port: int, size: in
         return _Place(host, port if listener is None else listener.getsockname()[1], listener, is_outside=True)
     if not there.is_agents:
         host = there.server_host if there.is_one_node else host  # every client is ours
-        listener = _listen_for(size, host, port) if part.is_host else None
-        return _Place(host, port if listener is None else listener.getsockname()[1], listener)
+        if not part.is_host:
+            return _Place(host, port, is_plain=True)
+        try:
+            listener = _listen_for(size, host, port)
+        except StoreError as error:
+            with contextlib.suppress(StoreError, OSError):  # it is raised here in any case
+                part.notice.refusal = Refusal(listen(host, port), host, size, str(error))
+            raise
+        return _Place(host, listener.getsockname()[1], listener, is_plain=True)
     if not part.is_host:
         return _published(part.notice, there, port, limit)
     publish = functools.partial(_join_launchers(there, limit).set, part.notice.key(port))

@@ -84,6 +84,14 @@ def test_monitor_that_cannot_host_beside_the_agents_store_tells_all_ranks_why(
     assert_reported_and_gone(job, 2)
 
 
+def test_monitor_that_cannot_host_in_a_plain_environment_tells_all_ranks_why(start: Start) -> None:
+    job = start(3, TARGET, env={"RESILIENCE_JOB_ID": "job"}, port=free_port(), timeout=280.0, open_files=80)
+    for rank in job.wait_ranks():  # within 60 s
+        assert rank.type == "StoreError", rank
+        assert "host the stores of 3 ranks" in rank.error and "the limit is 80" in rank.error
+    assert_reported_and_gone(job, 3)
+
+
 def test_port_that_is_taken_in_a_plain_environment_is_named(start: Start, stranger: int) -> None:
     job = start(1, TARGET, env={"RESILIENCE_JOB_ID": "job"}, port=stranger)
     (rank,) = job.wait_ranks()

@@ -1,0 +1,67 @@
+"""How do ranks without a launcher learn that the monitor of rank 0 cannot host their store?
+
+There is no other store in which it could say so. So that monitor serves a store at the agreed address all the same, for
+a short while, with nothing but the reason in it. Every other rank reads one key when it connects, which says that the
+store is hosted, or why not."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from resilience.adapters.connecting import short_lookups
+from resilience.adapters.store import execute, wait
+from resilience.core.restart import Check, Read, Set
+from resilience.errors import StoreError
+
+KEY = "resilience/hosted"
+HOSTED = "yes"
+LIMIT = 30.0  # seconds for the others to read the reason
+LOOK_EVERY = 0.1  # seconds
+CHUNK = 5.0  # seconds of one wait
+
+
+class Refusal:
+    """A store that tells why there is none. Made by the process that should have hosted it."""
+
+    def __init__(self, listener: socket.socket, host: str, size: int, reason: str) -> None:
+        """size: ranks of the job. Raises: StoreError."""
+        port = listener.getsockname()[1]
+        self._size = size
+        try:
+            with short_lookups():
+                self._store = dist.TCPStore(
+                    host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+                )
+        except (RuntimeError, ValueError) as error:
+            raise StoreError(reason) from error
+        execute(Set(KEY, reason), self._store)
+
+    def await_read(self) -> None:
+        """Wait until all other ranks have read the reason, LIMIT seconds at most."""
+        deadline = time.monotonic() + LIMIT
+        keys = tuple(f"{KEY}/{rank}" for rank in range(1, self._size))
+        with contextlib.suppress(StoreError):
+            while not execute(Check(keys), self._store) and time.monotonic() < deadline:
+                time.sleep(LOOK_EVERY)
+
+
+def accept(store: Any) -> None:
+    """Say that the store is hosted. Raises: StoreError."""
+    execute(Set(KEY, HOSTED), store)
+
+
+def raise_if_refused(store: Any, rank: int, limit: float) -> None:
+    """Raise the reason if the store at hand is only there to tell it, also if it tells nothing within `limit` seconds.
+
+    Raises: StoreError."""
+    if not wait(store, KEY, limit, CHUNK):
+        raise StoreError(f"a store was found, but no monitor of rank 0 said within {limit:g} s that it hosts it")
+    (answer,) = execute(Read((KEY,)), store)
+    if answer != HOSTED:
+        execute(Set(f"{KEY}/{rank}", "1"), store)
+        raise StoreError(str(answer))
