@@ -190,10 +190,7 @@ class Job:
         return "".join(texts)
 
     def stacks(self, rank: int) -> str:
-        py_spy = Path(sys.executable).with_name("py-spy")
-        command = [str(py_spy), "dump", "--nonblocking", "--pid", str(self.pids[rank])]
-        dump = subprocess.run(command, capture_output=True, text=True, check=False)
-        return f"\n--- stacks of rank {rank}\n{(dump.stdout or dump.stderr)[-3000:]}"
+        return f"\n--- stacks of rank {rank}\n{stacks_of(self.pids[rank])}"
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -207,11 +204,14 @@ class Job:
         left = self.left_behind()
         _, alive = psutil.wait_procs(left, self.leave_limit if self.ran_to_its_end else 0.0)
         told = [f"{process.pid} {process.name()} {process.status()}" for process in alive if process.is_running()]
+        stacks = "".join(f"\n--- stacks of {process.pid}\n{stacks_of(process.pid)}" for process in alive if told)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
                 process.kill()
         psutil.wait_procs(alive, 10.0)
-        assert not (self.ran_to_its_end and told), f"left running by a finished job: {', '.join(told)}{self.output()}"
+        assert not (self.ran_to_its_end and told), (
+            f"left running by a finished job: {', '.join(told)}{stacks}{self.output()}"
+        )
 
     def left_behind(self) -> list[psutil.Process]:
         """Processes that ranks of this job left to the fork server, which adopts them."""
@@ -223,6 +223,14 @@ class Job:
             except psutil.Error:
                 continue  # gone meanwhile
         return left
+
+
+def stacks_of(pid: int) -> str:
+    """Return the Python stacks of all threads of a process, as py-spy shows them."""
+    py_spy = Path(sys.executable).with_name("py-spy")
+    command = [str(py_spy), "dump", "--nonblocking", "--pid", str(pid)]
+    dump = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (dump.stdout or dump.stderr)[-3000:]
 
 
 def free_port() -> int:
