@@ -19,12 +19,12 @@ from resilience.adapters import files, timeouts_file
 from resilience.analysis.entries import entry_of
 from resilience.analysis.lines import Kind, Known, Source, said
 from resilience.cli import main
-from resilience.core import attribution, cycle, encoding, events, gathering, restart, tracebacks
+from resilience.core import attribution, budget, cycle, encoding, events, gathering, restart, tracebacks
 from resilience.core.records import Record, from_line, from_wire, to_line, to_wire
 from resilience.core.timeouts import Timeouts
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.inprocess.supervision import Member
-from resilience.launcher import budget, stores, zygote
+from resilience.launcher import stores, zygote
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig
 from resilience.telemetry import durations, signs

@@ -264,6 +264,7 @@ def save_and_fail() -> tuple[int, int]:
             if os.environ["RANK"] == "1":
                 state["of rank 1"] = UnsavedTensor()
             dcp.save(state, checkpoint_id="checkpoint")
+        dist.barrier()  # a rank that destroyed its group would fail the other, which still builds it
         dist.destroy_process_group()
         return call.iteration
 

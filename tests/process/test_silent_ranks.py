@@ -89,7 +89,7 @@ def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: 
     said = job.output(stream=2)
     starts = said.index("a rank is ended that shows no step, heartbeat or section for 4 s")
     warns = said.index("rank 1 shows no sign of life in section 'save'")
-    ends = said.index("no sign of life (silence:save)")
+    ends = said.index("rank 1 failed first (hung: silence:save limit 4 s")
     assert starts < warns < ends
     assert said.count("hangs: ") == 1  # not again in the second cycle
 

@@ -162,7 +162,7 @@ def finish(job: Launched, folder: Path) -> None:
 
 def test_screen_follows_the_job_keys_and_the_size_of_the_terminal(job: Launched, tmp_path: Path) -> None:
     with terminal(job.job.run) as shown:
-        shown.shows(r"^ *1 +node0 +active +5 +load batch +[\d.]+m?s / 10m00s")
+        shown.shows(r"^ *1 +\d+ +node0 +active +5 +load batch +[\d.]+m?s / 10m00s")
         shown.shows(r"step +5 to \d+, [\d.]+ a second")
         first = shown.screen
         assert len(first) == 24 and max(map(len, first)) <= 80

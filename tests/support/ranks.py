@@ -95,7 +95,9 @@ class Job:
         deadline = time.monotonic() + limit
         for rank in range(len(self.pids)):
             if self.wait_rank(rank, deadline - time.monotonic()) is None:
-                raise AssertionError(f"rank {rank} has not ended after {limit} s{self.stacks(rank)}{self.output()}")
+                late = [other for other in range(rank, len(self.pids)) if self.wait_rank(other, 0.0) is None]
+                stacks = "".join(self.stacks(other) for other in late)
+                raise AssertionError(f"ranks {late} have not ended after {limit} s{stacks}{self.output()}")
         return [self.finished[rank] for rank in range(len(self.pids))]
 
     def wait_rank(self, rank: int, limit: float = 60.0) -> Finished | None:
