@@ -2,7 +2,7 @@
 
 `Watcher` follows the record files as they grow and reads what monitors leave of their ranks' present signs; a look
 costs what was added since the last one. It needs no server, and works from any host that sees the folder: ages
-are by the clock of whoever looks. States are those of `telemetry.metrics`. `order` puts the ranks first that show
+are by the clock of whoever looks. States are those of `history.rank_states`. `order` puts the ranks first that show
 nothing new for longest, `grouped` makes few lines of many ranks."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from resilience.attribution.symptoms import symptom
 from resilience.core import events
 from resilience.core.records import Record
 from resilience.history.history import History
+from resilience.history.rank_states import HEALTHY
 from resilience.telemetry import signs
-from resilience.telemetry.metrics import HEALTHY, MetricView
 from resilience.telemetry.recording import RecordTail
 
 SILENT_LOOKS = 3  # of the times between two signs of life, after which a job that shows none is lost
@@ -142,7 +142,6 @@ class Watcher:
     def _begin(self, attempt: int) -> None:
         """Forget everything about the attempts before."""
         self._attempt = attempt
-        self._views: defaultdict[str, MetricView] = defaultdict(MetricView)
         self._history = History(has_details=False)
         self._first_ns: int | None = None
         self._last_ns = 0
@@ -186,7 +185,6 @@ class Watcher:
         self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
         self._last_ns = max(self._last_ns, record.wall_ns)
         self._history.take(record)
-        self._views[origin.node].take(record)
         rank = origin.initial_rank
         if isinstance(event, events.Interrupted) and symptom(event.record).is_own:
             seen = event.record
@@ -298,8 +296,8 @@ class Watcher:
 
     def _ranks(self, now: float, shown: dict[int, signs.Signs]) -> tuple[RankNow, ...]:
         found: dict[int, RankNow] = {}
-        for node, view in self._views.items():
-            for rank, state in view.states().items():
+        for node in sorted(self._history.nodes):
+            for rank, state in self._history.states(node).items():
                 known = found.get(rank)
                 # A rank that moved to another node is what it is there.
                 if known is None or self._node.get(rank) == node:

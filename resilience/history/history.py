@@ -14,6 +14,7 @@ from resilience.core.records import Record
 from resilience.history.cycles import Cycle, CycleHistory, Worker
 from resilience.history.iterations import Iteration, IterationHistory
 from resilience.history.phases import Place, TimedPhase
+from resilience.history.rank_states import OF_STATES, RankState
 from resilience.history.rank_time import OF_TIMES, RankSeconds, RankTimes
 from resilience.history.ranks import WORKER, RankHistory
 
@@ -56,6 +57,7 @@ class History:
         self.cycles = CycleHistory()
         self.ranks = RankHistory()
         self._times = RankTimes()
+        self._states: dict[str, dict[int, RankState]] = {}  # by node and initial rank
         self._last_mono: dict[str, int] = {}  # node -> monotonic nanoseconds of its last record
         self._iterations = IterationHistory()
         self._last_calls: dict[int, LastCall] = {}
@@ -83,6 +85,8 @@ class History:
             ranks = self.noted.setdefault(text, set())
             if rank is not None:
                 ranks.add(rank)
+        if rank is not None and type(event) in OF_STATES:
+            self.state_of(origin.node, rank).take(record)
         if origin.role == "agent" or origin.layer == "launcher":
             self._take_of_launcher(record, at)
         elif rank is not None:
@@ -114,6 +118,14 @@ class History:
     @property
     def nodes(self) -> Collection[str]:
         return self._last_mono.keys()
+
+    def state_of(self, node: str, rank: int) -> RankState:
+        """Return the state of a rank on a node."""
+        return self._states.setdefault(node, {}).setdefault(rank, RankState())
+
+    def states(self, node: str) -> dict[int, str]:
+        """Return the states of the ranks that are on a node, by initial rank."""
+        return {rank: known.name for rank, known in sorted(self._states.get(node, {}).items()) if known.is_shown}
 
     def spent(self, until: Callable[[str], int | None] | None = None) -> dict[int, RankSeconds]:
         """Return where the time of each rank went, by initial rank.

@@ -23,6 +23,7 @@ from resilience.core import events
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.history.history import History
+from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
 LAYER = "inprocess"
-HEALTHY = ("active", "inactive")
-LOST = ("terminated", "excluded")
 Ranks = Literal["all", "unhealthy", "none"]
 _PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
@@ -49,16 +48,6 @@ class _Buckets(msgspec.Struct):
     counts: list[int]
     sum_ns: int = 0  # whole nanoseconds, so that the order of adding does not show
     exemplars: dict[int, tuple[str, float, float]] = {}
-
-
-class _Rank:
-    """What is known of one rank of the node."""
-
-    def __init__(self) -> None:
-        self.state = "inactive"
-        self.is_shown = False
-        self.is_spare = False  # in the iteration under way
-        self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when one was lost
 
 
 class _Pending(msgspec.Struct):
@@ -96,7 +85,6 @@ class MetricView:
         self._timings = Timings()
         self._newest = (0, 0)  # attempt and cycle
         self._names: set[str] = set()  # of sections, that are labels
-        self._ranks: dict[int, _Rank] = {}
         self._pending: dict[IterationKey, _Pending] = defaultdict(_Pending)
         self._ended: set[IterationKey] = set()
         self._monitors: set[tuple[int, int]] = set()  # ranks that are monitored, and by which process
@@ -145,37 +133,29 @@ class MetricView:
                 self._interrupted(origin, event)
         if origin.initial_rank is None:
             return
-        rank = self._ranks.setdefault(origin.initial_rank, _Rank())
-        self._take_of_watcher(record, rank)
+        self._take_of_watcher(record)
         if not origin.is_launchers:
-            self._take_of_rank(record, rank)
+            self._take_of_rank(record)
 
-    def _take_of_watcher(self, record: Record, rank: _Rank) -> None:
+    def _take_of_watcher(self, record: Record) -> None:
         """What monitors say of a rank, those of a Wrapper and those of the launcher."""
         origin, event = record.origin, record.event
         assert origin.initial_rank is not None
         match event:
             case events.RankFellSilent():
-                rank.state = "suspect"
                 detector, _, section = event.limit.partition(":")
                 section = self._section(section) if detector in ("section", "silence") else ""
                 self._count("resilience_hangs_detected_total", (detector, section))
-            case events.RankExited():
-                rank.state, rank.is_shown = "terminated", not event.goodbye
             case events.MonitorStarted():
                 self._monitors.add((origin.initial_rank, origin.pid))
-                rank.monitored_ns = max(rank.monitored_ns, record.mono_ns)
-                if origin.is_launchers:  # a worker was started; a Wrapper's rank takes its seat later
-                    rank.state, rank.is_shown = "active", True
             case events.MonitorLost():
-                rank.unmonitored_ns, rank.is_shown = record.mono_ns, True
                 self._lost_monitors.add((origin.initial_rank, event.monitor_pid))
             case events.MonitorEnded():
                 self._monitors.discard((origin.initial_rank, origin.pid))
                 if event.dropped_records:
                     self._count("resilience_telemetry_dropped_total", ("record", "sink"), event.dropped_records)
 
-    def _take_of_rank(self, record: Record, rank: _Rank) -> None:
+    def _take_of_rank(self, record: Record) -> None:
         origin, event = record.origin, record.event
         assert origin.initial_rank is not None
         match event:
@@ -185,18 +165,15 @@ class MetricView:
                     self._values["resilience_build_info"] = {(event.resilience_version, event.torch_version): 1}
                     self._values["resilience_job_info"] = {(event.function, str(event.world_size), LAYER): 1}
             case events.IterationStarted():
-                rank.is_shown, rank.state, rank.is_spare = True, event.state, event.state == "inactive"
                 self._iteration = max(self._iteration, _key(origin))
                 self._values["resilience_restart_iteration"][(LAYER,)] = self._iteration[3]
             case events.IterationEnded():
-                rank.is_spare = False
                 if event.outcome != "lost":  # of a lost one its stand-in knows the outcome
                     self._iteration_ended(origin, event.outcome == "completed")
             case events.RankStoodInFor():
                 if event.initial_rank == origin.initial_rank:
                     self._iteration_ended(origin, event.result == "completed")
-                    rank.state = "excluded" if event.result != "completed" else rank.state
-            case events.StageEnded(stage="resume") if rank.is_spare:
+            case events.StageEnded(stage="resume") if self._history.state_of(origin.node, origin.initial_rank).is_spare:
                 pass  # it has no progress to show
             case events.StageEnded(stage=stage) if stage in events.PHASES and event.outcome != "lost":
                 phase = (LAYER, stage)
@@ -205,8 +182,6 @@ class MetricView:
                 self._restart_ended(record, event)
             case events.OutcomeSeen():
                 self._first_known(origin, event.by)
-            case events.RankLeft():
-                rank.state = "excluded"
             case events.MonitorEnded():
                 self._monitor_ended(origin)
 
@@ -380,12 +355,8 @@ class MetricView:
         }
 
     def _states(self) -> dict[int, str]:
-        return {number: _state(rank) for number, rank in sorted(self._ranks.items()) if rank.is_shown}
-
-    def states(self) -> dict[int, str]:
-        """Return the state of each rank that is there, by initial rank."""
-        with self._lock:
-            return self._states()
+        nodes = sorted(self._history.nodes)
+        return dict(sorted(item for node in nodes for item in self._history.states(node).items()))
 
     def _beats(self) -> dict[Labels, _Buckets]:
         beats = self._timings.sections.get(HEARTBEAT)
@@ -424,11 +395,6 @@ class MetricView:
 
 def _key(origin: Origin) -> IterationKey:
     return origin.attempt, origin.cycle, origin.call, -1 if origin.iteration is None else origin.iteration
-
-
-def _state(rank: _Rank) -> str:
-    is_unmonitored = rank.unmonitored_ns > rank.monitored_ns
-    return "unmonitored" if is_unmonitored and rank.state in ("active", "inactive") else rank.state
 
 
 def _reason(text: str) -> str:

@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from resilience.adapters import processes
+from resilience.analysis.load import load
 from resilience.attribution.symptoms import main_stack
 from resilience.core import events
 from resilience.core.attribution import Exit
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK
 from tests.process.told import cleared, counted, culprits, only_incident, told
+from tests.support.agreement import assert_same_seconds
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
@@ -293,6 +295,7 @@ def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: 
     assert len(set(nodes.values())) == 2
     ended = [record.event.silent_for_s for record in job.of(events.CycleEnded) if record.origin.cycle == 0]
     assert len(ended) == 2 and all(silence is not None and silence >= 1.0 for silence in ended)  # lost on both nodes
+    assert_same_seconds(list(load(job.job.run).records))
 
 
 def test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit(launch: Launch) -> None:  # F17

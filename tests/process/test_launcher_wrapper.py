@@ -15,6 +15,7 @@ from resilience.analysis.report import report
 from resilience.core import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK, go, whys
+from tests.support.agreement import assert_agree, assert_same_seconds
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
@@ -70,6 +71,8 @@ def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_o
     assert {rank for layer, rank in told if layer == "launcher"} == {1, 2}
     found = report(load(job.job.run))
     assert [(each.verdict.first, each.kind) for each in found.incidents] == [(2, "terminated"), (1, "terminated")]
+    assert_agree(list(load(job.job.run).records))
+    assert_same_seconds(list(load(job.job.run).records))
 
 
 def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_advised_in_one_line(launch: Launch) -> None:

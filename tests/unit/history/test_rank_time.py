@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import get_args
 
 import pytest
@@ -10,46 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.cost import times
-from resilience.core.records import Record
 from resilience.history.history import History
 from resilience.telemetry.metrics import MetricView
 from tests.support import launch_streams, record_streams
+from tests.support.agreement import LOST, PRODUCTIVE, assert_same_seconds, seconds_counted
 from tests.support.launch_streams import launched
 from tests.support.nested_streams import nested
 from tests.support.record_streams import job
-
-PRODUCTIVE, LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
-
-
-def counted(records: list[Record]) -> Counter[str]:
-    """The counters of all nodes, each of which knows its own records only, added up as the dashboards do."""
-    found: Counter[str] = Counter()
-    for node in {record.origin.node for record in records}:
-        of_node = [record for record in records if record.origin.node == node]
-        last = max(record.mono_ns for record in of_node)
-        view = MetricView(lambda last=last: last)  # type: ignore[misc]
-        for record in of_node:
-            view.take(record)
-        for (name, labels), value in view.samples().items():
-            if name in (PRODUCTIVE, LOST):
-                found[labels[0] if labels else "work"] += value  # type: ignore[assignment]
-    return found
-
-
-def goodput(counters: Counter[str]) -> float:
-    """As `analysis.dashboards.queries.goodput` has it."""
-    outside = sum(counters[cause] for cause in ("startup", "restart", "idle"))
-    lost = outside + counters["hang"] + counters["rework"]
-    return max(0.0, 1 - lost / (counters["work"] + outside))
-
-
-def assert_same(records: list[Record]) -> None:
-    spent = times(History().take_all(records))
-    counters = counted(records)
-    if spent.ettr is not None:
-        assert spent.ettr == pytest.approx(goodput(counters), abs=1e-6)
-    for cause in ("startup", "restart", "hang", "rework", "idle"):
-        assert getattr(spent, f"{cause}_s") * spent.ranks == pytest.approx(counters[cause], abs=1e-6), cause
 
 
 def test_one_silent_rank_of_eight_costs_the_time_of_all_eight_in_report_and_metrics() -> None:
@@ -57,12 +23,12 @@ def test_one_silent_rank_of_eight_costs_the_time_of_all_eight_in_report_and_metr
     spent = times(History().take_all(records))
     assert spent.ranks == 8
     assert spent.hang_s == pytest.approx(2.01)
-    assert_same(records)
+    assert_same_seconds(records)
 
 
 def test_silence_of_a_rank_on_another_node_is_lost_here_too() -> None:
     records = launched([launch_streams.Fault("hang", 5)], nodes=2, ranks=4).of_node("node0")
-    assert counted(records)["hang"] == pytest.approx(4 * 2.01)
+    assert seconds_counted(records)["hang"] == pytest.approx(4 * 2.01)
 
 
 @given(
@@ -78,8 +44,8 @@ def test_launched_jobs_have_the_same_seconds_in_report_and_metrics(
     assume(kinds.count("node") < nodes)
     told = launched([launch_streams.Fault(kind, 1) for kind in kinds], nodes=nodes, ranks=2, signs=signs)
     records = told.interleaved(0)
-    assert_same(records)
-    assert_same(records[: len(records) - cut])
+    assert_same_seconds(records)
+    assert_same_seconds(records[: len(records) - cut])
 
 
 @given(
@@ -94,8 +60,8 @@ def test_wrapped_jobs_have_the_same_seconds_in_report_and_metrics(
 ) -> None:
     faults = [record_streams.Fault(kind, 1 + n, n, 10 * (n + 1)) for n, kind in enumerate(kinds)]
     records = job(faults, world=world, spares=spares).interleaved(0)
-    assert_same(records)
-    assert_same(records[: len(records) - cut])
+    assert_same_seconds(records)
+    assert_same_seconds(records[: len(records) - cut])
 
 
 @pytest.mark.parametrize("kind", ["kill", "raise", "hang", "membership"])
@@ -103,7 +69,7 @@ def test_wrapped_workers_of_a_launcher_have_the_same_seconds_in_report_and_metri
     records = nested([launch_streams.Fault(kind, 1)], nodes=2).records
     spent = times(History().take_all(records))
     assert spent.startup_s == pytest.approx(0.26 + 1.5, abs=0.01)  # until the function was entered
-    assert_same(records)
+    assert_same_seconds(records)
 
 
 def test_import_of_a_launched_worker_is_start_up_and_not_productive() -> None:
