@@ -315,7 +315,7 @@ class Node:
         is_heard = False  # by any: then the others may come to it as well
         deadline = time.monotonic() + self._options.stop_grace
         while running.living and time.monotonic() < deadline:
-            if self._is_hurried(verdict):
+            if self._has_no_time_left or self._is_hurried(verdict):
                 break
             self.witnesses.hear()
             if self.drain is not None:
@@ -328,8 +328,14 @@ class Node:
         return ended
 
     def is_urgent(self, verdict: Verdict) -> bool:
-        """Return True if a person wants the end of workers that were asked to stop, and asks again."""
-        return verdict.outcome == "preempted" and self._is_hurried(verdict)
+        """Return True if workers that were asked to stop must end now: the others may go on without this node, or a
+        person asks again."""
+        return self._has_no_time_left or (verdict.outcome == "preempted" and self._is_hurried(verdict))
+
+    @property
+    def _has_no_time_left(self) -> bool:
+        """Whether this node has been cut off from the job's store for so long that the others may go on without it."""
+        return self.handler.time_left == 0.0
 
     def _is_hurried(self, verdict: Verdict) -> bool:
         """Return True if a person asks again. Where the others go on, a signal is kept: it is for this node alone."""

@@ -77,6 +77,7 @@ class Agent:
         self.token = 0
         self.is_watching = False
         self.awaited = ""  # the key that it waits for
+        self.is_stopping = False
         self.operations = 0
         self.paused_until: Seconds = 0.0
         self.reachable_from: Seconds = 0.0  # partitioned until then

@@ -255,6 +255,9 @@ class Job:
     def _cut_off(self, agent: Agent) -> None:
         """All connections of an agent are ended: what it waits for fails. What it has sent may arrive yet."""
         self.note(agent, "is cut off")
+        time_left = agent.lease.time_left(self.clock.now)
+        if agent.is_stopping and time_left is not None:
+            self.after(time_left, self._has_no_time_left, agent)
         blocked = self._blocked.pop(agent, None)
         if blocked is not None:
             if not blocked.has_arrived and not self.is_store_dead and self.rng.random() < 0.5:
@@ -309,7 +312,7 @@ class Job:
     def _go_on(self, agent: Agent, answer: Any, raised: Exception | None = None) -> None:
         """Give an agent its answer, or raise in it, and put down what it asks for next."""
         agent.token += 1
-        agent.is_watching = False
+        agent.is_watching = agent.is_stopping = False
         protocol, now = agent.protocol, self.clock.now
         if agent.paused_until > now:
             return self.after(agent.paused_until - now, self._go_on_later, agent, agent.token, answer, raised)
@@ -507,9 +510,18 @@ class Job:
         takes = min(limit, 3.0 * self.rng.random()) if crew.is_living else 0.0
         if crew.is_hung and crew.is_living:
             takes = limit
-        token = agent.token
-        self.after(takes, self._workers_are_gone, agent)
-        self.after(takes, self._go_on_later, agent, token, None, None)
+        agent.is_stopping = True
+        self.after(takes, self._has_stopped, agent, crew, agent.token)
+
+    def _has_stopped(self, agent: Agent, crew: Crew, token: int) -> None:
+        if agent.workers is crew:
+            self._workers_are_gone(agent)
+        self._go_on_later(agent, token, None, None)
+
+    def _has_no_time_left(self, agent: Agent) -> None:
+        """The others may go on without a node that is cut off: whatever its workers do, they are killed."""
+        if agent.is_alive and agent.is_stopping and agent.workers is not None:
+            self._has_stopped(agent, agent.workers, agent.token)
 
     def _workers_are_gone(self, agent: Agent) -> None:
         if agent.workers is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.core import cycle, events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.test_launcher_nodes import go, outcomes, whys
@@ -37,11 +37,10 @@ def proxy(port: int) -> Iterator[Proxy]:
 def launch(start: Callable[..., Job], tmp_path: Path, port: int, proxy: Proxy) -> Launch:
     begin = launcher(start, tmp_path)
 
-    def two(nodes: str = "1:2") -> Launched:
+    def two(script: str = WAIT, *options: str) -> Launched:
         there = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{proxy.port}"}
-        job = begin(
-            WAIT, nodes=nodes, agents=2, nproc=1, conf=CONF, endpoint=f"127.0.0.1:{port}", per_agent=({}, there)
-        )
+        where = {"conf": CONF, "endpoint": f"127.0.0.1:{port}", "per_agent": ({}, there)}
+        job = begin(script, *options, nodes="1:2", agents=2, nproc=1, **where)
         for rank in range(2):
             job.await_worker(f"up.0.{rank}")
         return job
@@ -77,6 +76,27 @@ def test_lost_line_to_the_store_ends_its_node_with_a_reason_and_the_other_goes_o
     assert whys(job, 0, 1) == [["first", "failure"], ["first"]]
     assert outcomes(job)["node0"] == ("completed", 0)
     assert [record.event.why for record in job.of(events.RestartDecided)] == ["node node1 is lost"]
+
+
+def test_worker_that_takes_its_time_to_stop_is_killed_before_the_other_node_goes_on_without_its_own(
+    launch: Launch, proxy: Proxy
+) -> None:
+    script = """
+    if cycle == 0 and rank == 1:
+        signal.signal(signal.SIGTERM, lambda *_: say("asked"))
+    say("up")
+    await_file(["go", "never"][rank] if cycle == 0 else "done")
+    sys.exit(cycle == 0)
+    """
+    job = launch(script, "--shutdown-timeout", "300")
+    slow = job.worker_pid(1)
+    go(job)
+    job.await_worker("asked.0.1")  # node 0 has failed, both stop their workers
+    proxy.set("swallow")
+    job.await_worker("up.1.0")
+    await_end(slow)
+    go(job, "done")
+    assert job.wait() == [0, cycle.EXCLUDED]  # its check before the next cycle does not reach the store
 
 
 def test_name_that_nobody_knows_is_told(start: Callable[..., Job], tmp_path: Path) -> None:  # F32

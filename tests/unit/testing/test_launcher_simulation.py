@@ -216,6 +216,12 @@ def test_agent_that_was_stopped_before_its_cycle_began_starts_no_workers_beside_
         run(Pause(0, number, 25.0), PartitionBefore(0, number + 4, 1000.0), node_hosts_store=False)
 
 
+def test_workers_that_take_their_time_to_end_are_gone_before_the_others_go_on_without_their_node() -> None:
+    for at in range(4, 20):
+        report = run(Hangs(2, 0), Fails(1, 0, 3.0), Partition(2, float(at), 1000.0))
+        assert report.ends == ("completed", "completed", "failed")
+
+
 def test_operations_that_take_effect_twice_cost_nothing() -> None:
     for number in range(1, 60):
         report = run(Repeat(1, number), Delay(2, number, 2.0))
