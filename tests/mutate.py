@@ -77,6 +77,22 @@ EQUIVALENT = {
     ): "a verdict that all have obeyed is read once more, which changes nothing and costs two operations",
     ("Supervision.signalled", "if leaves -> True"): "it is said to a person only",
     ("Supervision.signalled", "if leaves -> False"): "it is said to a person only",
+    (
+        "Supervision.signalled",
+        "without yield Emit(events.StopRequested(detail, self.rules.grace, leaves))",
+    ): "an event changes nothing",
+    (
+        "Supervision._mode",
+        "if on_signal(asked) == 'stop' -> False",
+    ): "it is asked once more when this agent is on the list, and the answer is the same",
+    ("Supervision.requested", "if verdict.again is not None -> True"): "a job that ends has no next cycle",
+    (
+        "Supervision.look",
+        "if not is_new and self._look_at is not None and (now < self._look_at) -> False",
+    ): "it is how often an agent looks at the others",
+    ("Supervision.look", "without condition not is_new"): "it is how soon an agent looks at the others",
+    ("Supervision._weigh", "if nodes.waiting > 1 -> True"): "it is said to a person only",
+    ("Supervision._weigh", "if nodes.waiting > 1 -> False"): "it is said to a person only",
     ("neighbour", "if rank is None -> False"): "an agent looks around only in a cycle of which it has a seat",
     ("_with_previous", "without filter rank is not None"): "a rank that is None is compared with numbers only",
     ("_with_previous", "if previous is not None -> True"): "a rank that is None is compared with numbers only",

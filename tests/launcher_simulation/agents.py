@@ -50,6 +50,10 @@ class StopCounting(msgspec.Struct, frozen=True):
     """The thread that counts for this agent ends."""
 
 
+class OwnError(Exception):
+    """An error of an agent."""
+
+
 class Agent:
     """One agent. `life` is what it does; the job performs it."""
 
@@ -69,6 +73,7 @@ class Agent:
         self.has_left = False
         self.has_lost_store = False
         self.is_misconfigured = False
+        self.is_broken = False  # has an error of its own
         self.verdict: Verdict | None = None
         self.signals: list[tuple[int, str]] = []
         self.requests: list[Request] = []
@@ -104,6 +109,8 @@ class Agent:
                 verdict = yield from self._cycle()
                 if verdict.again is None:
                     break
+        except OwnError as error:
+            verdict = Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
         except ConfigurationError as error:
             self.is_misconfigured = True
             yield from self._leave("its configuration is wrong")
@@ -140,6 +147,9 @@ class Agent:
             verdict = yield from self._watch()
         except StoreError as error:
             verdict = self._cut_off(error)
+        except OwnError:
+            yield StopWorkers(SHUTDOWN, Verdict("failed", self.rendezvous.node, detail="the agent failed"))
+            raise
         yield StopWorkers((yield from self._stop_limit(verdict)), verdict)
         return verdict
 
@@ -203,6 +213,8 @@ class Agent:
     def _look(self) -> Protocol[Verdict | None]:
         crew, supervision = self.workers, self.supervision
         assert crew is not None
+        if self.is_broken:
+            raise OwnError("the agent failed: RuntimeError")
         yield from self._take_signals()
         verdict = yield from supervision.requested(self.requests)
         if verdict is None and crew.take_failure():

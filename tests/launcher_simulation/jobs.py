@@ -34,6 +34,7 @@ from tests.launcher_simulation.agents import Agent, Crew, StartWorkers, StopCoun
 from tests.launcher_simulation.referee import Referee, broken
 from tests.launcher_simulation.schedules import (
     Asks,
+    Breaks,
     Crash,
     Delay,
     Fails,
@@ -159,6 +160,8 @@ class Job:
                     self.after(at, self._freeze, duration)
                 case StoreDies(at):
                     self.after(at, self._kill_store)
+                case Breaks(node, at):
+                    self.after(at, self._at_node, node, self._break)
                 case Asks(node, action, at):
                     self.after(at, self._at_node, node, self._ask, action)
                 case Fails(node, cycle) | Hangs(node, cycle):
@@ -216,6 +219,10 @@ class Job:
         self.note(agent, f"gets {name}")
         self.referee.signalled.setdefault(agent, self.clock.now)
         agent.signals.append((NUMBERS[name], name))
+        self._wake(agent)
+
+    def _break(self, agent: Agent) -> None:
+        agent.is_broken = True
         self._wake(agent)
 
     def _ask(self, agent: Agent, action: str) -> None:

@@ -244,7 +244,7 @@ class Referee:
 
     def obeys(self, agent: Agent, verdict: Verdict) -> None:
         """An agent ends its workers because of a verdict."""
-        if agent.has_lost_store or verdict.detail.startswith("the others went on"):
+        if agent.has_lost_store or agent.is_broken or verdict.detail.startswith("the others went on"):
             return
         text = self._job.store.data.get(f"end/{agent.rendezvous.cycle}")
         standing = {} if text is None else json.loads(text)
@@ -279,7 +279,8 @@ class Referee:
             if agent.verdict is not None:
                 self._explain(agent, agent.verdict)
         common = {
-            (agent.verdict.outcome, agent.verdict.exit_code)
+            # Each agent that is signalled may end with its own signal's status.
+            (agent.verdict.outcome, 0 if agent.verdict.outcome == "preempted" else agent.verdict.exit_code)
             for agent in self._job.agents
             if agent.verdict is not None and not self._is_its_own(agent, agent.verdict)
         }
@@ -293,7 +294,7 @@ class Referee:
 
     def _is_its_own(self, agent: Agent, verdict: Verdict) -> bool:
         """Whether an agent's end is not that of the job. A signal to one that the others have gone on without is."""
-        is_cut = agent.has_lost_store or agent.is_misconfigured
+        is_cut = agent.has_lost_store or agent.is_misconfigured or agent.is_broken
         return is_cut or bool(agent.supervision.leaves) or (agent in self._lost and verdict.outcome == "preempted")
 
     def _explain(self, agent: Agent, verdict: Verdict) -> None:

@@ -122,8 +122,16 @@ class Sick(msgspec.Struct, frozen=True, tag=True):
     cycle: int
 
 
+class Breaks(msgspec.Struct, frozen=True, tag=True):
+    """An agent fails by an error of its own while its workers run, and says so as it ends."""
+
+    node: int
+    at: Seconds
+
+
 Fault = (
-    Crash
+    Breaks
+    | Crash
     | Delay
     | Repeat
     | Pause
@@ -209,7 +217,7 @@ def _faults(rng: Random, nodes: int, node_hosts_store: bool) -> list[Fault]:
     node, cycle = rng.randrange(nodes), rng.choice((0, 0, 0, 1, 1, 2))
     operation = rng.randint(1, rng.choice((20, 50, OPERATIONS)))
     at = rng.random() * rng.choice((5, 10, 25))
-    kind = rng.randrange(28)
+    kind = rng.randrange(29)
     if kind < 5:
         return [Crash(node, operation)]
     if kind < 6:
@@ -241,7 +249,7 @@ def _faults(rng: Random, nodes: int, node_hosts_store: bool) -> list[Fault]:
         return [Signalled(one, at=at + rng.choice((0.01, 0.5, 2.0)) * rng.random()) for one in some]
     if kind < 27:
         return [Asks(node, rng.choice(("ShutdownWorkload", "ExcludeThisNode", "ExcludeThisNode")), at)]
-    return [Sick(node, cycle)]
+    return [Sick(node, cycle)] if kind < 28 else [Breaks(node, at)]
 
 
 def everywhere(kind: Kind, node: int) -> list[Schedule]:

@@ -10,7 +10,7 @@ from resilience.core.budget import Budget
 from resilience.core.cycle import Verdict
 from resilience.core.gathering import Formation, Seat
 from resilience.core.rendezvous import Rendezvous, Terms
-from resilience.core.supervision import Rules, Supervision
+from resilience.core.supervision import Rules, Supervision, Workers
 from resilience.launcher.driving import Driver
 from tests.unit.launcher.stores import Store
 
@@ -33,6 +33,9 @@ class Agent:
         for number in signals:
             self._run(self._supervision.signalled(number, signal.Signals(number).name), self._perform)
         return self._supervision.stop
+
+    def look(self, workers: Workers) -> Verdict | None:
+        return self._run(self._supervision.look(workers))
 
     def _perform(self, operation: Emit | HighestStep) -> None:
         assert isinstance(operation, Emit)
@@ -83,3 +86,9 @@ def test_agent_that_is_listed_by_another_one_on_its_way_to_the_list_counts_it() 
 def test_agent_that_waits_for_a_place_leaves_though_it_hosts_the_store() -> None:
     agent = Agent("a", Store(), 3, is_host=True, has_seat=False)
     assert what(agent.asked(signal.SIGINT)) == "leave"
+
+
+def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None:
+    agent = Agent("a", Store(), 1)
+    verdict = agent.look(Workers(True, 300.0, (2,)))
+    assert verdict is not None and verdict.outcome == "failed" and "rank 2" in verdict.detail

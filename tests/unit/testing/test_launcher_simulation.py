@@ -18,6 +18,7 @@ from tests.launcher_simulation.schedules import (
     RULES,
     TERMS,
     Asks,
+    Breaks,
     Crash,
     Delay,
     Fails,
@@ -171,6 +172,12 @@ def test_nodes_that_are_signalled_together_stop_the_job_if_too_few_are_left() ->
     assert run(Signalled(1, at=10.0), Signalled(2, at=10.0)).ends == ("preempted",) * 3
     assert run(Signalled(2, at=10.0), rules=Rules("any-failed", Budget(3), mode="stop")).ends == ("preempted",) * 3
     assert run(Signalled(0, at=10.0)).ends == ("preempted",) * 3  # it hosts the store
+
+
+def test_agent_that_fails_by_an_error_of_its_own_ends_the_job_with_a_reason() -> None:
+    job = Job(Schedule(seed=1, comes=(0.0, 0.2, 0.4), terms=TERMS, rules=RULES, faults=(Breaks(1, 10.0),)))
+    assert job.run().ends == ("failed",) * 3
+    assert all(agent.verdict is not None and "the agent failed" in agent.verdict.detail for agent in job.agents)
 
 
 def test_agent_that_was_stopped_for_a_while_comes_again_as_a_newcomer() -> None:
