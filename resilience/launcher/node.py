@@ -350,7 +350,8 @@ class Node:
         if left is not None:
             return min(left, limit)
         with contextlib.suppress(StoreError):
-            if verdict.failure is not None and self.handler.is_taken_for_lost():
+            may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
+            if may_be_lost and self.handler.is_taken_for_lost():
                 return 0.0
         return limit
 

@@ -183,7 +183,8 @@ class Agent:
         if left is not None:
             return min(left, SHUTDOWN)
         try:
-            if verdict.failure is not None and (yield from self.rendezvous.is_taken_for_lost()):
+            may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
+            if may_be_lost and (yield from self.rendezvous.is_taken_for_lost()):
                 return 0.0
         except StoreError:
             pass

@@ -229,6 +229,13 @@ def test_workers_that_take_their_time_to_end_are_gone_before_the_others_go_on_wi
         assert report.ends == ("completed", "completed", "failed")
 
 
+def test_agent_that_was_taken_for_lost_ends_its_workers_though_nobody_is_left_to_end_its_cycle() -> None:
+    job = {"comes": (0.6, 1.4), "terms": Terms(1, 2, join_limit=60.0, last_call=3.0), "node_hosts_store": False}
+    for number in range(8, 16):
+        rules = Rules("min-healthy", Budget(2), apart=30.0)
+        run(Crash(0, 11), Pause(1, number, 28.5, True), rules=rules, work=3.0, comes_back=20.0, **job)
+
+
 def test_operations_that_take_effect_twice_cost_nothing() -> None:
     for number in range(1, 60):
         report = run(Repeat(1, number), Delay(2, number, 2.0))
