@@ -231,6 +231,17 @@ def become_subreaper() -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def continue_if_stopped(child: int) -> bool:
+    """Continue a child of this process that has been stopped since the last call; return whether it had been."""
+    try:
+        is_stopped = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG) is not None
+        if is_stopped:
+            os.kill(child, signal.SIGCONT)
+    except (ChildProcessError, ProcessLookupError):
+        return False
+    return is_stopped
+
+
 def reap_strangers(known: Container[int]) -> list[int]:
     """Take the exit statuses of children that this process has adopted and that nobody else here waits for, so
     that they do not stay as zombies; answers their pids. known: whom somebody waits for; what has ended behind

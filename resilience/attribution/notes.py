@@ -26,6 +26,7 @@ _NOTED = frozenset(
         events.NodeWarned,
         events.OutputLost,
         events.DrainLost,
+        events.DrainStopped,
         events.NodeExcluded,
         events.ZygoteLost,
         events.StopRequested,
@@ -79,6 +80,8 @@ def _note(event: events.Event) -> str | None:
             return f"some of the workers' output {_MISSING[event.place]}: {event.why}"
         case events.DrainLost():
             return f"the process that read the workers' output was lost: {event.why}; another one went on"
+        case events.DrainStopped():
+            return "the process that reads the workers' output had been stopped; the agent continued it"
         case events.NodeExcluded():
             return f"a node left: {event.why}"
         case events.ZygoteLost():

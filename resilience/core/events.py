@@ -587,6 +587,13 @@ class DrainLost(Event, frozen=True, tag="drain.lost"):
     why: str
 
 
+class DrainStopped(Event, frozen=True, tag="drain.stopped"):
+    """The process that reads workers' output had been stopped; the agent continued it."""
+
+    level: ClassVar[Level] = "warning"
+    drain_pid: int
+
+
 class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     """Workers cannot be forked from the preloaded process any more; they start cold."""
 
@@ -710,6 +717,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     NodeWarned,
     OutputLost,
     DrainLost,
+    DrainStopped,
     ZygoteLost,
     ModulesPreloaded,
     ElasticMeasured,
@@ -777,6 +785,7 @@ AnyEvent = (
     | NodeWarned
     | OutputLost
     | DrainLost
+    | DrainStopped
     | ZygoteLost
     | ModulesPreloaded
     | ElasticMeasured

@@ -169,6 +169,8 @@ class Console:
                 return f"workers' output cannot be kept in {path}: {why}; the job goes on, see the terminal for it"
             case events.DrainLost(pid, why):
                 return f"process {pid}, which read the workers' output, is gone ({why}); another one goes on"
+            case events.DrainStopped(pid):
+                return f"process {pid}, which reads the workers' output, had been stopped; it goes on"
             case events.NodeExcluded(why):
                 return f"node {record.origin.node} takes no further part: {why}"
             case events.ControlRequested(action, description, local_rank):

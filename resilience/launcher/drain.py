@@ -33,6 +33,8 @@ from resilience.launcher.streams import (
     Finished,
     Lost,
     Open,
+    Probe,
+    Reading,
     decode_for_drain,
     encode,
 )
@@ -210,6 +212,8 @@ class Drain:
         match message:
             case Open() if fds:
                 self._open(message, fds[0])
+            case Probe():
+                self._tell(Reading())
             case Finish():
                 self._begin_to_finish()
 
@@ -220,7 +224,7 @@ class Drain:
         if self._is_polling_streams:
             self._poll.register(fd, select.POLLIN)
 
-    def _tell(self, message: Lost | Closed | Finished) -> None:
+    def _tell(self, message: Reading | Lost | Closed | Finished) -> None:
         if self._has_agent:
             self._line.send(encode(message))
 

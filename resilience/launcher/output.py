@@ -25,10 +25,20 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from resilience.adapters import private
 from resilience.adapters.channel import ChannelClosed, close_all, listen, pair
-from resilience.adapters.processes import job_signals_blocked
+from resilience.adapters.processes import continue_if_stopped, job_signals_blocked
 from resilience.core import events
 from resilience.errors import DecodeError
-from resilience.launcher.streams import Closed, Finish, Finished, Lost, Open, decode_for_agent, encode
+from resilience.launcher.streams import (
+    Closed,
+    Finish,
+    Finished,
+    Lost,
+    Open,
+    Probe,
+    Reading,
+    decode_for_agent,
+    encode,
+)
 from resilience.monitor.starting import lean_environment
 
 PROGRAM = "resilience.launcher.drain"
@@ -36,7 +46,10 @@ FINISH_LIMIT = 20.0  # seconds for the drain process to pass on what is left; it
 PREEMPTED_LIMIT = 2.0  # seconds for it where the scheduler may end this process soon
 LOOK = 0.1  # seconds between looks for a signal meanwhile
 LEAVE_LIMIT = 0.5  # seconds for it to end then; it goes on for what a process of a worker's may still write
+KILL_LIMIT = 1.0  # seconds for one that is killed to be gone
 STEADY = 30.0  # seconds after which the loss of a drain process is no repetition
+PROBE_EVERY = 1.0  # seconds between questions whether the drain process reads
+SILENT_LIMIT = 10.0  # seconds without an answer after which another one takes its place
 DELAYS = (0.0, 0.1, 1.0)  # seconds before another one is started, by losses in a row
 
 Emit = Callable[[events.Event], None]
@@ -109,6 +122,8 @@ class Drain:
         self._emit: Emit = lambda event: None
         self._is_finishing = False
         self._start_at = 0.0
+        self._asked_at: float | None = None  # of a probe without an answer yet
+        self._probe_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
@@ -157,6 +172,8 @@ class Drain:
                 case Lost():
                     self._lost[message.place, message.path] = message
                     self._emit(events.OutputLost(message.place, os.fsdecode(message.path), message.count, message.why))
+                case Reading():
+                    self._asked_at = None
                 case Finished():
                     return True
 
@@ -195,12 +212,27 @@ class Drain:
     # -- the process ----------------------------------------------------------------------------
 
     def _tend(self) -> None:
-        """Have a process again, if it is time for that."""
+        """Have a process that reads, if it is time for that."""
+        if self._process is not None:
+            self._look_after(self._process)
         if self._process is None and time.monotonic() >= self._start_at:
             try:
                 self._start()
             except OSError:  # no memory, no descriptors: workers wait until there are
                 self._start_at = time.monotonic() + DELAYS[-1]
+
+    def _look_after(self, process: subprocess.Popen[bytes]) -> None:
+        """Continue the process if somebody has stopped it; put another one in its place if it does not answer.
+
+        While it does not read, a worker's write waits once the worker's pipe is full."""
+        if continue_if_stopped(process.pid):
+            self._emit(events.DrainStopped(process.pid))
+        now = time.monotonic()
+        if self._asked_at is not None and now - self._asked_at >= SILENT_LIMIT:
+            self._lose(f"it did not answer for {SILENT_LIMIT:g} s")
+        elif self._asked_at is None and now >= self._probe_at:
+            self._asked_at, self._probe_at = now, now + PROBE_EVERY
+            self._line.send(encode(Probe()))
 
     def _start(self) -> None:
         """Start a process, and give it what is open. Raises: OSError."""
@@ -219,23 +251,27 @@ class Drain:
         finally:
             theirs.close()
         self._started_at = time.monotonic()
+        self._asked_at = None
         for opened, reading in self._open.values():
             self._line.send(encode(opened), [reading])
         if self._is_finishing:
             self._line.send(encode(Finish()))
 
-    def _lose(self) -> None:
-        """Have another process in place of this one, which is gone."""
+    def _lose(self, why: str = "") -> None:
+        """Have another process in place of this one, which is gone. why: or does not read."""
         assert self._process is not None
         pid = self._process.pid
         self._process.kill()
-        code = self._process.wait()
+        try:
+            code = self._process.wait(KILL_LIMIT)
+        except subprocess.TimeoutExpired:  # the kernel holds it; the streams are for the next one all the same
+            code = 0
         self._line.close()
         self._process = None
         self._losses = 1 if time.monotonic() - self._started_at > STEADY else self._losses + 1
         self._start_at = time.monotonic() + DELAYS[min(self._losses, len(DELAYS)) - 1]
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        self._emit(events.DrainLost(pid, how))
+        self._emit(events.DrainLost(pid, why or how))
 
 
 def _in_words(losses: list[tuple[Lost, int]], what: str, where: str) -> list[str]:

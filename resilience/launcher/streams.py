@@ -26,6 +26,14 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The workers are gone, and no stream will be opened any more: pass on what is left."""
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Answer, if you still read."""
+
+
+class Reading(msgspec.Struct, frozen=True, tag="reading"):
+    """The answer to a probe: the drain process reads."""
+
+
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
     """Some output of a stream is not where it would be expected.
 
@@ -51,5 +59,5 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 encode = to_msgpack
-decode_for_drain = reader(Open | Finish, "msgpack")
-decode_for_agent = reader(Lost | Closed | Finished, "msgpack")
+decode_for_drain = reader(Open | Probe | Finish, "msgpack")
+decode_for_agent = reader(Reading | Lost | Closed | Finished, "msgpack")

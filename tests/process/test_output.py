@@ -4,6 +4,7 @@ without a word."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pty
 import re
@@ -26,6 +27,7 @@ from tests.support.server import ROOT
 
 Launch = Callable[..., Launched]
 MB = 1 << 20
+PTRACE_ATTACH = 16
 LINE = "x" * 79 + "\n"
 # Writes this many MiB of lines that all differ, and says so afterwards.
 WRITE = """
@@ -49,6 +51,13 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def kept(job: Launched, rank: int = 0, cycle: int = 0, stream: str = "out") -> bytes:
     return (job.job.run / "output" / str(cycle) / f"{rank}.{stream}").read_bytes()
+
+
+def is_kept(job: Launched, text: bytes) -> bool:
+    """Whether this is in rank 0's file, which may not be there yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return kept(job) == text
+    return False
 
 
 def await_true(claim: Callable[[], bool], limit: float = 60.0) -> None:
@@ -166,12 +175,36 @@ def test_killed_agent_loses_nothing_that_was_written(launch: Launch) -> None:
 def test_killed_drain_process_is_replaced_and_no_write_fails(launch: Launch) -> None:
     job = launch(WRITE + "print('before')\nsay('up')\nawait_file('go')\nwrite(5)\nsay('written')", nproc=1)
     job.await_worker("up.0.0")
-    await_true(lambda: kept(job) == b"before\n")
+    await_true(lambda: is_kept(job, b"before\n"))
     drain_of(job).kill()
     (job.folder / "go").touch()
     assert job.wait() == [0], job.job.output()
     assert len(kept(job)) == 5 * PER_MB + len("before\n")
     assert [record.event.why for record in job.of(events.DrainLost)] == ["SIGKILL"]
+
+
+def test_stopped_drain_process_is_continued_and_loses_nothing(launch: Launch) -> None:
+    job = launch(WRITE + "print('before')\nsay('up')\nawait_file('go')\nwrite(5)\nsay('written')", nproc=1)
+    job.await_worker("up.0.0")
+    await_true(lambda: is_kept(job, b"before\n"))
+    drain_of(job).suspend()
+    (job.folder / "go").touch()
+    assert job.wait() == [0], job.job.output()  # a pipe holds 64 KiB
+    assert len(kept(job)) == len(job.output()) == 5 * PER_MB + len("before\n")
+    assert job.of(events.DrainStopped) and not job.of(events.DrainLost)
+
+
+def test_drain_process_that_does_not_read_is_replaced(launch: Launch) -> None:
+    job = launch(WRITE + "print('before')\nsay('up')\nawait_file('go')\nwrite(5)\nsay('written')", nproc=1)
+    job.await_worker("up.0.0")
+    await_true(lambda: is_kept(job, b"before\n"))
+    drain = drain_of(job)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.ptrace(PTRACE_ATTACH, drain.pid, None, None) == 0  # its parent does not see that it is stopped
+    (job.folder / "go").touch()
+    assert job.wait() == [0], job.job.output()
+    assert len(kept(job)) == 5 * PER_MB + len("before\n")
+    assert [record.event.why for record in job.of(events.DrainLost)] == ["it did not answer for 10 s"]
 
 
 def test_last_lines_of_a_killed_worker_are_on_record(launch: Launch) -> None:
