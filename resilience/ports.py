@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from resilience.core.records import Record
 
@@ -19,3 +19,10 @@ class Sink(Protocol):
     """Takes records. Never raises, never blocks; answers whether the record was taken."""
 
     def take(self, record: Record) -> bool: ...
+
+
+@runtime_checkable
+class LossySink(Protocol):
+    """A sink that may lose a record after it has taken it. `take_lost` returns how many, since its last call."""
+
+    def take_lost(self) -> int: ...

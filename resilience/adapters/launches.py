@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from resilience.adapters import files, private
+from resilience.adapters.background import asked
 from resilience.adapters.store import execute
 from resilience.core import encoding
 from resilience.core.identity import attempt_of, run_name
@@ -56,16 +58,33 @@ def allocate(root: Path, job_id: str, wanted: int | None, least: int) -> Launch:
 def _create(folder: Path) -> bool:
     """Create a folder; return False if it exists already, True also if it cannot be created."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        return asked(lambda: _is_new(folder))
     except (OSError, ValueError):  # ValueError: a zero in the path
         return True
+
+
+def _is_new(folder: Path) -> bool:
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir()
     except FileExistsError:
         return False
-    except (OSError, ValueError):
-        return True
     return True
+
+
+def why_unusable(folder: Path) -> str:
+    """Make a folder; return why nothing can be written in it, empty if something can."""
+    try:
+        return asked(lambda: files.why_unusable(folder))
+    except OSError as error:  # the disk does not answer
+        return error.strerror or str(error)
+
+
+def instead_of(folder: Path) -> Path:
+    """Return a new folder of that name in a private place. Raises: OSError."""
+    place = Path(private.make()) / folder.name
+    place.mkdir()
+    return place
 
 
 def newest(root: Path, job_id: str, is_ours: Callable[[Path], bool]) -> int | None:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
-from resilience.adapters import descriptors, processes, stacks, titles
+from resilience.adapters import background, descriptors, processes, stacks, titles
+from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.core.encoding import text
 from resilience.core.events import Interrupted
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 How = Literal["forked", "executed"]
+LAST_LIMIT = 1.0  # seconds for the disk to take the monitor's last records
 LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; one that hosts a store may be needed for longer
 
 _leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
@@ -201,7 +203,7 @@ def _await_earlier(limit: float) -> None:
 def why_not_fork() -> str:
     """Return why a forked monitor could inherit a held lock, empty where it cannot."""
     names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    others = [name for name in names if name != stacks.THREAD]  # ours, waiting in the kernel
+    others = [name for name in names if name not in (stacks.THREAD, background.THREAD)]  # ours, waiting in the kernel
     if others:
         return f"the process has other threads: {', '.join(others[:3])}"
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
@@ -324,6 +326,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
     outlet.start()
     monitor.run()
+    WRITER.flush(LAST_LIMIT)
 
 
 def _redirect_output(logfile: str) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.adapters import launches, patience
+from resilience.adapters import launches, patience, private
 from resilience.adapters.environment import (
     Exporting,
     Launcher,
@@ -142,7 +142,7 @@ class Session:
         self.hook_store = hook_store(self._prefix, self._base)
         launch = self._agree_on_launch()
         cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
-        folder = launched_folder() or self._root / launch.run_name
+        folder = launched_folder() or self._usable(self._root / launch.run_name)
         origin = Origin(
             job_id=launch.job_id,
             node=self.node,
@@ -190,6 +190,25 @@ class Session:
     @property
     def _root(self) -> Path:
         return Path(self.settings.run_dir).absolute()
+
+    def _usable(self, folder: Path) -> Path:
+        """Return a run folder that can be written to: this one, or one in a private place of this node, which its ranks
+        agree on and the terminal names. Where there is none either, this one: what is written there is lost, and
+        counted."""
+        why = launches.why_unusable(folder)
+        if not why:
+            return folder
+        try:
+            own = launches.instead_of(folder)
+        except OSError:
+            return folder
+        agreed = Path(self._agree(f"folder/{self.node}", str(own)))
+        if agreed == own:
+            standard.show(f"{folder} cannot be used: {why}; the account of {self.node} is kept in {own}")
+        else:
+            own.rmdir()
+            private.remove(str(own.parent))
+        return agreed
 
     def _agree_on_launch(self) -> Launch:
         """Return the launch that all ranks belong to: that of the calls before, the launcher's, or a new one."""

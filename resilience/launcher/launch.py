@@ -29,7 +29,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
-from resilience.adapters import files, launches, private, timeouts_file
+from resilience.adapters import launches, timeouts_file
+from resilience.adapters.background import asked
 from resilience.adapters.environment import (
     PREFIX,
     Exporting,
@@ -270,7 +271,7 @@ def _known_limits(command: Command, settings: Settings, folder: Path, account: A
 def _configuration(folder: Path) -> Configuration:
     """Return the configuration that the run folder names, which the first node has written; empty if unreadable."""
     try:
-        return read_job(folder).configuration
+        return asked(lambda: read_job(folder)).configuration
     except (OSError, DecodeError):
         return Configuration()
 
@@ -368,12 +369,11 @@ def usable(folder: Path) -> Path:
     """Return a run folder that can be written to: this one, or one in a private folder, which the terminal names.
 
     Where that cannot be made either, this one: what is written there is lost, and counted."""
-    why = files.why_unusable(folder)
+    why = launches.why_unusable(folder)
     if not why:
         return folder
     try:
-        instead = Path(private.make()) / folder.name
-        instead.mkdir()
+        instead = launches.instead_of(folder)
     except OSError as error:
         note(f"{folder} cannot be used: {why}; nor can a temporary folder: {error}; no account is kept")
         return folder
@@ -398,7 +398,7 @@ def run_folder(
     launch = launches.agree(handler.job_store, root, handler.id, allocate)
     folder = usable(own_folder(root, launch))
     argv = masked(sys.argv[1:])
-    Job(
+    job = Job(
         job_id=launch.job_id,
         attempt=launch.attempt,
         created_wall_ns=time.time_ns(),
@@ -419,7 +419,9 @@ def run_folder(
         ),
         traceparent=Exporting.from_environment().traceparent,
         launch=launch.token,
-    ).write(folder)
+    )
+    with contextlib.suppress(OSError):  # the disk does not answer
+        asked(lambda: job.write(folder))
     return folder, launch
 
 
@@ -428,9 +430,15 @@ def own_folder(root: Path, launch: launches.Launch) -> Path:
     name may belong to an earlier launch; then the launch's token is part of the name."""
     folder = root / launch.run_name
     try:
-        is_ours = read_job(folder).launch == launch.token
-    except FileNotFoundError:
-        is_ours = not (folder / "records").exists()
+        is_ours = asked(lambda: _is_of(folder, launch))
     except (OSError, DecodeError):
         is_ours = True  # nobody can tell; what is there is only appended to
     return folder if is_ours else root / f"{launch.run_name}@node-{launch.token}"
+
+
+def _is_of(folder: Path, launch: launches.Launch) -> bool:
+    """Return True if a folder is this launch's, or nobody's. Raises: OSError, DecodeError."""
+    try:
+        return read_job(folder).launch == launch.token
+    except FileNotFoundError:
+        return not (folder / "records").exists()

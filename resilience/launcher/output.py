@@ -24,6 +24,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from resilience.adapters import private
+from resilience.adapters.background import WRITER
 from resilience.adapters.channel import ChannelClosed, close_all, listen, pair
 from resilience.adapters.processes import continue_if_stopped, job_signals_blocked
 from resilience.core import events
@@ -84,8 +85,8 @@ class RunFolderLogs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Name each worker's files by its rank, and the file that its exception may be written to."""
         folder = self._folder / "output" / str(self.cycle)
-        with contextlib.suppress(OSError):  # the drain process tries again, and counts what it cannot keep
-            folder.mkdir(parents=True, exist_ok=True)
+        # The drain process tries again, and counts what it cannot keep.
+        WRITER.submit(lambda: folder.mkdir(parents=True, exist_ok=True))
         ranks = {local: env["RANK"] for local, env in envs.items()}
         errors = {local: str(folder / f"{rank}.error.json") for local, rank in ranks.items()}
         for local, env in envs.items():

@@ -6,6 +6,7 @@ waits for the rank: what cannot be had is left out, and the record says so."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import files, processes, stacks
+from resilience.adapters.background import WRITER
 from resilience.adapters.channel import connect
 from resilience.core import events, hangs, watch
 from resilience.core.attribution import Collective, Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
@@ -23,6 +25,7 @@ from resilience.monitor.page import MonitorSide, PageView
 COLLECTIVES_TOLD = 8  # the last ones
 SAMPLE_EVERY = 0.5  # seconds at least between two looks at the CPU time; the monitor wakes once a second
 DRAIN_LIMIT = 0.3  # seconds for what a worker has just written to be in its files; it takes a few milliseconds
+READ_LIMIT = 0.3  # seconds for the disk to show the end of a log
 SAMPLE = 0.06  # seconds of a look for this purpose: six ticks of the clock that counts CPU time
 
 
@@ -150,7 +153,10 @@ class Witness:
         lines: tuple[str, ...] = ()
         for path in reversed(self.logs):
             wanted = self.log_lines - len(lines)
-            lines = (files.tail(path, wanted) if wanted > 0 else ()) + lines
+            with contextlib.suppress(OSError):  # the disk does not answer
+                lines = (
+                    WRITER.ask(functools.partial(files.tail, path, wanted), READ_LIMIT) if wanted > 0 else ()
+                ) + lines
         return lines
 
 

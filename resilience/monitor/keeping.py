@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.adapters.background import WRITER
 from resilience.core import deadlines, encoding
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
@@ -26,6 +27,7 @@ from resilience.telemetry.durations import End, Header, Recorder
 from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
+READ_LIMIT = 0.5  # seconds for the disk to show what the run is
 LATER = 1e-3  # seconds by which a sign has to be later than another one that it may be
 
 
@@ -257,7 +259,7 @@ class Keeper:
         if self._is_known:
             return
         try:
-            job = encoding.from_json((self._folder / "job.json").read_bytes(), _Job)
+            job = encoding.from_json(WRITER.ask((self._folder / "job.json").read_bytes, READ_LIMIT), _Job)
         except (OSError, DecodeError):
             return
         self._is_known = True

@@ -22,6 +22,7 @@ import msgspec
 
 from resilience.adapters import channel as lines
 from resilience.adapters import processes, terminal, titles
+from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
 from resilience.core.attribution import Exit
@@ -33,6 +34,7 @@ from resilience.monitor import messages
 from resilience.monitor.worker import WorkerMonitor, resumed
 
 MOST_WAITING = 16  # connections that wait for a worker to be assigned
+LAST_LIMIT = 1.0  # seconds for the disk to take the last records
 OUTBOX = 256  # messages kept for an agent that does not read
 
 
@@ -331,6 +333,7 @@ def main(arguments: Sequence[str]) -> None:
     ignore_job_signals()
     line, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
     Program(Channel(line), listener).run()
+    WRITER.flush(LAST_LIMIT)
 
 
 if __name__ == "__main__":

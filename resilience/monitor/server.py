@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from resilience.adapters import files, processes, stacks
+from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.attribution.symptoms import main_stack
 from resilience.core import deadlines, encoding, events, hangs, shadow, tracebacks, watch
@@ -37,6 +38,7 @@ from resilience.telemetry import signs
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 
+READ_LIMIT = 0.5  # seconds for the disk to show what the monitors before have left
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are weighed again
@@ -259,7 +261,8 @@ class RankMonitor:
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
             if job is not None:
-                files.create(folder / "job.json", encoding.to_json_page(job), is_private=True)
+                page = encoding.to_json_page(job)
+                WRITER.submit(lambda: files.create(folder / "job.json", page, is_private=True))
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
 
@@ -600,8 +603,10 @@ class RankMonitor:
             if not is_last and now - (before.alive_at or 0.0) < signs.alive_every(origin.world_size):
                 return
             shown = msgspec.structs.replace(shown, written_at=before.written_at)  # nothing new, but it lives
-        if signs.write(self._folder, shown):
+        if not WRITER.is_stalled:
             self._shown = shown
+            folder = self._folder
+            WRITER.submit(lambda: signs.write(folder, shown))
 
     def _close(self) -> None:
         result = self._outlet.finish()

@@ -8,6 +8,7 @@ Both files stay small for any length of run."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from resilience.adapters import files
-from resilience.adapters.files import LineFile
+from resilience.adapters.background import WRITER, BackgroundFile
 from resilience.core import encoding
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import HEARTBEAT, Start, section_of
@@ -135,13 +135,17 @@ class _Running(msgspec.Struct):
     median: float = 0.0
 
 
+READ_LIMIT = 0.5  # seconds for the disk to show what an earlier recorder has left
+CLOSE_LIMIT = 0.5  # seconds for it to take the last values
+
+
 class Recorder:
     """Keeps one rank's durations. Used by one thread, the monitor's."""
 
     def __init__(self, folder: Path, header: Header, at: float) -> None:
         """folder: the run folder. at: wall seconds now. Goes on with what a monitor before has left there."""
         stem = f"{header.node}-{header.rank}"
-        self._values = LineFile(folder / "timings" / f"{stem}.jsonl")
+        self._values = BackgroundFile(folder / "timings" / f"{stem}.jsonl")
         self._path = folder / "timings" / f"{stem}.hist"
         self._state = Durations(header=header, began_at=at)
         self._running: dict[str, _Running] = {}
@@ -150,7 +154,8 @@ class Recorder:
         self._lines = 0
         self.dropped = 0
         self._is_changed = False
-        self._go_on(folder / "timings" / f"{stem}.jsonl")
+        with contextlib.suppress(OSError, DecodeError):  # there is nothing, or the disk does not answer
+            self._go_on(*WRITER.ask(lambda: _before(self._path, folder / "timings" / f"{stem}.jsonl"), READ_LIMIT))
 
     @property
     def state(self) -> Durations:
@@ -166,21 +171,13 @@ class Recorder:
         """Note what the run is."""
         self._state.header = msgspec.structs.replace(self._state.header, configuration=configuration, launch=launch)
 
-    def _go_on(self, values: Path) -> None:
-        """Take over the files of the same run, if there are any and they can be read."""
-        try:
-            known = read_histograms(self._path)
-        except (OSError, DecodeError):
-            return
+    def _go_on(self, known: Durations, size: int) -> None:
+        """Take over what was kept of the same run. size: of the file of values, in bytes."""
         if known.header.run != self._state.header.run:
             return
         self._state = known
         for name, series in known.deadlines.items():
             self._running[name] = _Running(i=series.total.count, threshold=threshold(series.total))
-        try:
-            size = values.stat().st_size
-        except OSError:
-            size = 0
         self._lines = size // 90  # about; it only bounds the file
         self._kept = self._lines
         self._starts = 1
@@ -224,18 +221,19 @@ class Recorder:
 
     def flush(self, at: float) -> bool:
         """Write the histograms if anything was added, for they may be another monitor's of this rank; return False if
-        that failed."""
+        that is refused."""
         if not self._is_changed:
             return True
         self._state.seconds = max(0.0, at - self._state.began_at)
         for name, running in self._running.items():
             self._settle(name, running)
-        self._is_changed = not files.replace(self._path, encoding.to_json(self._state))
+        self._is_changed = not WRITER.replace(self._path, encoding.to_json(self._state))
         return not self._is_changed
 
     def close(self, at: float) -> None:
         self.flush(at)
-        self._values.close()
+        self._values.close(CLOSE_LIMIT)
+        self.dropped += self._values.take_lost()
 
     def _add_to_period(self, name: str, running: _Running, seconds: float, at: float) -> None:
         state = self._state
@@ -350,3 +348,8 @@ def read_lines(path: Path) -> list[Header | Started | Value]:
 def read_histograms(path: Path) -> Durations:
     """Read a file of histograms. Raises: OSError, DecodeError."""
     return _histograms(path.read_bytes())
+
+
+def _before(histograms: Path, values: Path) -> tuple[Durations, int]:
+    """Return what an earlier recorder has left, and the size of its values. Raises: OSError, DecodeError."""
+    return read_histograms(histograms), values.stat().st_size if values.exists() else 0

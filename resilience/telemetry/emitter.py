@@ -17,7 +17,7 @@ from resilience.core.encoding import cleaned
 from resilience.core.events import Event, TelemetryDropped
 from resilience.core.identity import Origin
 from resilience.core.records import Record
-from resilience.ports import Sink
+from resilience.ports import LossySink, Sink
 
 
 class Emitter:
@@ -25,7 +25,7 @@ class Emitter:
 
     def __init__(self, origin: Origin, sinks: Sequence[Sink]) -> None:
         self.origin = origin
-        self._sinks = tuple(sinks)
+        self.replace_sinks(sinks)
         self._numbers = itertools.count()
         self._dropped = 0
 
@@ -36,9 +36,12 @@ class Emitter:
     def replace_sinks(self, sinks: Sequence[Sink]) -> None:
         """Hand records to other sinks from now on."""
         self._sinks = tuple(sinks)
+        self._lossy = [sink for sink in self._sinks if isinstance(sink, LossySink)]
 
     def emit(self, *new: Event) -> None:
         """State events, in this order."""
+        for sink in self._lossy:
+            self._dropped += sink.take_lost()
         for event in new:
             if self._dropped and self._hand_out(TelemetryDropped("record", "sink", self._dropped)):
                 self._dropped = 0

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.adapters.background import WRITER, BackgroundFile
 from resilience.adapters.environment import Exporting, LaunchedWorker
-from resilience.adapters.files import LineFile
 from resilience.core import encoding
 from resilience.core.identity import Origin, Role
 from resilience.core.printable import printable
@@ -28,8 +28,10 @@ from resilience.errors import DecodeError
 from resilience.telemetry import progress, span, spans
 
 SCHEMA = 1
+LINE_LIMIT = 0.5  # seconds that a line waits for the disk, once: until it answers again, further lines do not wait
+CLOSE_LIMIT = 0.5  # seconds for it to take the last lines
 Context = Mapping[str, Any]
-_Launched = tuple[LineFile, Callable[[], Context], span.Trace | None]
+_Launched = tuple[BackgroundFile, Callable[[], Context], span.Trace | None]
 
 
 class LogLine(msgspec.Struct, omit_defaults=True):
@@ -62,7 +64,7 @@ class LogLine(msgspec.Struct, omit_defaults=True):
 
 OWN = frozenset(LogLine.__struct_fields__)
 _LEVELS = {"warn": "warning", "exception": "error", "err": "error", "fatal": "critical", "msg": "info"}
-_file: LineFile | None = None
+_file: BackgroundFile | None = None
 _context: Callable[[], Context] | None = None
 _parent: span.Trace | None = None
 _launched: _Launched | None = None
@@ -78,8 +80,9 @@ def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
     context: answers {"origin": Origin} and, where known, "step" and "section" of this moment."""
     global _file, _context, _parent
     if _file is not None:
-        _file.close()
-    _file = None if path is None else LineFile(path)
+        _file.close(CLOSE_LIMIT)
+        WRITER.end(CLOSE_LIMIT)  # a thread that stays would keep the next call from forking its monitor
+    _file = None if path is None else BackgroundFile(path)
     _context = context
     _parent = None if path is None else span.parse_traceparent(Exporting.from_environment().traceparent)
 
@@ -135,12 +138,12 @@ def _write(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
         line |= _user_place(origin, parent)
     line |= {name: context[name] for name in ("step", "section") if context.get(name) is not None}
     line |= _current_span()
-    if file is None or not file.write(_encoded(_with_fields(line, fields))):
+    if file is None or not file.write_now(_encoded(_with_fields(line, fields)), LINE_LIMIT):
         _show(line, fields)
     raise structlog.DropEvent
 
 
-def _destination() -> tuple[LineFile | None, Callable[[], Context] | None, span.Trace | None]:
+def _destination() -> tuple[BackgroundFile | None, Callable[[], Context] | None, span.Trace | None]:
     """Return where lines go at this moment, who says what they are about, and the span that the job is part of."""
     global _launched, _is_launched_known
     if _file is not None or _context is not None:
@@ -168,7 +171,7 @@ def _of_launched_worker() -> _Launched | None:
         world_size=worker.world_size,
         layer="launcher",
     )
-    file = LineFile(worker.folder / "logs" / f"{worker.node}-{worker.rank}.jsonl")
+    file = BackgroundFile(worker.folder / "logs" / f"{worker.node}-{worker.rank}.jsonl")
     parent = span.parse_traceparent(Exporting.from_environment().traceparent)
     return file, lambda: {"origin": origin, **progress.shown()}, parent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters import files
-from resilience.adapters.files import LineFile
+from resilience.adapters.background import BackgroundFile
 from resilience.core import encoding
 from resilience.core.configuration import Configuration
 from resilience.core.identity import Nanoseconds, Natural, WorldSize
@@ -19,6 +19,7 @@ from resilience.core.records import Record, from_line, to_line
 from resilience.errors import DecodeError
 
 JOB_FILE = "job.json"
+CLOSE_LIMIT = 1.0  # seconds for the disk to take the last records
 READ_AT_ONCE = 4 << 20  # bytes of one file a look
 
 
@@ -61,16 +62,24 @@ class RecordFile:
     """A sink that appends records to a file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = LineFile(path)
+        self._file = BackgroundFile(path)
         self.dropped = 0
 
     def take(self, record: Record) -> bool:
-        is_written = self._file.write(to_line(record))
-        self.dropped += not is_written
-        return is_written
+        """Have the record written soon; return False if it is refused, because the disk does not answer."""
+        is_taken = self._file.write(to_line(record))
+        self.dropped += not is_taken
+        return is_taken
+
+    def take_lost(self) -> int:
+        """Return how many records that were taken could not be written, since the last call."""
+        lost = self._file.take_lost()
+        self.dropped += lost
+        return lost
 
     def close(self) -> None:
-        self._file.close()
+        """Wait a moment until all is written, and close the file."""
+        self._file.close(CLOSE_LIMIT)
 
 
 class RecordTail:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resilience.adapters import files
+from resilience.adapters.background import WRITER
 from resilience.adapters.environment import Exporting, Settings, has_agent
 from resilience.core import events
 from resilience.core.records import Record
@@ -141,6 +142,7 @@ class NodeExports:
         ended do so at about the same time, and a rank may have died as all came to their end. For ranks that
         run on, the next leader exports."""
         deadline = time.monotonic() + timeout
+        WRITER.flush(timeout / 2)  # the last records of this process
         self._list_at = 0.0
         self.poll()
         while self._calls and time.monotonic() < deadline - timeout / 2:

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from resilience.inprocess.rank_assignment import FillGaps, FilterGroupedByKey, S
 from resilience.inprocess.rank_filter import MaxActiveWorldSize, WorldSizeDivisibleBy
 from resilience.inprocess.state import State
 from resilience.inprocess.store import FileStore, StoreMixin
+from tests.support import signs
 
 STEPS = 12
 RESULT = float(STEPS)  # every step adds the mean of ones
@@ -436,3 +438,26 @@ def train_unread(**options: Any) -> Any:
 
     close_the_readers_eyes()
     return train(**options)
+
+
+def train_on_a_frozen_disk() -> float:
+    """The loop with a line of the program's own logger in each step. Rank 1 freezes the disk of the run, and fails."""
+
+    @Wrapper()
+    def loop(call: CallWrapper | None = None) -> float:
+        assert call is not None
+        dist.init_process_group("gloo")
+        total = torch.zeros(1)
+        for step in range(STEPS):
+            resilience.step(step)
+            resilience.get_logger().info("a line", number=step)
+            if (os.environ["RANK"], call.iteration, step) == ("1", 0, 3):
+                subprocess.run(["fsfreeze", "--freeze", os.environ["FREEZE"]], check=True)
+                raise RuntimeError("broken")
+            dist.all_reduce(total)
+        dist.destroy_process_group()
+        return float(total)
+
+    value: float = loop()
+    signs.show("done", int(os.environ["RANK"]))
+    return value

@@ -26,6 +26,40 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+class Freezing:
+    """A disk that can be frozen: whoever writes to it waits, until it thaws."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def freeze(self) -> None:
+        subprocess.run(["fsfreeze", "--freeze", str(self.folder)], check=True, timeout=60)
+
+    def thaw(self) -> None:
+        subprocess.run(["fsfreeze", "--unfreeze", str(self.folder)], check=False, timeout=60)
+
+
+@contextlib.contextmanager
+def freezing(folder: Path) -> Iterator[Freezing]:
+    """Mount a file system of its own on a new folder. Skips the test where that is refused."""
+    folder.mkdir()
+    image = folder.with_name(f"{folder.name}.image")
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    commands = (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)])
+    for command in commands:
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"DISKS THAT DO NOT ANSWER ARE NOT TESTED HERE: run as root with loop devices ({error})")
+    disk = Freezing(folder)
+    try:
+        yield disk
+    finally:
+        disk.thaw()
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
+
+
 def fill(folder: Path) -> None:
     """Write until nothing more fits."""
     fd = os.open(folder / "filler", os.O_WRONLY | os.O_CREAT)

@@ -95,5 +95,5 @@ def test_folder_that_cannot_be_written_costs_the_record_only(tmp_path: Path) -> 
     (tmp_path / "timings").write_text("a file where a folder should be")
     recorder = Recorder(tmp_path, HEADER, at=0.0)
     recorder.add("step", 1.0, 0.0)
-    assert not recorder.flush(1.0)
+    recorder.close(1.0)
     assert recorder.dropped == 2
