@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises: ConfigurationError if the folder cannot be written, or what dashboards are built with is missing."""
     written = write(arguments.folder, arguments.datasource, arguments.grafana.rstrip("/"))
-    say(f"{len(written)} files in {arguments.folder}; RESILIENCE_RUN=<run folder> docker compose up starts them")
+    say(f"{len(written)} files in {arguments.folder}; RESILIENCE_RUN_DIR=<run directory> docker compose up starts them")
     return 0

@@ -574,7 +574,8 @@ class RankMonitor:
         """Leave what the rank shows where others can see it, unless nothing has changed."""
         origin, view, seen = self._origin, self._page.read(), self._observe()
         self._show_at = now + signs.pause(None if origin is None else origin.world_size)
-        beats = [at for at in (seen.heartbeat_at, seen.ping_at, seen.step_at) if at is not None]
+        given = (seen.heartbeat_at, seen.ping_at, seen.step_at, view.section_left_at)
+        beats = [at for at in given if at is not None]
         if (
             origin is None
             or self._folder is None

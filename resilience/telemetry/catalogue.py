@@ -73,6 +73,7 @@ _OF_LOSSES = (
 )
 METRICS: tuple[Metric, ...] = (
     Metric("resilience_build_info", "gauge", "Versions in use; always 1.", ("version", "torch"), (_E.CallStarted,)),
+    Metric("resilience_run_info", "gauge", "Where the run folder is; always 1.", ("folder",), source="the exporter"),
     Metric(
         "resilience_job_info",
         "gauge",
@@ -86,6 +87,20 @@ METRICS: tuple[Metric, ...] = (
         "When this node's part of the job began, in Unix time.",
         (),
         events.CATALOGUE,
+    ),
+    Metric(
+        "resilience_ended_timestamp_seconds",
+        "gauge",
+        "When the job ended on this node, in Unix time; outcome: completed, failed, stopped (asked to stop), left (the "
+        "node leaves, the job may go on).",
+        ("outcome",),
+        (_E.JobEnded, _E.CallEnded, _E.CallStarted, _E.RankExited),
+    ),
+    Metric(
+        "resilience_written_timestamp_seconds",
+        "gauge",
+        "When the file for node-exporter was written, in Unix time; the endpoint does not have it.",
+        source="the exporter",
     ),
     Metric(
         "resilience_restart_iterations_total",
@@ -209,9 +224,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("resilience_rank_step", "gauge", "The highest step a rank has told.", ("rank",), source="signs of life"),
     Metric(
-        "resilience_rank_last_heartbeat_timestamp_seconds",
+        "resilience_rank_silence_seconds",
         "gauge",
-        "When a rank last sent a heartbeat, a ping or a higher step, in Unix time.",
+        "Time since a rank's last sign of life (heartbeat, ping, step, end of a section), at the moment of the scrape.",
         ("rank",),
         source="signs of life",
     ),
@@ -239,7 +254,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_timeout_headroom_ratio",
         "gauge",
-        "The largest recent duration of a section, or of one that is open, by its limit.",
+        "Used share of a section's limit: its largest recent or open duration, divided by the limit; 1 is the limit.",
         ("section",),
         source="signs of life, timing histograms",
     ),

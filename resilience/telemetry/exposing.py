@@ -1,9 +1,9 @@
 """Where can a node's metrics be read?  Over HTTP, in its run folder, and in a file for node-exporter.
 
 Each is the same view (`telemetry.metrics`), put into words when it is asked for. The server answers `/metrics`, as
-Prometheus text or OpenMetrics, and `/sd`: every node of the job that has an entry in the run folder, for Prometheus's
-`http_sd`. The file is for clusters that collect nothing but what node-exporter finds in a folder; no discovery tells
-Prometheus there which job a series is of, so the series say it themselves."""
+Prometheus text or OpenMetrics, and `/sd`: every node of the job that has an entry for file_sd (`telemetry.targets`),
+for Prometheus's `http_sd`. The file is for clusters that collect nothing but what node-exporter finds in a folder; no
+discovery tells Prometheus there which job a series is of, so the series say it themselves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import hashlib
 import socket
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
@@ -20,9 +21,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from resilience.adapters import descriptors, files
 from resilience.core import encoding, events
-from resilience.errors import DecodeError
+from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.sending import Emit
+from resilience.telemetry.targets import FOLDER, PARAMETER, Targets, announced
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -33,6 +35,7 @@ CONNECTION_LIMIT = 10.0  # seconds; a scrape takes milliseconds
 PAUSE = 0.2  # seconds between attempts to accept where no descriptor is left
 PORTS_TRIED = 32  # from the one that is asked for upwards
 DISCOVERY = "/sd"
+WRITTEN, ENDED = "resilience_written_timestamp_seconds", "resilience_ended_timestamp_seconds"
 FORGOTTEN_AFTER = 24 * 3600.0  # seconds without a write after which a file of ours is nobody's any more
 _LONGEST_NAME = 200  # bytes; a file's name may have 255, and one beside it is written first
 
@@ -67,7 +70,9 @@ class _Labelled:
 
     def collect(self) -> Iterable[Family]:
         for family in self._metrics.collect():
-            if self._with_gauges or family.type != "gauge":
+            if family.name == WRITTEN:
+                family.add_sample(WRITTEN, {}, time.time())
+            if self._with_gauges or family.type != "gauge" or family.name in (WRITTEN, ENDED):
                 family.samples = [
                     sample._replace(labels={**sample.labels, **self._labels}) for sample in family.samples
                 ]
@@ -92,8 +97,8 @@ class TextFile:
     def write(self, is_last: bool = False) -> None:
         """Replace the file; what cannot be written is put on record, once.
 
-        is_last: the node's part of the job is over. What was counted stays to be collected; gauges, which would say
-        for ever how ranks were that are no more, go."""
+        is_last: the node's part of the job is over. What was counted stays to be collected, and how the job ended;
+        other gauges, which would say for ever how ranks were that are no more, go."""
         text = self._exposition.labelled(self._labels, with_gauges=not is_last)
         is_written = files.replace(self._path, text)
         if not is_written and not self._has_failed:
@@ -131,7 +136,7 @@ class MetricsServer:
 
         # Compressing would cost more CPU time than all the rest, for some ten kilobytes.
         self._metrics = prometheus_client.make_wsgi_app(exposition.registry, disable_compression=True)
-        self._folder, self._node = folder, node
+        self._folder, self._targets = folder, Targets(folder, node)
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._server = _of_family(family)(address[:2], _Silent)  # (host, port) of both
         self._server.set_app(self._answer)
@@ -144,19 +149,17 @@ class MetricsServer:
     def endpoint(self) -> str:
         return f"http://{self._target}/metrics"
 
-    @property
-    def _entry(self) -> Path:
-        return self._folder / "metrics" / f"{self._node}.sd.json"
+    def announce(self) -> bool:
+        """Let Prometheus find this node; return False if that cannot be written."""
+        return self._targets.announce(self._target)
 
-    def announce(self) -> None:
-        """Leave an entry for Prometheus's file_sd in the run folder."""
-        entry = [{"targets": [self._target], "labels": {"job_id": self._folder.name, "node": self._node}}]
-        files.replace(self._entry, encoding.to_json(entry))
+    def renew(self) -> None:
+        """Say that this node is still there."""
+        self._targets.renew()
 
-    def close(self, timeout: float) -> None:
-        """Serve no longer, and let Prometheus look for this node no more; whoever takes over says that it is there."""
-        with contextlib.suppress(OSError):
-            self._entry.unlink(missing_ok=True)
+    def close(self, timeout: float, outcome: Outcome | None = "left") -> None:
+        """Stop serving. outcome: what Prometheus is to know of the job's end."""
+        self._targets.leave(outcome)
         # Ends within the server's own poll interval (0.5 s); scrapes under way have threads of their own.
         thread = threading.Thread(target=self._stop, name="resilience-metrics-close", daemon=True)
         thread.start()
@@ -168,6 +171,10 @@ class MetricsServer:
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ.get("PATH_INFO") != DISCOVERY:
+            wanted = urllib.parse.parse_qs(environ.get("QUERY_STRING", "")).get(PARAMETER, [self._folder.name])
+            if wanted != [self._folder.name]:
+                start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+                return [f"this is job {self._folder.name}\n".encode(errors="backslashreplace")]
             answer: Iterable[bytes] = self._metrics(environ, start_response)
             return answer
         start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
@@ -271,18 +278,8 @@ def serve(host: str, port: int, exposition: Exposition, folder: Path, node: str,
             continue
         note = "" if server.port == port or not port else f"port {port} is taken"
         emit(events.ExportStarted("prometheus", server.endpoint, note))
-        server.announce()
+        if not server.announce():
+            emit(events.ExportFailed("prometheus", f"{folder.parent / FOLDER} cannot be written: file_sd finds nobody"))
         return server
     emit(events.ExportFailed("prometheus", f"cannot start: no port from {port} on is free on {host}: {last}"))
     return None
-
-
-def announced(folder: Path) -> bytes:
-    """Return the entries of all nodes that write to this run folder, as one JSON list."""
-    found: list[Any] = []
-    for path in sorted((folder / "metrics").glob("*.sd.json")):
-        try:
-            found += encoding.from_json(path.read_bytes(), list[Any])
-        except (OSError, DecodeError):
-            continue  # it goes, or is no entry of ours
-    return encoding.to_json(found)

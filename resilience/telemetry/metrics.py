@@ -27,6 +27,7 @@ from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
+from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.launcher_metrics import LauncherMetrics
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.signs import Signs
@@ -40,6 +41,15 @@ Ranks = Literal["all", "unhealthy", "none"]
 _PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
 _EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
+
+
+class About(msgspec.Struct, frozen=True):
+    """What no record says. folder: the run folder. version, torch: of the process that exports; torch is
+    empty where it is not loaded."""
+
+    folder: str
+    version: str
+    torch: str
 
 
 class _Buckets(msgspec.Struct):
@@ -66,7 +76,9 @@ class MetricView:
     clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks
     have series of their own; unhealthy: those that are neither active nor inactive."""
 
-    def __init__(self, clock: Callable[[], int] | None = None, ranks: Ranks = "all") -> None:
+    def __init__(
+        self, clock: Callable[[], int] | None = None, ranks: Ranks = "all", about: About | None = None
+    ) -> None:
         self._clock = clock
         self._shown = ranks
         self._history = History(has_details=False)
@@ -79,6 +91,11 @@ class MetricView:
         self._call: IterationKey = (0, 0, 0, -1)
         self._iteration: IterationKey = (0, 0, 0, -1)
         self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in METRICS}
+        self.final = FinalState()
+        if about is not None:
+            self._values["resilience_run_info"] = {(about.folder,): 1}
+            if about.torch:
+                self._values["resilience_build_info"] = {(about.version, about.torch): 1}
         self._histograms: dict[str, dict[Labels, _Buckets]] = {
             metric.name: {} for metric in METRICS if metric.kind == "histogram"
         }
@@ -115,6 +132,7 @@ class MetricView:
         self._limits.take(record)
         self._elastic.take(event)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
+        self.final.take(record)
         began = self._values["resilience_start_timestamp_seconds"]
         began[()] = min(began.get((), math.inf), record.wall_ns / 1e9)
         match event:
@@ -272,6 +290,8 @@ class MetricView:
             self._add_elastics(ready, histograms)
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
             self._show_ranks(ready, now_ns)
+            if self.final.outcome is not None:
+                ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
             now = None if now_ns is None else now_ns / 1e9
             ready.update(self._limits.values(self._shown_by_the_living(), now, self._section))
             histograms["resilience_heartbeat_interval_seconds"] = self._beats()
@@ -336,10 +356,10 @@ class MetricView:
                 continue  # of the worker before
             if signs.step is not None:
                 ready["resilience_rank_step"][(label,)] = signs.step
-            if signs.heartbeat_at is not None:
-                at = round(signs.wall(signs.heartbeat_at), 3)
-                ready["resilience_rank_last_heartbeat_timestamp_seconds"][(label,)] = at
             if now_ns is not None:
+                silent_s = signs.silent_for(now_ns / 1e9)
+                if silent_s is not None:
+                    ready["resilience_rank_silence_seconds"][(label,)] = round(silent_s, 3)
                 for section in signs.sections[:OPEN_SHOWN]:  # outermost first
                     labels = (label, self._section(section.name))
                     opened = ready["resilience_rank_section_open_seconds"]

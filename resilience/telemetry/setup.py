@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +34,8 @@ from resilience.core import events
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations, signs, timings
-from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.final_state import Outcome
+from resilience.telemetry.metrics import About, MetricView
 from resilience.telemetry.recording import RecordTail
 from resilience.telemetry.sending import Emit, SpanSender
 from resilience.telemetry.span import parse_traceparent
@@ -65,6 +67,7 @@ class NodeExports:
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
+        self._is_agents = exports.is_agents
         self._is_last = False
         self._has_caught_up = False
         exports.metrics.look = self._signs
@@ -106,6 +109,7 @@ class NodeExports:
             self._snapshot_at = now + SNAPSHOT_EVERY
             self._take_timings()
             self._write_snapshot()
+            self._exports.renew()
 
     def _take_added(self) -> bool:
         """Feed what the files have gained to the views; return True if there was anything."""
@@ -150,7 +154,10 @@ class NodeExports:
             self.poll()
         self._snapshot_at, self._is_last = 0.0, True
         self.poll()
-        self._exports.close(max(0.0, deadline - time.monotonic()))
+        # A monitor may close while ranks of the node go on, and the next one takes over. An agent that has not said how
+        # the job ended is no better than one that was killed.
+        outcome = self._exports.metrics.final.outcome or (None if self._is_agents else "left")
+        self._exports.close(max(0.0, deadline - time.monotonic()), outcome)
 
     def _note(self, path: Path, record: Record) -> None:
         """Remember which ranks are about to end."""
@@ -255,7 +262,8 @@ class AgentExports:
 class Exports:
     """The exporters: a sender of spans, a server of metrics, a file of them, and the views that feed all of it."""
 
-    def __init__(self, emit: Emit, metrics: MetricView, spans: SpanView) -> None:
+    def __init__(self, emit: Emit, metrics: MetricView, spans: SpanView, is_agents: bool = False) -> None:
+        self.is_agents = is_agents
         self.metrics = metrics
         self.textfile: TextFile | None = None
         self._emit = emit
@@ -279,8 +287,11 @@ class Exports:
         except ConfigurationError as error:
             emit(events.ExportFailed("prometheus", f"cannot start: {error}"))
         asked = asked.beside(settings)
-        view = MetricView(time.monotonic_ns, settings.metrics_ranks)
-        made = cls(emit, view, SpanView(parse_traceparent(exporting.traceparent), is_launched))
+        from resilience import __version__
+
+        about = About(str(folder), __version__, str(getattr(sys.modules.get("torch"), "__version__", "")))
+        view = MetricView(time.monotonic_ns, settings.metrics_ranks, about)
+        made = cls(emit, view, SpanView(parse_traceparent(exporting.traceparent), is_launched), is_launched)
         if exporting.protocol is not None:
             made._sender = SpanSender(exporting, node, emit)
         if not asked.is_nothing:
@@ -328,10 +339,15 @@ class Exports:
         """Return the metrics as Prometheus text, None where nobody is to read them."""
         return None if self._exposition is None else self._exposition.text()
 
-    def close(self, timeout: float) -> None:
-        """Let the exporters finish, at most `timeout` seconds in all."""
+    def renew(self) -> None:
+        """Let Prometheus know that this node is still there."""
+        if self._server is not None:
+            self._server.renew()
+
+    def close(self, timeout: float, outcome: Outcome | None) -> None:
+        """Let the exporters finish, at most `timeout` seconds in all. outcome: of the job on this node."""
         deadline = time.monotonic() + timeout
         if self._sender is not None:
             self._sender.close(max(0.0, deadline - time.monotonic()))
         if self._server is not None:
-            self._server.close(max(0.1, deadline - time.monotonic()))
+            self._server.close(max(0.1, deadline - time.monotonic()), outcome)

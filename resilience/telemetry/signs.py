@@ -45,8 +45,9 @@ class Allowed(msgspec.Struct, frozen=True, omit_defaults=True):
 class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a rank shows. Times are seconds of its host's monotonic clock; plus `offset` they are UTC.
 
-    heartbeat_at: of the last heartbeat, ping or higher step. written_at: when any of this was new; changes of it alone
-    are none. alive_at: when the monitor last looked at its rank, told every `alive_every` seconds at least."""
+    heartbeat_at: of the last heartbeat, ping, step or end of a section. written_at: when any of this was new; changes
+    of it alone are none. alive_at: when the monitor last looked at its rank, told every `alive_every` seconds at
+    least."""
 
     origin: Origin
     doing: str
@@ -71,12 +72,22 @@ class Signs(msgspec.Struct, frozen=True, omit_defaults=True):
         return self == plain
 
     def open_for(self, section: Open, now: float) -> float:
-        """Return for how many seconds a section has been open for sure. now: on its host's monotonic clock.
+        """Return for how many seconds a section has been open for sure. now: on its host's monotonic clock."""
+        return max(0.0, self._known_until(now) - section.at)
 
-        While the file may be about to be replaced, the section may have ended since it was written; a file that is
-        older than that says that nothing has changed."""
+    def silent_for(self, now: float) -> float | None:
+        """Return for how many seconds the rank has been silent for sure, None if it never gave a sign of life."""
+        if self.heartbeat_at is None:
+            return None
+        return max(0.0, self._known_until(now) - self.heartbeat_at)
+
+    def _known_until(self, now: float) -> float:
+        """Return the time until which what the file says is still true.
+
+        While the file may be about to be replaced, that is when it was written; an older file says that nothing has
+        changed since."""
         is_settled = now - self.written_at > 2 * pause(self.origin.world_size)
-        return (now if is_settled else max(self.written_at, section.at)) - section.at
+        return now if is_settled else self.written_at
 
     def wall(self, at: float) -> float:
         """Return a time of this host as UTC seconds."""

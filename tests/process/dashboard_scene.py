@@ -65,7 +65,7 @@ def stage(fork_server: ForkServer, folder: Path) -> Iterator[Scene]:
     }
     # Nobody listens there: exporters that fail are part of the picture.
     environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    served = [str(folders[name] / "runs" / name / "metrics" / "*.sd.json") for name in JOBS]
+    served = [str(folders[name] / "runs" / ".targets" / "*.json") for name in JOBS]
     with (
         watching(folders["servers"], folders["exported"], served) as servers,
         started(

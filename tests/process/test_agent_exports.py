@@ -11,7 +11,7 @@ import pytest
 
 from resilience.core import events
 from resilience.core.identity import Origin
-from resilience.core.records import to_line
+from resilience.core.records import Record, to_line
 from resilience.telemetry import signs
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.setup import AgentExports, Asked, NodeExports
@@ -43,21 +43,22 @@ def write(folder: Path, name: str, records: list) -> None:  # type: ignore[type-
 
 
 def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
     told = launched([Fault("hang", 1)], nodes=2, is_running=True)
     for (node, rank), records in told.files.items():
-        write(tmp_path, f"{node}-{'agent' if rank is None else rank}.jsonl", records)
+        write(folder, f"{node}-{'agent' if rank is None else rank}.jsonl", records)
     origin = Origin("job", "node0", "monitor", 500, cycle=1, initial_rank=0, world_size=4, layer="launcher")
     now = time.monotonic()
     opened = (signs.Open("data", now - 100.0),)
-    assert signs.write(tmp_path, signs.Signs(origin, "run", now, time.time() - now, 33, now, now, opened))
+    assert signs.write(folder, signs.Signs(origin, "run", now, time.time() - now, 33, now, now, opened))
     emitted: list[events.Event] = []
-    exports = AgentExports.start(tmp_path, "node0", emitted.append, Asked(free_port()))
+    exports = AgentExports.start(folder, "node0", emitted.append, Asked(free_port()))
     assert exports is not None
-    sd_file = tmp_path / "metrics" / "node0.sd.json"
+    sd_file = tmp_path / ".targets" / "run@@node0.json"
     until(sd_file.exists)
     (entry,) = json.loads(sd_file.read_text())
     port = int(entry["targets"][0].split(":")[1])
-    assert entry["labels"] == {"job_id": tmp_path.name, "node": "node0"}
+    assert entry["labels"] == {"job_id": "run", "node": "node0", "__param_job_id": "run"}
     until(lambda: 'resilience_restart_iteration{layer="launcher"} 1.0' in scrape(port))
     text = scrape(port)
     for line in (
@@ -69,6 +70,8 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
         assert line in text
     (open_s,) = [float(row.split()[-1]) for row in text.splitlines() if row.startswith("resilience_rank_section_open")]
     assert 100.0 <= open_s < 100.0 + LIMIT
+    agent = told.files["node0", None][-1].origin
+    write(folder, "node0-agent.jsonl", [Record(99, 10**18, 10**18, agent, events.JobEnded("completed", 0))])
     exports.close()
     assert not sd_file.exists()  # nothing is there any more to be scraped
     with pytest.raises(OSError):
@@ -76,7 +79,7 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
     view = MetricView()
     for record in told.of_node("node0"):
         view.take(record)
-    snapshot = (tmp_path / "metrics" / "node0.prom").read_text()
+    snapshot = (folder / "metrics" / "node0.prom").read_text()
     for (name, labels), value in view.samples().items():
         if name == "resilience_events_total":
             assert f'{name}{{event="{labels[0]}"}} {value:.1f}' in snapshot

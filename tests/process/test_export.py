@@ -344,8 +344,11 @@ def test_metrics_are_served_as_text_and_openmetrics_and_left_as_a_snapshot(
     line = 'resilience_restart_iterations_total{layer="inprocess",outcome="interrupted"} 3.0'
     assert line in scrape(port)
     assert scrape(port, "application/openmetrics-text").endswith("# EOF\n")
-    (entry,) = json.loads((folder / "metrics" / "node.sd.json").read_bytes())
-    assert entry == {"targets": [f"127.0.0.1:{port}"], "labels": {"job_id": "run", "node": "node"}}
+    (entry,) = json.loads((folder.parent / ".targets" / "run@@node.json").read_bytes())
+    assert entry == {
+        "targets": [f"127.0.0.1:{port}"],
+        "labels": {"job_id": "run", "node": "node", "__param_job_id": "run"},
+    }
     exports.close()
     assert line in (folder / "metrics" / "node.prom").read_text()
     with pytest.raises(OSError, match="refused"):

@@ -166,13 +166,17 @@ def discovered(port: int) -> list[dict[str, object]]:
 
 
 def test_every_node_tells_where_all_of_them_are(folder: Path, emitted: list[events.Event]) -> None:
-    (folder / "metrics").mkdir()
-    (folder / "metrics" / "torn.sd.json").write_text('[{"targets": [')
+    (folder.parent / ".targets").mkdir()
+    (folder.parent / ".targets" / "run@@torn.json").write_text('[{"targets": [')
+    (folder.parent / ".targets" / "run2@@node.json").write_text('[{"targets": ["another job"]}]')
     with exporting(folder, emitted, Asked(port=0), node="node-a"):
         with exporting(folder, emitted, Asked(port=0), node="node-b"):
             first, second = served_at(emitted)
             expected = [
-                {"targets": [f"127.0.0.1:{port}"], "labels": {"job_id": "run", "node": node}}
+                {
+                    "targets": [f"127.0.0.1:{port}"],
+                    "labels": {"job_id": "run", "node": node, "__param_job_id": "run", "discovery": "http"},
+                }
                 for node, port in (("node-a", first), ("node-b", second))
             ]
             assert discovered(first) == discovered(second) == expected
@@ -189,7 +193,7 @@ def test_address_is_announced_as_others_reach_it(
         pytest.skip("this host has no IPv6")
     with exporting(folder, emitted, Asked(port=0, host=host)):
         (port,) = served_at(emitted)
-        (entry,) = json.loads((folder / "metrics" / "node.sd.json").read_text())
+        (entry,) = json.loads((folder.parent / ".targets" / "run@@node.json").read_text())
         assert entry["targets"] == [f"{named}:{port}"]
         reached = {"0.0.0.0": "127.0.0.1"}.get(host, named)
         with STRAIGHT.open(f"http://{reached}:{port}/metrics", timeout=30) as answer:

@@ -36,7 +36,8 @@ class Known(msgspec.Struct, frozen=True):
 
 def catalogue() -> dict[str, Known]:
     """Return all metrics that series can have the names of."""
-    known = {name: Known(False, frozenset(TARGET_LABELS)) for name in ("up", "scrape_duration_seconds")}
+    announced = frozenset((*TARGET_LABELS, "outcome", "discovery"))
+    known = {name: Known(False, announced) for name in ("up", "scrape_duration_seconds")}
     known["scrape_samples_scraped"] = known["up"]
     own = {"alertname", "alertstate", "severity", "level", "rank", "section", "layer", "signal", "reason"}
     known["ALERTS"] = Known(False, frozenset(TARGET_LABELS) | own)
@@ -136,9 +137,11 @@ class _Walk:
 
     def _aggregate(self, node: promql.AggregateExpr) -> Labels:
         inside = self.labels(node.expr)
+        if str(node.op) in KEEPING:
+            if node.modifier is not None:
+                self._chosen(frozenset(node.modifier.labels), inside)
+            return inside
         if node.modifier is None:
-            if str(node.op) in KEEPING:
-                return inside
             if self._is_rule:
                 raise Finding(f"{node.op} adds up all jobs")
             return frozenset()

@@ -17,6 +17,7 @@ from resilience.analysis.dashboards import collecting, rules, scenarios
 from resilience.analysis.dashboards.boards import BOARDS
 from resilience.analysis.dashboards.examples import unit_tests
 from resilience.errors import ConfigurationError
+from resilience.telemetry.targets import FOLDER
 
 DATASOURCE = "Prometheus"
 GRAFANA = "http://localhost:3000"
@@ -63,14 +64,19 @@ def _yaml(content: dict[str, Any]) -> str:
 
 
 def _prometheus() -> dict[str, Any]:
-    """A Prometheus that finds the nodes of one run by the files they leave in its folder."""
+    """A Prometheus that finds the nodes of all jobs by the entries that they leave in the run directory.
+
+    refresh_interval: on a network file system nobody tells Prometheus of a change."""
     return {
         "global": {"scrape_interval": "15s", "evaluation_interval": "30s"},
         "storage": {"exemplars": {"max_exemplars": 10_000}},
         "rule_files": ["recording.yaml", "alerts.yaml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": ["127.0.0.1:9093"]}]}]},
         "scrape_configs": [
-            {"job_name": "resilience", "file_sd_configs": [{"files": ["/run-folder/metrics/*.sd.json"]}]}
+            {
+                "job_name": "resilience",
+                "file_sd_configs": [{"files": [f"/runs/{FOLDER}/*.json"], "refresh_interval": "1m"}],
+            }
         ],
     }
 
@@ -117,7 +123,7 @@ def _compose() -> dict[str, Any]:
                 ],
                 "volumes": [
                     "./prometheus:/etc/prometheus:ro",
-                    "${RESILIENCE_RUN:?folder of the run to look at}:/run-folder:ro",
+                    "${RESILIENCE_RUN_DIR:?the directory that holds the run folders}:/runs:ro",
                 ],
             },
             "alertmanager": {

@@ -1,4 +1,4 @@
-"""What is recorded, and what wakes somebody?  Recording rules and the twelve alerts, each with its runbook.
+"""What is recorded, and what wakes somebody?  Recording rules and alerts, each with its runbook.
 
 Rules look at all jobs of all clusters at once, so every aggregation keeps `cluster` and `job_id` (a label that
 no series has costs nothing). A critical alert about a job silences those about its ranks and sections
@@ -26,10 +26,11 @@ RUNBOOKS_UID = "resilience-runbooks"
 EVERY = "30s"  # between two evaluations
 NO_SCOPE = ()
 NEAR = 0.67  # of a limit; `core.timeouts.NEAR_MISS` calls the limit too short from there on
+START_LIMIT_S = 3600  # a first step of 960 s was seen on healthy jobs
 ENOUGH = 500  # samples of a section from which a limit can be learned
 
 Severity = Literal["critical", "warning", "info"]
-Level = Literal["job", "node", "rank", "section"]
+Level = Literal["end", "job", "node", "rank", "section"]
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -60,7 +61,8 @@ class Runbook(msgspec.Struct, frozen=True):
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert. wait: how long it must hold. summary and board: what it says, and the dashboard it leads to."""
+    """An alert. wait: how long it must hold. summary and board: what it says, and the dashboard it leads to. culprit:
+    who is blamed, as far as metrics know. command: the subcommand of `resilience` to run."""
 
     name: str
     expr: str
@@ -70,13 +72,50 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     board: str
     runbook: Runbook
+    culprit: str = ""
+    command: str = "report"
 
+
+_OF_JOB = "{cluster=%q, job_id=%q}"
+
+
+def _asked(query: str, found: str, otherwise: str) -> str:
+    """A part of an annotation that Prometheus fills in from a query about the alert's job."""
+    ask = f'printf "{query}" $labels.cluster $labels.job_id | query'
+    return f"{{{{ with {ask} }}}}{found}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+
+
+RUN = "RUN"  # where nobody knows the run folder
+_FOLDER = _asked(f"last_over_time(resilience_run_info{_OF_JOB}[6h])", '{{ . | first | label "folder" }}', RUN)
+UNKNOWN = "unknown"
+_SILENT_RANK = _asked(
+    f"topk(1, resilience_rank_silence_seconds{_OF_JOB})",
+    'rank {{ . | first | label "rank" }} on {{ . | first | label "node" }}, silent for '
+    "{{ . | first | value | humanizeDuration }}",
+    UNKNOWN,
+)
+_FAULTY_NODE = _asked(
+    f"topk(1, last_over_time(node:resilience_faults:count6h{_OF_JOB}[6h]) > 0)",
+    'node {{ . | first | label "node" }}, where {{ . | first | value | humanize }} faults began within 6 hours',
+    UNKNOWN,
+)
 
 _JOB = ", ".join(OF_JOB)
 _FIRST = 'origin="first"'
 _BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
 _ENDS = fold("sum", OF_JOB, "resilience_section_duration_seconds_count")
 _RANKS = fold("sum", OF_JOB, "resilience_ranks")
+
+# How long a lost or failed job pages. Prometheus must have seen it alive within that time.
+_REMEMBERED, _REMEMBERED_S = "6h", 21_600
+_NODE = f"{_JOB}, node"
+_FILE_AGE = f"(time() - max by ({_NODE}) (resilience_written_timestamp_seconds))"
+_FILE_ENDED = f"max by ({_NODE}) (resilience_ended_timestamp_seconds)"
+_FRESH_FILES = f"max by ({_JOB}) ({_FILE_AGE} < 180 unless on ({_NODE}) {_FILE_ENDED})"
+_OLD_FILES = f"(({_FILE_AGE} > 180) < {_REMEMBERED_S} unless on ({_NODE}) {_FILE_ENDED})"
+# Targets whose entry lies in the run directory: it goes when the job ends well. What came over HTTP stays for ever.
+_TARGETS = 'job_id!="", outcome=""'
+_ANNOUNCED = f'{_TARGETS}, discovery!="http"'
 
 RECORDINGS = (
     Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), "resilience_ranks")),
@@ -85,6 +124,8 @@ RECORDINGS = (
         or_zero(fold("sum", OF_JOB, select("resilience_ranks", 'state="inactive"', scope=NO_SCOPE)), _RANKS),
     ),
     Recording("job:resilience_step:max", fold("max", OF_JOB, "resilience_rank_step")),
+    Recording("job:resilience_file:fresh", _FRESH_FILES),
+    Recording("job:up:max", fold("max", OF_JOB, f"up{{{_ANNOUNCED}}}")),
     Recording("job:resilience_signs:count", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
     Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE)),
     Recording("job:resilience_restarts:count30m", restarts(OF_JOB, "30m", NO_SCOPE)),
@@ -109,6 +150,10 @@ RECORDINGS = (
 
 _SAMPLES = 'resilience_section_duration_seconds_count{outcome="completed"}'
 _JOB_IS_THERE = fold("max", OF_JOB, BEGAN)
+_WAS_ALIVE = f"max_over_time(job:up:max[{_REMEMBERED}]) == 1"
+_FRESH = "job:resilience_file:fresh"
+_LEFT_FAILED = f'max by ({_JOB}) (up{{job_id!="", outcome="failed"}})'
+_ENDED_FAILED = f'max by ({_JOB}) (time() - resilience_ended_timestamp_seconds{{outcome="failed"}} < {_REMEMBERED_S})'
 
 
 def _unchanged(recorded: str) -> str:
@@ -122,6 +167,90 @@ _BUDGET = "min by (cluster, job_id, layer) (resilience_restart_budget_remaining)
 
 ALERTS = (
     Alert(
+        name="JobGone",
+        expr=(
+            f"((job:up:max == 0 and on ({_JOB}) {_WAS_ALIVE}) or max by ({_JOB}) {_OLD_FILES}) "
+            f"unless on ({_JOB}) {_LEFT_FAILED} unless on ({_JOB}) {_FRESH}"
+        ),
+        wait="5m",
+        severity="critical",
+        level="end",
+        summary="Job {{ $labels.job_id }} is gone: nobody has said how it ended",
+        board="overview",
+        runbook=Runbook(
+            "No node of the job answers Prometheus, and no agent or monitor has said that the job ended. It was killed "
+            "(out of memory, power, `kill -9`, a scheduler without a grace period), or its network is cut. A job that "
+            "ends well removes its entries from `.targets` of the run directory, and in the file for node-exporter it "
+            "says so. The alert ends after 6 hours.",
+            (
+                "The scheduler: does the job still exist, and how did it end (`sacct`, `kubectl describe pod`)?",
+                "On the node of rank 0: `dmesg` (out of memory), processes named `resilience`, the network.",
+                "`resilience report RUN`: the last records, and where each rank was.",
+            ),
+            (
+                "It is gone: start it again; the run folder keeps its account.",
+                "It runs, and only the network between Prometheus and it is cut: mend that.",
+                "It was ended on purpose by SIGKILL: delete its files in `.targets`, or let the alert expire.",
+            ),
+        ),
+    ),
+    Alert(
+        name="JobFailed",
+        expr=(
+            f"((({_LEFT_FAILED} and on ({_JOB}) {_WAS_ALIVE}) unless on ({_JOB}) job:up:max == 1) or {_ENDED_FAILED}) "
+            f"unless on ({_JOB}) {_FRESH}"
+        ),
+        wait="0s",
+        severity="critical",
+        level="end",
+        summary="Job {{ $labels.job_id }} ended in failure",
+        board="restarts",
+        culprit=_FAULTY_NODE,
+        runbook=Runbook(
+            "The job ended without having completed: its budget of restarts was used up, no restart can cure its "
+            "failure, or every call of the wrapped function failed. The alert ends after 6 hours. A failure before the "
+            "first scrape shows only in the file for node-exporter.",
+            (
+                "`resilience report RUN`: the last incident, its verdict and the exception.",
+                "Dashboard *Restarts*: what used the restarts up.",
+                "The launcher's last lines on standard error: its table of failures.",
+            ),
+            (
+                "Remove the cause, and start the job again from its last checkpoint.",
+                "The failures were the machines': drain the nodes that the report names; more `--max-restarts`.",
+            ),
+        ),
+    ),
+    Alert(
+        name="StartStalled",
+        expr=(
+            f"(time() - min by ({_JOB}) ({BEGAN}) > {START_LIMIT_S}) "
+            f"unless on ({_JOB}) {_SIGNS} > 0 unless on ({_JOB}) {_STEP} "
+            f'unless on ({_JOB}) resilience_restart_iteration{{layer="inprocess"}} '
+            f"unless on ({_JOB}) resilience_ended_timestamp_seconds"
+        ),
+        wait="1m",
+        severity="warning",
+        level="job",
+        summary="Job {{ $labels.job_id }} began {{ $value | humanizeDuration }} ago and has shown no progress since",
+        board="hangs",
+        command="status",
+        runbook=Runbook(
+            "An hour after its start the job has given no sign of progress: no step, no heartbeat, no section that "
+            "ended, and no wrapped function was entered. It waits for nodes, it loads for very long, it hangs, or the "
+            "program gives no signs at all. In the last case no hang of it can be noticed either.",
+            (
+                "`resilience status RUN`: does it wait in the rendezvous for nodes, or do workers run?",
+                "Workers run: `py-spy dump --pid PID` of one of them; do they read data, compile, or wait?",
+            ),
+            (
+                "Nodes are missing: bring them, or let the job start with fewer (`--nnodes MIN:MAX`).",
+                "It loads: mark that as a section with a limit, so that a hang in it is ended.",
+                "The program gives no signs: call `resilience.step(n)` in its loop; one line.",
+            ),
+        ),
+    ),
+    Alert(
         name="JobStalled",
         expr=(
             f"({_unchanged(_SIGNS)} or {_unchanged(_STEP)}) "
@@ -134,6 +263,8 @@ ALERTS = (
         level="job",
         summary="Job {{ $labels.job_id }} makes no progress: no heartbeat, no section ended, no step in 15 minutes",
         board="hangs",
+        culprit=_SILENT_RANK,
+        command="status",
         runbook=Runbook(
             "Ranks of the job are there, but for 15 minutes none of them has sent a heartbeat, left a section or told "
             "a higher step. Either all wait for one (a hang that no limit ends), or all do something long that says "
@@ -155,9 +286,9 @@ ALERTS = (
     Alert(
         name="RankHeartbeatStale",
         expr=(
-            f"((time() - max by ({_RANK}) (resilience_rank_last_heartbeat_timestamp_seconds)) > 120) "
+            f"topk by ({_JOB}) (1, (max by ({_RANK}) (resilience_rank_silence_seconds) > 120) "
             f'and on ({_RANK}) resilience_rank_state{{state=~"active|suspect|unmonitored"}} == 1 '
-            f"unless on ({_RANK}) resilience_rank_section_open_seconds"
+            f"unless on ({_RANK}) resilience_rank_section_open_seconds)"
         ),
         wait="1m",
         severity="warning",
@@ -165,9 +296,12 @@ ALERTS = (
         summary="Rank {{ $labels.rank }} of job {{ $labels.job_id }} on {{ $labels.node }} has given no sign of life "
         "for {{ $value | humanizeDuration }}",
         board="hangs",
+        culprit="rank {{ $labels.rank }} on {{ $labels.node }}",
+        command="status",
         runbook=Runbook(
-            "A rank that takes part sent its last heartbeat, ping or step more than two minutes ago, and no section of "
-            "it is open that would explain it. Its limit for heartbeats, if it has one, is longer than that.",
+            "A rank that takes part gave its last sign of life (heartbeat, ping, step, end of a section) more than two "
+            "minutes ago, and no section of it is open that would explain it. Its limit, if it has one, is longer than "
+            "that. Of all such ranks of a job the alert names the one that has been silent for longest.",
             (
                 "Dashboard *Node* with the rank's node: do its neighbours go on?",
                 "Dashboard *Hangs*: step skew. If the others stand still too, they wait for this one.",
@@ -190,6 +324,7 @@ ALERTS = (
         summary="Section {{ $labels.section }} of job {{ $labels.job_id }} has used {{ $value | humanizePercentage }} "
         "of its limit",
         board="sections",
+        command="calibrate",
         runbook=Runbook(
             "A section of the program took, or is taking, more than two thirds of its limit. At the limit its rank is "
             "restarted or ended. Either it hangs, and that is right, or the limit is too short and is about to end a "
@@ -214,6 +349,7 @@ ALERTS = (
         level="job",
         summary="Job {{ $labels.job_id }} restarted {{ $value | humanize }} times within 30 minutes",
         board="restarts",
+        culprit=_FAULTY_NODE,
         runbook=Runbook(
             "The job fails again and again: five restarts, in processes or by the launcher, within half an hour. It "
             "costs machines and hardly moves.",
@@ -241,6 +377,7 @@ ALERTS = (
         level="job",
         summary="Job {{ $labels.job_id }} has {{ $value | humanize }} restarts left",
         board="restarts",
+        culprit=_FAULTY_NODE,
         runbook=Runbook(
             "The launcher counts restarts against `--max-restarts`, and one at most is left of it. When none is left, "
             "the next failure ends the job.",
@@ -267,6 +404,7 @@ ALERTS = (
         summary="Node {{ $labels.node }} failed first {{ $value | humanize }} times within 6 hours in job "
         "{{ $labels.job_id }}",
         board="restarts",
+        culprit="node {{ $labels.node }}",
         runbook=Runbook(
             "Three faults or more within six hours began on this node, of a job that has others. What only followed "
             "from another node's fault is not counted. That names where the symptom is; it proves no broken hardware.",
@@ -292,6 +430,7 @@ ALERTS = (
         level="job",
         summary="Restarts of job {{ $labels.job_id }} ({{ $labels.layer }}) take {{ $value | humanizeDuration }} (p95)",
         board="restarts",
+        culprit=_FAULTY_NODE,
         runbook=Runbook(
             "From the detection to the first progress it took 5 % of the ranks more than 30 s within the processes, or "
             "more than 4 min by the launcher, within the last hour. A restart waits for the slowest rank.",
@@ -318,6 +457,7 @@ ALERTS = (
         level="job",
         summary="Goodput of job {{ $labels.job_id }} was {{ $value | humanizePercentage }} within the last hour",
         board="overview",
+        culprit=_FAULTY_NODE,
         runbook=Runbook(
             "Less than 90 % of the rank-seconds of the last hour were productive: at work, and neither silent in a "
             "hang nor done again after a restart.",
@@ -342,6 +482,7 @@ ALERTS = (
         level="job",
         summary="Job {{ $labels.job_id }} has no spare rank left",
         board="overview",
+        command="status",
         runbook=Runbook(
             "The job had inactive ranks, ready to take the place of a lost one, and has none now. The next loss makes "
             "it go on with fewer ranks, or wait, or end, as its rank assignment says.",
@@ -359,8 +500,8 @@ ALERTS = (
         name="MonitorDown",
         expr=(
             f'sum by ({_JOB}, node) (resilience_ranks{{state="unmonitored"}}) > 0 '
-            f'or (max by ({_JOB}, node) (up{{job_id!=""}}) == 0) '
-            f'and on ({_JOB}) max by ({_JOB}) (up{{job_id!=""}}) == 1'
+            f"or (max by ({_NODE}) (up{{{_TARGETS}}}) == 0 and on ({_JOB}) max by ({_JOB}) (up{{{_TARGETS}}}) == 1) "
+            f"or ({_OLD_FILES} and on ({_JOB}) {_FRESH})"
         ),
         wait="2m",
         severity="warning",
@@ -368,6 +509,8 @@ ALERTS = (
         summary="Ranks of job {{ $labels.job_id }} on {{ $labels.node }} are not watched, or their endpoint does not "
         "answer",
         board="self",
+        culprit="node {{ $labels.node }}",
+        command="status",
         runbook=Runbook(
             "Either a rank's monitor is gone, so that nobody would end the rank when it hangs, or the node's endpoint "
             "does not answer while those of other nodes do, so that nothing is known of it.",
@@ -379,7 +522,7 @@ ALERTS = (
             (
                 "Monitors under the launcher are replaced; of a Wrapper's they are with the next restart.",
                 "The endpoint alone is gone: another monitor of the node takes over; if not, end any rank of it.",
-                "The node is gone: drain it. After the end of a job, delete its `metrics/*.sd.json`.",
+                "The node is gone: drain it. Its entry in `.targets` goes with the end of the job.",
             ),
         ),
     ),
@@ -416,6 +559,7 @@ ALERTS = (
         level="section",
         summary="Section {{ $labels.section }} of job {{ $labels.job_id }} has no learned limit, or a stale one",
         board="sections",
+        command="calibrate",
         runbook=Runbook(
             f"A section has run {ENOUGH} times or more without a learned limit, or its learned limit no longer agrees "
             "with what is seen, so that a longer one holds in its place. Hangs in it are found late, or not at all.",
@@ -439,8 +583,12 @@ def runbook_place(alert: str) -> int:
 
 def said(alert: Alert, grafana: str) -> dict[str, str]:
     """Return what an alert says. grafana: URL under which Grafana is reached."""
+    culprit = {"culprit": alert.culprit} if alert.culprit else {}
     return {
         "summary": alert.summary,
+        **culprit,
+        "run_folder": _FOLDER,
+        "command": f"resilience {alert.command} '{_FOLDER}'",
         "dashboard_url": f"{grafana}/d/resilience-{alert.board}?var-job={{{{ $labels.job_id }}}}",
         "runbook_url": f"{grafana}/d/{RUNBOOKS_UID}/runbooks?viewPanel={runbook_place(alert.name)}",
     }
@@ -467,6 +615,36 @@ def alert_rules(grafana: str) -> dict[str, Any]:
     return {"groups": [{"name": "resilience.alerts", "interval": EVERY, "rules": rules}]}
 
 
+_ABOUT_PROGRESS = "JobStalled|StartStalled|RankHeartbeatStale|SectionNearLimit"
+# What makes which other alerts of the same job, or node, needless: one cause is one page.
+SILENCES = (
+    ("JobFailed", "JobGone", ("cluster", "job_id")),
+    (
+        "JobGone|JobFailed",
+        f"{_ABOUT_PROGRESS}|MonitorDown|RestartLoop|RestartBudgetLow|RestartSlow|GoodputLow|"
+        "SparesExhausted|NodeRepeatOffender|TelemetryDropping|TimeoutsUncalibrated",
+        ("cluster", "job_id"),
+    ),
+    ("JobStalled", "StartStalled|RankHeartbeatStale|SectionNearLimit|GoodputLow", ("cluster", "job_id")),
+    (
+        "RestartLoop",
+        "RankHeartbeatStale|SectionNearLimit|RestartBudgetLow|RestartSlow|GoodputLow|SparesExhausted|"
+        "NodeRepeatOffender",
+        ("cluster", "job_id"),
+    ),
+    ("StartStalled", "GoodputLow|RestartSlow|SectionNearLimit", ("cluster", "job_id")),
+    ("MonitorDown", "RankHeartbeatStale|SectionNearLimit", ("cluster", "job_id", "node")),
+)
+
+
+def _silences(cause: str, others: str, equal: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "source_matchers": [f'alertname=~"{cause}"'],
+        "target_matchers": [f'alertname=~"{others}"'],
+        "equal": list(equal),
+    }
+
+
 def alertmanager() -> dict[str, Any]:
     """Return an example for Alertmanager: one message a job, and what a job's alert makes needless."""
     return {
@@ -478,18 +656,7 @@ def alertmanager() -> dict[str, Any]:
             "repeat_interval": "4h",
             "routes": [{"receiver": "nobody", "matchers": ['severity="info"']}],
         },
-        "inhibit_rules": [
-            {
-                "source_matchers": ['level="job"', 'severity="critical"'],
-                "target_matchers": ['level=~"rank|section"'],
-                "equal": ["cluster", "job_id"],
-            },
-            {
-                "source_matchers": ['alertname="MonitorDown"'],
-                "target_matchers": ['level="rank"'],
-                "equal": ["cluster", "job_id", "node"],
-            },
-        ],
+        "inhibit_rules": [_silences(*pair) for pair in SILENCES],
         "receivers": [
             {"name": "nobody"},
             {"name": "training", "webhook_configs": [{"url": "http://127.0.0.1:9099/alerts"}]},

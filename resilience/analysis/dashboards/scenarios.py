@@ -70,6 +70,31 @@ def job(
     }
 
 
+def silent(ranks: int, since: int) -> dict[str, str]:
+    """Return the series of ranks that give no sign of life from a minute on."""
+    series = {}
+    for rank in range(ranks):
+        labels = f'job_id="j", node="n{rank // 8}", rank="{rank}"'
+        series[f"resilience_rank_silence_seconds{{{labels}}}"] = f"0x{since} {rank % 7}+60x60"
+        series[f'resilience_rank_state{{{labels}, state="active"}}'] = "1x90"
+    return series
+
+
+def hung(since: int) -> dict[str, str]:
+    """Return the series of a job whose counters stand still from a minute on."""
+    return {
+        name: f"{values} {_last(values)}x90" if "+" in values else values.replace(f"x{since}", "x120")
+        for name, values in job(pattern=f"Xx{since}").items()
+    }
+
+
+def _last(values: str) -> int:
+    """The last value of `first+stepxtimes`."""
+    first, _, rest = values.partition("+")
+    step, _, times = rest.partition("x")
+    return int(first) + int(step) * int(times)
+
+
 QUIET = tuple(range(1, 120))
 _LOOP = "0x10 1+1x6 7x60"  # seven restarts from the eleventh minute on
 
@@ -99,6 +124,36 @@ SCENARIOS = (
         (20,),
         {"RestartLoop": (20,)},
         "loops",
+    ),
+    Scenario(
+        "the only agent of a job is killed",
+        {**job(pattern="Xx20 stale"), 'up{job_id="j", node="n0", job="resilience", instance="n0:9400"}': "1x20 0x100"},
+        (10, 20, 27, 40, 60, 90),
+        {"JobGone": (27, 40, 60, 90)},
+    ),
+    Scenario(
+        "the only agent is killed, and its file for node-exporter stays",
+        {
+            **{name: values for name, values in hung(20).items() if not name.startswith("up{")},
+            'resilience_written_timestamp_seconds{job_id="j", node="n0"}': "0+60x20 1200x100",
+        },
+        (10, 20, 29, 45, 60),
+        {"JobGone": (29, 45, 60), "JobStalled": (45, 60)},
+    ),
+    Scenario(
+        "1,000 ranks hang at the same time",
+        {**hung(20), **silent(1000, 20)},
+        (20, 25, 45),
+        {"RankHeartbeatStale": (25, 45), "JobStalled": (45,)},
+    ),
+    Scenario(
+        "a job waits for its nodes for hours",
+        {
+            'resilience_start_timestamp_seconds{job_id="j", node="n0"}': "0x300",
+            'up{job_id="j", node="n0", job="resilience", instance="n0:9400"}': "1x300",
+        },
+        (30, 59, 62, 120, 290),
+        {"StartStalled": (62, 120, 290)},
     ),
 )
 

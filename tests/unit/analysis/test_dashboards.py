@@ -19,7 +19,8 @@ from resilience.analysis.dashboards import export
 from resilience.analysis.dashboards.boards import BOARDS
 from resilience.analysis.dashboards.examples import CASES
 from resilience.analysis.dashboards.panels import COLUMNS, Board, Panel
-from resilience.analysis.dashboards.rules import ALERTS, NEAR, RECORDINGS, Alert
+from resilience.analysis.dashboards.rules import ALERTS, NEAR, RECORDINGS, SILENCES, Alert
+from resilience.analysis.dashboards.scenarios import SCENARIOS, Scenario
 from resilience.cli import main
 from resilience.core.timeouts import NEAR_MISS
 from resilience.telemetry.catalogue import METRICS
@@ -30,6 +31,9 @@ KNOWN = catalogue()
 MADE = files()
 UNITS = {"none", "s", "percentunit"}  # of Grafana's, those that are used
 PANELS = [pytest.param(board, panel, id=f"{board.name}: {panel.title}") for board in BOARDS for panel in board.panels()]
+# What nobody is blamed for, or what metrics do not know.
+NOBODYS_FAULT = {"JobGone", "StartStalled", "SectionNearLimit", "SparesExhausted", "TelemetryDropping"}
+NOBODYS_FAULT |= {"TimeoutsUncalibrated"}
 SCENARIOS_FILE = "scenarios.yaml"
 PROMTOOL = shutil.which("promtool")
 AMTOOL = shutil.which("amtool")
@@ -84,7 +88,7 @@ def test_variables_and_annotations_ask_for_what_exists(board: Board) -> None:
 def test_every_metric_is_shown_somewhere() -> None:
     """Otherwise it is a cost without a use: show it, or say here why not."""
     text = "\n".join(query.expr for board in BOARDS for panel in board.panels() for query in panel.queries)
-    text += MADE["dashboards/grafana/overview.json"]
+    text += MADE["dashboards/grafana/overview.json"] + MADE["dashboards/prometheus/alerts.yaml"]
     assert [metric.name for metric in METRICS if metric.name not in text] == []
 
 
@@ -206,7 +210,8 @@ def test_alert_has_runbook_dashboard_and_both_kinds_of_example(alert: Alert) -> 
         for rule in yaml.safe_load(MADE["dashboards/prometheus/alerts.yaml"])["groups"][0]["rules"]
         if rule["alert"] == alert.name
     )
-    assert set(rule["annotations"]) == {"summary", "dashboard_url", "runbook_url"}
+    assert set(rule["annotations"]) >= {"summary", "run_folder", "command", "dashboard_url", "runbook_url"}
+    assert ("culprit" in rule["annotations"]) == (alert.name not in NOBODYS_FAULT)
 
 
 def test_nearness_of_a_limit_is_one_number() -> None:
@@ -235,6 +240,26 @@ def test_no_gap_new_prometheus_end_or_reset_of_a_counter_pages_anybody() -> None
     folder = ROOT / "dashboards" / "prometheus" / "tests"
     done = subprocess.run([str(PROMTOOL), "test", "rules", SCENARIOS_FILE], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_one_cause_is_one_page(scenario: Scenario) -> None:
+    for minute in scenario.looked_at:
+        firing = {name for name, minutes in scenario.fires.items() if minute in minutes}
+        silenced = {
+            name
+            for cause, others, _ in SILENCES
+            for name in firing
+            if re.fullmatch(others, name) and firing & set(cause.split("|")) - {name}
+        }
+        assert len(firing - silenced) == bool(firing), (minute, firing, silenced)
+
+
+def test_every_alert_that_is_silenced_exists_and_none_silences_itself() -> None:
+    names = {alert.name for alert in ALERTS}
+    for cause, others, _ in SILENCES:
+        assert {*cause.split("|"), *others.split("|")} <= names
+        assert not set(cause.split("|")) & set(others.split("|"))
 
 
 @pytest.mark.skipif(AMTOOL is None, reason="amtool is not here: apt-get install prometheus-alertmanager")

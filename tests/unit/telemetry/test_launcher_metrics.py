@@ -136,7 +136,7 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
         view.take(record)
     view.take_signs({0: shown(0), 1: shown(1)})
     found = view.samples()
-    for name in ("state", "step", "last_heartbeat_timestamp_seconds", "section_open_seconds"):
+    for name in ("state", "step", "silence_seconds", "section_open_seconds"):
         assert {labels[0] for metric, labels in found if metric == f"resilience_rank_{name}"} == seen
     assert {labels[0]: n for (name, labels), n in found.items() if name == "resilience_ranks"} == {
         "active": 1,
@@ -156,5 +156,8 @@ def test_present_signs_are_gauges() -> None:
     view.take_signs({0: shown(0)})
     found = view.samples()
     assert found["resilience_rank_step", ("0",)] == 7
-    assert found["resilience_rank_last_heartbeat_timestamp_seconds", ("0",)] == 1020.0
+    assert found["resilience_rank_silence_seconds", ("0",)] == 10.5  # nothing has changed since the file was written
+    view._clock = lambda: 22 * 10**9
+    # The file may be about to be replaced: 0.5 s is what is known.
+    assert view.samples()["resilience_rank_silence_seconds", ("0",)] == 0.5
     assert found["resilience_rank_section_open_seconds", ("0", "section 0")] == 20.0

@@ -10,7 +10,7 @@ NO_BEATS = "No rank sends heartbeats, or metrics of ranks are switched off"
 NO_SECTIONS = "The program marks no sections"
 NONE_OPEN = "No section is open, or metrics of ranks are switched off"
 
-BEAT = "resilience_rank_last_heartbeat_timestamp_seconds"
+SILENCE = "resilience_rank_silence_seconds"
 STEP = "resilience_rank_step"
 DURATION = "resilience_restart_duration_seconds"
 SECTION = "resilience_section_duration_seconds"
@@ -31,6 +31,6 @@ def top(expression: str) -> str:
     return f"topk({LISTED}, {expression})"
 
 
-def age(by: str) -> str:
-    """Return the time since the last sign of life."""
-    return f"time() - max by ({by}) ({select(BEAT)})"
+def silence(by: str) -> str:
+    """Return the time since the last sign of life, at the moment of the scrape."""
+    return f"max by ({by}) ({select(SILENCE)})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, age, top
+from resilience.analysis.dashboards.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
 from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
 from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
 
@@ -21,9 +21,12 @@ HANGS = Board(
             (
                 Panel(
                     title="Stalest ranks",
-                    description="Time since the last heartbeat, ping or higher step of a rank, the longest first.",
+                    description=(
+                        "Time since the last sign of life of a rank (heartbeat, ping, step, end of a section), the "
+                        "longest first."
+                    ),
                     unit="s",
-                    queries=(Query(top(age("node, rank"))),),
+                    queries=(Query(top(silence("node, rank"))),),
                     view="table",
                     empty=NO_BEATS,
                     runbook="RankHeartbeatStale",
@@ -52,9 +55,9 @@ HANGS = Board(
                 ),
                 Panel(
                     title="Oldest sign of life",
-                    description="Of the stalest rank of each node: time since its last heartbeat, ping or higher step.",
+                    description="Of the most silent rank of each node: time since its last sign of life.",
                     unit="s",
-                    queries=(Query(top(f"max by (node) ({age('node, rank')})"), "{{node}}"),),
+                    queries=(Query(top(f"max by (node) ({silence('node, rank')})"), "{{node}}"),),
                     empty=NO_BEATS,
                     runbook="JobStalled",
                 ),

@@ -10,7 +10,7 @@ from resilience.analysis.dashboards.boards.common import (
     OPEN,
     QUIET,
     STEP,
-    age,
+    silence,
     top,
 )
 from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
@@ -43,9 +43,9 @@ NODE = Board(
                 ),
                 Panel(
                     title="Time since the last sign of life",
-                    description="Of each rank: a heartbeat, ping or higher step.",
+                    description="Of each rank: a heartbeat, a ping, a step or the end of a section.",
                     unit="s",
-                    queries=(Query(age("node, rank"), "{{node}} rank {{rank}}"),),
+                    queries=(Query(silence("node, rank"), "{{node}} rank {{rank}}"),),
                     empty=NO_BEATS,
                     runbook="RankHeartbeatStale",
                 ),

@@ -63,10 +63,10 @@ SECTIONS = Board(
             "Limits",
             (
                 Panel(
-                    title="Used of the limit",
+                    title="Used share of the limit",
                     description=(
-                        "The largest recent duration of a section, or of one that is open, by its limit. Past two "
-                        "thirds the limit is about to end healthy ranks."
+                        "A section's largest recent or open duration, divided by its limit. At 100 % the rank is "
+                        "restarted or ended; past two thirds the limit is about to end healthy ranks."
                     ),
                     unit="percentunit",
                     queries=(

@@ -1,0 +1,81 @@
+"""How did a job end on this node?  Followed from its records; None while it goes on, or if nobody said.
+
+completed and failed are what the job's last words say, stopped is a whole job that was asked to stop (a preemption),
+left is a node that takes no further part while the job may go on. Under the launcher the agent decides; without it the
+calls of the wrapped function do, once no rank of the node is in one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from resilience.core import events
+from resilience.core.records import Record
+
+Outcome = Literal["completed", "failed", "stopped", "left"]
+Call = tuple[int, int, int]  # attempt, cycle, call
+
+_FAILED = ("failed", "exhausted", "shutdown")
+
+
+class FinalState:
+    """Follows the records of one node."""
+
+    def __init__(self) -> None:
+        self._has_agent = False
+        self._verdict: events.JobEnded | None = None
+        self._leaves = False
+        self._call: Call = (0, 0, 0)
+        self._in_call: set[int] = set()
+        self._calls_ended: set[str] = set()  # outcomes
+        self._verdict_at = self._call_ended_at = 0.0  # Unix time
+
+    def take(self, record: Record) -> None:
+        """Add what a record says."""
+        origin, event = record.origin, record.event
+        self._has_agent |= origin.role == "agent"
+        match event:
+            case events.JobEnded():
+                self._verdict, self._verdict_at = event, record.wall_ns / 1e9
+            case events.StopRequested():
+                self._leaves = event.leaves
+            case events.CallStarted() | events.CallEnded() | events.RankExited() if origin.initial_rank is not None:
+                self._take_of_rank(record, origin.initial_rank)
+
+    def _take_of_rank(self, record: Record, rank: int) -> None:
+        call = (record.origin.attempt, record.origin.cycle, record.origin.call)
+        if call < self._call:
+            return
+        if call > self._call:
+            self._call, self._call_ended_at = call, 0.0
+            self._in_call.clear()
+            self._calls_ended.clear()
+        if isinstance(record.event, events.CallStarted):
+            self._in_call.add(rank)
+            return
+        self._call_ended_at = max(self._call_ended_at, record.wall_ns / 1e9)
+        if isinstance(record.event, events.CallEnded):
+            self._calls_ended.add(record.event.outcome)
+        elif rank in self._in_call:
+            self._calls_ended.add("lost")
+        self._in_call.discard(rank)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended."""
+        if self._has_agent:
+            return None if self._verdict is None else self._of_verdict(self._verdict)
+        if self._in_call or not self._calls_ended:
+            return None
+        return "completed" if "completed" in self._calls_ended else "failed"
+
+    @property
+    def at(self) -> float:
+        """When that was, in Unix time."""
+        return self._verdict_at if self._has_agent else self._call_ended_at
+
+    def _of_verdict(self, verdict: events.JobEnded) -> Outcome:
+        if verdict.outcome == "completed":
+            return "completed"
+        if verdict.outcome in _FAILED:
+            return "failed"
+        return "stopped" if verdict.outcome == "preempted" and not self._leaves else "left"

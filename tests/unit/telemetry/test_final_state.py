@@ -1,0 +1,75 @@
+"""How a job ended on a node follows from its records."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.core import events
+from resilience.core.identity import Origin
+from resilience.core.records import Record
+from resilience.telemetry.final_state import FinalState
+from tests.support.record_streams import Fault, job
+
+AGENT = Origin("job", "n0", "agent", 1)
+
+
+def rank(number: int, call: int = 0) -> Origin:
+    return Origin("job", "n0", "monitor", 10 + number, call=call, initial_rank=number)
+
+
+def state(*told: tuple[Origin, events.Event]) -> FinalState:
+    made = FinalState()
+    for number, (origin, event) in enumerate(told):
+        made.take(Record(number, 10**18 + number, number, origin, event))
+    return made
+
+
+STARTED = events.CallStarted("train", 2, "1", "2", "3", "h", "forked")
+COMPLETED, LEFT = events.CallEnded("completed", 1, 1.0), events.CallEnded("left", 1, 1.0, "RuntimeError")
+KILLED = events.RankExited(goodbye=False, signal="SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome"),
+    [
+        ("completed", "completed"),
+        ("failed", "failed"),
+        ("exhausted", "failed"),
+        ("shutdown", "failed"),
+        ("preempted", "stopped"),
+        ("excluded", "left"),
+    ],
+)
+def test_agent_says_how_the_job_ended(verdict: events.CycleOutcome, outcome: str) -> None:
+    assert state((AGENT, events.JobEnded(verdict, 1))).outcome == outcome
+
+
+def test_node_that_was_told_to_leave_has_left_and_the_job_may_go_on() -> None:
+    asked = events.StopRequested("SIGTERM", 30.0, leaves=True)
+    assert state((AGENT, asked), (AGENT, events.JobEnded("preempted", 143))).outcome == "left"
+
+
+def test_calls_say_nothing_of_the_end_under_the_launcher() -> None:
+    told = [(AGENT, events.CycleStarted("first", 0, 3)), (rank(0), STARTED), (rank(0), LEFT)]
+    assert state(*told).outcome is None
+
+
+def test_wrapped_job_has_ended_once_no_rank_is_in_a_call() -> None:
+    begun = [(rank(0), STARTED), (rank(1), STARTED)]
+    assert state(*begun, (rank(0), COMPLETED)).outcome is None
+    assert state(*begun, (rank(0), COMPLETED), (rank(1), LEFT)).outcome == "completed"
+    assert state(*begun, (rank(0), LEFT), (rank(1), LEFT)).outcome == "failed"
+    assert state(*begun, (rank(0), KILLED), (rank(1), KILLED)).outcome == "failed"
+
+
+def test_next_call_of_the_function_begins_anew() -> None:
+    first = [(rank(0), STARTED), (rank(0), LEFT)]
+    assert state(*first, (rank(0, 1), STARTED)).outcome is None
+    assert state(*first, (rank(0, 1), STARTED), (rank(0, 1), COMPLETED)).outcome == "completed"
+
+
+def test_recorded_job_that_was_restarted_has_completed() -> None:
+    made = FinalState()
+    for record in job([Fault("exception", 1, 0)]).records:
+        made.take(record)
+    assert made.outcome == "completed"

@@ -1,0 +1,106 @@
+"""Prometheus finds the nodes of all jobs in one folder, and there it finds how a job ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from resilience.telemetry.targets import FOLDER, KEPT_FOR, Targets, announced
+
+# What Prometheus accepts as a path of file_sd (discovery/file, patFileSDName).
+ACCEPTED = re.compile(r"^[^*]*(\*[^/]*)?\.(json|yml|yaml|JSON|YML|YAML)$")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    return folder
+
+
+def entries(run: Path) -> dict[str, dict[str, object]]:
+    """The entries in the folder by the name of their file."""
+    found = {}
+    for path in (run.parent / FOLDER).iterdir():
+        (found[path.name],) = json.loads(path.read_text())
+    return found
+
+
+def announce(run: Path, node: str) -> Targets:
+    targets = Targets(run, node)
+    assert targets.announce(f"{node}:9400")
+    return targets
+
+
+def test_entries_of_all_jobs_lie_under_a_path_that_file_sd_accepts(run: Path) -> None:
+    announce(run, "n0")
+    announce(run.parent / "other@1", "n0")
+    assert set(entries(run)) == {"job@@n0.json", "other@1@@n0.json"}
+    assert ACCEPTED.match(f"/runs/{FOLDER}/*.json")
+    assert not ACCEPTED.match("/runs/*/metrics/*.sd.json")
+
+
+def test_request_names_the_job_so_that_a_later_one_on_the_port_does_not_answer(run: Path) -> None:
+    announce(run, "n0")
+    labels = {"job_id": "job", "node": "n0", "__param_job_id": "job"}
+    assert entries(run)["job@@n0.json"] == {"targets": ["n0:9400"], "labels": labels}
+
+
+@pytest.mark.parametrize("outcome", ["completed", "stopped"])
+def test_clean_end_removes_the_entries_of_all_nodes_also_of_a_lost_one(outcome: str, run: Path) -> None:
+    announce(run, "lost")
+    announce(run.parent / "job2", "n0")
+    announce(run, "n0").leave(outcome)  # type: ignore[arg-type]
+    assert set(entries(run)) == {"job2@@n0.json"}
+
+
+def test_failure_leaves_an_entry_that_says_so_where_nobody_answers(run: Path) -> None:
+    announce(run, "n0").leave("failed")
+    labels = {"job_id": "job", "outcome": "failed"}
+    assert entries(run) == {"job@@.json": {"targets": ["127.0.0.1:0"], "labels": labels}}
+    announce(run, "n0")
+    assert set(entries(run)) == {"job@@n0.json"}  # the job is there again
+
+
+def test_node_that_leaves_removes_its_own_entry_and_one_that_says_nothing_keeps_it(run: Path) -> None:
+    announce(run, "n0").leave("left")
+    announce(run, "n1").leave(None)
+    assert set(entries(run)) == {"job@@n1.json"}
+
+
+def test_entries_that_nobody_has_renewed_for_a_day_are_removed(run: Path) -> None:
+    old, renewed = announce(run, "killed"), announce(run, "n0")
+    for name in entries(run):
+        os.utime(run.parent / FOLDER / name, (time.time() - KEPT_FOR - 60,) * 2)
+    renewed._renew_at = 0.0
+    renewed.renew()
+    announce(run.parent / "next", "n0")
+    assert set(entries(run)) == {"job@@n0.json", "next@@n0.json"}
+    old._renew_at = 0.0
+    old.renew()  # it lives after all
+    assert "job@@killed.json" in entries(run)
+
+
+def test_entries_over_http_say_so(run: Path) -> None:
+    announce(run, "n0")
+    announce(run.parent / "job2", "n0")
+    (entry,) = json.loads(announced(run))
+    assert entry["labels"]["discovery"] == "http"
+    assert entry["labels"]["job_id"] == "job"
+
+
+def test_folder_that_cannot_be_written_is_told(run: Path) -> None:
+    (run.parent / FOLDER).write_text("no folder")
+    assert not Targets(run, "n0").announce("n0:9400")
+    assert announced(run) == b"[]"
+
+
+def test_names_of_any_length_have_entries_of_their_own(tmp_path: Path) -> None:
+    for ending in "ab":
+        announce(tmp_path / ("j" * 199 + ending), "n" * 240 + ending)
+    assert len(list((tmp_path / FOLDER).iterdir())) == 2
