@@ -26,6 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="Grafana's Prometheus data source that is chosen at first; default %(default)s",
     )
     export.add_argument(
+        "--match",
+        metavar="MATCHER",
+        action="append",
+        default=[],
+        help="look only at series with this label, such as 'cluster=\"a\"'; may be repeated. Job ids of two clusters "
+        "may be equal: export once for each cluster, into folders of Grafana and Prometheus of their own",
+    )
+    export.add_argument(
         "--grafana",
         metavar="URL",
         default=GRAFANA,
@@ -37,6 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the files; return the exit status.
 
     Raises: ConfigurationError if the folder cannot be written, or what dashboards are built with is missing."""
-    written = write(arguments.folder, arguments.datasource, arguments.grafana.rstrip("/"))
+    written = write(arguments.folder, arguments.datasource, arguments.grafana.rstrip("/"), tuple(arguments.match))
     say(f"{len(written)} files in {arguments.folder}; RESILIENCE_RUN_DIR=<run directory> docker compose up starts them")
     return 0

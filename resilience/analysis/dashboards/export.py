@@ -16,6 +16,7 @@ from resilience.adapters import files
 from resilience.analysis.dashboards import collecting, rules, scenarios
 from resilience.analysis.dashboards.boards import BOARDS
 from resilience.analysis.dashboards.examples import unit_tests
+from resilience.analysis.dashboards.queries import is_matcher
 from resilience.errors import ConfigurationError
 from resilience.telemetry.targets import FOLDER
 
@@ -24,17 +25,21 @@ GRAFANA = "http://localhost:3000"
 MADE = "# Made from the code by `resilience dashboards export`; change it there, or after exporting.\n"
 
 
-def texts(datasource: str = DATASOURCE, grafana: str = GRAFANA) -> dict[str, str]:
+def texts(datasource: str = DATASOURCE, grafana: str = GRAFANA, matchers: tuple[str, ...] = ()) -> dict[str, str]:
     """Return all files by their path within the folder.
 
-    datasource: name of Grafana's Prometheus data source. grafana: URL under which people reach Grafana.
-    Raises: ConfigurationError if what dashboards are built with is not installed."""
+    datasource: name of Grafana's Prometheus data source. grafana: URL under which people reach Grafana. matchers: of
+    labels, for everything that dashboards and rules ask.
+    Raises: ConfigurationError if what dashboards are built with is not installed, or a matcher is none."""
+    for matcher in matchers:
+        if not is_matcher(matcher):
+            raise ConfigurationError(f'{matcher!r} is no matcher of labels; expected one such as cluster="a"')
     from resilience.analysis.dashboards.grafana import board_json, runbooks_json
 
-    made = {f"grafana/{board.name}.json": board_json(board, BOARDS, datasource) for board in BOARDS}
+    made = {f"grafana/{board.name}.json": board_json(board, BOARDS, datasource, matchers) for board in BOARDS}
     made["grafana/runbooks.json"] = runbooks_json()
-    made["prometheus/recording.yaml"] = _yaml(rules.recording_rules())
-    made["prometheus/alerts.yaml"] = _yaml(rules.alert_rules(grafana))
+    made["prometheus/recording.yaml"] = _yaml(rules.recording_rules(matchers))
+    made["prometheus/alerts.yaml"] = _yaml(rules.alert_rules(grafana, matchers))
     made["prometheus/prometheus.yaml"] = _yaml(_prometheus())
     for alert in rules.ALERTS:
         made[f"prometheus/tests/{alert.name}.yaml"] = _yaml(unit_tests(alert, grafana))
@@ -46,12 +51,14 @@ def texts(datasource: str = DATASOURCE, grafana: str = GRAFANA) -> dict[str, str
     return {**made, **collecting.texts()}
 
 
-def write(folder: Path, datasource: str = DATASOURCE, grafana: str = GRAFANA) -> list[Path]:
+def write(
+    folder: Path, datasource: str = DATASOURCE, grafana: str = GRAFANA, matchers: tuple[str, ...] = ()
+) -> list[Path]:
     """Write all files into a folder, replacing those of an earlier export; return their paths.
 
     Raises: ConfigurationError if the folder cannot be written, or see `texts`."""
     written = []
-    for name, text in texts(datasource, grafana).items():
+    for name, text in texts(datasource, grafana, matchers).items():
         path = folder / name
         if not files.replace(path, text.encode()):
             raise ConfigurationError(f"cannot write {path}: give a folder that can be written")

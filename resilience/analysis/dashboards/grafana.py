@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from resilience.analysis.dashboards.panels import Board, Panel, Place, places
-from resilience.analysis.dashboards.queries import JOB, fold, select, stepped
+from resilience.analysis.dashboards.queries import JOB, fold, matched, select, stepped
 from resilience.analysis.dashboards.rules import ALERTS, RUNBOOKS_UID, runbook_place
 from resilience.errors import ConfigurationError
 
@@ -44,6 +44,7 @@ except ImportError as error:
 
 TAG = "resilience"
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_TO_JOB = {"title": "Overview of the job", "url": "/d/resilience-overview?var-job=${__data.fields.job_id}"}
 ROOM = 4  # of a runbook's height for its heading
 
 # Series that a variable finds its values in, and the label that holds them.
@@ -59,14 +60,15 @@ ANNOTATIONS = {
 }
 
 
-def board_json(board: Board, others: tuple[Board, ...], datasource: str) -> str:
-    """Return a dashboard as Grafana reads it. datasource: name of the Prometheus that is chosen at first."""
+def board_json(board: Board, others: tuple[Board, ...], datasource: str, matchers: tuple[str, ...] = ()) -> str:
+    """Return a dashboard as Grafana reads it. datasource: name of the Prometheus that is chosen at first. matchers: of
+    labels, for all that is asked."""
     built = _dashboard(board.title, board.uid, board.description)
-    for variable in _variables(datasource):
+    for variable in _variables(datasource, matchers, board.is_of_one_job):
         built.with_variable(variable)
-    for annotation in _annotations():
+    for annotation in _annotations(matchers) if board.is_of_one_job else ():
         built.annotation(annotation)
-    for link in _links(others):
+    for link in _links(others, board.is_of_one_job):
         built.link(link)
     number = 0
     for row, (heading, within) in zip(board.rows, places(board), strict=True):
@@ -74,8 +76,12 @@ def board_json(board: Board, others: tuple[Board, ...], datasource: str) -> str:
         built.with_row(dashboard.Row(row.title).id(number).grid_pos(_grid(heading)))
         for panel, place in zip(row.panels, within, strict=True):
             number += 1
-            built.with_panel(_panel(panel).id(number).grid_pos(_grid(place)))
-    return _text(built)
+            built.with_panel(_panel(panel, matchers, board.is_of_one_job).id(number).grid_pos(_grid(place)))
+    made = json.loads(_text(built))
+    for panel, shown in zip(board.panels(), [each for each in made["panels"] if each["type"] != "row"], strict=True):
+        if panel.leads_to_job:
+            shown["fieldConfig"]["defaults"]["links"] = [_TO_JOB]
+    return json.dumps(made, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def runbooks_json() -> str:
@@ -114,11 +120,14 @@ def _grid(place: Place) -> model.GridPos:
 # -- around the panels --------------------------------------------------------------------------------
 
 
-def _variables(datasource: str) -> list[Any]:
-    jobs, nodes = (f"label_values({selector}, {label})" for selector, label in VARIABLES.values())
+def _variables(datasource: str, matchers: tuple[str, ...], is_of_one_job: bool) -> list[Any]:
+    jobs, nodes = (f"label_values({matched(selector, matchers)}, {label})" for selector, label in VARIABLES.values())
     chosen = model.VariableOption(selected=True, text=datasource, value=datasource)
+    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(chosen)
+    if not is_of_one_job:
+        return [source]
     return [
-        dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(chosen),
+        source,
         _query_variable("job", "Job", jobs).sort(model.VariableSort.NATURAL_DESC),
         _query_variable("node", "Node", nodes)
         .sort(model.VariableSort.NATURAL_ASC)
@@ -138,22 +147,24 @@ def _query_variable(name: str, label: str, query: str) -> Any:
     return variable.query({"qryType": 1, "query": query, "refId": f"variable-{name}"})
 
 
-def _annotations() -> list[Any]:
+def _annotations(matchers: tuple[str, ...]) -> list[Any]:
     return [
-        _annotation("Restarts", "blue", "{{layer}} restarts", "layer"),
-        _annotation("Alerts", "red", "{{alertname}} ({{severity}})", "alertname"),
+        _annotation("Restarts", "blue", "{{layer}} restarts", "layer", matchers),
+        _annotation("Alerts", "red", "{{alertname}} ({{severity}})", "alertname", matchers),
     ]
 
 
-def _annotation(name: str, color: str, title: str, keys: str) -> Any:
+def _annotation(name: str, color: str, title: str, keys: str, matchers: tuple[str, ...]) -> Any:
     annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(color)
-    query = prometheus.Dataquery().expr(ANNOTATIONS[name]).ref_id("Anno").range().datasource(SOURCE)
+    query = prometheus.Dataquery().expr(matched(ANNOTATIONS[name], matchers)).ref_id("Anno").range().datasource(SOURCE)
     return annotation.target(query).title_format(title).tag_keys(keys)
 
 
-def _links(others: tuple[Board, ...]) -> list[Any]:
+def _links(others: tuple[Board, ...], is_of_one_job: bool) -> list[Any]:
     links = [_link("Resilience", "").type(model.DashboardLinkType.DASHBOARDS).tags([TAG]).as_dropdown(True)]
     links += [_link(board.title.rpartition("/ ")[2], f"/d/{board.uid}") for board in others]
+    if not is_of_one_job:
+        return links
     traceql = '{ span.resilience.job.id = "$job" && name = "restart" }'
     logql = '{service_name="resilience", job_id="$job"} | json'
     links.append(_link("Traces", _explore("traces", {"query": traceql, "queryType": "traceql"})))
@@ -179,11 +190,13 @@ def _explore(source: str, query: dict[str, str]) -> str:
 # -- panels -------------------------------------------------------------------------------------------
 
 
-def _panel(panel: Panel) -> Any:
+def _panel(panel: Panel, matchers: tuple[str, ...], is_of_one_job: bool) -> Any:
     built = _VIEWS[panel.view](panel)
     built.title(panel.title).description(panel.description).datasource(SOURCE).unit(panel.unit).min(0)
     for number, query in enumerate(panel.queries):
-        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + number)).datasource(SOURCE)
+        target = (
+            prometheus.Dataquery().expr(matched(query.expr, matchers)).ref_id(chr(ord("A") + number)).datasource(SOURCE)
+        )
         if query.legend:
             target.legend_format(query.legend)
         if panel.view in ("stat", "table", "gauge"):
@@ -202,9 +215,10 @@ def _panel(panel: Panel) -> Any:
     if panel.steps:
         steps = [model.Threshold(value=value, color=color) for value, color in panel.steps]
         built.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
-    links = [
-        _panel_link("Logs of the job", _explore("logs", {"expr": '{service_name="resilience", job_id="$job"} | json'}))
-    ]
+    links = []
+    if is_of_one_job:
+        logql = '{service_name="resilience", job_id="$job"} | json'
+        links.append(_panel_link("Logs of the job", _explore("logs", {"expr": logql})))
     if panel.runbook:
         links.insert(0, _panel_link(f"Runbook: {panel.runbook}", runbook_path(panel.runbook)))
     return built.links(links)

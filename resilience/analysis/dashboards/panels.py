@@ -25,8 +25,8 @@ class Query(msgspec.Struct, frozen=True):
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
     """One panel. unit: Grafana's name of it. empty: why there may be no data, shown in its place; "" if there
-    always is. steps: colours from a value
-    on. runbook: an alert whose runbook says what to do about what is seen here."""
+    always is. steps: colours from a value on. runbook: an alert whose runbook says what to do about what is seen here.
+    leads_to_job: each row, of any job, links to that job's overview."""
 
     title: str
     description: str
@@ -40,6 +40,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     runbook: str = ""
     has_exemplars: bool = False
     maximum: float | None = None
+    leads_to_job: bool = False
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -56,6 +57,7 @@ class Board(msgspec.Struct, frozen=True):
     title: str
     description: str
     rows: tuple[Row, ...]
+    is_of_one_job: bool = True
 
     @property
     def uid(self) -> str:

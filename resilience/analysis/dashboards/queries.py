@@ -7,6 +7,7 @@ what happens seldom is counted by `grown`: the value now, less the value at the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from resilience.telemetry.catalogue import BY_NAME
@@ -15,6 +16,7 @@ TARGET_LABELS = ("job", "instance", "job_id", "node", "cluster")  # what discove
 JOB = 'job_id="$job"'
 NODE = 'node=~"$node"'
 SCOPE = (JOB, NODE)  # matchers of every selector in a dashboard
+ALL_JOBS = ('job_id!=""',)  # of a dashboard of all jobs
 OF_JOB = ("cluster", "job_id")  # labels that every aggregation in a rule keeps
 RATE = "$__rate_interval"
 RANGE = "$__range"
@@ -33,6 +35,27 @@ def select(metric: str, *matchers: str, scope: Scope = SCOPE) -> str:
     """Return a selector: a metric of the job and the nodes that are looked at."""
     inside = ", ".join((*scope, *matchers))
     return f"{metric}{{{inside}}}" if inside else metric
+
+
+_NAMES = re.compile(r"(?<![:\w$])(resilience_\w+|up|ALERTS|scrape_\w+)(?![:\w])(\{[^}]*\})?")
+_MATCHER = re.compile(r'[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}]*"')
+
+
+def is_matcher(text: str) -> bool:
+    """Whether a text is a matcher of labels, such as `cluster="a"`."""
+    return _MATCHER.fullmatch(text) is not None
+
+
+def matched(expression: str, matchers: Sequence[str]) -> str:
+    """Return an expression that looks at nothing but series with these labels. Recorded series have them already."""
+    if not matchers:
+        return expression
+
+    def narrowed(found: re.Match[str]) -> str:
+        inside = [found[2][1:-1]] if found[2] else []
+        return f"{found[1]}{{{', '.join((*inside, *matchers))}}}"
+
+    return _NAMES.sub(narrowed, expression)
 
 
 def fold(operator: str, by: Sequence[str], expression: str) -> str:

@@ -16,6 +16,7 @@ from resilience.analysis.dashboards.queries import (
     fold,
     goodput,
     grown,
+    matched,
     or_zero,
     quantile,
     restarts,
@@ -594,18 +595,18 @@ def said(alert: Alert, grafana: str) -> dict[str, str]:
     }
 
 
-def recording_rules() -> dict[str, Any]:
-    """Return the file of recording rules."""
-    rules = [{"record": rule.record, "expr": rule.expr} for rule in RECORDINGS]
+def recording_rules(matchers: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the file of recording rules. matchers: of labels, for all that is asked."""
+    rules = [{"record": rule.record, "expr": matched(rule.expr, matchers)} for rule in RECORDINGS]
     return {"groups": [{"name": "resilience.recording", "interval": EVERY, "rules": rules}]}
 
 
-def alert_rules(grafana: str) -> dict[str, Any]:
-    """Return the file of alerts."""
+def alert_rules(grafana: str, matchers: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the file of alerts. matchers: of labels, for all that is asked."""
     rules = [
         {
             "alert": alert.name,
-            "expr": alert.expr,
+            "expr": matched(alert.expr, matchers),
             "for": alert.wait,
             "labels": {"severity": alert.severity, "level": alert.level},
             "annotations": said(alert, grafana),

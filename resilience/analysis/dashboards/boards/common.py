@@ -22,8 +22,8 @@ LISTED = 20  # rows that a table shows
 
 
 # Ranks that have a state to be asked about: spares and lost ones show old steps.
-_TAKING_PART = select("resilience_rank_state", 'state=~"active|suspect|unmonitored"')
-STEPS = f"({select(STEP)} and on (node, rank) {_TAKING_PART})"
+TAKING_PART = select("resilience_rank_state", 'state=~"active|suspect|unmonitored"')
+STEPS = f"({select(STEP)} and on (node, rank) {TAKING_PART})"
 
 
 def top(expression: str) -> str:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import DURATION, FAULTS, FIRST, NO_STEPS, QUIET, STEPS
+from resilience.analysis.dashboards.boards.common import (
+    DURATION,
+    FAULTS,
+    FIRST,
+    NO_STEPS,
+    QUIET,
+    STEP,
+    STEPS,
+    TAKING_PART,
+)
 from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
 from resilience.analysis.dashboards.queries import RANGE, RATE, goodput, grown, or_zero, restarts, select, stepped
 
@@ -10,6 +19,7 @@ _ACTIVE = select("resilience_ranks", 'state="active"')
 _INACTIVE = select("resilience_ranks", 'state="inactive"')
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
 
+_SPEED = f"(deriv({select(STEP)}[{RATE}]) and on (node, rank) {TAKING_PART})"
 _recovering = grown(DURATION + "_sum", by=("layer",))
 _recovered = grown(DURATION + "_count", by=("layer",))
 _productive = grown("resilience_productive_seconds_total")
@@ -160,6 +170,17 @@ OVERVIEW = Board(
                     runbook="RestartLoop",
                 ),
                 Panel(
+                    title="Steps per second",
+                    description="Of the middle rank and of the slowest one; 0 while the job restarts.",
+                    unit="none",
+                    queries=(
+                        Query(f"clamp_min(quantile(0.5, {_SPEED}), 0)", "median"),
+                        Query(f"clamp_min(min({_SPEED}), 0)", "slowest"),
+                    ),
+                    empty=NO_STEPS,
+                    runbook="JobStalled",
+                ),
+                Panel(
                     title="Progress",
                     description="The highest step that any rank has told, and the lowest.",
                     unit="none",
@@ -176,6 +197,7 @@ OVERVIEW = Board(
                     unit="none",
                     queries=(Query(f"max by (alertname, alertstate, severity, node) ({_ALERTS})"),),
                     view="table",
+                    width=24,
                     empty="No alert",
                 ),
             ),
