@@ -5,6 +5,7 @@ values and never hold text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,10 +17,16 @@ MAX_SECTIONS = 16  # names of sections that get series of their own; the others 
 OPEN_SHOWN = 2  # open sections of a rank that are shown: those open longest
 OTHER = "other"
 
-RESTART_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
-PHASE_BUCKETS = (0.002, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
-DURATION_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0)
 
+def geometric(first: float, last: float, ratio: float) -> tuple[float, ...]:
+    """Return upper bounds of buckets from first to last, each at most `ratio` times the one before."""
+    steps = math.ceil(math.log(last / first) / math.log(ratio))
+    return tuple(float(f"{first * (last / first) ** (number / steps):.3g}") for number in range(steps + 1))
+
+
+# A quantile is within one bucket of the records: within 1.5 times for restarts, 2 times for sections.
+RESTART_BUCKETS = PHASE_BUCKETS = geometric(0.001, 600.0, 1.49)
+DURATION_BUCKETS = geometric(0.001, 3600.0, 1.99)
 CALL_BUCKETS = (0.1, 1.0, 10.0, 60.0, 600.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -127,7 +134,7 @@ METRICS: tuple[Metric, ...] = (
         "resilience_restart_duration_seconds",
         "histogram",
         "From detection to the first progress, a sample a rank; a worker that shows none counts with its start, late.",
-        ("layer", "interruption"),
+        ("layer",),
         (_E.RestartEnded, _E.WorkerProgressed, _E.StageStarted, _E.CycleEnded),
         RESTART_BUCKETS,
     ),
@@ -216,7 +223,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_section_duration_seconds",
         "histogram",
-        "How long sections took; failed: an exception left it; other: sections beyond the first names.",
+        "How long sections took; failed: an exception left it (number and sum only); other: sections beyond the first "
+        "names.",
         ("section", "outcome"),
         (),
         DURATION_BUCKETS,

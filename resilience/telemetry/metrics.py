@@ -206,7 +206,7 @@ class MetricView:
     def _restart_ended(self, record: Record, event: events.RestartEnded) -> None:
         origin, duration = record.origin, max(0.0, event.duration_s)
         trace = format(trace_id(origin.job_id, origin.attempt, origin.cycle), "032x")
-        labels = (LAYER, event.interruption)
+        labels = (LAYER,)
         self._observe("resilience_restart_duration_seconds", labels, duration, (trace, duration, record.wall_ns / 1e9))
 
     def _iteration_ended(self, origin: Origin, is_completed: bool) -> None:
@@ -274,7 +274,8 @@ class MetricView:
             for labels, value in rows:
                 if isinstance(value, _Buckets):
                     found[metric.name + "_sum", labels] = value.sum_ns / 1e9
-                    for edge, count in zip((*metric.buckets, float("inf")), value.counts, strict=True):
+                    edges = metric.buckets[: len(value.counts) - 1]
+                    for edge, count in zip((*edges, float("inf")), value.counts, strict=True):
                         found[metric.name + "_bucket", (*labels, f"{edge:g}")] = count
                 else:
                     found[metric.name, labels] = value
@@ -389,7 +390,10 @@ class MetricView:
         for outcome, sections in (("completed", self._timings.sections), ("failed", self._timings.failed)):
             for name in sorted(sections.keys() - {HEARTBEAT}):
                 parts.setdefault((self._section(name), outcome), []).append(sections[name])
-        return {labels: _coarse(of_name, edges) for labels, of_name in parts.items()}
+        # How long a section took that failed says little about it: one bucket, so their number and sum.
+        return {
+            labels: _coarse(of_name, edges if labels[1] == "completed" else ()) for labels, of_name in parts.items()
+        }
 
     # -- for prometheus_client ------------------------------------------------------------------
 
@@ -450,7 +454,7 @@ def _cumulative(metric: Metric, value: _Buckets) -> list[Any]:
     total = 0
     for number, count in enumerate(value.counts):
         total += count
-        edge = "+Inf" if number == len(metric.buckets) else repr(metric.buckets[number])
+        edge = "+Inf" if number == len(value.counts) - 1 else repr(metric.buckets[number])
         if number in value.exemplars:
             trace, measured, at = value.exemplars[number]
             found.append((edge, total, Exemplar({"trace_id": trace}, measured, at)))

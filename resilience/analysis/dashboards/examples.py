@@ -74,7 +74,7 @@ def _faults(node: str) -> str:
 
 
 def _restart(layer: str, le: str) -> str:
-    labels = f'layer="{layer}", interruption="exception", le="{le}"'
+    labels = f'layer="{layer}", le="{le}"'
     return _series("resilience_restart_duration_seconds_bucket", labels)
 
 

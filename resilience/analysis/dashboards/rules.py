@@ -24,7 +24,7 @@ from resilience.analysis.dashboards.queries import (
 )
 
 RUNBOOKS_UID = "resilience-runbooks"
-EVERY = "30s"  # between two evaluations
+EVERY, SLOW = "30s", "2m"  # between two evaluations
 NO_SCOPE = ()
 NEAR = 0.67  # of a limit; `core.timeouts.NEAR_MISS` calls the limit too short from there on
 START_LIMIT_S = 3600  # a first step of 960 s was seen on healthy jobs
@@ -35,10 +35,11 @@ Level = Literal["end", "job", "node", "rank", "section"]
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A recording rule."""
+    """A recording rule. is_slow: it looks back an hour or more, which costs too much to do all the time."""
 
     record: str
     expr: str
+    is_slow: bool = False
 
 
 class Runbook(msgspec.Struct, frozen=True):
@@ -128,7 +129,7 @@ RECORDINGS = (
     Recording("job:resilience_file:fresh", _FRESH_FILES),
     Recording("job:up:max", fold("max", OF_JOB, f"up{{{_ANNOUNCED}}}")),
     Recording("job:resilience_signs:count", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
-    Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE)),
+    Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE), is_slow=True),
     Recording("job:resilience_restarts:count30m", restarts(OF_JOB, "30m", NO_SCOPE)),
     Recording(
         "job:resilience_restart_duration_seconds:p95_1h",
@@ -138,10 +139,12 @@ RECORDINGS = (
                 "resilience_restart_duration_seconds_bucket", by=(*OF_JOB, "layer", "le"), window="1h", scope=NO_SCOPE
             ),
         ),
+        is_slow=True,
     ),
     Recording(
         "node:resilience_faults:count6h",
         grown("resilience_interruptions_total", _FIRST, by=(*OF_JOB, "node"), window="6h", scope=NO_SCOPE),
+        is_slow=True,
     ),
     Recording(
         "job:resilience_telemetry_dropped:count15m",
@@ -597,8 +600,15 @@ def said(alert: Alert, grafana: str) -> dict[str, str]:
 
 def recording_rules(matchers: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the file of recording rules. matchers: of labels, for all that is asked."""
-    rules = [{"record": rule.record, "expr": matched(rule.expr, matchers)} for rule in RECORDINGS]
-    return {"groups": [{"name": "resilience.recording", "interval": EVERY, "rules": rules}]}
+    groups = []
+    for name, every, is_slow in (("recording", EVERY, False), ("recording.slow", SLOW, True)):
+        rules = [
+            {"record": rule.record, "expr": matched(rule.expr, matchers)}
+            for rule in RECORDINGS
+            if rule.is_slow == is_slow
+        ]
+        groups.append({"name": f"resilience.{name}", "interval": every, "rules": rules})
+    return {"groups": groups}
 
 
 def alert_rules(grafana: str, matchers: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -311,9 +311,8 @@ def asked_in(content: Any) -> list[str]:
 
 
 def rules_of(folder: Path, name: str) -> list[dict[str, str]]:
-    (group,) = yaml.safe_load((folder / "prometheus" / f"{name}.yaml").read_text())["groups"]
-    found: list[dict[str, str]] = group["rules"]
-    return found
+    groups = yaml.safe_load((folder / "prometheus" / f"{name}.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def test_matcher_that_is_none_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

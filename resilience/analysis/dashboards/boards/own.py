@@ -36,11 +36,12 @@ OWN = Board(
                 Panel(
                     title="Samples a scrape",
                     description=(
-                        "Values that a node's endpoint answers with; a node of 8 ranks and 10 sections has 800 at most."
+                        "Values that a node's endpoint answers with; a node of 8 ranks and 10 sections has 1,200 at "
+                        "most."
                     ),
                     unit="none",
                     queries=(Query(f"max by (node) ({select('scrape_samples_scraped')})", "{{node}}"),),
-                    steps=((None, "green"), (800, "red")),
+                    steps=((None, "green"), (1200, "red")),
                     runbook="TelemetryDropping",
                 ),
                 Panel(

@@ -7,7 +7,8 @@ from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
 from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
 
 NO_LIMITS = "No section has a limit"
-_SAMPLES = select(SECTION + "_count", 'outcome="completed"')
+COMPLETED = 'outcome="completed"'
+_SAMPLES = select(SECTION + "_count", COMPLETED)
 
 SECTIONS = Board(
     "sections",
@@ -25,7 +26,9 @@ SECTIONS = Board(
                     ),
                     unit="s",
                     queries=(
-                        Query(quantile(0.99, rate(SECTION + "_bucket", by=("section", "le"))), "{{section}}"),
+                        Query(
+                            quantile(0.99, rate(SECTION + "_bucket", COMPLETED, by=("section", "le"))), "{{section}}"
+                        ),
                         Query(f"min by (section, source) ({select(LIMIT)})", "{{section}} limit ({{source}})"),
                     ),
                     empty=NO_SECTIONS,
@@ -35,7 +38,9 @@ SECTIONS = Board(
                     title="Section duration, median",
                     description="Median over all ranks.",
                     unit="s",
-                    queries=(Query(quantile(0.5, rate(SECTION + "_bucket", by=("section", "le"))), "{{section}}"),),
+                    queries=(
+                        Query(quantile(0.5, rate(SECTION + "_bucket", COMPLETED, by=("section", "le"))), "{{section}}"),
+                    ),
                     empty=NO_SECTIONS,
                     runbook="SectionNearLimit",
                 ),
@@ -43,7 +48,7 @@ SECTIONS = Board(
                     title="All sections",
                     description="How many sections ended after how long, over all ranks.",
                     unit="s",
-                    queries=(Query(rate(SECTION + "_bucket", by=("le",)), "{{le}}"),),
+                    queries=(Query(rate(SECTION + "_bucket", COMPLETED, by=("le",)), "{{le}}"),),
                     view="heatmap",
                     empty=NO_SECTIONS,
                     runbook="SectionNearLimit",
