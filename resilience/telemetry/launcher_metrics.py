@@ -76,8 +76,7 @@ class LauncherMetrics:
         trace = format(trace_id(self._history.job_id or "", *place), "032x")
         for restart in restarts_of(before, this):
             exemplar = (trace, restart.duration_s, restart.wall_ns / 1e9)
-            labels = (LAYER,)
-            made.observed.append(("resilience_restart_duration_seconds", labels, restart.duration_s, exemplar))
+            made.observed.append(("resilience_restart_duration_seconds", (LAYER,), restart.duration_s, exemplar))
         for phase in phases_of(node, before, this):
             labels = (LAYER, phase.name)
             made.observed.append(("resilience_restart_phase_duration_seconds", labels, phase.seconds, None))
