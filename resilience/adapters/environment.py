@@ -516,7 +516,8 @@ class Exporting(msgspec.Struct, frozen=True):
 
     protocol: None where no endpoint is set or spans are switched off. delay_s, queue and batch: how long
     spans are gathered, how many may wait, how many leave together. Source: OpenTelemetry specification,
-    environment variables (batch span processor, OTLP exporter)."""
+    environment variables (batch span processor, OTLP exporter). metrics_protocol: None where nobody asks for metrics
+    over OTLP. metrics_every_s: between two sendings."""
 
     protocol: str | None = None
     endpoint: str = ""
@@ -524,6 +525,8 @@ class Exporting(msgspec.Struct, frozen=True):
     queue: int = 2048
     batch: int = 512
     traceparent: str = ""
+    metrics_protocol: str | None = None
+    metrics_every_s: float = 60.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Exporting:
@@ -541,7 +544,20 @@ class Exporting(msgspec.Struct, frozen=True):
             queue=queue,
             batch=min(queue, _positive(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)),
             traceparent=encoding.text(env.get("TRACEPARENT", "")),
+            metrics_protocol=_metrics_protocol(env),
+            metrics_every_s=_positive(env, "OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
         )
+
+
+def _metrics_protocol(env: Mapping[str, str]) -> str | None:
+    """Return how metrics leave, None unless somebody asks for it: most collectors that take spans take no metrics."""
+    is_asked = env.get("OTEL_METRICS_EXPORTER") == "otlp" and env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not (env.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or is_asked) or env.get("OTEL_METRICS_EXPORTER") == "none":
+        return None
+    if env.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    names = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    return next((env[name] for name in names if env.get(name)), "http/protobuf")
 
 
 def _positive(env: Mapping[str, str], name: str, default: int) -> int:

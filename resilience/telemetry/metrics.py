@@ -57,6 +57,7 @@ class _Buckets(msgspec.Struct):
 
     counts: list[int]
     sum_ns: int = 0  # whole nanoseconds, so that the order of adding does not show
+    fine: Histogram = msgspec.field(default_factory=Histogram)  # the same values, for OTLP
     exemplars: dict[int, tuple[str, float, float]] = {}
 
 
@@ -395,6 +396,12 @@ class MetricView:
             labels: _coarse(of_name, edges if labels[1] == "completed" else ()) for labels, of_name in parts.items()
         }
 
+    def exported(self) -> list[tuple[Metric, list[tuple[Labels, Any]]]]:
+        """Return the rows of every metric as they are now; histograms have `fine` and `sum_ns`."""
+        if self.look is not None:
+            self.take_signs(self.look())
+        return list(self._rows())
+
     # -- for prometheus_client ------------------------------------------------------------------
 
     def collect(self) -> Iterable[Family]:
@@ -434,6 +441,7 @@ def _add(to: _Buckets, edges: tuple[float, ...], value: float, exemplar: tuple[s
     number = bisect.bisect_left(edges, value)
     to.counts[number] += 1
     to.sum_ns += round(value * 1e9)
+    to.fine.add(value)
     if exemplar is not None:
         to.exemplars[number] = exemplar
 
@@ -444,7 +452,10 @@ def _coarse(parts: list[Histogram], edges: tuple[float, ...]) -> _Buckets:
     for part in parts:
         for number, count in part.buckets.items():
             counts[bisect.bisect_left(edges, upper_bound(number) / 1.005)] += count
-    return _Buckets(counts, round(sum(part.sum for part in parts) * 1e9))
+    fine = Histogram()
+    for part in parts:
+        fine.merge(part)
+    return _Buckets(counts, round(sum(part.sum for part in parts) * 1e9), fine)
 
 
 def _cumulative(metric: Metric, value: _Buckets) -> list[Any]:

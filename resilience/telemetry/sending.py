@@ -156,15 +156,9 @@ def _masked(key: str, value: Any) -> Any:
     return masked_text(value) if isinstance(value, str) else masked(value)
 
 
-def _converter(node: str) -> Callable[[Span], Any]:
-    """Return what turns our spans into OpenTelemetry's."""
+def resource_of(node: str) -> Any:
+    """Return what OpenTelemetry is told of this node. Raises: ImportError."""
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import Event, ReadableSpan
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
-    from opentelemetry.trace.status import Status, StatusCode
-
-    from resilience import __version__
 
     named = Resource({"service.name": "resilience", "host.name": node})
     # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins; the SDK's own default name does not.
@@ -173,7 +167,19 @@ def _converter(node: str) -> Callable[[Span], Any]:
         for key, value in Resource.create().attributes.items()
         if not (key == "service.name" and str(value).startswith("unknown_service"))
     }
-    resource = named.merge(Resource(found))
+    return named.merge(Resource(found))
+
+
+def _converter(node: str) -> Callable[[Span], Any]:
+    """Return what turns our spans into OpenTelemetry's."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+    from opentelemetry.trace.status import Status, StatusCode
+
+    from resilience import __version__
+
+    resource = resource_of(node)
     scope = InstrumentationScope(SCOPE, __version__)
 
     def context(trace: int, span: int) -> SpanContext:

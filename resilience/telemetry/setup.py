@@ -43,6 +43,7 @@ from resilience.telemetry.spans import SpanView
 
 if TYPE_CHECKING:
     from resilience.telemetry.exposing import Exposition, MetricsServer, TextFile
+    from resilience.telemetry.otlp_metrics import MetricSender
 
 MARGIN = 15.0  # seconds before the start of an exporter from which on it lets spans leave
 SNAPSHOT_EVERY = 15.0  # seconds between two looks at the timing histograms, two snapshots, two files for node-exporter
@@ -233,7 +234,8 @@ class AgentExports:
         To be called after the agent's last fork. folder: the run folder. emit: takes events about the
         exporting itself, from any thread. asked: what the command line says of the metrics."""
         asked = asked or Asked()
-        if Exporting.from_environment().protocol is None:
+        exporting = Exporting.from_environment()
+        if exporting.protocol is None and exporting.metrics_protocol is None:
             try:
                 if asked.beside(Settings.from_environment()).is_nothing:
                     return None
@@ -269,6 +271,7 @@ class Exports:
         self._emit = emit
         self._spans = spans
         self._sender: SpanSender | None = None
+        self._metric_sender: MetricSender | None = None
         self._exposition: Exposition | None = None
         self._server: MetricsServer | None = None
         self._serve: Callable[[], MetricsServer | None] | None = None  # what is asked for
@@ -294,9 +297,14 @@ class Exports:
         made = cls(emit, view, SpanView(parse_traceparent(exporting.traceparent), is_launched), is_launched)
         if exporting.protocol is not None:
             made._sender = SpanSender(exporting, node, emit)
+        if exporting.metrics_protocol is not None:
+            from resilience.telemetry.otlp_metrics import MetricSender  # a node that sends none loads nothing for it
+
+            made._metric_sender = MetricSender(exporting, folder.name, node, view, emit)
         if not asked.is_nothing:
             made._expose(folder, node, asked)
-        return None if made._sender is None and made._exposition is None else made
+        is_nothing = made._sender is None and made._metric_sender is None and made._exposition is None
+        return None if is_nothing else made
 
     def _expose(self, folder: Path, node: str, asked: Asked) -> None:
         """Let the metrics be read where they are asked for."""
@@ -347,6 +355,8 @@ class Exports:
     def close(self, timeout: float, outcome: Outcome | None) -> None:
         """Let the exporters finish, at most `timeout` seconds in all. outcome: of the job on this node."""
         deadline = time.monotonic() + timeout
+        if self._metric_sender is not None:
+            self._metric_sender.close(max(0.0, (deadline - time.monotonic()) / 2))
         if self._sender is not None:
             self._sender.close(max(0.0, deadline - time.monotonic()))
         if self._server is not None:

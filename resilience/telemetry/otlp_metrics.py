@@ -1,0 +1,136 @@
+"""How do metrics leave over OTLP?  The same view, sent now and then from a thread, histograms as exponential ones.
+
+An exponential histogram has buckets of equal ratio: a quantile is within 2.2 %, or within the ratio that MOST_BUCKETS
+allow. Values are cumulative since the node's part of the job began. A collector that does not answer costs
+measurements, which is put on record once; the next sending has everything again."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from resilience.adapters.environment import Exporting
+from resilience.core import events
+from resilience.core.masking import masked_text
+from resilience.telemetry.catalogue import Labels, Metric
+from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.sending import Emit, resource_of
+from resilience.telemetry.span import SCOPE
+from resilience.telemetry.timings import Histogram, upper_bound
+
+EXPORTERS = {
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
+}
+FINEST_SCALE = 5  # buckets of a factor of two: 2 ** scale; ours are 1 % wide
+MOST_BUCKETS = 160  # of one histogram, as OpenTelemetry's own have
+_MIDDLE = 1.005  # of a bucket of 1 %
+
+
+class MetricSender:
+    """Sends a view's metrics from a thread of its own until `close`."""
+
+    def __init__(self, exporting: Exporting, job_id: str, node: str, view: MetricView, emit: Emit) -> None:
+        self._exporting = exporting
+        self._place = (job_id, node)
+        self._view = view
+        self._emit = emit
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="resilience-otlp-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Send the last values, at most `timeout` seconds. A request that does not end holds nobody up."""
+        self._done.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            name = self._exporting.metrics_protocol or ""
+            exporter = importlib.import_module(EXPORTERS[name]).OTLPMetricExporter()
+            make = _Maker(*self._place)
+        except Exception as error:  # the exporter reads many variables, and raises what it likes for a bad one
+            self._emit(events.ExportFailed("otlp", f"cannot start: metrics: {masked_text(str(error))}"[:500]))
+            return
+        has_failed = False
+        is_last = False
+        while not is_last:
+            is_last = self._done.wait(self._exporting.metrics_every_s)
+            try:
+                is_sent = getattr(exporter.export(make(self._view.exported())), "name", "") == "SUCCESS"
+            except Exception:  # the exporter's edge: whatever it raises costs measurements only
+                is_sent = False
+            if not is_sent and not has_failed:
+                self._emit(events.ExportFailed("otlp", "the collector does not take metrics"))
+            has_failed = not is_sent
+
+
+class _Maker:
+    """Turns rows of the view into OpenTelemetry's data. Raises: ImportError."""
+
+    def __init__(self, job_id: str, node: str) -> None:
+        from opentelemetry.sdk.metrics import export as otel
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        from resilience import __version__
+
+        self._otel = otel
+        self._resource = resource_of(node).merge(Resource({"resilience.job.id": job_id}))
+        self._scope = InstrumentationScope(SCOPE, __version__)
+
+    def __call__(self, rows: Iterable[tuple[Metric, list[tuple[Labels, Any]]]]) -> Any:
+        now = time.time_ns()
+        shown = list(rows)
+        began = [value for metric, values in shown if metric.name == BEGAN for _, value in values]
+        start = round(began[0] * 1e9) if began else now
+        made = [self._metric(metric, values, start, now) for metric, values in shown if values]
+        scope = self._otel.ScopeMetrics(self._scope, made, "")
+        return self._otel.MetricsData([self._otel.ResourceMetrics(self._resource, [scope], "")])
+
+    def _metric(self, metric: Metric, values: list[tuple[Labels, Any]], start: int, now: int) -> Any:
+        otel, cumulative = self._otel, self._otel.AggregationTemporality.CUMULATIVE
+        named = [(dict(zip(metric.labels, labels, strict=True)), value) for labels, value in values]
+        data: Any
+        if metric.kind == "histogram":
+            points = [self._histogram(labels, value.fine, value.sum_ns, start, now) for labels, value in named]
+            data = otel.ExponentialHistogram(points, cumulative)
+        else:
+            numbers = [otel.NumberDataPoint(labels, start, now, float(value)) for labels, value in named]
+            data = otel.Gauge(numbers) if metric.kind == "gauge" else otel.Sum(numbers, cumulative, True)
+        unit = "s" if "_seconds" in metric.name else "1"
+        return otel.Metric(metric.name.removesuffix("_total"), metric.help, unit, data)
+
+    def _histogram(self, labels: dict[str, str], fine: Histogram, sum_ns: int, start: int, now: int) -> Any:
+        scale, offset, counts, zeros = exponential(fine)
+        largest = fine.max if fine.count else 0.0
+        buckets, none = self._otel.Buckets(offset, counts), self._otel.Buckets(0, [])
+        return self._otel.ExponentialHistogramDataPoint(
+            labels, start, now, fine.count, sum_ns / 1e9, scale, zeros, buckets, none, 0, 0.0, largest
+        )
+
+
+BEGAN = "resilience_start_timestamp_seconds"
+
+
+def exponential(fine: Histogram) -> tuple[int, int, list[int], int]:
+    """Return scale, offset, counts and how many were 0 (to a microsecond) of an exponential histogram.
+
+    Bucket `offset + i` holds values above 2 ** ((offset + i) / 2 ** scale), up to the next one."""
+    zeros = fine.buckets.get(0, 0)
+    numbers = {number: count for number, count in fine.buckets.items() if number > 0}
+    for scale in range(FINEST_SCALE, -11, -1):
+        counts: dict[int, int] = {}
+        for number, count in numbers.items():
+            index = math.ceil(math.log2(upper_bound(number) / _MIDDLE) * 2.0**scale) - 1
+            counts[index] = counts.get(index, 0) + count
+        if not counts:
+            return scale, 0, [], zeros
+        first, last = min(counts), max(counts)
+        if last - first < MOST_BUCKETS:
+            break
+    return scale, first, [counts.get(index, 0) for index in range(first, last + 1)], zeros
