@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.analysis.dashboards.export import write
+from resilience.core.events import CycleStarted
 from resilience.telemetry.setup import AgentExports, Asked
 from tests.process.dashboard_jobs import END, LAUNCHED, LIMITS, RESTARTS
 from tests.process.launching import launcher
@@ -100,7 +101,8 @@ def _launched(server: ForkServer, folder: Path) -> Iterator[Any]:
         environment = {"RESILIENCE_JOB_ID": "launched", "END": str(folder / END)}
         options = ("--max-restarts", "4", "--ft-rank-section-timeouts", LIMITS, "--ft-rank-heartbeat-timeout", "60")
         launched = launcher(start, folder)(LAUNCHED, *options, nproc=3, **environment)
-        # What an agent exports, exported beside it.
+        # What an agent exports, exported beside it; a folder that is there before the job belongs to another attempt.
+        launched.await_record(CycleStarted)
         exports = AgentExports.start(launched.account.folder, "node0", lambda event: None, Asked(free_port()))
         assert exports is not None
         stack.callback(exports.close)

@@ -1,0 +1,114 @@
+"""A collector gets the metrics of a node over OTLP, the last ones before the exporter leaves."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otlp` is not installed")
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from resilience.core import events
+from resilience.telemetry.setup import NodeExports
+from tests.support.record_streams import Fault, job
+
+
+class Collector(ThreadingHTTPServer):
+    """Keeps the metrics that come, by name; the last ones count. status: what it answers."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.metrics: dict[str, Any] = {}
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        request = ExportMetricsServiceRequest.FromString(body)
+        assert isinstance(self.server, Collector)
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                self.server.metrics.update({metric.name: metric for metric in scope.metrics})
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def collecting(status: int = 200) -> Iterator[Collector]:
+    server = Collector(status)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in (
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "RESILIENCE_METRICS_PORT",
+        "RESILIENCE_METRICS_TEXTFILE",
+        "TRACEPARENT",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
+    return job([Fault("exception", 1, 0)], started_ns=time.time_ns() - 12 * 10**9).write(tmp_path / "run")
+
+
+def test_collector_gets_counters_and_exponential_histograms_before_the_exporter_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted: list[events.Event] = []
+    with collecting() as collector:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        )
+        exports = NodeExports.start(folder, "node", emitted.append)
+        assert exports is not None
+        exports.poll()
+        exports.close(120.0)
+        found = collector.metrics
+    assert emitted == []
+    ended = found["resilience_restart_iterations"].sum
+    assert ended.is_monotonic
+    counted = {point.attributes[1].value.string_value: point.as_double for point in ended.data_points}
+    assert counted == {"completed": 1, "interrupted": 1}
+    (duration,) = found["resilience_restart_duration_seconds"].exponential_histogram.data_points
+    assert duration.count == sum(duration.positive.bucket_counts) == 4  # of four ranks
+    assert 0 < duration.start_time_unix_nano < duration.time_unix_nano
+
+
+def test_collector_that_takes_no_metrics_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted: list[events.Event] = []
+    with collecting(404) as collector:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        )
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+        exports = NodeExports.start(folder, "node", emitted.append)
+        assert exports is not None
+        deadline = time.monotonic() + 60.0
+        while not emitted:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        exports.close(60.0)
+    assert emitted == [events.ExportFailed("otlp", "the collector does not take metrics")]

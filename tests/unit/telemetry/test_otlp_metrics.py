@@ -1,0 +1,89 @@
+"""Metrics leave over OTLP with the values of the endpoint, and histograms that resolve."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.adapters.environment import Exporting
+from resilience.telemetry.otlp_metrics import MOST_BUCKETS, exponential
+from resilience.telemetry.timings import Histogram
+
+pytest.importorskip("opentelemetry.sdk", reason="the extra `otlp` is not installed")
+
+from resilience.telemetry.otlp_metrics import _Maker
+from tests.support.busy_node import busy_node
+
+
+@given(durations=st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_each_value_lies_within_its_exponential_bucket(durations: list[float]) -> None:
+    fine = Histogram()
+    for duration in durations:
+        fine.add(duration)
+    scale, offset, counts, zeros = exponential(fine)
+    assert zeros + sum(counts) == len(durations)
+    assert len(counts) <= MOST_BUCKETS
+    base = 2.0 ** (2.0**-scale)
+    seen = 0
+    for number, count in enumerate(counts):
+        for duration in sorted(durations)[seen : seen + count]:
+            assert base ** (offset + number) / 1.011 <= duration <= base ** (offset + number + 1) * 1.011
+        seen += count
+
+
+def test_durations_of_one_decade_are_resolved_to_two_percent() -> None:
+    fine = Histogram()
+    for number in range(100):
+        fine.add(0.010 * 10 ** (number / 100))
+    scale, *_ = exponential(fine)
+    assert 2.0 ** (2.0**-scale) < 1.025
+
+
+def test_nothing_and_zeros_have_no_buckets() -> None:
+    assert exponential(Histogram())[2:] == ([], 0)
+    fine = Histogram()
+    fine.add(0.0)
+    assert exponential(fine)[2:] == ([], 1)
+
+
+def test_exported_values_are_those_of_the_endpoint() -> None:
+    view = busy_node()
+    found = view.samples()
+    (resource,) = _Maker("job", "node0")(view.exported()).resource_metrics
+    assert resource.resource.attributes["resilience.job.id"] == "job"
+    (scope,) = resource.scope_metrics
+    compared = 0
+    for metric in scope.metrics:
+        for point in metric.data.data_points:
+            labels = tuple(point.attributes.values())
+            if hasattr(point, "scale"):
+                buckets = [
+                    n for (name, key), n in found.items() if name == f"{metric.name}_bucket" and key[:-1] == labels
+                ]
+                assert point.count == sum(buckets) == point.zero_count + sum(point.positive.bucket_counts)
+                assert point.sum == pytest.approx(found[f"{metric.name}_sum", labels])
+            else:
+                value = found.get((metric.name, labels), found.get((f"{metric.name}_total", labels), math.nan))
+                assert point.value == pytest.approx(value)
+            compared += 1
+    assert compared > 200
+
+
+@pytest.mark.parametrize(
+    ("environment", "protocol"),
+    [
+        ({}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_METRICS_EXPORTER": "otlp"}, "http/protobuf"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318/v1/metrics"}, "http/protobuf"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "grpc"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c", "OTEL_METRICS_EXPORTER": "none"}, None),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, None),
+    ],
+)
+def test_metrics_leave_only_where_somebody_asks_for_it(environment: dict[str, str], protocol: str | None) -> None:
+    assert Exporting.from_environment(environment).metrics_protocol == protocol
