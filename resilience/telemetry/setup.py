@@ -168,6 +168,8 @@ class NodeExports:
                 self._calls[path] = call
             case events.RankExited():
                 self._calls.pop(path, None)
+            case events.WorkerStarted():
+                self._list_at, self._list_pause = 0.0, 1.0  # its monitor is about to begin a file
 
     def _list(self, now: float) -> None:
         """Look for files of the node, less and less often: a folder may hold those of 10,000 ranks."""

@@ -96,14 +96,16 @@ def test_file_for_node_exporter_has_the_series_of_the_endpoint_and_says_whose_th
         assert path.name == "resilience-run-node.prom"
         text = path.read_text()
         served = series(scrape(*served_at(emitted)))
-    assert series(text) == {(name, tuple(sorted((*labels, *own)))) for name, labels in served}
+    written = (exposing.WRITTEN, own)
+    assert series(text) == {(name, tuple(sorted((*labels, *own)))) for name, labels in served} | {written}
     assert " # {" not in text  # exemplars are none of this format
     last = path.read_text()
     counted = (
         'resilience_restart_iterations_total{job_id="run",layer="inprocess",node="node",outcome="interrupted"} 1.0'
     )
     assert counted in text and counted in last
-    assert " gauge\n" in text and " gauge\n" not in last  # they told of ranks that are no more
+    gauges = {line.split()[2] for line in last.splitlines() if line.endswith(" gauge")}
+    assert " gauge\n" in text and gauges == {exposing.WRITTEN, exposing.ENDED}  # others told of ranks that are no more
     assert list(collected.iterdir()) == [path]
 
 
