@@ -122,4 +122,4 @@ def _short(name: str) -> str:
     if len(encoding.text(name).encode()) <= _LONGEST:
         return encoding.text(name)
     mark = hashlib.sha256(name.encode(errors="backslashreplace")).hexdigest()[:16]
-    return encoding.text(name).encode()[: _LONGEST - len(mark)].decode(errors="ignore") + mark
+    return encoding.text(name)[: (_LONGEST - len(mark)) // 4] + mark  # a character has up to 4 bytes
