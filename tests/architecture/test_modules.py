@@ -16,6 +16,7 @@ LONG = {
     "resilience/monitor/server.py": "the loop of a monitor, and everything that one rank's witness owns",
     "resilience/core/events.py": "the catalogue: one definition an event, in one place",
     "resilience/adapters/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
+    "resilience/analysis/dashboards/rules.py": "the list of alerts: each with its runbook, in one place",
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
 }
 
