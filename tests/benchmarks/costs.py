@@ -214,7 +214,7 @@ def barrier_times(implementation: Implementation, clients: int, rounds: int, fol
     Raises: RuntimeError if a round was not completed."""
     board = Board(clients, rounds + 1)
     port = free_port()
-    gap = 1.0  # seconds between rounds; also the head start of the first
+    gap = max(1.0, clients / 256)  # seconds between rounds; also the head start of the first
 
     def body(rank: int) -> None:
         store = implementation.store(rank, clients, port)
@@ -231,10 +231,10 @@ def barrier_times(implementation: Implementation, clients: int, rounds: int, fol
 
     job = Job(clients, body, folder, _environment(folder))
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not all(board.read(rank, rounds, Mark.ENTERED) for rank in range(clients)):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{implementation.name}: not all clients connected within 60 s")
+                raise RuntimeError(f"{implementation.name}: not all clients connected within 240 s")
             time.sleep(0.1)
         board.stamp(0, rounds, Mark.FAULT, time.monotonic_ns() + int(gap * 1e9))
         ended = job.wait(30 + rounds * gap)
