@@ -4,9 +4,9 @@
 each command and each operand of a condition, lets each guarded write overwrite, and swaps neighbouring steps. A
 mutant lives in memory only. It runs schedules of `testing.cluster`, and the properties of the module's own tests,
 until one breaks. It also takes a rank's initial number for its current one and the other way round, and puts in the
-bugs of BY_HAND. The launcher's decisions are mutated likewise, methods too, and so that all who use a function get the
-mutant; they run schedules of `tests.launcher_simulation`. Prints every mutant with what killed it and ends with status
-1 if one survives that EQUIVALENT does not explain."""
+bugs of BY_HAND. With `--launcher` the launcher's decisions are mutated likewise, methods too, and so that all who use a
+function get the mutant; they run schedules of `tests.launcher_simulation`. Prints every mutant with what killed it and
+ends with status 1 if one survives that EQUIVALENT does not explain."""
 
 from __future__ import annotations
 
@@ -395,10 +395,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     modules = {module.__name__.rpartition(".")[2]: module for module in (restart, watch, *LAUNCHER)}
     parser.add_argument("--module", choices=tuple(modules), help="mutate this one only")
     parser.add_argument("--function", help="mutate this function only")
+    parser.add_argument("--launcher", action="store_true", help="mutate the modules of the launcher's protocol instead")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     survivors = count = 0
     for name, module in modules.items():
+        if options.module is None and options.launcher != (module in LAUNCHER):
+            continue
         if options.module not in (None, name):
             continue
         broken = killer_of(module, ORIGINAL)

@@ -355,7 +355,8 @@ class Referee:
         for agent in others:
             verdict = agent.verdict
             assert verdict is not None
-            found_no_place = "found no place" in agent.supervision.leaves
+            is_surplus = len(schedule.comes) > schedule.terms.most
+            found_no_place = is_surplus and "found no place" in agent.supervision.leaves
             came_after_the_end = agent.rendezvous.cycle < 0 and agent.has_lost_store
             if verdict.outcome != "completed" and not found_no_place and not came_after_the_end:
                 raise broken("others go on", f"{agent} had no trouble, and ends with {verdict}")
