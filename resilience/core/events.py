@@ -603,12 +603,24 @@ class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
 
 class ModulesPreloaded(Event, frozen=True, tag="modules.preloaded"):
     """Modules were imported in the zygote, so that restarted workers have them at once. `refused`: these cannot be
-    preloaded, and are imported by each worker; `why` says why."""
+    preloaded, and are imported by each worker; `why` says why. `is_learned`: because workers have imported them; then
+    `modules` names their packages."""
 
     modules: tuple[str, ...]
     refused: tuple[str, ...] = ()
     why: str = ""
     duration_s: float = 0.0
+    is_learned: bool = False
+
+
+class VariablesTooLate(Event, frozen=True, tag="variables.too_late"):
+    """A program set variables before it imported `package`, but a warm worker has it imported already, and the values
+    could not be applied. They have no effect in this cycle; from the next one on workers start cold."""
+
+    level: ClassVar[Level] = "warning"
+    worker_rank: int
+    package: str
+    names: tuple[str, ...]
 
 
 class ElasticMeasured(Event, frozen=True, tag="elastic.measured"):
@@ -720,6 +732,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     DrainStopped,
     ZygoteLost,
     ModulesPreloaded,
+    VariablesTooLate,
     ElasticMeasured,
     ElasticTold,
     TimeoutsLoaded,
@@ -788,6 +801,7 @@ AnyEvent = (
     | DrainStopped
     | ZygoteLost
     | ModulesPreloaded
+    | VariablesTooLate
     | ElasticMeasured
     | ElasticTold
     | TimeoutsLoaded

@@ -41,7 +41,6 @@ from resilience.launcher.running import Ended, Running
 if TYPE_CHECKING:
     from resilience.launcher.node import Node
 
-PRELOAD_LIMIT = 20.0  # seconds that workers wait for modules that they would import themselves otherwise
 SETTLE = 0.3  # seconds in which a dead worker's monitor has told what it knows
 
 
@@ -129,7 +128,7 @@ class Agent(LocalElasticAgent):
         node = self._node
         if isinstance(self._logs_specs, RunFolderLogs):
             self._logs_specs.cycle = node.handler.cycle
-        node.take_preloaded(PRELOAD_LIMIT)
+        node.warm_start.prepare()
         made = worker_env.specification(self, worker_group, node)
         context = workers.start(made)
         self._running = running = Running(context, worker_group.workers)

@@ -181,8 +181,14 @@ class Console:
                 return f"the job stops ({source}); workers have {grace:g} s to write a checkpoint"
             case events.MonitorLost(pid, why):
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone: {why}; another one starts"
-            case events.ModulesPreloaded(_, refused, why) if refused:
+            case events.ModulesPreloaded(_, refused, why, is_learned=False) if refused:
                 return f"{', '.join(refused)} cannot be preloaded ({why}); each worker imports it"
+            case events.VariablesTooLate(rank, package, names):
+                return (
+                    f"rank {rank} has set {', '.join(names)} before it imported {package}, which a warm worker has "
+                    "imported already: without effect in this cycle, workers start cold from the next one on; set it "
+                    "for the launcher, or use --cold"
+                )
             case events.ZygoteLost(why):
                 return f"workers start cold from now on: {why}"
         return ""

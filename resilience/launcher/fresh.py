@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, ModuleType
+
+from resilience.launcher import program, script_variables
 
 # An interpreter, the loader or a library reads these once, at its start.
 READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GOMP_", "KMP_", "MKL_", "LC_", "LANG")
@@ -19,11 +21,15 @@ _ENDINGS = tuple(importlib.machinery.all_suffixes())
 
 
 def why_not(
-    arguments: Sequence[str], environment: Mapping[str, str], preloaded: Mapping[str, str] = MappingProxyType({})
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    preloaded: Mapping[str, str] = MappingProxyType({}),
+    reads: Collection[str] = (),
 ) -> str:
     """Return why `python ARGUMENTS` needs a fresh interpreter in this environment, empty if it does not.
 
-    preloaded: top-level modules that the zygote has beside those of this process, and their files."""
+    preloaded: top-level modules that the zygote has beside those of this process, and their files; reads: variables
+    that these have read."""
     changed = sorted(
         name
         for name in {*environment, *AT_START}
@@ -37,13 +43,18 @@ def why_not(
     if list(arguments[:1]) != ["-u"]:
         return "it is no call of the interpreter as torchrun makes it"
     rest = list(arguments[1:])
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        file = program.file_of(rest[1])
+        late = script_variables.why_not(file, os.getcwd(), environment, reads) if file else ""
+        return late or _shadowing(os.curdir, preloaded)
     if rest[:1] == ["-m"]:
-        return _shadowing(os.curdir, preloaded) if len(rest) > 1 else "no module is named"
+        return "no module is named"
     if not rest or not os.path.isfile(rest[0]):
         return "the script is no file"  # a fresh interpreter says so, or runs the folder
     if rest[0].endswith((".zip", ".pyz", ".pyc")):
         return "the script is an archive"
-    return _shadowing(os.path.dirname(os.path.realpath(rest[0])), preloaded)
+    folder = os.path.dirname(os.path.realpath(rest[0]))
+    return script_variables.why_not(rest[0], folder, environment, reads) or _shadowing(folder, preloaded)
 
 
 def options_of(command: Sequence[str]) -> list[str]:

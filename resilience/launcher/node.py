@@ -31,6 +31,7 @@ from resilience.launcher import program
 from resilience.launcher.driving import T
 from resilience.launcher.stopping import Stopping
 from resilience.launcher.stuck import in_words
+from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import LOOK, Witnesses
 
 if TYPE_CHECKING:
@@ -83,10 +84,10 @@ class Node:
         self.policy = policy
         self._spec = spec
         self._mode = mode
-        self._is_zygote_lost = False
         self._known_nodes: set[str] = set()  # names of the nodes of all cycles
         self._warned: set[str] = set()  # checks whose last warning was reported
         self._soiled = ""  # what cannot be ended here
+        self.warm_start = WarmStart(account, zygote)
         self.witnesses = Witnesses(account, monitors, limits)
         self._supervision = Supervision(handler.rendezvous, rules_of(policy, spec, options), handler.is_host)
         self.stopping = Stopping(self._supervision, self._run, monitors, signals, self.witnesses)
@@ -218,23 +219,13 @@ class Node:
 
     def reap(self, running: Running) -> None:
         """Collect what workers have left behind, and the zygote if it is gone."""
-        zygotes = set() if self.zygote is None else self.zygote.pids
-        known = {*running.pids(), self.handler.store_pid, *zygotes, 0 if self.drain is None else self.drain.pid}
+        drain = 0 if self.drain is None else self.drain.pid
+        known = {*running.pids(), self.handler.store_pid, *self.warm_start.pids, drain}
         known |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
         processes.reap_strangers(known)
         if self.drain is not None:
             self.drain.hear()
-        self.take_preloaded(0.0)
-        if self.zygote is not None and self.zygote.pid and self.zygote.why_not and not self._is_zygote_lost:
-            self._is_zygote_lost = True
-            self.account.emit(events.ZygoteLost(self.zygote.why_not))
-
-    def take_preloaded(self, limit: float) -> None:
-        """Fork from the zygote's successor from now on, if it has imported its modules within `limit` seconds."""
-        for loaded in self.zygote.succeed(limit) if self.zygote is not None else ():
-            self.account.emit(
-                events.ModulesPreloaded(loaded.modules, loaded.refused, loaded.why, round(loaded.duration_s, 3))
-            )
+        self.warm_start.look(running.notes())
 
     def soil(self, stuck: Sequence[Ended]) -> None:
         """Workers cannot be ended: what they hold (devices, memory, files) is not free, so none starts here again."""

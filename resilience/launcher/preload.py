@@ -13,54 +13,102 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 
 from resilience.core.encoding import text
-from resilience.launcher import worker_main
+from resilience.launcher import environment_reads, worker_main
+from resilience.launcher.hidden import Group
+from resilience.launcher.script_variables import is_read_at_import
 
 # The first DistributedDataParallel, FSDP or fully_shard imports these, and the first backward pass: 800 modules.
 DDP_AND_FSDP = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.profiler")
 
 
+# The launcher gives each worker, or each cycle, a value of its own.
+OF_A_WORKER = (
+    *("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "RANK", "RESILIENCE_", "ROLE_", "TORCHELASTIC_"),
+    *("TRACEPARENT", "WORLD_SIZE"),
+)
+
+groups: list[Group] = []  # of modules of this process that programs are to import anew
+
+
 class Loaded(msgspec.Struct, frozen=True):
     """The outcome of preloading. refused: these modules cannot be preloaded, and none of the others was kept.
-    found: the file of each top-level module that was not imported before."""
+    found: the file of each top-level module that was not imported before; reads: variables that they have read.
+    is_learned: nobody asked for these modules, workers have imported them."""
 
     modules: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     why: str = ""
     found: dict[str, str] = {}
+    reads: tuple[str, ...] = ()
     duration_s: float = 0.0
+    is_learned: bool = False
 
 
-def load(modules: Sequence[str]) -> Loaded:
-    """Import modules in this order. If one of them is refused, this process is of no use any more."""
+def begin() -> None:
+    """Remember the modules of torch and numpy, which this process has imported."""
+    for package in ("torch", "numpy"):
+        groups.append(Group(package, _modules_of(package, set()), is_read_at_import))
+
+
+def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
+    """Import modules in this order. If one of them is refused, this process is of no use any more.
+
+    learned: names that workers have tried to import; one that cannot be imported is left out."""
     began = time.monotonic()
     sys.path[:] = worker_main.PATHS  # as in workers, but for the script's folder
     known = set(sys.modules)
     before, environment = _state(), dict(os.environ)
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:  # whatever a module raises
-            return Loaded(refused=(name,), why=text(f"{type(error).__name__}: {error}")[:300])
-        why = cannot_fork() or _difference(before, _state())
+    reads: dict[str, set[str]] = defaultdict(set)
+    for name in (*modules, *learned):
+        with environment_reads.recorded(reads):
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # whatever a module raises
+                if name in modules:
+                    return Loaded(refused=(name,), why=text(f"{type(error).__name__}: {error}")[:300])
+        why = cannot_fork() or _difference(before, _state()) or _reads_of_a_worker(reads)
         if why:
-            return Loaded(refused=(name,), why=why)
+            return Loaded(refused=(name,), why=why, is_learned=name not in modules)
     if dict(os.environ) != environment:
         os.environ.clear()
         os.environ.update(environment)
     gc.collect()
     gc.freeze()  # a collection in a worker must not copy what is shared
+    for package in {name.partition(".")[0] for name in set(sys.modules) - known} - set(sys.stdlib_module_names):
+        groups.append(Group(package, _modules_of(package, known), reads[package].__contains__))
     found = {
         name: str(getattr(sys.modules[name], "__file__", None) or "")
         for name in set(sys.modules) - known
         if "." not in name
     }
-    return Loaded(tuple(modules), found=found, duration_s=time.monotonic() - began)
+    names = (*modules, *sorted({name.partition(".")[0] for name in learned}))
+    every = tuple(sorted(set().union(*reads.values())))
+    return Loaded(names, found=found, reads=every, duration_s=time.monotonic() - began, is_learned=not modules)
+
+
+def _modules_of(package: str, known: set[str]) -> dict[str, ModuleType]:
+    """Return the modules of a package that are not known."""
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == package and name not in known and isinstance(module, ModuleType)
+    }
+
+
+def _reads_of_a_worker(reads: Mapping[str, set[str]]) -> str:
+    for package, names in reads.items():
+        own = [name for name in sorted(names) if name.startswith(OF_A_WORKER)]
+        if own:
+            return f"{package} reads {own[0]} at its import, which differs between workers"
+    return ""
 
 
 def cannot_fork() -> str:

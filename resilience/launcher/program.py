@@ -52,16 +52,28 @@ def _of_script(path: str) -> str:
     return ""
 
 
+def file_of(module: str) -> str:
+    """Return the file that `python -m MODULE` runs in the present folder, empty if there is none, or none in Python."""
+    importlib.invalidate_caches()
+    spec = _main_of(module, _found(module, [os.getcwd(), *sys.path]))
+    return spec.origin if spec is not None and spec.origin is not None and spec.origin.endswith(".py") else ""
+
+
 def _of_module(name: str) -> str:
     importlib.invalidate_caches()
-    spec = _found(name, [os.getcwd(), *sys.path])
-    if spec is None:
+    found = _found(name, [os.getcwd(), *sys.path])
+    if found is None:
         return f"there is no module {name}"
-    if spec.submodule_search_locations is not None:  # a package is run by its module __main__
-        spec = _found_in(spec, f"{name}.__main__")
-        if spec is None:
-            return f"the package {name} has no module __main__"
-    return _of_script(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else ""
+    if _main_of(name, found) is None:
+        return f"the package {name} has no module __main__"
+    return _of_script(path) if (path := file_of(name)) else ""
+
+
+def _main_of(name: str, spec: ModuleSpec | None) -> ModuleSpec | None:
+    """Return what is run of a module: of a package its module __main__."""
+    if spec is not None and spec.submodule_search_locations is not None:
+        return _found_in(spec, f"{name}.__main__")
+    return spec
 
 
 def _found(name: str, path: Sequence[str]) -> ModuleSpec | None:

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from resilience.launcher.zygote import Worker as Forked
+
 LOOK = 0.1  # seconds between looks whether a person is in a hurry
 KILL_LIMIT = 2.0  # seconds that a killed worker may take to be gone
 
@@ -65,6 +67,12 @@ class Running:
         """Where a worker's stdout, stderr and error report are; empty where nowhere."""
         context = self._context
         return context.stdouts[local_rank], context.stderrs[local_rank], context.error_files[local_rank]
+
+    def notes(self) -> list[tuple[int, str]]:
+        """Return what forked workers have noted since the last time, by rank."""
+        processes = [(self._ranks[place], each.proc) for place, each in self._context.subprocess_handlers.items()]
+        readers = [(rank, process.notes) for rank, process in processes if isinstance(process, Forked)]
+        return [(rank, line) for rank, reader in readers if reader is not None for line in reader.read()]
 
     def collect(self) -> list[Ended]:
         """Return the workers that have ended since the last look."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.machinery
 import io
@@ -21,6 +22,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -29,16 +31,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from resilience.adapters import titles
-from resilience.launcher import fresh
+from resilience.launcher import fresh, script_variables
+from resilience.launcher.hidden import Group, Hidden
 
 FAILED = 1
+LEARNED = ("lightning", "pytorch_lightning", "torch", "transformers")  # their imports are noted, for the next workers
 _IONBF = 2  # of <stdio.h>
 PATHS = sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]  # without the agent's own script's
 _OPENBLAS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run what `python ARGUMENTS` would run in the present folder, and end this process."""
+def become(
+    arguments: Sequence[str], environment: Mapping[str, str], groups: Sequence[Group], tell: Callable[[str], None]
+) -> NoReturn:
+    """Run what `python ARGUMENTS` would run in the present folder, and end this process.
+
+    groups: modules that the program is to find only when it imports them; tell: takes notes for the agent."""
     command = [sys.executable, *arguments]
     titles.name(f"rank{environment.get('RANK', '')} {os.path.basename(_program(arguments))}")  # before any thread
     titles.show(_title(command, environment), environment)
@@ -50,14 +58,15 @@ def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn
     _reset_threads(environment)
     _reset_chance()
     _reset_identity(command)
+    hidden = Hidden(groups, functools.partial(_apply, tell), lambda name: tell(f"import {name}"), LEARNED)
     rest = list(arguments[1:])
     if rest[0] == "-m":
         sys.argv = ["-m", *rest[2:]]
         _reset_path(os.getcwd)
-        _end(_called(_run_module, rest[1]))
+        _end(_called(_run_module, rest[1]), hidden)
     sys.argv = rest
     _reset_path(lambda: os.path.dirname(os.path.realpath(rest[0])))
-    _end(_called(_run_script, rest[0]))
+    _end(_called(_run_script, rest[0]), hidden)
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -140,8 +149,9 @@ def _die_by_sigint() -> int:
     return signal.SIGINT
 
 
-def _end(status: int) -> NoReturn:
+def _end(status: int, hidden: Hidden) -> NoReturn:
     """Leave as the interpreter does: threads, exit handlers, modules, buffers."""
+    hidden.show_all()
     ctypes.pythonapi.Py_Exit(status)
     os._exit(status)  # not reached
 
@@ -200,6 +210,7 @@ def _reset_identity(command: list[str]) -> None:
     process: Any = multiprocessing.process
     process.current_process().authkey = os.urandom(32)
     process.ORIGINAL_DIR = None
+    tempfile.tempdir = None  # a module that is preloaded may have asked for it
     with contextlib.suppress(OSError):
         process.ORIGINAL_DIR = os.getcwd()
 
@@ -221,16 +232,31 @@ def _title(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 # -- libraries -------------------------------------------------------------------------------------
 
 
-def _reset_threads(environment: Mapping[str, str]) -> None:
-    """Let numerical libraries use as many threads as a fresh process would, by its environment."""
+def _apply(tell: Callable[[str], None], package: str, names: list[str]) -> None:
+    """Let variables have their effect that the program has set before it imported this package, where that can be;
+    tell of the others."""
+    late = [name for name in names if name not in script_variables.APPLIED]
+    if late:
+        tell(f"late {package} {' '.join(late)}")
+    if any(name.endswith("_NUM_THREADS") for name in names):
+        _reset_threads(os.environ, None)
+    distributed = sys.modules.get("torch.distributed")
+    if "TORCH_DISTRIBUTED_DEBUG" in names and distributed is not None:
+        distributed.set_debug_level_from_env()
+
+
+def _reset_threads(environment: Mapping[str, str], before: Mapping[str, str] | None = fresh.AT_START) -> None:
+    """Let numerical libraries use as many threads as a fresh process would, by its environment.
+
+    before: the variables by which they have as many as they have, None if that is unknown."""
     cores = len(os.sched_getaffinity(0))
     openmp = _positive(environment.get("OMP_NUM_THREADS", "").split(",")[0])
     torch = sys.modules.get("torch")
-    if torch is not None and environment.get("OMP_NUM_THREADS") != fresh.AT_START.get("OMP_NUM_THREADS"):
+    if torch is not None and (before is None or environment.get("OMP_NUM_THREADS") != before.get("OMP_NUM_THREADS")):
         _call_each("gomp", ("omp_set_num_threads",), openmp or cores)
         torch.set_num_threads(torch.get_num_threads())  # as MKL has it, which knows cores; and in every thread
     wanted = min(cores, _positive(environment.get("OPENBLAS_NUM_THREADS", "")) or openmp or cores)
-    if wanted > 1:  # the zygote has it at 1
+    if wanted > 1 or before is None:  # the zygote has it at 1
         _call_each("openblas", _OPENBLAS, wanted)
 
 

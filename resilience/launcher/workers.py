@@ -118,10 +118,10 @@ class Workers(SubprocessContext):
             program, *arguments = handler.command
             if program != sys.executable:
                 return f"the workers' program is {program}, not this interpreter"
-            reason = fresh.why_not(arguments, handler.environment, self._zygote.loaded)
+            reason = fresh.why_not(arguments, handler.environment, self._zygote.loaded, self._zygote.reads)
             if reason:
                 return reason
-        return self._zygote.why_not
+        return self._zygote.why_unsuited or self._zygote.why_not
 
 
 class Ordered(SubprocessHandler):

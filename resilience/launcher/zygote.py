@@ -17,6 +17,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import mmap
 import os
 import select
 import signal
@@ -35,11 +36,12 @@ from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_
 from resilience.core import encoding
 from resilience.core.printable import printable
 from resilience.errors import DecodeError, LaunchError
-from resilience.launcher import preload, tied, worker_main
+from resilience.launcher import notes, preload, tied, worker_main
 from resilience.launcher.preload import Loaded, cannot_fork
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
+MOST_REFUSALS = 5  # of modules, each of which costs a process; then no learned module is tried any more
 KILL_LIMIT = 2.0  # seconds that a killed process may take to be gone
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
 _born = struct.Struct("=ii")  # a process's place in the orders, its pid; or FAILED, errno
@@ -68,8 +70,9 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
 class Worker:
     """A forked worker, with the part of subprocess.Popen that torchelastic uses. Its parent is this process."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, notes: notes.Reader | None = None) -> None:
         self.pid = pid
+        self.notes = notes
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -113,6 +116,14 @@ class Successor(msgspec.Struct, frozen=True):
     pid: int
     line: Channel
     modules: tuple[str, ...]
+    learned: tuple[str, ...] = ()
+
+    def without(self, refused: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return what is to be imported still, where these cannot be."""
+        return (
+            [name for name in self.modules if name not in refused],
+            [name for name in self.learned if name not in refused],
+        )
 
 
 class Zygote:
@@ -121,6 +132,9 @@ class Zygote:
     def __init__(self, pid: int, line: Channel, why_not: str = "") -> None:
         self.pid = pid
         self.loaded: dict[str, str] = {}  # file of each top-level module that was preloaded in a successor
+        self.reads: set[str] = set()  # variables that these modules have read at their import
+        self._refusals = 0
+        self.why_unsuited = ""  # why this program is to start cold; the zygote goes on
         self._line = line
         self._why_not = why_not
         self._successor: Successor | None = None
@@ -166,20 +180,26 @@ class Zygote:
         """The zygote, and its successor if there is one."""
         return {self.pid, *([self._successor.pid] if self._successor is not None else [])}
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Have a successor import these modules. It is not waited for: `succeed` looks. One at a time."""
+    @property
+    def is_preloading(self) -> bool:
+        return self._successor is not None
+
+    def preload(self, modules: Sequence[str], learned: Sequence[str] = ()) -> None:
+        """Have a successor import modules. It is not waited for: `succeed` looks. One at a time.
+
+        learned: names that workers have tried to import; one that cannot be imported is left out."""
         assert self._successor is None
-        if self.why_not or not modules:
+        if self.why_not or not (modules or learned):
             return
         ours, theirs = pair()
         try:
-            (pid,) = self._forked([(LOAD, encoding.to_msgpack(list(modules)), 1, [theirs.fileno()])])
+            (forked,) = self._forked([(LOAD, encoding.to_msgpack([modules, learned]), 1, [theirs.fileno()])])
         except LaunchError:
             ours.close()
             return
         finally:
             theirs.close()
-        self._successor = Successor(pid, ours, tuple(modules))
+        self._successor = Successor(forked.pid, ours, tuple(modules), tuple(learned))
 
     def succeed(self, limit: float) -> list[Loaded]:
         """Let the successor take over if it is ready within this time, in seconds; return what became of modules.
@@ -197,11 +217,14 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(successor.pid, signal.SIGKILL)  # with what a module has started
                 _end(successor.pid, successor.line)
-                self.preload([name for name in successor.modules if name not in outcome.refused])
+                self._refusals += 1
+                modules, learned = successor.without(outcome.refused)
+                self.preload(modules, learned if self._refusals < MOST_REFUSALS else ())
             else:
                 _end(self.pid, self._line)
                 self.pid, self._line = successor.pid, successor.line
                 self.loaded |= outcome.found
+                self.reads |= set(outcome.reads)
         return outcomes
 
     def spawn(self, orders: Sequence[Order]) -> list[Worker]:
@@ -215,35 +238,38 @@ class Zygote:
             streams = sorted({fd for order in some for fd in (order.stdout, order.stderr)})
             body = encoding.to_msgpack([_sent(order, streams) for order in some])
             parts.append((FORK, body, len(some), streams))
-        return [Worker(pid) for pid in self._forked(parts)]
+        return self._forked(parts)
 
-    def _forked(self, parts: Sequence[Part]) -> list[int]:
+    def _forked(self, parts: Sequence[Part]) -> list[Worker]:
         """Have processes forked, and let them through the gate: all of them, or none. Raises: LaunchError."""
         folder = os.open(os.curdir, os.O_RDONLY | os.O_CLOEXEC)  # by descriptor: its name may be gone
         held, gate = os.pipe2(os.O_CLOEXEC)
-        pids: list[int] = []
+        workers: list[Worker] = []
         try:
             for part in parts:
-                self._fork(part, [folder, held], pids)
-            os.write(gate, b"." * len(pids))
+                self._fork(part, [folder, held], workers)
+            os.write(gate, b"." * len(workers))
         except LaunchError as error:
             self._give_up(self.why_not or str(error))
             os.close(gate)  # whoever waits there leaves
             gate = -1
-            for pid in pids:
+            for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    Worker(pid).wait(ANSWER_LIMIT)
+                    worker.wait(ANSWER_LIMIT)
             raise LaunchError(self._why_not) from error
         finally:
             close_all([folder, held, *([gate] if gate >= 0 else [])])
-        return pids
+        return workers
 
-    def _fork(self, part: Part, fds: list[int], pids: list[int]) -> None:
+    def _fork(self, part: Part, fds: list[int], workers: list[Worker]) -> None:
         kind, body, count, more = part
         memory = os.memfd_create("resilience-orders", os.MFD_CLOEXEC)
+        notes_at = -(-(_layout.size + len(body)) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             with open(memory, "wb", closefd=False) as file:
-                file.write(body)
+                file.write(_layout.pack(len(body), notes_at) + body)
+            os.ftruncate(memory, notes_at + count * notes.SIZE)
+            readers = [notes.Reader(memory, notes_at + place * notes.SIZE) for place in range(count)]
             if not self._line.send(kind, [memory, *fds, *more]):
                 raise LaunchError("the zygote does not take orders")
             answer = self._line.receive(ANSWER_LIMIT)
@@ -255,7 +281,7 @@ class Zygote:
             raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
         born = dict(_born.iter_unpack(answer))
         errno = born.pop(FAILED, 0)
-        pids += [born[place] for place in sorted(born)]
+        workers += [Worker(born[place], readers[place]) for place in sorted(born)]
         if len(born) < count:
             raise LaunchError(f"the zygote could not fork: {os.strerror(errno)}")
 
@@ -294,7 +320,8 @@ def _outcome(successor: Successor, limit: float) -> Loaded | None:
 
 
 _orders = encoding.reader(list[Sent], "msgpack")
-_names = encoding.reader(list[str], "msgpack")
+_names = encoding.reader(tuple[list[str], list[str]], "msgpack")
+_layout = struct.Struct("=QQ")  # length of an order's body behind this, where the workers' notes begin
 _loaded = encoding.reader(Loaded, "msgpack")
 
 
@@ -321,6 +348,7 @@ def _be_zygote(line: Channel, agent: int) -> None:
         signal.signal(number, lambda *_: None)  # a handler, which a worker has no more, is not inherited as SIG_IGN is
     titles.name("res-zygote")
     titles.show(["resilience-zygote"])
+    preload.begin()
     _serve(line, agent)
 
 
@@ -341,11 +369,16 @@ def _serve(line: Channel, agent: int) -> None:
 def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
     """Fork processes whose parent is gone at once; return their places and pids, and what went wrong."""
     memory, folder, gate, *more = fds
-    body = os.pread(memory, os.fstat(memory).st_size, 0)
+    length, notes_at = _layout.unpack(os.pread(memory, _layout.size, 0))
+    body = os.pread(memory, length, _layout.size)
+    become: list[Callable[[], None]]
     if kind == FORK:
-        become = [functools.partial(_be_worker, order, more, folder, agent) for order in _orders(body)]
+        become = [
+            functools.partial(_be_worker, order, more, folder, memory, notes_at + place * notes.SIZE, agent)
+            for place, order in enumerate(_orders(body))
+        ]
     else:
-        become = [functools.partial(_be_successor, _names(body), more[0], agent)]
+        become = [functools.partial(_be_successor, *_names(body), more[0], agent)]
     read, write = os.pipe()
     told = b""
     try:
@@ -393,8 +426,9 @@ def _be_born(place: int, be: Callable[[], None], gate: int, write: int) -> NoRet
         os._exit(70)
 
 
-def _be_worker(order: Sent, streams: Sequence[int], folder: int, agent: int) -> None:
+def _be_worker(order: Sent, streams: Sequence[int], folder: int, memory: int, notes_at: int, agent: int) -> None:
     tied.tie_to(agent)
+    writer = notes.Writer(memory, notes_at)
     os.fchdir(folder)
     os.dup2(streams[order.stdout], 1)
     os.dup2(streams[order.stderr], 2)
@@ -402,14 +436,16 @@ def _be_worker(order: Sent, streams: Sequence[int], folder: int, agent: int) -> 
     worker_main.become(
         [os.fsdecode(argument) for argument in order.arguments],
         {os.fsdecode(name): os.fsdecode(value) for name, value in order.environment.items()},
+        preload.groups,
+        writer.write,
     )
 
 
-def _be_successor(modules: Sequence[str], end: int, agent: int) -> None:
+def _be_successor(modules: Sequence[str], learned: Sequence[str], end: int, agent: int) -> None:
     """Import modules, tell what became of them, and serve from then on if nothing stands against it."""
     tied.tie_to(agent)
     close_all([fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != end])
     line = Channel(socket.socket(fileno=end))
-    loaded = preload.load(modules)
+    loaded = preload.load(modules, learned)
     line.send(encoding.to_msgpack(loaded))
     _serve(line, agent)  # if a module was refused, until the agent ends this process

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from resilience.core import events
 from resilience.core.records import Record
+from tests.process.launching import Launched, launcher
 from tests.support.account import Account
+from tests.support.ranks import Job
 
 LIMIT = 110.0  # seconds
 # Which modules of torch run code of theirs while a job makes its first step with DDP and with FSDP?
@@ -107,3 +110,33 @@ def test_preload_of_an_unknown_module_is_refused_before_anything_starts(tmp_path
     done = run(tmp_path, "--preload", "json", "--cold", str(script))
     assert done.returncode == 2
     assert not (tmp_path / "runs").exists()
+
+
+# How much code of torch.distributed.pipelining runs when it is imported? In cycle 0 the test lets the worker fail.
+IMPORTING = """
+executed = []
+def watch(event, arguments):
+    if event == "exec" and "torch/distributed/pipelining" in arguments[0].co_filename:
+        executed.append(arguments[0].co_filename)
+sys.addaudithook(watch)
+import torch.distributed.pipelining
+(here / f"executed.{cycle}").write_text(str(len(executed)))
+say("up")
+await_file("go")
+sys.exit(3 if cycle == 0 else 0)
+"""
+
+
+def test_module_of_torch_that_workers_have_imported_is_there_in_the_next_cycle(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    begin: Callable[..., Launched] = launcher(start, tmp_path)
+    job = begin(IMPORTING)
+    job.await_worker("up.0.0")
+    job.await_record(events.ModulesPreloaded, where=lambda event: event.modules == ("torch",))
+    (job.folder / "go").touch()
+    assert job.wait() == [0]
+    executed = [int((job.folder / f"executed.{cycle}").read_text()) for cycle in (0, 1)]
+    assert executed[0] > 5
+    assert executed[1] == 0
+    assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm"] * 4

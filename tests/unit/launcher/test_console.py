@@ -77,6 +77,12 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             events.ModulesPreloaded((), ("wandb",), "2 threads run"),
             "wandb cannot be preloaded (2 threads run); each worker imports it",
         ),
+        (
+            events.VariablesTooLate(3, "torch", ("TORCH_LOGS", "TORCH_TRACE")),
+            "rank 3 has set TORCH_LOGS, TORCH_TRACE before it imported torch, which a warm worker has imported "
+            "already: without effect in this cycle, workers start cold from the next one on; set it for the launcher, "
+            "or use --cold",
+        ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
     ],
 )

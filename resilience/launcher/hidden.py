@@ -1,0 +1,123 @@
+"""Hides the zygote's modules from a worker's program until the program imports them.
+
+A module that was imported before the fork read its variables before the fork. In a fresh interpreter it would read what
+the program has set when it imports the module. So modules are taken out of `sys.modules`, and the program's own import
+brings them back, unchanged. At that moment the variables that they read are compared with those at the fork. A change
+is applied where that is possible, and reported otherwise. The program finds `sys.modules` as in a fresh interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+
+
+class Group:
+    """Modules of one package that were imported at one time. package: its top-level name."""
+
+    def __init__(self, package: str, modules: Mapping[str, ModuleType], reads: Callable[[str], bool]) -> None:
+        """reads: whether a variable of this name is read by them when they are imported."""
+        self.package = package
+        self.modules = dict(modules)
+        self.reads = reads
+        self._attributes: list[tuple[ModuleType, str, ModuleType]] = []  # of modules that are not of this group
+
+    def hide(self) -> None:
+        for name, module in self.modules.items():
+            parent, _, child = name.rpartition(".")
+            holder = sys.modules.get(parent)
+            if holder is not None and parent not in self.modules and vars(holder).get(child) is module:
+                self._attributes.append((holder, child, module))
+                delattr(holder, child)
+        for name, module in self.modules.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+    def show(self) -> None:
+        for name, module in self.modules.items():
+            sys.modules.setdefault(name, module)
+        for holder, child, module in self._attributes:
+            setattr(holder, child, module)
+        self._attributes.clear()
+
+
+class Hidden:
+    """The first finder of `sys.meta_path`: brings a group back when the program imports one of its modules."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        on_change: Callable[[str, list[str]], None],
+        on_import: Callable[[str], None],
+        noted: Collection[str],
+    ) -> None:
+        """on_change: called when a package comes back, with variables that it reads and that were changed.
+        on_import: called with the name of a module of `noted` packages that the program imports and nobody has."""
+        self._groups = {name: group for group in groups for name in group.modules}
+        self._environment = dict(os.environ)
+        self._on_change, self._on_import = on_change, on_import
+        self._noted = frozenset(noted)
+        for group in reversed(groups):  # the later ones refer to the earlier ones
+            group.hide()
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        group = self._groups.get(name)
+        if group is None:
+            if name.partition(".")[0] in self._noted:
+                self._on_import(name)
+            return None
+        module = group.modules[name]
+        real = getattr(module, "__spec__", None)
+        spec = ModuleSpec(name, cast("Loader", _Loader(self, module)), origin=getattr(real, "origin", None))
+        spec.submodule_search_locations = getattr(real, "submodule_search_locations", None)
+        spec.has_location = getattr(real, "has_location", False)
+        return spec
+
+    def show(self, name: str) -> None:
+        """Bring back the group of a module."""
+        group = self._groups.get(name)
+        if group is None:
+            return  # another thread has
+        self._forget(group)
+        names = {*os.environ, *self._environment}
+        changed = sorted(
+            name for name in names if group.reads(name) and os.environ.get(name) != self._environment.get(name)
+        )
+        if changed:
+            self._on_change(group.package, changed)
+
+    def show_all(self) -> None:
+        """Bring everything back, for the end of the interpreter."""
+        for group in {id(group): group for group in self._groups.values()}.values():
+            self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        group.show()
+        for name in group.modules:
+            self._groups.pop(name, None)
+
+
+class _Loader:
+    """Loads a module that is there already. Whatever else is asked of it, its real loader answers."""
+
+    def __init__(self, hidden: Hidden, module: ModuleType) -> None:
+        self._hidden = hidden
+        self._module = module
+        self._spec = getattr(module, "__spec__", None)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self._hidden.show(spec.name)
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(self._spec, "loader", None), name)

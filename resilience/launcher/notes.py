@@ -1,0 +1,44 @@
+"""What does a forked worker tell its agent about its imports? Lines in memory that both have mapped.
+
+The worker writes without waiting, and without a descriptor that its program would see. What it has written outlives it,
+also if it is killed. Lines that find no room are dropped."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+SIZE = 1 << 16  # bytes for one worker
+_used = struct.Struct("=I")
+
+
+class Writer:
+    """The worker's side. memory: a descriptor, at: where its part begins."""
+
+    def __init__(self, memory: int, at: int) -> None:
+        self._memory = mmap.mmap(memory, SIZE, offset=at)
+        self._end = _used.size
+
+    def write(self, line: str) -> None:
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        if self._end + len(data) <= SIZE:
+            self._memory[self._end : self._end + len(data)] = data
+            self._end += len(data)
+            _used.pack_into(self._memory, 0, self._end)  # the last: the agent may read at any moment
+
+
+class Reader:
+    """The agent's side."""
+
+    def __init__(self, memory: int, at: int) -> None:
+        self._memory = mmap.mmap(memory, SIZE, prot=mmap.PROT_READ, offset=at)
+        self._read = _used.size
+
+    def read(self) -> list[str]:
+        """Return the lines that were written since the last time."""
+        (end,) = _used.unpack_from(self._memory, 0)
+        if not self._read < end <= SIZE:
+            return []
+        data = self._memory[self._read : end]
+        self._read = end
+        return data.decode("utf-8", "replace").splitlines()

@@ -1,0 +1,93 @@
+"""Variables that a program sets before it imports torch have the effect that they have in a fresh interpreter, or a
+line at the terminal says that they have none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.launcher.preload import DDP_AND_FSDP
+from resilience.launcher.script_variables import is_read_at_import
+from resilience.launcher.zygote import PRELOADED
+from tests.process.launching import Launched, launcher
+from tests.support.ranks import Job
+
+Launch = Callable[..., Launched]
+READ = """
+import importlib, json, sys
+from resilience.launcher.environment_reads import recorded
+reads = {}
+class Reads(dict):
+    def __missing__(self, package):
+        return self.setdefault(package, set())
+reads = Reads()
+with recorded(reads):
+    for name in json.loads(sys.argv[1]):
+        importlib.import_module(name)
+print(json.dumps({package: sorted(names) for package, names in reads.items()}))
+"""
+# Cycle 0 fails. TORCH_LOGS shows whether it had an effect: torch makes a logger talk, which nobody else does.
+SCRIPT = """
+SETTING
+import logging, torch
+(here / f"level.{cycle}").write_text(str(logging.getLogger("torch._dynamo").getEffectiveLevel() <= logging.DEBUG))
+sys.exit(3 if cycle == 0 else 0)
+"""
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+def test_script_that_sets_a_variable_before_it_imports_torch_starts_cold(launch: Launch) -> None:
+    job = launch(SCRIPT.replace("SETTING", "os.environ['TORCH_LOGS'] = '+dynamo'"), nproc=1)
+    assert job.wait() == [0]
+    started = [record.event for record in job.of(events.WorkerStarted)]
+    assert [event.how for event in started] == ["cold", "cold"]
+    assert all("sets TORCH_LOGS before torch is imported" in event.why_cold for event in started)
+    assert [(job.folder / f"level.{cycle}").read_text() for cycle in (0, 1)] == ["True", "True"]
+    assert job.of(events.VariablesTooLate) == []
+
+
+def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_starts_cold(launch: Launch) -> None:
+    job = launch(SCRIPT.replace("SETTING", "os.environ['TORCH_' + 'LOGS'] = '+dynamo'"), nproc=1)
+    assert job.wait() == [0]
+    (late,) = (record.event for record in job.of(events.VariablesTooLate))
+    assert (late.worker_rank, late.package, late.names) == (0, "torch", ("TORCH_LOGS",))
+    assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
+    assert [(job.folder / f"level.{cycle}").read_text() for cycle in (0, 1)] == ["False", "True"]
+    shown = job.output(stream=2)
+    assert "rank 0 has set TORCH_LOGS before it imported torch, which a warm worker has imported already" in shown
+
+
+def test_variable_that_is_set_after_the_import_keeps_workers_warm(launch: Launch) -> None:
+    job = launch(
+        "import torch\nos.environ['TORCH_' + 'LOGS'] = 'all'\nimport torch.nn\nsys.exit(cycle == 0 and 3)", nproc=1
+    )
+    assert job.wait() == [0]
+    assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "warm"]
+    assert job.of(events.VariablesTooLate) == []
+
+
+def test_every_variable_that_is_read_at_the_import_of_torch_is_known() -> None:
+    command = [sys.executable, "-c", READ, json.dumps([*PRELOADED, *DDP_AND_FSDP])]
+    done = subprocess.run(command, capture_output=True, timeout=110, check=True)
+    reads: dict[str, list[str]] = json.loads(done.stdout)
+    assert "TORCH_LOGS" in reads["torch"]
+    at_the_start = subprocess.run(
+        [*command[:-1], json.dumps(PRELOADED)], capture_output=True, timeout=110, check=True
+    ).stdout
+    unknown = [
+        name
+        for package in ("torch", "numpy")
+        for name in json.loads(at_the_start)[package]
+        if not is_read_at_import(name)
+    ]
+    assert unknown == []
