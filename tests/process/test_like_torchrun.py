@@ -164,7 +164,7 @@ def test_environment_of_the_agent_reaches_the_libraries(tmp_path: Path) -> None:
 def test_nothing_but_torch_and_what_forks_is_imported_before_the_program(tmp_path: Path) -> None:
     theirs, ours = both(tmp_path, *IN_FILES, "--nproc-per-node", "1", "modules.py", cwd=SCRIPTS)
     found = [set(json.loads(outcome.written["0/stdout.log"])) for outcome in (theirs, ours)]
-    assert {name for name in found[1] - found[0] if not name.startswith("_")} == {"resilience", "msgspec", "yaml"}
+    assert {name for name in found[1] - found[0] if not name.startswith("_")} <= {"resilience", "msgspec", "yaml"}
     assert found[0] - found[1] == set()
 
 
