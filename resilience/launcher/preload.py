@@ -20,6 +20,7 @@ from types import ModuleType
 
 import msgspec
 
+from resilience.adapters.environment import one_blas_thread
 from resilience.core.encoding import text
 from resilience.launcher import environment_reads, worker_main
 from resilience.launcher.hidden import Group
@@ -68,7 +69,7 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
     before, environment = _state(), dict(os.environ)
     reads: dict[str, set[str]] = defaultdict(set)
     for name in (*modules, *learned):
-        with environment_reads.recorded(reads):
+        with one_blas_thread(), environment_reads.recorded(reads):
             try:
                 importlib.import_module(name)
             except BaseException as error:  # whatever a module raises
@@ -115,11 +116,11 @@ def cannot_fork() -> str:
     """Return why this process must not be forked, empty if it may be."""
     threads = [text((task / "comm").read_bytes()).strip() for task in Path("/proc/self/task").iterdir()]
     if len(threads) > 1:
-        return f"{len(threads)} threads run in the agent ({', '.join(sorted(threads))}), and a fork has only one"
+        return f"{len(threads)} threads run ({', '.join(sorted(threads))}), and a fork has only one"
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(fd).startswith("/dev/nvidia"):
-                return "the agent uses CUDA, which does not survive a fork"
+                return "CUDA is in use, which does not survive a fork"
     return ""
 
 

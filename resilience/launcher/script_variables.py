@@ -17,10 +17,11 @@ READ_AT_IMPORT = (
     *("ACC_", "COMPILE_STROBELIGHT_", "DNNL_", "FX_", "GFORTRAN_", "GOMP_", "GOTO_", "KINETO_", "KMP_", "MKL", "NPY_"),
     *("NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH"),
 )
-# Torch reads these when it uses them.
+# Torch reads these when it uses them. Lightning sets the one about NVML before it imports torch.
 READ_LATER = (
-    *("TORCHELASTIC_", "TORCH_CUDA_ARCH_LIST", "TORCH_ELASTIC_", "TORCH_EXTENSIONS_DIR", "TORCH_FORCE_", "TORCH_HOME"),
-    *("TORCH_NCCL_",),
+    *("PYTORCH_KERNEL_CACHE_PATH", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NVML_BASED_CUDA_CHECK"),
+    *("PYTORCH_TUNABLEOP_", "TORCHELASTIC_", "TORCH_CUDA_ARCH_LIST", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+    *("TORCH_DIST_INIT_BARRIER", "TORCH_ELASTIC_", "TORCH_EXTENSIONS_DIR", "TORCH_FORCE_", "TORCH_HOME", "TORCH_NCCL_"),
 )
 # What these say can be set at any time, and is (`worker_main.apply`).
 APPLIED = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG"})

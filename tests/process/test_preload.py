@@ -97,7 +97,7 @@ def test_module_of_preload_is_imported_once_for_all_workers(tmp_path: Path) -> N
     refused, loaded = (record.event for record in records(tmp_path, events.ModulesPreloaded))
     assert refused.refused == ("with_a_thread",)
     assert "slow_to_import" in loaded.modules
-    assert "with_a_thread cannot be preloaded (2 threads run in the agent" in done.stderr
+    assert "with_a_thread cannot be preloaded (2 threads run" in done.stderr
 
 
 def test_preload_of_an_unknown_module_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_process_with_threads_is_not_forked(agent: Agent) -> None:
     found = agent("with_a_thread")
     (answer,) = found["answers"]
     assert (answer["how"], answer["codes"], found["zygote"]) == ("cold", [10], 0)
-    assert answer["reason"].startswith("2 threads run in the agent")
+    assert answer["reason"].startswith("2 threads run")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_worker_has_a_module_that_the_successor_of_the_zygote_has_imported(agent
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        ("with_a_thread", "2 threads run in the agent"),
+        ("with_a_thread", "2 threads run"),
         ("with_a_file", "its import changes open descriptors"),
         ("with_a_child", "its import changes child processes"),
         ("with_a_handler", "its import changes handlers of signals"),

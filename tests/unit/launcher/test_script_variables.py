@@ -55,6 +55,7 @@ def test_variable_that_torch_reads_at_its_import_is_found_before_the_import(tmp_
         "os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['LOCAL_RANK']",
         "os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = '1'",
         "os.environ['TORCH_HOME'] = '/models'",
+        "os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] = '1'",
         "os.environ['TORCH_LOGS'] = 'dynamo'",  # as it is
         "os.environ.setdefault('MKL_DYNAMIC', '1')",  # there is one
         "os.environ.pop('TORCH_TRACE', None)",  # there is none
