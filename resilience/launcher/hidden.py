@@ -86,10 +86,8 @@ class Hidden:
         if group is None:
             return  # another thread has
         self._forget(group)
-        names = {*os.environ, *self._environment}
-        changed = sorted(
-            name for name in names if group.reads(name) and os.environ.get(name) != self._environment.get(name)
-        )
+        before, now = self._environment, dict(os.environ)
+        changed = sorted(name for name in {*before, *now} if group.reads(name) and before.get(name) != now.get(name))
         if changed:
             self._on_change(group.package, changed)
 
