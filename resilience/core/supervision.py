@@ -130,6 +130,16 @@ class Supervision:
         if not self.leaves:
             yield from self._rendezvous.close(cycle.encode(verdict))
 
+    def ended_by_error(self, error: str) -> Protocol[Verdict]:
+        """This agent failed by an error of its own. End the job for all nodes, by the verdict of its cycle if that ends
+        the job already, so that all agents end alike. Return the verdict."""
+        verdict = Verdict("failed", self.name, exit_code=cycle.FAILED, detail=error)
+        if self._rendezvous.formation.rank_of(self._rendezvous.id) is not None:
+            standing = yield from self.agree(verdict)
+            verdict = standing if standing.again is None else verdict
+        yield from self.over(verdict)
+        return verdict
+
     def _why_not_continued(self, former: int) -> Protocol[str]:
         """No agent of the former cycle is left. Charge its loss, unless one of them has said how it ended. Return why
         the job ends with it, empty if it goes on."""

@@ -40,9 +40,8 @@ from resilience.adapters.environment import (
     settings_of_a_launch,
 )
 from resilience.adapters.processes import become_subreaper
-from resilience.core import cycle, events
+from resilience.core import events
 from resilience.core.configuration import Configuration
-from resilience.core.cycle import Verdict
 from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.masking import masked
@@ -223,8 +222,7 @@ def run(agent: Agent, node: Node) -> None:
         node.handler.leave("its configuration is wrong")  # if all of them are, they know already
         raise
     except Exception as error:
-        detail = f"the agent of {node.name} failed: {type(error).__name__}: {error}"
-        node.over(Verdict("failed", node.name, exit_code=cycle.FAILED, detail=detail))
+        node.failed(f"the agent of {node.name} failed: {type(error).__name__}: {error}")
         raise
 
 

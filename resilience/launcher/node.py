@@ -352,8 +352,15 @@ class Node:
     def over(self, verdict: Verdict) -> None:
         """The job is over for this node, and for all of them unless only this one leaves. Waits for the others
         where they need this node's store."""
+        self._end(self._supervision.over(verdict))
+
+    def failed(self, error: str) -> None:
+        """This agent failed by an error of its own, which ends the job for all nodes. Waits as `over` does."""
+        self._end(self._supervision.ended_by_error(error))
+
+    def _end(self, protocol: Protocol[object]) -> None:
         with contextlib.suppress(StoreError):
-            self._run(self._supervision.over(verdict))
+            self._run(protocol)
         self.handler.leave(self._supervision.leaves)
 
 

@@ -5,6 +5,7 @@ workers of a node are a few numbers: when they are through, when one fails, for 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -108,18 +109,19 @@ class Agent:
             while True:
                 verdict = yield from self._cycle()
                 if verdict.again is None:
+                    end = self.supervision.over(verdict)
                     break
         except OwnError as error:
             verdict = Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
+            end: Protocol[object] = self.supervision.ended_by_error(str(error))
         except ConfigurationError as error:
             self.is_misconfigured = True
             yield from self._leave("its configuration is wrong")
             self.verdict = Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
             return
-        try:
-            yield from self.supervision.over(verdict)
-        except StoreError:
-            pass
+        with contextlib.suppress(StoreError):
+            ended = yield from end
+            verdict = ended if isinstance(ended, Verdict) else verdict
         yield from self._leave(self.supervision.leaves)
         self.verdict = verdict
 

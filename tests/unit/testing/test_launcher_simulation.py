@@ -180,6 +180,11 @@ def test_agent_that_fails_by_an_error_of_its_own_ends_the_job_with_a_reason() ->
     assert all(agent.verdict is not None and "the agent failed" in agent.verdict.detail for agent in job.agents)
 
 
+@pytest.mark.parametrize("seed", [402307, 405187, 405324])
+def test_job_has_one_end_where_an_agent_fails_while_others_are_told_to_stop(seed: int) -> None:
+    Job(draw(seed)).run()
+
+
 def test_agent_that_was_stopped_for_a_while_comes_again_as_a_newcomer() -> None:
     for number in range(25, 45):
         report = run(Pause(2, number, 12.0, frozen=True), work=40.0)
