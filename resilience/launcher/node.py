@@ -337,14 +337,12 @@ class Node:
         less if the others go on without this node, for no worker of the old cycle may be at work beside theirs."""
         if verdict.outcome == "preempted" and self._options.term_timeout is not None:
             limit = self._options.term_timeout
-        left = self.handler.time_left
-        if left is not None:
-            return min(left, limit)
         with contextlib.suppress(StoreError):
             may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
             if may_be_lost and self.handler.is_taken_for_lost():
                 return 0.0
-        return limit
+        left = self.handler.time_left  # also if the line was cut just now, while the store was asked
+        return limit if left is None else min(left, limit)
 
     def _leave(self, why: str) -> Verdict:
         return self._run(self._supervision.leave(why))

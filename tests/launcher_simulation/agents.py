@@ -181,16 +181,14 @@ class Agent:
         return Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=detail)
 
     def _stop_limit(self, verdict: Verdict) -> Protocol[Seconds]:
-        left = self.lease.time_left(self.job.clock.now)
-        if left is not None:
-            return min(left, SHUTDOWN)
         try:
             may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
             if may_be_lost and (yield from self.rendezvous.is_taken_for_lost()):
                 return 0.0
         except StoreError:
             pass
-        return SHUTDOWN
+        left = self.lease.time_left(self.job.clock.now)
+        return SHUTDOWN if left is None else min(left, SHUTDOWN)
 
     def _leave(self, reason: str) -> Protocol[None]:
         if self.has_left:
