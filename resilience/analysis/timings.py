@@ -267,8 +267,9 @@ def _gather(rank: _Rank, gathered: dict[str, _Gathered], verdicts: Verdicts) -> 
             if line.end != "ok":
                 found.cuts.append(verdicts.judged(rank.state.header.rank, place, line))
                 continue
-            if line.s > found.above:
-                large[line.section][bucket(line.s)] -= 1
+            number = bucket(line.s)
+            if number in large.get(line.section, {}):  # a damaged file may have lines of which its table knows nothing
+                large[line.section][number] -= 1
             values = found.slowest.get(place)
             if values is None:
                 values = found.slowest[place] = {}

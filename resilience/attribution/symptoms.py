@@ -209,7 +209,7 @@ def _exception_symptom(record: InterruptionRecord) -> Symptom:
     if origin == "consequence":
         why = "its error followed from another rank's fault or from the abort"
         return Symptom(record.rank, "exception", record, 2, 0.0, False, why)
-    if record.stage not in (None, "run", "outside"):
+    if record.stage not in (None, "run", "outside", "ending"):
         return Symptom(record.rank, "hook_failed", record, 2, 0.9, True)
     what: Class = "left" if record.interruption is Interruption.BASE_EXCEPTION else "exception"
     if origin == "communication" or (record.exception is not None and left_communication(record.exception)):

@@ -15,6 +15,7 @@ from resilience.adapters.connections import Connection
 from resilience.adapters.store import wait
 from resilience.errors import StoreError
 from resilience.inprocess.store import Notice, hosting
+from resilience.inprocess.store_refusal import ServerGone
 
 SERVING_PAUSE = 0.1  # seconds between two looks whether the store of an earlier call has been replaced
 
@@ -39,7 +40,13 @@ def join(
     until the one of this call is there. Raises: what the factory raises; StoreError after `limit` seconds."""
     deadline = time.monotonic() + limit
     while True:
-        store, opened = patience.connect(lambda: connect(factory, kwargs, notice))
+        try:
+            store, opened = patience.connect(lambda: connect(factory, kwargs, notice))
+        except ServerGone:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(SERVING_PAUSE)
+            continue
         if notice.call == 0 or _serves(store, serving_key(notice)):
             return store, opened
         if time.monotonic() >= deadline:

@@ -25,6 +25,10 @@ LOOK_EVERY = 0.1  # seconds
 CHUNK = 5.0  # seconds of one wait
 
 
+class ServerGone(StoreError):
+    """The server that was found ended before it said anything: it was an earlier call's, or made way for another."""
+
+
 class Refusal:
     """A store that tells why there is none. Made by the process that should have hosted it."""
 
@@ -58,10 +62,15 @@ def accept(store: Any) -> None:
 def raise_if_refused(store: Any, rank: int, limit: float) -> None:
     """Raise the reason if the store at hand is only there to tell it, also if it tells nothing within `limit` seconds.
 
-    Raises: StoreError."""
-    if not wait(store, KEY, limit, CHUNK):
-        raise StoreError(f"a store was found, but no monitor of rank 0 said within {limit:g} s that it hosts it")
-    (answer,) = execute(Read((KEY,)), store)
+    Raises: StoreError; ServerGone where to connect anew may help."""
+    try:
+        if not wait(store, KEY, limit, CHUNK):
+            raise StoreError(f"a store was found, but no monitor of rank 0 said within {limit:g} s that it hosts it")
+        (answer,) = execute(Read((KEY,)), store)
+    except StoreError as error:
+        if error.__cause__ is None:
+            raise
+        raise ServerGone(str(error)) from error
     if answer != HOSTED:
         execute(Set(f"{KEY}/{rank}", "1"), store)
         raise StoreError(str(answer))

@@ -69,7 +69,7 @@ class Job:
         """The account in the run folder, once there is one."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            found = sorted((self.folder / "runs").glob("*"))
+            found = sorted((self.folder / "runs").glob("[!.]*"))  # .targets is for scrapers
             if found:
                 return Account(found[0])
             time.sleep(LOOK_EVERY)

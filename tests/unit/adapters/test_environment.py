@@ -46,6 +46,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "timeouts": ("limits.yaml", "limits.yaml"),
         "timeouts_shadow": ("1", True),
         "quiet": ("1", True),
+        "calibration_key": ("large", "large"),
         "interrupt_signal": ("SIGUSR2", int(signal.SIGUSR2)),
         "abort_wait": ("45", 45.0),
         "abort_limit": ("0.5", 0.5),

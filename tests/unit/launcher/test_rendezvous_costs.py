@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,6 +46,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     yield begin
     for handler in made:
         handler._beating._stop.set()
+        os.close(handler.watch._read)  # an agent keeps its pipe until its process ends
+        os.close(handler.watch._write)
 
 
 class _NoStores:
