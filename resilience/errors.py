@@ -69,6 +69,10 @@ class StoreError(ResilienceError):
     """The key-value store is gone or did not answer in time."""
 
 
+class ServerGone(StoreError):
+    """The server that was found ended before it said anything: it was an earlier call's, or made way for another."""
+
+
 class CorruptCheckpoint(ResilienceError):
     """A checkpoint does not hold what was written."""
 

@@ -13,9 +13,8 @@ from typing import Any
 from resilience.adapters import patience
 from resilience.adapters.connections import Connection
 from resilience.adapters.store import wait
-from resilience.errors import StoreError
+from resilience.errors import ServerGone, StoreError
 from resilience.inprocess.store import Notice, hosting
-from resilience.inprocess.store_refusal import ServerGone
 
 SERVING_PAUSE = 0.1  # seconds between two looks whether the store of an earlier call has been replaced
 

@@ -16,17 +16,13 @@ import torch.distributed as dist
 from resilience.adapters.connecting import short_lookups
 from resilience.adapters.store import execute, wait
 from resilience.core.restart import Check, Read, Set
-from resilience.errors import StoreError
+from resilience.errors import ServerGone, StoreError
 
 KEY = "resilience/hosted"
 HOSTED = "yes"
 LIMIT = 30.0  # seconds for the others to read the reason
 LOOK_EVERY = 0.1  # seconds
 CHUNK = 5.0  # seconds of one wait
-
-
-class ServerGone(StoreError):
-    """The server that was found ended before it said anything: it was an earlier call's, or made way for another."""
 
 
 class Refusal:
