@@ -298,9 +298,16 @@ def test_learned_limits_do_not_hold_for_a_program_that_is_over(watcher: ModuleTy
     assert watch_over(watcher, limits, seen) == []
     by_hand = limits_of(step=Limit(1.0), heartbeat=Limit(1.0), learned={"heartbeat": known})
     assert watch_over(watcher, by_hand, seen)[0][0] == START + 1.0
+    of_first = limits_of(step=Limit(1.0), first={"step": First(2, {"cold": Limit(1.0)})})
+    assert watch_over(watcher, of_first, in_function(doing=Doing.ENDING, step_at=START)) == []
     ruled = limits_of(step=Limit(1.0), learned={"step": known}, rule=Rule(8.0, 4.0))
     silent = msgspec.structs.replace(seen, silence=Silence("", START, 8.0, START + 6.0))
     assert watch_over(watcher, ruled, silent)[0][0] == START + 8.0
+
+
+def test_warm_up_of_a_section_is_none_of_the_step_though_it_has_its_name(watcher: ModuleType) -> None:
+    limits = limits_of(step=Limit(SOFT), warmup={"step": Limit(50.0)}, warmup_occurrences=3)
+    assert watch_over(watcher, limits, in_function(step_at=START))[0][0] == START + SOFT
 
 
 def test_shorter_limit_of_a_warm_up_is_not_slept_through(watcher: ModuleType) -> None:
