@@ -48,15 +48,20 @@ def test_all_ranks_are_seen_before_any_is_cut(start: Start, kind: str) -> None:
     assert {leaf(record) for record in others} == {"distributed_c10d.py"}
     cuts = [record for record in job.of(events.CollectivesCut) if record.origin.iteration == 0]
     first_cut = min(record.wall_ns - round(record.event.duration_s * 1e9) for record in cuts)
-    late_ns = max(record.wall_ns for record in others) - first_cut
-    # Ranks that wait for the one that hangs are silent too, and any may be the first to be noticed.
+    # Ranks that wait for the one that hangs are silent too, and any may be the first to be noticed. The monitor of a
+    # rank whose limit was exceeded has taken its stacks before it says so; then the rank's own look may come later.
+    for record in others:
+        by_monitor = [
+            taken.wall_ns
+            for taken in job.of(events.EvidenceCaptured, rank=record.origin.initial_rank, role="monitor")
+            if taken.origin.iteration == 0
+        ]
+        assert min([record.wall_ns, *by_monitor]) < first_cut
     told = [record for record in job.of(events.OthersSeen) if record.origin.iteration == 0]
     assert told
     assert {record.event.missing for record in told} == {()}
     for signalled in job.of(events.RankSignalled):
         assert min(record.wall_ns for record in told) < signalled.wall_ns
-    if late_ns >= 0:
-        pytest.xfail(f"a rank was seen {late_ns / 1e6:.1f} ms after another one's cut: a known fault, cause not known")
 
 
 def test_all_workers_are_seen_before_one_is_signalled(start: Start, tmp_path: Path) -> None:

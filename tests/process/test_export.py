@@ -249,7 +249,8 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 def settled(samples: Samples) -> Samples:
-    """The samples that say what happened, without those that go on with the clock and the folder's name."""
+    """The samples that say what happened, without the folder's name and what goes on with the clock: the records have
+    another one, and a counter of time that was read too late never falls. `test_rank_time` is about those."""
     moving = ("resilience_rank_silence_seconds", "resilience_lost_seconds_total", "resilience_run_info")
     return {key: value for key, value in samples.items() if key[0] not in moving}
 
@@ -422,10 +423,7 @@ def test_records_are_taken_once_however_they_come(told: Job, tmp_path: Path, emi
         exports._list_at = 0.0
         exports.poll()
     exports.close()
-    samples = exports._exports.metrics.samples()
-    assert settled(samples) == replayed(told)
-    if samples["resilience_lost_seconds_total", ("restart",)] > 60.0:
-        pytest.xfail("a rank whose records come later than the others' end stays in a restart: a known fault")
+    assert settled(exports._exports.metrics.samples()) == replayed(told)
 
 
 @pytest.mark.usefixtures("serving")
