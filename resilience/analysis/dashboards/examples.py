@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from resilience.analysis.dashboards.rules import ALERTS, Alert, said
+from resilience.analysis.dashboards.rules import ALERTS, Alert, said, unit_test_file
 
 WHERE = 'cluster="c", job_id="j"'
 
@@ -242,10 +242,8 @@ assert set(CASES) == {alert.name for alert in ALERTS}
 
 def unit_tests(alert: Alert, grafana: str) -> dict[str, Any]:
     """Return an alert's unit tests, as a file for promtool that lies in a folder beside the rules."""
-    return {
-        "rule_files": ["../recording.yaml", "../alerts.yaml"],
-        "evaluation_interval": "30s",
-        "tests": [
+    return unit_test_file(
+        [
             {
                 "interval": "1m",
                 "input_series": [
@@ -262,8 +260,8 @@ def unit_tests(alert: Alert, grafana: str) -> dict[str, Any]:
                 ],
             }
             for case in CASES[alert.name]
-        ],
-    }
+        ]
+    )
 
 
 def _expected(alert: Alert, labels: dict[str, str], value: str, grafana: str, known: dict[str, str]) -> dict[str, Any]:

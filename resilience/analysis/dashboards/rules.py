@@ -25,6 +25,7 @@ from resilience.analysis.dashboards.queries import (
 
 RUNBOOKS_UID = "resilience-runbooks"
 EVERY, SLOW = "30s", "2m"  # between two evaluations
+GROUPS = ("resilience.recording", "resilience.recording.slow", "resilience.alerts")  # evaluated in this order
 NO_SCOPE = ()
 NEAR = 0.67  # of a limit; `core.timeouts.NEAR_MISS` calls the limit too short from there on
 START_LIMIT_S = 3600  # a first step of 960 s was seen on healthy jobs
@@ -601,13 +602,13 @@ def said(alert: Alert, grafana: str) -> dict[str, str]:
 def recording_rules(matchers: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the file of recording rules. matchers: of labels, for all that is asked."""
     groups = []
-    for name, every, is_slow in (("recording", EVERY, False), ("recording.slow", SLOW, True)):
+    for name, every, is_slow in ((GROUPS[0], EVERY, False), (GROUPS[1], SLOW, True)):
         rules = [
             {"record": rule.record, "expr": matched(rule.expr, matchers)}
             for rule in RECORDINGS
             if rule.is_slow == is_slow
         ]
-        groups.append({"name": f"resilience.{name}", "interval": every, "rules": rules})
+        groups.append({"name": name, "interval": every, "rules": rules})
     return {"groups": groups}
 
 
@@ -623,7 +624,7 @@ def alert_rules(grafana: str, matchers: tuple[str, ...] = ()) -> dict[str, Any]:
         }
         for alert in ALERTS
     ]
-    return {"groups": [{"name": "resilience.alerts", "interval": EVERY, "rules": rules}]}
+    return {"groups": [{"name": GROUPS[2], "interval": EVERY, "rules": rules}]}
 
 
 _ABOUT_PROGRESS = "JobStalled|StartStalled|RankHeartbeatStale|SectionNearLimit"
@@ -672,4 +673,17 @@ def alertmanager() -> dict[str, Any]:
             {"name": "nobody"},
             {"name": "training", "webhook_configs": [{"url": "http://127.0.0.1:9099/alerts"}]},
         ],
+    }
+
+
+def unit_test_file(tests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a file for `promtool test rules` that lies in a folder beside the rules.
+
+    promtool evaluates groups without a given order in any order, at the same instant: an alert would
+    see its recording rules now or one evaluation later."""
+    return {
+        "rule_files": ["../recording.yaml", "../alerts.yaml"],
+        "evaluation_interval": EVERY,
+        "group_eval_order": list(GROUPS),
+        "tests": tests,
     }

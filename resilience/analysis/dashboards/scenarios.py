@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from resilience.analysis.dashboards.rules import unit_test_file
+
 
 class Scenario(msgspec.Struct, frozen=True):
     """series: selector and values. looked_at: the minutes. fires: alert -> minutes at which it fires, once; no other
@@ -160,10 +162,8 @@ SCENARIOS = (
 
 def unit_tests() -> dict[str, Any]:
     """Return all scenarios as a file for promtool that lies in a folder beside the rules."""
-    return {
-        "rule_files": ["../recording.yaml", "../alerts.yaml"],
-        "evaluation_interval": "30s",
-        "tests": [
+    return unit_test_file(
+        [
             {
                 "name": scenario.name,
                 "interval": "1m",
@@ -171,8 +171,8 @@ def unit_tests() -> dict[str, Any]:
                 "promql_expr_test": [_firing(scenario, minute) for minute in scenario.looked_at],
             }
             for scenario in SCENARIOS
-        ],
-    }
+        ]
+    )
 
 
 def _firing(scenario: Scenario, minute: int) -> dict[str, Any]:
