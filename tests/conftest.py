@@ -10,9 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from resilience.launcher.preload import DDP_AND_FSDP
 from tests.support.ranks import Job, started
-from tests.support.server import ForkServer
+from tests.support.server import DDP_AND_FSDP, ForkServer
 
 # How long an example takes says something about the machine, not about the claim.
 hypothesis.settings.register_profile("resilience", deadline=None)
@@ -37,7 +36,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    server = ForkServer(DDP_AND_FSDP)  # so that a launcher's zygote need not import them in each test
+    server = ForkServer(DDP_AND_FSDP)
     yield server
     server.close()
 

@@ -49,7 +49,7 @@ from resilience.core.silences import Rule
 from resilience.core.watch import Limits
 from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError
-from resilience.launcher import preload, program, telling, worker_main
+from resilience.launcher import program, telling, worker_main
 from resilience.launcher.account import Account
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import Command, Options
@@ -166,14 +166,14 @@ def launch(command: Command) -> int:
 
 
 def start_zygote(modules: Sequence[str]) -> Zygote:
-    """Start the zygote, and have it import these modules beside what DDP and FSDP import.
+    """Start the zygote, and have it import these modules.
 
     Raises: ConfigurationError, if there is no such module."""
     for name in modules:
         if not program.has_module(name, worker_main.PATHS):
             raise ConfigurationError(f"--preload {name}: this interpreter finds no module of that name")
     zygote = Zygote.start()
-    zygote.preload([*preload.DDP_AND_FSDP, *modules])
+    zygote.preload(modules)
     return zygote
 
 

@@ -26,10 +26,6 @@ from resilience.launcher import environment_reads, worker_main
 from resilience.launcher.hidden import Group
 from resilience.launcher.script_variables import is_read_at_import
 
-# The first DistributedDataParallel, FSDP or fully_shard imports these, and the first backward pass: 800 modules.
-DDP_AND_FSDP = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.profiler")
-
-
 # The launcher gives each worker, or each cycle, a value of its own.
 OF_A_WORKER = (
     *("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "RANK", "RESILIENCE_", "ROLE_", "TORCHELASTIC_"),

@@ -12,8 +12,8 @@ from resilience.core import events
 from resilience.launcher.account import Account
 from resilience.launcher.zygote import Zygote
 
-FIRST_LIMIT = 20.0  # seconds that the first workers wait for modules that they would import themselves otherwise
-SETTLED = 5.0  # seconds without another import after which the zygote imports what workers have
+FIRST_LIMIT = 20.0  # seconds that the first workers wait for the modules of --preload
+SETTLED = 2.0  # seconds without another import after which the zygote imports what workers have
 
 
 class WarmStart:

@@ -40,6 +40,8 @@ dist.init_process_group("gloo")
 WORK
 work()
 told.write(json.dumps(["worked", restart, rank, time.monotonic()]).encode() + b"\\n")
+if restart == 0:
+    time.sleep(TRAINS)
 for _ in range(3):
     work()
 if restart < crashes:
@@ -55,7 +57,8 @@ def measure(launcher: Launcher, workers: int, crashes: int, folder: Path, work: 
     """Return the seconds of each restart of one job. Raises: RuntimeError if it did not complete."""
     folder.mkdir(parents=True)
     script, told = folder / "train.py", folder / "told"
-    script.write_text(SCRIPT.replace("WORK", ALL_REDUCE if work == "all_reduce" else DDP_STEP))
+    body, trains = (ALL_REDUCE, 0) if work == "all_reduce" else (DDP_STEP, 8)
+    script.write_text(SCRIPT.replace("WORK", body).replace("TRAINS", str(trains)))
     common = [f"--nproc-per-node={workers}", f"--max-restarts={crashes + 1}", str(script), str(crashes), str(told)]
     environment = {
         **os.environ,

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from resilience.core import events
-from resilience.launcher.preload import DDP_AND_FSDP
 from resilience.launcher.script_variables import is_read_at_import
 from resilience.launcher.zygote import PRELOADED
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
+from tests.support.server import DDP_AND_FSDP
 
 Launch = Callable[..., Launched]
 READ = """

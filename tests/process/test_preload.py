@@ -1,12 +1,15 @@
-"""What `resilience run` imports before the workers need it: modules of DDP and FSDP, and those of --preload."""
+"""What the zygote of `resilience run` imports for workers: modules of --preload, and those that workers have imported."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resilience.core import events
@@ -18,7 +21,7 @@ from tests.support.ranks import Job
 LIMIT = 110.0  # seconds
 # Which modules of torch run code of theirs while a job makes its first step with DDP and with FSDP?
 FIRST_STEPS = """
-import json, os, sys
+import json, os, sys, time
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,13 +43,19 @@ step(layer)
 is_watching = False
 dist.destroy_process_group()
 print(json.dumps([name for name in executed if name.startswith(os.path.dirname(torch.__file__))]))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    deadline = time.monotonic() + 90
+    while not os.path.exists(sys.argv[1]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    sys.exit(3)
 """
 
 
-def run(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `resilience run` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "resilience.launcher", "--max-restarts=0", *arguments],
+@contextlib.contextmanager
+def begun(tmp_path: Path, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `resilience run`; end it, and what it has started, if it still runs afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "resilience.cli", "run", *arguments],
         env={
             **os.environ,
             "RESILIENCE_RUN_DIR": str(tmp_path / "runs"),
@@ -54,27 +63,65 @@ def run(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
             "GLOO_SOCKET_IFNAME": "lo",
             **env,
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LIMIT,
-        check=False,
+        start_new_session=True,
     )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `resilience run` to its end."""
+    with begun(tmp_path, "--max-restarts=0", *arguments, **env) as process:
+        shown, errors = process.communicate(timeout=LIMIT)
+    return subprocess.CompletedProcess(arguments, process.returncode, shown, errors)
+
+
+def await_that(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds. Fails, with the process's output, if it ends before, or after LIMIT seconds."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(process.communicate())
+        time.sleep(0.05)
 
 
 def records(tmp_path: Path, kind: type[events.Event]) -> list[Record]:
     return [record for record in Account(tmp_path / "runs" / "job").records() if isinstance(record.event, kind)]
 
 
-def test_first_step_with_ddp_and_fsdp_imports_nothing_of_torch_in_a_worker(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+def test_first_step_with_ddp_and_fsdp_imports_nothing_of_torch_in_a_restarted_worker(tmp_path: Path) -> None:
+    script, go = tmp_path / "script.py", tmp_path / "go"
     script.write_text(FIRST_STEPS)
-    done = run(tmp_path, "--nproc-per-node=2", str(script))
-    assert done.returncode == 0, done.stderr
-    imported = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(imported) == 2
+    with begun(tmp_path, "--max-restarts=1", "--nproc-per-node=2", str(script), str(go)) as process:
+        await_that(lambda: records(tmp_path, events.ModulesPreloaded), process)
+        go.touch()
+        shown, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, errors
+    imported = [json.loads(line) for line in shown.splitlines() if line.startswith("[")]
+    assert len(imported) == 4
+    assert all(len(each) > 100 for each in imported[:2])
     # A module that only torch's own CUDA library may need, 2 ms; `_remote_module` is generated text.
-    assert all(len(each) <= 2 for each in imported), imported
-    assert [record.event.how for record in records(tmp_path, events.WorkerStarted)] == ["warm"] * 2
+    assert all(len(each) <= 2 for each in imported[2:]), imported[2:]
+    assert [record.event.how for record in records(tmp_path, events.WorkerStarted)] == ["warm"] * 4
+    assert all(record.event.is_learned for record in records(tmp_path, events.ModulesPreloaded))
+
+
+def test_job_that_needs_no_module_of_ddp_imports_none(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nsys.stdout.write(str([name for name in ('torch._dynamo', 'sympy') if name in sys.modules]))"
+    )
+    done = run(tmp_path, str(script))
+    assert (done.returncode, done.stdout) == (0, "[]"), done.stderr
+    assert records(tmp_path, events.ModulesPreloaded) == []
 
 
 def test_module_of_preload_is_imported_once_for_all_workers(tmp_path: Path) -> None:
