@@ -1,4 +1,4 @@
-"""What the zygote of `resilience run` imports for workers: modules of --preload, and those that workers have imported."""
+"""What the zygote of `resilience run` imports for workers: modules of --preload, and what workers have imported."""
 
 from __future__ import annotations
 
