@@ -1,16 +1,16 @@
 """How do other tools see a run?  Its spans as a file: for Perfetto, or as OTLP in JSON.
 
-Spans are `telemetry.spans.SpanView`'s over the record files: the ids that the live export has. Records are
-read file by file, and a file's spans are written before the next one is read. For Perfetto a process is a node
-and a thread a rank; a span that does not lie within the one before it (a restart reaches into the next
-iteration) is in a further thread of that rank, for slices of one thread have to be nested. There clocks are
-corrected; OTLP has the times of the export."""
+Spans are `telemetry.spans.SpanView`'s over the record files: the ids that the live export has. Records are read file by
+file, and the spans of a rank, or of a node of the launcher, are written before the next one is read. What has no end on
+record lasts to the last record of its rank or agent. For Perfetto a process is a node and a thread a rank; a span that
+does not lie within the one before it (a restart reaches into the next iteration) is in a further thread of that rank,
+for slices of one thread have to be nested. There clocks are corrected; OTLP has the times of the export."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,7 @@ class _Given(msgspec.Struct):
     """What is read of job.json."""
 
     traceparent: str = ""
+    resilience_version: str = ""
 
 
 LANES = 16  # threads of a rank or agent
@@ -44,10 +45,14 @@ Place = tuple[int, int]
 
 def parent_of(folder: Path) -> Trace | None:
     """Return the span that all of a job's are part of: what TRACEPARENT was, by job.json; None if it was not set."""
+    return parse_traceparent(_given(folder).traceparent)
+
+
+def _given(folder: Path) -> _Given:
     try:
-        return parse_traceparent(encoding.from_json((folder / JOB_FILE).read_bytes(), _Given).traceparent)
+        return encoding.from_json((folder / JOB_FILE).read_bytes(), _Given)
     except (OSError, DecodeError):
-        return None
+        return _Given()
 
 
 def trace_of(folder: Path, history: History, incident: Incident) -> str:
@@ -59,36 +64,72 @@ def trace_of(folder: Path, history: History, incident: Incident) -> str:
     return f"{identity.trace_id(job_id, incident.attempt, incident.cycle):032x}" if job_id else ""
 
 
-def spans_of(folder: Path, parent: Trace | None = None) -> Iterator[tuple[Path, list[Span]]]:
-    """Yield the spans of each record file of a run, agents' first. parent: what everything is part of."""
-    paths = files_of(folder, RECORDS)
-    agents = [path for path in paths if path.stem.endswith("-agent")]
-    view = SpanView(parent, is_launched=bool(agents))
-    for path in [*agents, *(path for path in paths if path not in agents)]:
-        yield path, [span for record in records_in(path) for span in view.take(record)]
+class Batch(NamedTuple):
+    """Spans of one rank, or of an agent. rank: initial rank."""
+
+    node: str
+    rank: int | None
+    spans: list[Span]
+
+
+def spans_of(folder: Path, parent: Trace | None = None) -> Iterator[Batch]:
+    """Yield the spans of a run by rank and agent. parent: what everything is part of."""
+    nodes: dict[str, list[Path]] = {}
+    for path in files_of(folder, RECORDS):
+        nodes.setdefault(path.stem.rpartition("-")[0], []).append(path)
+    is_launched = any(path.stem.endswith("-agent") for paths in nodes.values() for path in paths)
+    view = SpanView(parent, is_launched)
+    for node, paths in nodes.items():
+        found: dict[int | None, list[Span]] = {}
+        for path in sorted(paths, key=_ranks_first):
+            for record in records_in(path):
+                _sort(view.take(record), found, _rank_of(path))
+            if not is_launched:
+                _sort(view.left_open(), found, _rank_of(path))
+                yield from (Batch(node, rank, spans) for rank, spans in found.items())
+                found = {}
+        _sort(view.left_open(), found, None)
+        yield from (Batch(node, rank, spans) for rank, spans in sorted(found.items(), key=lambda item: item[0] or -1))
+
+
+def _ranks_first(path: Path) -> tuple[bool, str]:
+    return path.stem.endswith("-agent"), path.stem
+
+
+def _rank_of(path: Path) -> int | None:
+    rank = path.stem.rpartition("-")[2]
+    return int(rank) if rank.isdecimal() else None
+
+
+def _sort(spans: list[Span], found: dict[int | None, list[Span]], rank: int | None) -> None:
+    """Add spans to those of the rank whose file tells of them; an agent's file may complete what a rank began."""
+    for span in spans:
+        is_agents = span.attributes.get("resilience.role") == "agent"
+        of_rank = span.attributes.get("resilience.rank.initial") if rank is None else rank
+        found.setdefault(of_rank if isinstance(of_rank, int) and not is_agents else None, []).append(span)
 
 
 # -- OTLP --------------------------------------------------------------------------------------
 
 
 def otlp(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, Any]]:
-    """Yield OTLP/JSON messages (`ExportTraceServiceRequest`), one a record file that has spans.
+    """Yield OTLP/JSON messages (`ExportTraceServiceRequest`), one for each rank and agent that has spans.
 
     Source: opentelemetry-proto, docs/specification.md, "JSON Protobuf Encoding": ids in hexadecimal, 64-bit
     numbers as strings."""
-    for _, spans in spans_of(folder, parent):
-        if spans:
-            first = spans[0].attributes
-            about = {"service.name": SCOPE, "host.name": first.get("host.name", ""), "job": first["resilience.job.id"]}
-            about["resilience.job.id"] = about.pop("job")
-            yield {
-                "resourceSpans": [
-                    {
-                        "resource": {"attributes": _attributes(about)},
-                        "scopeSpans": [{"scope": {"name": SCOPE}, "spans": [_otlp(span) for span in spans]}],
-                    }
-                ]
-            }
+    version = _given(folder).resilience_version
+    for batch in spans_of(folder, parent):
+        job_id = batch.spans[0].attributes["resilience.job.id"]
+        about = {"service.name": SCOPE, "host.name": batch.node, "resilience.job.id": job_id}
+        about |= {"service.version": version} if version else {}
+        yield {
+            "resourceSpans": [
+                {
+                    "resource": {"attributes": _attributes(about)},
+                    "scopeSpans": [{"scope": {"name": SCOPE}, "spans": [_otlp(span) for span in batch.spans]}],
+                }
+            ]
+        }
 
 
 def _otlp(span: Span) -> dict[str, Any]:
@@ -145,29 +186,24 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
     Source: "Trace Event Format" (Chromium) and Perfetto's "External trace formats": complete events (X),
     instants (i), flows (s, f), metadata (M)."""
     clocks = clocks_of(folder)
-    zero = min((span.start_ns for _, spans in spans_of(folder, parent) for span in spans), default=0)
+    zero = min((span.start_ns for batch in spans_of(folder, parent) for span in batch.spans), default=0)
     causes = _causes(folder, parent, clocks)
     nodes: dict[str, int] = {}
     flows = 0
-    for path, spans in spans_of(folder, parent):
-        if not spans:
-            continue
-        node = str(spans[0].attributes.get("host.name", "?"))
+    for batch in spans_of(folder, parent):
+        node = batch.node
         if node not in nodes:
             nodes[node] = len(nodes) + 1
             yield _named(nodes[node], 0, "process_name", f"node {node}")
-        rank = path.stem.rpartition("-")[2]
-        base = (int(rank) + 1 if rank.isdecimal() else 0) * LANES
         offset = _offset(clocks, node) + zero
         used: set[int] = set()
-        for lane, span in _lanes(_closed(spans)):
-            thread = base + lane
+        for lane, span in _lanes(_shown(batch.spans)):
+            thread = _first_lane(batch) + lane
             if lane not in used:
                 used.add(lane)
-                who = f"rank {rank}" if rank.isdecimal() else "agent"
-                restarts = lane == 1 and rank.isdecimal()
-                beside = "" if not lane else " restarts" if restarts else f" ({lane + 1})"
-                yield _named(nodes[node], thread, "thread_name", who + beside)
+                name = "agent" if batch.rank is None else f"rank {batch.rank}"
+                beside = "" if not lane else " restarts" if lane == 1 else f" ({lane + 1})"
+                yield _named(nodes[node], thread, "thread_name", name + beside)
                 yield _sorted(nodes[node], thread)
             yield _slice(span, (nodes[node], thread), offset)
             yield from (_instant(event, (nodes[node], thread), offset) for event in span.events)
@@ -185,37 +221,29 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
 def _causes(folder: Path, parent: Trace | None, clocks: Sequence[Clock]) -> dict[int, tuple[str, int, int]]:
     """Where interruptions stand, by span id: node, thread, time. Others point at them."""
     found: dict[int, tuple[str, int, int]] = {}
-    for path, spans in spans_of(folder, parent):
-        rank = path.stem.rpartition("-")[2]
-        base = (int(rank) + 1 if rank.isdecimal() else 0) * LANES
-        for lane, span in _lanes(_closed(spans)):
+    for batch in spans_of(folder, parent):
+        for lane, span in _lanes(_shown(batch.spans)):
             if span.name == "interruption":
-                node = str(span.attributes.get("host.name", "?"))
-                found[span.span_id] = (node, base + lane, span.start_ns - _offset(clocks, node))
+                at = span.start_ns - _offset(clocks, batch.node)
+                found[span.span_id] = (batch.node, _first_lane(batch) + lane, at)
     return found
 
 
-def _closed(spans: list[Span]) -> list[Span]:
-    """Without anchors of spans that ended; an anchor of one that did not lasts to the end of its file."""
-    ended = {span.span_id for span in spans if not span.name.endswith(_ANCHOR)}
-    last = max((span.end_ns for span in spans), default=0)
+def _first_lane(batch: Batch) -> int:
+    return 0 if batch.rank is None else (batch.rank + 1) * LANES
+
+
+def _shown(spans: list[Span]) -> list[Span]:
+    """Spans as slices: no anchors, and interruptions long enough for an arrow to begin there."""
     found: list[Span] = []
     for span in spans:
-        if span.name == "interruption":  # an arrow needs a slice that it can begin in
+        if span.name == "interruption":
             found.append(msgspec.structs.replace(span, end_ns=span.start_ns + INSTANT_NS))
+        elif span.attributes.get("resilience.outcome") == "open":
+            found.append(msgspec.structs.replace(span, name=f"{span.name} (no end on record)"))
         elif not span.name.endswith(_ANCHOR):
             found.append(span)
-        elif span.parent_id not in ended and not _is_told(span, spans):
-            name = f"{span.name.removesuffix(_ANCHOR)} (no end on record)"
-            found.append(msgspec.structs.replace(span, name=name, end_ns=last))
     return found
-
-
-def _is_told(anchor: Span, spans: list[Span]) -> bool:
-    """Whether a span of the anchor's name covers its time: the launcher's anchors do not name their span."""
-    name = anchor.name.removesuffix(_ANCHOR)
-    at = anchor.start_ns  # a record of its own, a little later
-    return any(s.name == name and s.start_ns - SLACK_NS <= at <= s.end_ns + SLACK_NS for s in spans)
 
 
 def _lanes(spans: list[Span]) -> Iterator[tuple[int, Span]]:

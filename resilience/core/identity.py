@@ -26,6 +26,12 @@ LONGEST_NAME = 200  # bytes of a safe name; a file system takes 255, and files b
 _UNSAFE = re.compile(r"[/%@\x00-\x1f\x7f]|^\.")
 
 
+Key = tuple[str | int, ...]
+"""Names something that went on for a time within its cycle; its span's id is a hash of it."""
+ROOT: Key = ("root",)
+JOB: Key = ("job",)
+
+
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a record comes from. `rank` is the position in the world now, `initial_rank` the one at
     the call of the wrapper; both None where the process speaks for a node. layer: whose monitor speaks, a
@@ -108,8 +114,28 @@ def trace_id(job_id: str, attempt: int, cycle: int) -> int:
 
 
 def span_id(job_id: str, attempt: int, cycle: int, *path: object) -> int:
-    """Return the 64-bit id of the span at `path`, e.g. ("iteration", call, iteration, initial_rank)."""
+    """Return the 64-bit id of the span with this key."""
     return _hash("span", job_id, attempt, cycle, *path, size=8)
+
+
+def iteration_key(call: int, iteration: int, rank: int) -> Key:
+    """Return the key of a rank's iteration."""
+    return (call, "iteration", iteration, rank)
+
+
+def run_key(call: int, iteration: int, rank: int) -> Key:
+    """Return the key of the run of the wrapped function in an iteration."""
+    return (call, "run", iteration, rank, 0)
+
+
+def node_key(node: str) -> Key:
+    """Return the key of a node's part of a cycle."""
+    return ("cycle", node)
+
+
+def restart_key(node: str) -> Key:
+    """Return the key of the restart that a cycle ended with on a node."""
+    return ("cycle", node, "restart")
 
 
 def _hash(*parts: object, size: int) -> int:

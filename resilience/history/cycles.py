@@ -36,6 +36,7 @@ class Stage(NamedTuple):
     ended_ns: int
     ended_wall_ns: int
     duration_s: float
+    outcome: str = "completed"
 
     def timed(self, node: str) -> TimedPhase:
         return TimedPhase(self.phase, node, node, self.ended_wall_ns - round(self.duration_s * 1e9), self.ended_wall_ns)
@@ -81,7 +82,7 @@ class Worker:
         self.called_ns: int | None = None  # a Wrapper's function was called
 
     def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
-        if self.progress is None or at_ns < self.progress[0]:
+        if self.progress is None:
             self.progress = (at_ns, wall_ns, sign)
 
 
@@ -106,6 +107,19 @@ class NodeCycle:
 
     def worker(self, rank: int) -> Worker:
         return self.workers.setdefault(rank, Worker())
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether all workers have been started, and have shown progress."""
+        started = [worker for worker in self.workers.values() if worker.started_ns is not None]
+        is_spawned = any(stage.phase == "spawn" for stage in self.stages)
+        return is_spawned and bool(started) and all(worker.progress is not None for worker in started)
+
+    def wall_of(self, mono_ns: int) -> int:
+        """Return a time of the node's monotonic clock in UTC, by the end of the run, or of the cycle."""
+        ran = next((stage for stage in self.stages if stage.phase == "run"), None)
+        known = (self.ended_ns, self.ended_wall_ns) if ran is None else (ran.ended_ns, ran.ended_wall_ns)
+        return known[1] - (known[0] - mono_ns)
 
     @property
     def is_failed(self) -> bool:
@@ -215,6 +229,28 @@ class CycleHistory:
         """Return all nodes' parts of a cycle."""
         return {node: parts[place] for node, parts in self.nodes.items() if place in parts}
 
+    def part(self, node: str, place: Cycle) -> NodeCycle:
+        """Return one node's part of a cycle, an empty one if nothing is known of it."""
+        return self.nodes.get(node, {}).get(place) or NodeCycle()
+
+    def before(self, node: str, place: Cycle) -> Cycle | None:
+        """Return the cycle that a node was in before, and that has failed; None if its agent began with this one."""
+        parts = self.nodes.get(node, {})
+        this = parts.get(place)
+        if this is None or this.started is None or this.started.why == "first":
+            return None
+        earlier = [
+            other
+            for other, part in parts.items()
+            if other[0] == place[0] and other < place and part.started is not None
+        ]
+        last = max(earlier, default=None)
+        return None if last is None or parts[last].failed_at is None else last
+
+    def waiting(self, node: str) -> list[Stage]:
+        """Return phases of a node that have not led to a cycle yet."""
+        return self._before.get(node, [])
+
     def following(self, place: Cycle) -> Cycle | None:
         """Return the next cycle of the attempt that began."""
         return next((other for other in self.places if other[0] == place[0] and other > place), None)
@@ -281,7 +317,7 @@ class CycleHistory:
         event, node = record.event, record.origin.node
         match event:
             case events.CyclePhaseEnded(phase):
-                stage = Stage(phase, record.mono_ns, at_ns, max(0.0, event.duration_s))
+                stage = Stage(phase, record.mono_ns, at_ns, max(0.0, event.duration_s), event.outcome)
                 (self._before.setdefault(node, []) if phase in _BEFORE else self._part(record).stages).append(stage)
             case events.CyclePhaseStarted(phase="run"):
                 self._part(record).run_began_ns = record.mono_ns

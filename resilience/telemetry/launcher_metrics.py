@@ -13,6 +13,7 @@ from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.identity import trace_id
 from resilience.history.cycles import NODE_LOST, Cycle, NodeCycle, phases_of, restarts_of
 from resilience.history.history import History
+from resilience.telemetry.span import Trace
 
 LAYER = "launcher"
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
@@ -34,23 +35,22 @@ class Values:
 class LauncherMetrics:
     """The launcher's share in the metrics of one node."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, parent: Trace | None = None) -> None:
         self._history = history
+        self._parent = parent
 
     def values(self) -> Values:
         """Return all values."""
         made = Values()
         for node, parts in self._history.cycles.nodes.items():
-            previous: NodeCycle | None = None
             for place in sorted(parts):
                 part = parts[place]
                 if part.started is None and part.ended is None:
                     continue
                 self._cycle(made, place, part)
-                is_first = part.started is None or part.started.why == "first"
-                if previous is not None and not is_first and previous.failed_at is not None:
-                    self._restart(made, place, node, previous, part)
-                previous = part
+                before = self._history.cycles.before(node, place)
+                if before is not None:
+                    self._restart(made, before, node, parts[before], part)
         return made
 
     def _cycle(self, made: Values, place: Cycle, part: NodeCycle) -> None:
@@ -72,8 +72,9 @@ class LauncherMetrics:
             if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST):  # it can't tell itself
                 counts["resilience_interruptions_total"][Interruption.UNRESPONSIVE.value, "host", "first"] += 1
 
-    def _restart(self, made: Values, place: Cycle, node: str, before: NodeCycle, this: NodeCycle) -> None:
-        trace = format(trace_id(self._history.job_id or "", *place), "032x")
+    def _restart(self, made: Values, failed: Cycle, node: str, before: NodeCycle, this: NodeCycle) -> None:
+        """The restart belongs to the trace of the cycle that failed."""
+        trace = format(self._parent[0] if self._parent else trace_id(self._history.job_id or "", *failed), "032x")
         for restart in restarts_of(before, this):
             exemplar = (trace, restart.duration_s, restart.wall_ns / 1e9)
             made.observed.append(("resilience_restart_duration_seconds", (LAYER,), restart.duration_s, exemplar))

@@ -25,7 +25,7 @@ from resilience.core.identity import Origin, Role
 from resilience.core.printable import printable
 from resilience.core.records import Record
 from resilience.errors import DecodeError
-from resilience.telemetry import progress, span, spans
+from resilience.telemetry import progress, span
 
 SCHEMA = 1
 LINE_LIMIT = 0.5  # seconds that a line waits for the disk, once: until it answers again, further lines do not wait
@@ -230,7 +230,7 @@ def _place(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
         "trace_id": format(span.trace_id(origin, parent), "032x"),
     }
     if origin.iteration is not None and origin.initial_rank is not None:
-        line["span_id"] = format(spans.run_span_id(origin, origin.iteration, origin.initial_rank), "016x")
+        line["span_id"] = format(span.run_span_id(origin, origin.iteration, origin.initial_rank), "016x")
     return {name: value for name, value in line.items() if value is not None}
 
 

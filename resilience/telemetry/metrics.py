@@ -20,17 +20,18 @@ import msgspec
 
 from resilience.attribution.symptoms import category_of, symptom
 from resilience.core import events
-from resilience.core.identity import Origin, trace_id
+from resilience.core.identity import Origin
 from resilience.core.records import Record
-from resilience.history.history import History
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
+from resilience.history.timeline import Interval, Timeline
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.launcher_metrics import LauncherMetrics
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.signs import Signs
+from resilience.telemetry.span import Trace, trace_id
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings, upper_bound
 
 if TYPE_CHECKING:
@@ -75,15 +76,23 @@ class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
     clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks
-    have series of their own; unhealthy: those that are neither active nor inactive."""
+    have series of their own; unhealthy: those that are neither active nor inactive. timeline: of the node; one of its
+    own by default. parent: trace and span that everything belongs to, from TRACEPARENT."""
 
     def __init__(
-        self, clock: Callable[[], int] | None = None, ranks: Ranks = "all", about: About | None = None
+        self,
+        clock: Callable[[], int] | None = None,
+        ranks: Ranks = "all",
+        about: About | None = None,
+        timeline: Timeline | None = None,
+        parent: Trace | None = None,
     ) -> None:
         self._clock = clock
         self._shown = ranks
-        self._history = History(has_details=False)
-        self._launcher = LauncherMetrics(self._history)
+        self._parent = parent
+        self._timeline = Timeline() if timeline is None else timeline
+        self._history = self._timeline.history
+        self._launcher = LauncherMetrics(self._history, parent)
         self._limits = LimitMetrics()
         self._elastic = ElasticMetrics()
         self._signs: Mapping[int, Signs] = {}
@@ -110,10 +119,12 @@ class MetricView:
 
     # -- folding --------------------------------------------------------------------------------
 
-    def take(self, record: Record) -> None:
-        """Add what a record says."""
+    def take(self, record: Record) -> list[Interval]:
+        """Add what a record says; return the intervals of the node's timeline that are complete with it."""
         with self._lock:
-            self._take(record)
+            intervals = self._timeline.take(record)
+            self._take(record, intervals)
+        return intervals
 
     def take_timings(self, timings: Timings) -> None:
         """Replace what is known of heartbeats and sections: the sum of all ranks' histograms."""
@@ -126,9 +137,8 @@ class MetricView:
         with self._lock:
             self._signs = signs
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Record, intervals: list[Interval]) -> None:
         origin, event = record.origin, record.event
-        self._history.take(record)
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         self._limits.take(record)
         self._elastic.take(event)
@@ -155,6 +165,8 @@ class MetricView:
         self._take_of_watcher(record)
         if not origin.is_launchers:
             self._take_of_rank(record)
+            for interval in intervals:
+                self._take_interval(interval)
 
     def _take_of_watcher(self, record: Record) -> None:
         """What monitors say of a rank, those of a Wrapper and those of the launcher."""
@@ -192,11 +204,6 @@ class MetricView:
             case events.RankStoodInFor():
                 if event.initial_rank == origin.initial_rank:
                     self._iteration_ended(origin, event.result == "completed")
-            case events.StageEnded(stage="resume") if self._history.state_of(origin.node, origin.initial_rank).is_spare:
-                pass  # it has no progress to show
-            case events.StageEnded(stage=stage) if stage in events.PHASES and event.outcome != "lost":
-                phase = (LAYER, stage)
-                self._observe("resilience_restart_phase_duration_seconds", phase, max(0.0, event.duration_s))
             case events.RestartEnded():
                 self._restart_ended(record, event)
             case events.OutcomeSeen():
@@ -204,9 +211,17 @@ class MetricView:
             case events.MonitorEnded():
                 self._monitor_ended(origin)
 
+    def _take_interval(self, interval: Interval) -> None:
+        """A phase of a restart in place."""
+        is_idle = interval.name == "resume" and interval.facts.get("rank.state") == "inactive"  # it shows no progress
+        is_told = interval.outcome != "lost" and interval.closed_by != "call"
+        if interval.name in events.PHASES and is_told and not is_idle:
+            labels, seconds = (LAYER, interval.name), (interval.end_ns - interval.start_ns) / 1e9
+            self._observe("resilience_restart_phase_duration_seconds", labels, seconds)
+
     def _restart_ended(self, record: Record, event: events.RestartEnded) -> None:
         origin, duration = record.origin, max(0.0, event.duration_s)
-        trace = format(trace_id(origin.job_id, origin.attempt, origin.cycle), "032x")
+        trace = format(trace_id(origin, self._parent), "032x")
         labels = (LAYER,)
         self._observe("resilience_restart_duration_seconds", labels, duration, (trace, duration, record.wall_ns / 1e9))
 

@@ -160,7 +160,9 @@ def resource_of(node: str) -> Any:
     """Return what OpenTelemetry is told of this node. Raises: ImportError."""
     from opentelemetry.sdk.resources import Resource
 
-    named = Resource({"service.name": "resilience", "host.name": node})
+    from resilience import __version__
+
+    named = Resource({"service.name": "resilience", "service.version": __version__, "host.name": node})
     # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins; the SDK's own default name does not.
     found = {
         key: _masked(key, value)

@@ -33,6 +33,7 @@ from resilience.adapters.environment import Exporting, Settings, has_agent
 from resilience.core import events
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError
+from resilience.history.timeline import Timeline
 from resilience.telemetry import durations, signs, timings
 from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import About, MetricView
@@ -295,8 +296,10 @@ class Exports:
         from resilience import __version__
 
         about = About(str(folder), __version__, str(getattr(sys.modules.get("torch"), "__version__", "")))
-        view = MetricView(time.monotonic_ns, settings.metrics_ranks, about)
-        made = cls(emit, view, SpanView(parse_traceparent(exporting.traceparent), is_launched), is_launched)
+        parent = parse_traceparent(exporting.traceparent)
+        timeline = Timeline(is_launched=is_launched)
+        view = MetricView(time.monotonic_ns, settings.metrics_ranks, about, timeline, parent)
+        made = cls(emit, view, SpanView(parent), is_launched)
         if exporting.protocol is not None:
             made._sender = SpanSender(exporting, node, emit)
         if exporting.metrics_protocol is not None:
@@ -335,8 +338,8 @@ class Exports:
 
     def take(self, record: Record) -> bool:
         """Feed a record to the views. Never blocks; answers whether all of it was taken."""
-        self.metrics.take(record)
-        spans = [span for span in self._spans.take(record) if span.end_ns >= self._since_ns]
+        intervals = self.metrics.take(record)
+        spans = [span for span in self._spans.spans(intervals) if span.end_ns >= self._since_ns]
         return self._sender is None or all([self._sender.offer(span) for span in spans])
 
     def fail(self, reason: str) -> None:

@@ -9,16 +9,27 @@ import msgspec
 
 from resilience.core import events, identity
 from resilience.core.attribution import ExceptionInfo, InterruptionRecord
-from resilience.core.identity import Origin
+from resilience.core.identity import Origin, node_key, run_key
 
 SCOPE = "resilience"
 ALL_UP_TO = 256  # ranks of a world of which every one is shown
 SAMPLED = 64  # ranks shown of a larger world, beside those that were interrupted by a fault of their own
-EVENTS_KEPT = 64  # events attached to one iteration
+_CONVENTIONS = {
+    "code": "process.exit.code",
+    "worker_pid": "process.pid",
+    "rank_pid": "process.pid",
+    "file": "code.file.path",
+    "line": "code.line.number",
+    "function": "code.function.name",
+}
+"""Fields of events that OpenTelemetry's semantic conventions have a name for."""
 
 Value = str | int | float | bool
 Trace = tuple[int, int]
 """Trace id and span id."""
+
+
+LinkKind = Literal["caused_by", "previous_iteration", "previous_cycle", "job"]
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -26,7 +37,7 @@ class Link(msgspec.Struct, frozen=True):
 
     trace_id: int
     span_id: int
-    kind: Literal["caused_by", "previous_iteration", "job"]
+    kind: LinkKind
 
 
 class SpanEvent(msgspec.Struct, frozen=True):
@@ -77,8 +88,13 @@ def trace_id(origin: Origin, parent: Trace | None = None) -> int:
 
 
 def cycle_span_id(origin: Origin) -> int:
-    """Return the id of a node's span of a cycle, so that what happens inside can be its child."""
-    return identity.span_id(origin.job_id, origin.attempt, origin.cycle, "cycle", origin.node)
+    """Return the id of a node's part of a cycle, so that what happens inside can be its child."""
+    return identity.span_id(origin.job_id, origin.attempt, origin.cycle, *node_key(origin.node))
+
+
+def run_span_id(origin: Origin, iteration: int, initial_rank: int) -> int:
+    """Return the id of the span in which the wrapped function runs."""
+    return identity.span_id(origin.job_id, origin.attempt, origin.cycle, *run_key(origin.call, iteration, initial_rank))
 
 
 def is_sampled(origin: Origin) -> bool:
@@ -94,8 +110,9 @@ def event_of(event: events.Event, at_ns: int) -> SpanEvent:
     fields = msgspec.to_builtins(event)
     name = fields.pop("event")
     values = {
-        f"resilience.{key}": value if isinstance(value, (str, int, float, bool)) else str(value)
+        _CONVENTIONS.get(key, f"resilience.{key}"): value if isinstance(value, (str, int, float, bool)) else str(value)
         for key, value in fields.items()
+        if value is not None
     }
     return SpanEvent(name, at_ns, values)
 
@@ -115,19 +132,6 @@ def interruption_attributes(seen: InterruptionRecord) -> dict[str, Value]:
         attributes["error.type"] = seen.exception.type
     elif seen.exit is not None:
         attributes["error.type"] = seen.exit.signal or f"exit code {seen.exit.code}"
-    return attributes
-
-
-def hang_attributes(event: events.RankFellSilent) -> dict[str, Value]:
-    """Return what is known of an exceeded limit, as attributes of its span."""
-    attributes: dict[str, Value] = {
-        "resilience.detector": event.limit,
-        "resilience.timeout_s": event.allowed_s,
-        "resilience.severity": event.severity,
-    }
-    kind, _, name = event.limit.partition(":")
-    if name and kind in ("section", "silence"):
-        attributes["resilience.section"] = name
     return attributes
 
 

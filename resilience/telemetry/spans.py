@@ -1,318 +1,137 @@
-"""When did what happen, and inside what?  Spans, computed from records.
+"""How do traces show a job?  Spans, a view of the intervals of `history.timeline`.
 
-`SpanView` is a fold: fed with the records of a node, in the order of each file, it answers with the
-spans that became complete. It keeps state for each rank apart, so that the order between ranks does
-not matter, and ids are hashes of a span's place, so that a live exporter, its successor and a replay of
-the record files say exactly the same. Values only: `telemetry.sending` turns them into OpenTelemetry's.
+Ids are hashes of an interval's place, so that a live exporter, its successor and a replay of the record files say
+exactly the same. Values only: `telemetry.sending` turns them into OpenTelemetry's.
 
-    launcher.cycle ⊃ what `telemetry.launcher_spans` lists, and under the launcher
-    inprocess.iteration ⊃ initialize, health_check, run, and on an interruption restart ⊃ the seven phases
-    interruption          an instant: this rank, or its monitor, saw the fault
-    monitor.hang          from the last sign of life to the limit
-    <name>.start          an anchor that leaves at once, so that what hangs or dies shows while it is open
-
-What a dead rank left open is ended by its monitor's records (`resilience.outcome` = lost,
-`resilience.closed_by` = monitor). A restart reaches into the next iteration: it ends with the first
-progress there. Events that belong to no span of their own are attached to the iteration's."""
+A trace is a cycle and has one root: `launcher.cycle`, or `inprocess.call` without the launcher. `resilience.job` is a
+trace of its own, to which each cycle is linked. A span leaves only when it ends; so that a running job can be found, an
+anchor (`launcher.cycle.start`, `inprocess.call.start`) leaves as soon as the root has begun."""
 
 from __future__ import annotations
 
-from collections import Counter
-
-import msgspec
-
-from resilience.core import events, identity
-from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import Origin
+from resilience.core import identity
+from resilience.core.identity import JOB, ROOT, Key, Origin
 from resilience.core.records import Record
-from resilience.telemetry.launcher_spans import CycleSpans
+from resilience.history.timeline import Fact, Interval, Timeline
 from resilience.telemetry.span import (
-    EVENTS_KEPT,
     Link,
+    LinkKind,
     Span,
     SpanEvent,
     Trace,
     Value,
-    cycle_span_id,
     event_of,
     exception_event,
-    hang_attributes,
     interruption_attributes,
     is_sampled,
     origin_attributes,
     trace_id,
 )
 
-
-def iteration_span_id(origin: Origin, iteration: int, initial_rank: int) -> int:
-    """Return the id of an iteration's root span, so that anyone can be its child."""
-    return _id(origin, "iteration", iteration, initial_rank)
-
-
-def run_span_id(origin: Origin, iteration: int, initial_rank: int) -> int:
-    """Return the id of the span in which the wrapped function runs."""
-    return _id(origin, "run", iteration, initial_rank, 0)
-
-
-def _id(origin: Origin, *path: object) -> int:
-    return identity.span_id(origin.job_id, origin.attempt, origin.cycle, origin.call, *path)
-
-
-class _Open(msgspec.Struct):
-    """A span that has begun."""
-
-    span_id: int
-    parent_id: int | None
-    iteration: int
-    attributes: dict[str, Value]
-    events: list[SpanEvent] = []
-
-
-class _Rank:
-    """What is known of one rank in one call."""
-
-    def __init__(self) -> None:
-        self.iterations: dict[int, _Open] = {}
-        self.stages: dict[str, _Open] = {}
-        self.counts: Counter[tuple[object, ...]] = Counter()
-        self.first: dict[int, int] = {}  # iteration -> initial rank of the record that came first
-        self.initial_world: int | None = None
-        self.kind = "peer"  # why the present restart began, as far as this rank knows
+_JOB_CYCLE = -1  # stands for the whole attempt in ids
+_ERRORS = ("failed", "lost", "left", "exhausted")
+_CONVENTIONS = {"exit_code": "process.exit.code", "function": "code.function.name"}
+"""Facts that OpenTelemetry's semantic conventions have a name for."""
 
 
 class SpanView:
-    """Folds records into spans.
+    """Turns intervals into spans.
 
     parent: trace and span that everything belongs to, from TRACEPARENT. is_launched: the launcher's cycles hold
     the iterations."""
 
     def __init__(self, parent: Trace | None = None, is_launched: bool = False) -> None:
         self._parent = parent
-        self._is_launched = is_launched
-        self._cycles = CycleSpans(parent)
-        self._ranks: dict[tuple[int, int, int, int | None], _Rank] = {}
-        self._faulty: set[tuple[int, int]] = set()  # (call, initial rank) that had a fault of their own
+        self._timeline = Timeline(is_launched=is_launched)
+        self._faulty: set[tuple[int, int]] = set()  # call and initial rank that had a fault of their own
 
     def take(self, record: Record) -> list[Span]:
-        """Return the spans that this record completes."""
-        event, origin = record.event, record.origin
-        if origin.is_launchers:
-            return self._cycles.take(record)
-        match event:
-            case events.CallStarted():
-                self._rank(origin).initial_world = event.world_size
-            case events.IterationStarted():
-                return self._iteration_started(record, event)
-            case events.IterationEnded():
-                return self._iteration_ended(record, event)
-            case events.StageStarted():
-                return [*self._stage_started(record, event), *self._entered(record, event)]
-            case events.StageEnded():
-                return self._stage_ended(record, event)
-            case events.Interrupted():
-                return self._interrupted(record, event.record)
-            case events.RankFellSilent():
-                return self._fell_silent(record, event)
-            case events.OutcomeSeen():
-                if event.by is not None and origin.iteration is not None:
-                    self._rank(origin).first[origin.iteration] = event.by
-            case events.CallEnded() | events.MonitorEnded():
-                self._ranks.pop(_key(origin), None)
-            case _:
-                self._attach(record)
-        return []
+        """Return the spans that this record completes, by a timeline of the view's own."""
+        return self.spans(self._timeline.take(record))
 
-    # -- iterations and stages ------------------------------------------------------------------
+    def left_open(self) -> list[Span]:
+        """Return a span of everything that has no end on record; its outcome is "open"."""
+        return self.spans(self._timeline.left_open())
 
-    def _iteration_started(self, record: Record, event: events.IterationStarted) -> list[Span]:
-        origin = record.origin
-        iteration, initial_rank = _place(origin)
-        attributes = self._attributes(origin)
-        attributes["resilience.world_size.active"] = event.active_world_size
-        attributes["resilience.rank.state"] = event.state
-        span_id = iteration_span_id(origin, iteration, initial_rank)
-        opened = _Open(span_id, self._root(origin), iteration, attributes)
-        self._rank(origin).iterations[iteration] = opened
-        return self._anchor("inprocess.iteration", opened, record)
+    def spans(self, intervals: list[Interval]) -> list[Span]:
+        """Return these intervals as spans."""
+        return [self._span(interval) for interval in intervals if self._is_shown(interval)]
 
-    def _iteration_ended(self, record: Record, event: events.IterationEnded) -> list[Span]:
-        origin = record.origin
-        iteration, initial_rank = _place(origin)
-        opened = self._rank(origin).iterations.pop(iteration, None)
-        if opened is None:  # its beginning is lost
-            span_id = iteration_span_id(origin, iteration, initial_rank)
-            opened = _Open(span_id, self._root(origin), iteration, self._attributes(origin))
-        links: tuple[Link, ...] = ()
-        if iteration:
-            before = iteration_span_id(origin, iteration - 1, initial_rank)
-            links = (Link(trace_id(origin, self._parent), before, "previous_iteration"),)
-        return self._finished("inprocess.iteration", opened, record, event.outcome, event.duration_s, event, links)
-
-    def _stage_started(self, record: Record, event: events.StageStarted) -> list[Span]:
-        opened = self._open_stage(record, event.stage)
-        self._rank(record.origin).stages[event.stage] = opened
-        return self._anchor(event.stage, opened, record)
-
-    def _entered(self, record: Record, event: events.StageStarted) -> list[Span]:
-        return self._cycles.entered(record) if self._is_launched and event.stage == "run" else []
-
-    def _open_stage(self, record: Record, stage: str) -> _Open:
-        origin = record.origin
-        rank = self._rank(origin)
-        iteration, initial_rank = _place(origin)
-        number = rank.counts[stage, iteration]
-        rank.counts[stage, iteration] += 1
-        parent_id = iteration_span_id(origin, iteration, initial_rank)
-        if stage in events.PHASES and "restart" in rank.stages:
-            parent_id = rank.stages["restart"].span_id
-        span_id = _id(origin, stage, iteration, initial_rank, number)
-        return _Open(span_id, parent_id, iteration, self._attributes(origin))
-
-    def _stage_ended(self, record: Record, event: events.StageEnded) -> list[Span]:
-        origin = record.origin
-        rank = self._rank(origin)
-        opened = rank.stages.pop(event.stage, None) or self._open_stage(record, event.stage)
-        links: tuple[Link, ...] = ()
-        if event.stage == "restart":
-            opened.attributes["resilience.interruption.kind"], rank.kind = rank.kind, "peer"
-            first = rank.first.get(opened.iteration)
-            if first is not None and first != origin.initial_rank:
-                cause = _id(origin, "interruption", opened.iteration, first, 0)
-                links = (Link(trace_id(origin, self._parent), cause, "caused_by"),)
-        return self._finished(event.stage, opened, record, event.outcome, event.duration_s, event, links)
-
-    def _finished(
-        self,
-        name: str,
-        opened: _Open,
-        record: Record,
-        outcome: str,
-        duration: float,
-        event: events.IterationEnded | events.StageEnded,
-        links: tuple[Link, ...],
-    ) -> list[Span]:
-        origin = record.origin
-        if not self._shows(origin):
-            return []
-        ago = event.ended_ago_s if isinstance(event, events.StageEnded) else 0.0
-        end = record.wall_ns - round(ago * 1e9)
-        attributes = opened.attributes | {"resilience.outcome": outcome}
-        if event.closed_by != "rank":
-            attributes["resilience.closed_by"] = event.closed_by
-        span = Span(
-            name=name,
-            trace_id=trace_id(origin, self._parent),
-            span_id=opened.span_id,
-            parent_id=opened.parent_id,
-            start_ns=end - round(max(0.0, duration) * 1e9),
-            end_ns=end,
-            attributes=attributes,
-            events=tuple(opened.events),
-            links=links,
-            is_error=outcome in ("failed", "lost", "left"),
-        )
-        return [span]
-
-    def _anchor(self, name: str, opened: _Open, record: Record) -> list[Span]:
-        if not self._shows(record.origin):
-            return []
-        span = Span(
-            name=f"{name}.start",
-            trace_id=trace_id(record.origin, self._parent),
-            span_id=_id(record.origin, "anchor", opened.span_id),
-            parent_id=opened.span_id,
-            start_ns=record.wall_ns,
-            end_ns=record.wall_ns,
-            attributes=dict(opened.attributes),
-        )
-        return [span]
-
-    # -- instants -------------------------------------------------------------------------------
-
-    def _interrupted(self, record: Record, seen: InterruptionRecord) -> list[Span]:
-        origin = record.origin
-        rank = self._rank(origin)
-        iteration = seen.iteration if seen.iteration is not None else origin.iteration or 0
-        number = rank.counts["interruption", iteration, seen.rank]
-        rank.counts["interruption", iteration, seen.rank] += 1
-        rank.kind = seen.interruption.value
-        self._faulty.add((origin.call, seen.rank))
-        at = record.wall_ns if seen.detected_wall_ns is None else min(seen.detected_wall_ns, record.wall_ns)
-        name = f"{origin.cycle}.{origin.call}.{iteration}.{seen.rank}.{number}"
-        attributes = self._attributes(origin) | {
-            "resilience.rank.initial": seen.rank,
-            "resilience.iteration": iteration,
-            "resilience.interruption.id": name,
-        }
-        noted = () if seen.exception is None else (SpanEvent("exception", at, exception_event(seen.exception)),)
-        return [
-            Span(
-                name="interruption",
-                trace_id=trace_id(origin, self._parent),
-                span_id=_id(origin, "interruption", iteration, seen.rank, number),
-                parent_id=iteration_span_id(origin, iteration, seen.rank),
-                start_ns=at,
-                end_ns=at,
-                attributes=attributes | interruption_attributes(seen),
-                events=noted,
-                is_error=True,
-            )
-        ]
-
-    def _fell_silent(self, record: Record, event: events.RankFellSilent) -> list[Span]:
-        origin = record.origin
-        iteration, initial_rank = _place(origin)
-        rank = self._rank(origin)
-        number = rank.counts["hang", iteration]
-        rank.counts["hang", iteration] += 1
-        return [
-            Span(
-                name="monitor.hang",
-                trace_id=trace_id(origin, self._parent),
-                span_id=_id(origin, "hang", iteration, initial_rank, number),
-                parent_id=iteration_span_id(origin, iteration, initial_rank),
-                start_ns=record.wall_ns - round(event.silent_for_s * 1e9),
-                end_ns=record.wall_ns,
-                attributes=self._attributes(origin) | hang_attributes(event),
-                is_error=True,
-            )
-        ]
-
-    def _attach(self, record: Record) -> None:
-        """Note an event that has no span of its own on the iteration it happened in."""
-        rank = self._ranks.get(_key(record.origin))
-        opened = None if rank is None else rank.iterations.get(record.origin.iteration or 0)
-        if opened is not None and len(opened.events) < EVENTS_KEPT:
-            opened.events.append(event_of(record.event, record.wall_ns))
-
-    def _root(self, origin: Origin) -> int | None:
-        """What an iteration is part of."""
-        if self._is_launched:
-            return cycle_span_id(origin)
-        return self._parent[1] if self._parent else None
-
-    # -- shared ---------------------------------------------------------------------------------
-
-    def _rank(self, origin: Origin) -> _Rank:
-        return self._ranks.setdefault(_key(origin), _Rank())
-
-    def _shows(self, origin: Origin) -> bool:
-        """Whether this rank's spans leave: in a large world only a share of them, and the faulty ones."""
+    def _is_shown(self, interval: Interval) -> bool:
+        """Whether a span leaves: of a large world's ranks only a share, and those with a fault of their own."""
+        if interval.name == "interruption" and interval.record is not None:
+            self._faulty.add((interval.origin.call, interval.record.rank))
+        if interval.name in ("interruption", "monitor.hang") or interval.key[0] in (*ROOT, *JOB):
+            return True
+        origin = interval.origin
         return (origin.call, origin.initial_rank) in self._faulty or is_sampled(origin)
 
-    def _attributes(self, origin: Origin) -> dict[str, Value]:
-        rank = self._ranks.get(_key(origin))
-        attributes = origin_attributes(origin, "inprocess") | {"resilience.call": origin.call}
+    def _span(self, interval: Interval) -> Span:
+        attributes = _attributes(interval)
+        noted = tuple(event_of(noted.event, noted.at_ns) for noted in interval.noted)
+        if interval.record is not None:
+            attributes |= interruption_attributes(interval.record)
+            if interval.record.exception is not None:
+                noted += (SpanEvent("exception", interval.start_ns, exception_event(interval.record.exception)),)
+        parent = None if interval.parent is None else self._id(interval.origin, interval.parent)
+        return Span(
+            name=interval.name,
+            trace_id=self._trace(interval.origin, interval.key),
+            span_id=self._id(interval.origin, interval.key),
+            parent_id=self._parent[1] if parent is None and self._parent else parent,
+            start_ns=interval.start_ns,
+            end_ns=interval.end_ns,
+            attributes=attributes,
+            events=noted,
+            links=tuple(self._links(interval)),
+            is_error=_is_error(interval),
+        )
+
+    def _links(self, interval: Interval) -> list[Link]:
+        origin, found = interval.origin, []
+        if interval.cause is not None:
+            found.append(Link(trace_id(origin, self._parent), self._id(origin, interval.cause), "caused_by"))
+        if interval.previous is not None:
+            attempt, cycle = interval.previous[0]
+            earlier = _moved(origin, attempt, cycle)
+            kind: LinkKind = "previous_cycle" if interval.name == "launcher.cycle" else "previous_iteration"
+            found.append(Link(trace_id(earlier, self._parent), self._id(earlier, interval.previous[1]), kind))
+        if interval.name == "launcher.cycle":
+            found.append(Link(self._trace(origin, JOB), self._id(origin, JOB), "job"))
+        return found
+
+    def _trace(self, origin: Origin, key: Key) -> int:
+        return trace_id(origin if key[0] != JOB[0] else _moved(origin, origin.attempt, _JOB_CYCLE), self._parent)
+
+    def _id(self, origin: Origin, key: Key) -> int:
+        cycle = _JOB_CYCLE if key[0] == JOB[0] else origin.cycle
+        return identity.span_id(origin.job_id, origin.attempt, cycle, *key)
+
+
+def _moved(origin: Origin, attempt: int, cycle: int) -> Origin:
+    return Origin(origin.job_id, origin.node, origin.role, origin.pid, attempt, cycle)
+
+
+def _is_error(interval: Interval) -> bool:
+    if interval.name in ("interruption", "monitor.hang"):
+        return True
+    if interval.name == "resilience.job":
+        return interval.facts.get("exit_code") != 0 and not interval.facts.get("is_clean")
+    return interval.outcome in _ERRORS
+
+
+def _attributes(interval: Interval) -> dict[str, Value]:
+    origin = interval.origin
+    is_wrapped = not origin.is_launchers and interval.name not in ("launcher.cycle", "launcher.node", "import")
+    attributes = origin_attributes(origin, "inprocess" if is_wrapped else "launcher")
+    if is_wrapped:
+        attributes["resilience.call"] = origin.call
         if origin.iteration is not None:
             attributes["resilience.iteration"] = origin.iteration
-        if rank is not None and rank.initial_world is not None:
-            attributes["resilience.world_size.initial"] = rank.initial_world
-        return attributes
-
-
-def _key(origin: Origin) -> tuple[int, int, int, int | None]:
-    return origin.attempt, origin.cycle, origin.call, origin.initial_rank
-
-
-def _place(origin: Origin) -> tuple[int, int]:
-    return origin.iteration or 0, -1 if origin.initial_rank is None else origin.initial_rank
+    facts: dict[str, Fact] = interval.facts
+    attributes |= {_CONVENTIONS.get(name, f"resilience.{name}"): value for name, value in facts.items()}
+    if interval.outcome:
+        attributes["resilience.outcome"] = interval.outcome
+    if interval.closed_by != "rank":
+        attributes["resilience.closed_by"] = interval.closed_by
+    return attributes

@@ -14,7 +14,7 @@ from typing import Any
 
 from resilience.adapters.environment import Exporting
 from resilience.core.identity import Origin
-from resilience.telemetry import span, spans
+from resilience.telemetry import span
 
 _here = ""
 
@@ -33,7 +33,7 @@ def running(origin: Origin) -> Iterator[None]:
     global _here
     parent = span.parse_traceparent(Exporting.from_environment().traceparent)
     rank = -1 if origin.initial_rank is None else origin.initial_rank
-    ids = span.trace_id(origin, parent), spans.run_span_id(origin, origin.iteration or 0, rank)
+    ids = span.trace_id(origin, parent), span.run_span_id(origin, origin.iteration or 0, rank)
     before, _here = _here, span.to_traceparent(ids)
     token = _attached(ids)
     try:

@@ -173,12 +173,15 @@ class _Teller:
             met = events.RendezvousCompleted(group_rank, len(self._nodes), self._size, "deterministic", "host:1")
             self._agent(node, met)
             self._agent(node, events.CycleStarted(why, self._used, 10))
-        self._leg("spawn")
+        for node in self._nodes:
+            self._agent(node, events.CyclePhaseStarted("spawn"))
+        self._wait(LEG_S["spawn"])
         for rank in range(self._size):
             started = events.WorkerStarted(rank % self._per, rank, self._pid(rank), "warm" if self._cycle else "cold")
             self._agent(self._place(rank), started)
             self._monitor(rank, events.MonitorStarted(self._pid(rank)))
         for node in self._nodes:
+            self._agent(node, events.CyclePhaseEnded("spawn", "completed", LEG_S["spawn"]))
             self._agent(node, events.CyclePhaseStarted("run"))
         self._run_began = self._now
         if self._signs:

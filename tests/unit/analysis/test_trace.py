@@ -87,14 +87,14 @@ def test_otlp_is_what_the_protocol_says_and_holds_every_span(run: Path, told: Jo
 
 
 def test_given_parent_is_everybodys(run: Path) -> None:
-    spans = [span for _, found in spans_of(run, (7, 9)) for span in found]
+    spans = [span for batch in spans_of(run, (7, 9)) for span in batch.spans]
     assert {span.trace_id for span in spans} == {7}
-    assert {span.parent_id for span in spans if span.name == "inprocess.iteration"} == {9}
+    assert {span.parent_id for span in spans if span.name == "inprocess.call"} == {9}
 
 
 def test_iterations_of_a_launched_job_are_within_its_cycle(tmp_path: Path) -> None:
     folder = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2).write(tmp_path / "run")
-    names = {span.name for _, spans in spans_of(folder) for span in spans}
+    names = {span.name for batch in spans_of(folder) for span in batch.spans}
     assert {"launcher.cycle", "rendezvous", "spawn", "import"} <= names
 
 

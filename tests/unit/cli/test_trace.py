@@ -121,7 +121,7 @@ def test_trace_of_a_job_is_the_one_that_it_was_started_in(
     messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     spans = [span for m in messages for r in m["resourceSpans"] for s in r["scopeSpans"] for span in s["spans"]]
     assert {span["traceId"] for span in spans} == {"a" * 32}
-    assert {span["parentSpanId"] for span in spans if span["name"] == "inprocess.iteration"} == {"b" * 16}
+    assert {span["parentSpanId"] for span in spans if span["name"] == "inprocess.call"} == {"b" * 16}
 
 
 @pytest.mark.parametrize(

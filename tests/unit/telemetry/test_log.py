@@ -16,8 +16,7 @@ import resilience
 from resilience.core.identity import Origin
 from resilience.telemetry import log
 from resilience.telemetry.log import LogLine, line_of
-from resilience.telemetry.span import trace_id
-from resilience.telemetry.spans import run_span_id
+from resilience.telemetry.span import run_span_id, trace_id
 from tests.support.record_streams import Fault, job
 
 ORIGIN = Origin("job", "node", "rank", 7, attempt=1, cycle=2, iteration=3, initial_rank=4, rank=2, world_size=8)

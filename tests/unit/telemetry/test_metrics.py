@@ -322,7 +322,7 @@ def test_exposition_is_valid_openmetrics_with_the_trace_as_exemplar() -> None:
     restarts = families["resilience_restart_duration_seconds"].samples
     exemplars = [sample.exemplar for sample in restarts if sample.exemplar is not None]
     assert {exemplar.labels["trace_id"] for exemplar in exemplars} == {
-        format(trace_id("job", 0, cycle), "032x") for cycle in (0, 1)
+        format(trace_id("job", 0, 0), "032x")  # of the cycle that failed
     }
     for sample in restarts:
         if sample.name.endswith("_count"):

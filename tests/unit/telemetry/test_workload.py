@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import resilience
 from resilience.core.identity import Origin
-from resilience.telemetry import span, spans, workload
+from resilience.telemetry import span, workload
 
 ORIGIN = Origin("job", "n", "rank", 1, cycle=2, iteration=3, initial_rank=4, rank=1, world_size=8)
-RUN = (span.trace_id(ORIGIN), spans.run_span_id(ORIGIN, 3, 4))
+RUN = (span.trace_id(ORIGIN), span.run_span_id(ORIGIN, 3, 4))
 GIVEN = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
