@@ -22,9 +22,10 @@ from resilience.attribution.symptoms import category_of, symptom
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record
+from resilience.history.intervals import Interval
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
-from resilience.history.timeline import Interval, Timeline
+from resilience.history.timeline import Timeline
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.final_state import FinalState

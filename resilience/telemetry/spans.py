@@ -12,7 +12,8 @@ from __future__ import annotations
 from resilience.core import identity
 from resilience.core.identity import JOB, ROOT, Key, Origin
 from resilience.core.records import Record
-from resilience.history.timeline import Fact, Interval, Timeline
+from resilience.history.intervals import Fact, Interval
+from resilience.history.timeline import Timeline
 from resilience.telemetry.span import (
     Link,
     LinkKind,

@@ -1,0 +1,290 @@
+"""What did the launcher do when on one node?  A part of `history.timeline`: cycles, phases, restarts, start-ups."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from resilience.core import events
+from resilience.core.attribution import InterruptionRecord
+from resilience.core.identity import JOB, ROOT, Key, Origin, node_key, restart_key
+from resilience.core.records import Record
+from resilience.history.cycles import Cycle, NodeCycle, Stage, restarts_of
+from resilience.history.history import History
+from resilience.history.intervals import Fact, Interval, Open, anchor, hang, instant
+
+_LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes that no restart follows
+_LEADING = ("gate", "rendezvous")  # phases that end before it is known which cycle they lead to
+
+
+class NodeTimeline:
+    """What one node's agent and the launcher's monitors there record."""
+
+    def __init__(self, name: str, history: History) -> None:
+        self._name = name
+        self._history = history
+        self._parts: dict[Cycle, _Part] = {}
+        self._began: dict[int, int] = {}  # attempt -> UTC of its first record
+        self._before: dict[Cycle, Cycle] = {}  # cycle -> the one whose restart led to it
+        self._last: Cycle | None = None  # that began; None once the job has ended
+        self._at_ns = 0  # of the agent's last record
+        self._phase: Open | None = None
+
+    def take(self, record: Record) -> list[Interval]:
+        origin, event = record.origin, record.event
+        place = (origin.attempt, origin.cycle)
+        if isinstance(event, events.Interrupted):
+            return [self._interrupted(record, event.record)]
+        if origin.role != "agent":
+            return self._of_monitor(record, place)
+        self._at_ns = record.wall_ns
+        self._began.setdefault(origin.attempt, record.wall_ns)
+        match event:
+            case events.CyclePhaseStarted(phase):
+                key = (*node_key(self._name), phase, "open")
+                self._phase = Open(phase, key, node_key(self._name), origin, record.wall_ns)
+            case events.CyclePhaseEnded(phase):
+                self._phase = None
+                return self._phase_ended(place, phase, origin)
+            case events.CycleStarted():
+                return self._cycle_started(place, record, event)
+            case events.CycleEnded():
+                return self._cycle_ended(place, record, event)
+            case events.JobEnded():
+                return self._job_ended(record, event)
+            case events.WorkerStarted(worker_rank=rank):
+                self._part(place).note(record)
+                return self._imported(place, rank)
+            case _:
+                self._part(place).note(record)
+        return []
+
+    def entered(self, record: Record) -> list[Interval]:
+        """A worker entered its wrapped function."""
+        rank = record.origin.initial_rank
+        return [] if rank is None else self._progressed(record, rank)
+
+    def left_open(self) -> list[Interval]:
+        if self._last is None:
+            return []
+        place, at = self._last, self._at_ns
+        part, facts = self._part(place), self._facts(place)
+        found: list[Interval] = []
+        if self._phase is not None:
+            found.append(self._phase.ended(self._phase.origin, self._phase.start_ns, at, "open", "reader"))
+        if facts.ended is not None:
+            found += self._given_up(place, at, "open", "reader")
+        else:
+            found += self._restart(place, at, "open", "reader")
+            found += [
+                opened.ended(opened.origin, opened.start_ns, at, "open", "reader")
+                for opened in (part.node, part.cycle)
+                if opened is not None
+            ]
+        self._last = self._phase = None
+        return found
+
+    # -- the agent's cycle ---------------------------------------------------------------------
+
+    def _phase_ended(self, place: Cycle, phase: str, origin: Origin) -> list[Interval]:
+        if phase == "run":
+            return [self._stage(self._facts(place).stages[-1], node_key(self._name), origin)]
+        if phase == "spawn":
+            spawned = self._facts(place).stages[-1]
+            leads = self._stage(spawned, self._leading_to(place), self._origin_of(place, origin))
+            return [leads, *self._restarted(place)]
+        return []  # gate and rendezvous: with the cycle that they lead to; stop: with the cycle's end
+
+    def _cycle_started(self, place: Cycle, record: Record, event: events.CycleStarted) -> list[Interval]:
+        self._last = place
+        origin, part, facts = record.origin, self._part(place), self._facts(place)
+        before = self._history.cycles.before(self._name, place)
+        if before is not None:
+            self._before[place] = before
+        about: dict[str, Fact] = {"why": event.why}
+        if facts.met is not None:
+            about |= {"world_size": facts.met.world_size, "nodes": facts.met.nodes}
+        part.node = Open("launcher.node", node_key(self._name), ROOT, origin, record.wall_ns, about)
+        part.node.note(event, record.wall_ns)
+        leads = self._origin_of(place, origin)
+        found = [
+            self._stage(stage, self._leading_to(place), leads) for stage in facts.stages if stage.phase in _LEADING
+        ]
+        if facts.met is None or facts.met.group_rank == 0:
+            earlier = None if before is None else (before, ROOT)
+            part.cycle = Open("launcher.cycle", ROOT, None, origin, record.wall_ns, about, previous=earlier)
+            found.append(anchor(part.cycle))
+        return found
+
+    def _cycle_ended(self, place: Cycle, record: Record, event: events.CycleEnded) -> list[Interval]:
+        origin, part = record.origin, self._part(place)
+        found = self._restart(place, record.wall_ns, "interrupted", "rank")
+        parent = node_key(self._name) if event.outcome in _LAST else restart_key(self._name)
+        stops = [stage for stage in self._facts(place).stages if stage.phase == "stop"]
+        found += [self._stage(stage, parent, origin) for stage in stops]
+        start = record.wall_ns - round(max(0.0, event.duration_s) * 1e9)
+        self._began[origin.attempt] = min(start, self._began[origin.attempt])
+        facts: dict[str, Fact] = {"detail": event.detail} if event.detail else {}
+        for opened in (part.node, part.cycle):
+            if opened is not None:
+                found.append(opened.ended(origin, start, record.wall_ns, event.outcome, "rank", facts))
+        return found
+
+    def _job_ended(self, record: Record, event: events.JobEnded) -> list[Interval]:
+        origin, last = record.origin, self._last
+        self._last = None
+        if last is not None and last[0] != origin.attempt:
+            last = None
+        if last is None:
+            waited = self._history.cycles.waiting(self._name)
+            found = [self._stage(stage, JOB, origin) for stage in waited]
+        else:
+            found = self._given_up(last, record.wall_ns, "failed", "rank")
+        met = None if last is None else self._facts(last).met
+        if met is None or met.group_rank == 0:
+            facts: dict[str, Fact] = {"exit_code": event.exit_code, "is_clean": event.is_clean}
+            began = min(self._began[origin.attempt], record.wall_ns)
+            ended = (origin, began, record.wall_ns, event.outcome, "rank", facts)
+            found.append(Interval("resilience.job", JOB, None, *ended))
+        return found
+
+    def _given_up(self, place: Cycle, at_ns: int, outcome: str, closed_by: str) -> list[Interval]:
+        """The restart after the last cycle, that led to no other one."""
+        part, ended = self._part(place), self._facts(place).ended
+        if part.node is None or ended is None or ended.outcome in _LAST:
+            return []
+        waited = self._history.cycles.waiting(self._name)
+        found = [self._stage(stage, restart_key(self._name), part.node.origin) for stage in waited]
+        return [*found, *self._restart_of(place, None, at_ns, outcome, closed_by, part.node.origin)]
+
+    # -- workers and monitors ------------------------------------------------------------------
+
+    def _of_monitor(self, record: Record, place: Cycle) -> list[Interval]:
+        event, rank = record.event, record.origin.initial_rank
+        if rank is None:
+            return []
+        if isinstance(event, events.RankFellSilent):
+            parent = node_key(self._name)
+            key = self._part(place).numbered((*parent, "hang", rank))
+            return [hang(record, event, key, parent)]
+        return self._progressed(record, rank) if isinstance(event, events.WorkerProgressed) else []
+
+    def _progressed(self, record: Record, rank: int) -> list[Interval]:
+        place = (record.origin.attempt, record.origin.cycle)
+        self._part(place).speakers.setdefault(rank, record.origin)
+        return self._imported(place, rank)
+
+    def _imported(self, place: Cycle, rank: int) -> list[Interval]:
+        """The start-up of a worker, once it shows progress; the agent's record of its start may come later."""
+        part, worker = self._part(place), self._facts(place).workers.get(rank)
+        if worker is None or worker.progress is None or worker.started_ns is None or rank in part.imported:
+            return []
+        part.imported.add(rank)
+        until_ns, end, sign = worker.progress
+        start = end - max(0, until_ns - worker.started_ns)
+        origin, key = self._origin_of(place, part.speakers[rank]), (*node_key(self._name), "import", place[1], rank)
+        facts: dict[str, Fact] = {"sign": sign}
+        imported = Interval("import", key, self._leading_to(place), origin, start, end, "completed", facts=facts)
+        return [imported, *self._restarted(place)]
+
+    def _interrupted(self, record: Record, seen: InterruptionRecord) -> Interval:
+        origin, parent = record.origin, node_key(self._name)
+        part = self._part((origin.attempt, origin.cycle))
+        key = part.numbered((*parent, "interruption", origin.role, seen.rank))
+        part.interruptions.append((record.mono_ns, seen, key))
+        return instant(record, seen, key, parent, {"rank.initial": seen.rank})
+
+    # -- restarts ------------------------------------------------------------------------------
+
+    def _leading_to(self, place: Cycle) -> Key:
+        """What the phases are part of that lead to a cycle: the restart after the one before, or the first start."""
+        return restart_key(self._name) if place in self._before else node_key(self._name)
+
+    def _origin_of(self, place: Cycle, origin: Origin) -> Origin:
+        """The origin in the cycle that a phase belongs to which leads to the cycle `place`."""
+        cycle = self._before[place][1] if place in self._before else place[1]
+        return msgspec.structs.replace(origin, cycle=cycle)
+
+    def _restarted(self, place: Cycle) -> list[Interval]:
+        """The restart that led to a cycle, once all workers of the node have shown progress."""
+        return self._restart(place, None, "completed", "rank") if self._facts(place).is_at_work else []
+
+    def _restart(self, place: Cycle, at_ns: int | None, outcome: str, closed_by: str) -> list[Interval]:
+        """The restart that led to a cycle, unless it is over."""
+        part = self._part(place)
+        if place not in self._before or part.is_restarted or part.node is None:
+            return []
+        part.is_restarted = True
+        origin = self._origin_of(place, part.node.origin)
+        return self._restart_of(self._before[place], self._facts(place), at_ns, outcome, closed_by, origin)
+
+    def _restart_of(
+        self, failed: Cycle, this: NodeCycle | None, at_ns: int | None, outcome: str, closed_by: str, origin: Origin
+    ) -> list[Interval]:
+        """The restart after the cycle `failed`, and its first phase. at_ns: its end, where no worker shows one."""
+        before = self._facts(failed)
+        since = before.failed_at
+        if since is None:
+            return []
+        key, found = restart_key(self._name), []
+        mono_ns, kind = since
+        restarts = [] if this is None else list(restarts_of(before, this))
+        kind = restarts[0].kind if restarts else kind
+        start = before.wall_of(mono_ns)
+        ends = [start + max(0, restart.until_ns - mono_ns) for restart in restarts]
+        end = max([*ends, *([] if at_ns is None or ends else [at_ns])], default=start)
+        for stage in before.stages:
+            if stage.phase == "run":
+                detect = ("detect", (*key, "detect"), key, origin, start, max(start, stage.ended_wall_ns), "completed")
+                found.append(Interval(*detect))
+        facts: dict[str, Fact] = {"interruption.kind": kind}
+        cause = self._part(failed).cause(before)
+        opened = Open("restart", key, node_key(self._name), origin, start, facts)
+        return [*found, opened.ended(origin, start, max(start, end), outcome, closed_by, None, cause)]
+
+    # -- shared --------------------------------------------------------------------------------
+
+    def _stage(self, stage: Stage, parent: Key, origin: Origin) -> Interval:
+        start = stage.ended_wall_ns - round(stage.duration_s * 1e9)
+        within = (*JOB, self._name) if parent == JOB else node_key(self._name)
+        key = self._part((origin.attempt, origin.cycle)).numbered((*within, stage.phase))
+        return Interval(stage.phase, key, parent, origin, start, stage.ended_wall_ns, stage.outcome)
+
+    def _part(self, place: Cycle) -> _Part:
+        part = self._parts.get(place)
+        if part is None:
+            part = self._parts[place] = _Part()
+        return part
+
+    def _facts(self, place: Cycle) -> NodeCycle:
+        return self._history.cycles.part(self._name, place)
+
+
+class _Part:
+    """What is kept of one node's cycle beside its history."""
+
+    def __init__(self) -> None:
+        self.cycle: Open | None = None
+        self.node: Open | None = None
+        self.is_restarted = False  # the restart that led to it is over
+        self.imported: set[int] = set()
+        self.speakers: dict[int, Origin] = {}  # rank -> who told of its first progress
+        self.interruptions: list[tuple[int, InterruptionRecord, Key]] = []
+        self._counts: Counter[Key] = Counter()
+
+    def note(self, record: Record) -> None:
+        if self.node is not None:
+            self.node.note(record.event, record.wall_ns)
+
+    def numbered(self, key: Key) -> Key:
+        number = self._counts[key]
+        self._counts[key] += 1
+        return (*key, number)
+
+    def cause(self, facts: NodeCycle) -> Key | None:
+        """The interruption that ended the cycle on this node, None if another node had it."""
+        own = [entry for entry in self.interruptions if facts.is_own(entry[1])]
+        of_mover = [entry for entry in own if entry[1].rank == facts.mover]
+        first = min(of_mover or own, key=lambda entry: entry[0], default=None)
+        return None if first is None else first[2]

@@ -1,0 +1,152 @@
+"""What went on when on one rank in a wrapped function?  A part of `history.timeline`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from resilience.core import events
+from resilience.core.attribution import InterruptionRecord
+from resilience.core.identity import ROOT, Key, iteration_key, node_key
+from resilience.core.records import Record
+from resilience.history.intervals import Fact, Interval, Open, anchor, ended, hang, instant
+
+
+class RankTimeline:
+    """One rank in one call. call: attempt, cycle, call and initial rank."""
+
+    def __init__(self, call: tuple[int, int, int, int], is_launched: bool) -> None:
+        self._call, self._rank = call[2], call[3]
+        self._cycle = call[:2]
+        self._is_launched = is_launched
+        self._root: Open | None = None
+        self._iterations: dict[int, Open] = {}
+        self._stages: dict[str, Open] = {}
+        self._counts: Counter[Key] = Counter()
+        self._first: dict[int, int] = {}  # iteration -> initial rank of the record that came first
+        self._kind = "peer"  # why the present restart began, as far as this rank knows
+        self._state = "active"
+        self._last: Record | None = None
+        self.is_over = False
+
+    def take(self, record: Record) -> list[Interval]:
+        event, self._last = record.event, record
+        match event:
+            case events.CallStarted():
+                return self._call_started(record, event)
+            case events.IterationStarted():
+                opened = self._iteration(record)
+                opened.facts = {"world_size.active": event.active_world_size, "rank.state": event.state}
+                self._state = event.state
+                self._iterations[record.origin.iteration or 0] = opened
+            case events.IterationEnded():
+                begun = self._iterations.pop(record.origin.iteration or 0, None)
+                return [ended(begun or self._iteration(record), record, event)]
+            case events.StageStarted(stage):
+                before = self._stages.pop(stage, None)  # whose end is lost
+                self._stages[stage] = self._stage(record, stage)
+                if before is not None:
+                    return [before.ended(before.origin, before.start_ns, record.wall_ns, "lost", "reader")]
+            case events.StageEnded():
+                return [self._stage_ended(record, event)]
+            case events.Interrupted():
+                return [self._interrupted(record, event.record)]
+            case events.RankFellSilent():
+                parent = iteration_key(self._call, record.origin.iteration or 0, self._rank)
+                key = self._numbered("hang", record.origin.iteration or 0)
+                return [hang(record, event, key, parent)]
+            case events.CallEnded(outcome=outcome):
+                self.is_over = True
+                return self._closed(record, outcome, "call")
+            case events.MonitorEnded():
+                self.is_over = True
+                return self._closed(record, "lost", "monitor")
+            case _:
+                self._note(record)
+        return []
+
+    def left_open(self) -> list[Interval]:
+        return [] if self._last is None else self._closed(self._last, "open", "reader")
+
+    def _note(self, record: Record) -> None:
+        event, iteration = record.event, record.origin.iteration or 0
+        if isinstance(event, events.OutcomeSeen):
+            if event.by is not None and record.origin.iteration is not None:
+                self._first[iteration] = event.by
+        elif iteration in self._iterations:
+            self._iterations[iteration].note(event, record.wall_ns)
+
+    def _call_started(self, record: Record, event: events.CallStarted) -> list[Interval]:
+        if self._rank != 0 or self._is_launched:
+            return []
+        key = _root_of(self._call)
+        facts: dict[str, Fact] = {"function": event.function, "world_size.initial": event.world_size}
+        parent = None if self._call == 0 else ROOT  # one root of a trace: later calls are part of the first one
+        self._root = Open("inprocess.call", key, parent, record.origin, record.wall_ns, facts)
+        return [anchor(self._root)]
+
+    def _iteration(self, record: Record) -> Open:
+        origin, iteration = record.origin, record.origin.iteration or 0
+        parent = node_key(origin.node) if self._is_launched else _root_of(self._call)
+        key = iteration_key(self._call, iteration, self._rank)
+        before = (self._cycle, iteration_key(self._call, iteration - 1, self._rank)) if iteration else None
+        return Open("inprocess.iteration", key, parent, origin, record.wall_ns, previous=before)
+
+    def _stage(self, record: Record, stage: str) -> Open:
+        iteration = record.origin.iteration or 0
+        parent = iteration_key(self._call, iteration, self._rank)
+        if stage in events.PHASES:
+            if "restart" not in self._stages:  # the record of its beginning is lost
+                self._stages["restart"] = self._stage(record, "restart")
+            parent = self._stages["restart"].key
+        return Open(stage, self._numbered(stage, iteration), parent, record.origin, record.wall_ns)
+
+    def _stage_ended(self, record: Record, event: events.StageEnded) -> Interval:
+        opened = self._stages.pop(event.stage, None) or self._stage(record, event.stage)
+        cause: Key | None = None
+        if event.stage == "restart":
+            opened, cause = self._of_restart(opened)
+        elif event.stage == "resume":
+            opened.facts["rank.state"] = self._state
+        return ended(opened, record, event, cause)
+
+    def _of_restart(self, opened: Open) -> tuple[Open, Key | None]:
+        """A restart with why it came about, and what it follows."""
+        opened.facts, self._kind = {"interruption.kind": self._kind}, "peer"
+        iteration = int(opened.key[2])
+        first = self._first.get(iteration)
+        return opened, None if first is None else (self._call, "interruption", iteration, first, 0)
+
+    def _interrupted(self, record: Record, seen: InterruptionRecord) -> Interval:
+        origin = record.origin
+        iteration = seen.iteration if seen.iteration is not None else origin.iteration or 0
+        key = self._numbered("interruption", iteration, seen.rank)
+        self._kind = seen.interruption.value
+        facts: dict[str, Fact] = {"rank.initial": seen.rank, "iteration": iteration}
+        facts["interruption.id"] = f"{origin.cycle}.{self._call}.{iteration}.{seen.rank}.{key[-1]}"
+        return instant(record, seen, key, iteration_key(self._call, iteration, seen.rank), facts)
+
+    def _closed(self, record: Record, outcome: str, closed_by: str) -> list[Interval]:
+        """What is open ends with the call; of the restart, what it follows is known."""
+        found: list[Interval] = []
+        for name, opened in reversed(self._stages.items()):
+            cause = None
+            if name == "restart":
+                opened, cause = self._of_restart(opened)
+            found.append(opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by, None, cause))
+        for opened in self._iterations.values():
+            found.append(opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by))
+        if (root := self._root) is not None:
+            by = "rank" if closed_by == "call" else closed_by
+            found.append(root.ended(root.origin, root.start_ns, record.wall_ns, outcome, by))
+        self._stages, self._iterations, self._root = {}, {}, None
+        return found
+
+    def _numbered(self, name: str, iteration: int, rank: int | None = None) -> Key:
+        key = (self._call, name, iteration, self._rank if rank is None else rank)
+        number = self._counts[key]
+        self._counts[key] += 1
+        return (*key, number)
+
+
+def _root_of(call: int) -> Key:
+    return ROOT if call == 0 else (*ROOT, call)
