@@ -71,10 +71,6 @@ EQUIVALENT = {
         "swapped: if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED: / "
         "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:",
     ): "a result satisfies at most one of the two conditions",
-    (
-        "is_inherited",
-        "without condition not any((seat.id in gathering.arrived for seat in gathering.last.seats))",
-    ): "a verdict that all have obeyed is read once more, which changes nothing and costs two operations",
     ("Supervision.signalled", "if leaves -> True"): "it is said to a person only",
     ("Supervision.signalled", "if leaves -> False"): "it is said to a person only",
     (

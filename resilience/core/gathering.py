@@ -198,12 +198,6 @@ def is_due(gathering: Gathering, least: int, most: int, last_call_is_over: bool)
     return count >= most or gathering.last.cycle != FIRST or last_call_is_over
 
 
-def is_inherited(gathering: Gathering) -> bool:
-    """Return whether there was a cycle, and none of its agents comes to the next one: nobody there knows how it
-    ended."""
-    return gathering.last.cycle != FIRST and not any(seat.id in gathering.arrived for seat in gathering.last.seats)
-
-
 def form(gathering: Gathering, most: int, assign: Assign) -> Formation:
     """Return the next cycle. Raises: what `assign` raises, ConfigurationError if the ranks cannot be."""
     last = gathering.last

@@ -17,7 +17,7 @@ import msgspec
 
 from resilience.core import agent_liveness, gathering, group_ranks
 from resilience.core.agent_liveness import Silences, Timer
-from resilience.core.agent_protocol import Counts, IsInterrupted, Now, Protocol, Seconds, Sleep, Watch
+from resilience.core.agent_protocol import Counts, Delete, IsInterrupted, Now, Protocol, Seconds, Sleep, Watch
 from resilience.core.gathering import Around, Arrived, Excluded, Formation, Left, Nothing, Seat
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, CompareSet, Read, Set
@@ -26,7 +26,7 @@ from resilience.errors import ConfigurationError
 NOTICE = 0.25  # seconds between two looks of a leader at its own timers
 LONGEST_PAUSE = 0.1  # seconds for which a leader lets entries gather before it reads them
 ASK_EVERY = 10  # looks, after which an agent asks for the next formation even if nothing was said of it
-NOTICES = "notices"  # counts what seldom happens to agents that wait: a refusal, an exclusion, a lead given up
+NOTICES = "notices"  # counts what seldom happens to agents that wait: a refusal, an exclusion, a loss, a lead given up
 LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
 
 
@@ -60,13 +60,15 @@ class Rendezvous:
         self.terms = terms
         self.formation = Formation()  # of the cycle that this agent takes or took part in
         self.gathering = gathering.begin(self.formation)
-        # Asked before a cycle is formed without any agent of the last one: why the job ends, empty if it goes on.
+        # Asked before each cycle but the first: why the job ends with the cycle before, empty if it goes on.
         self.why_not_continued: Callable[[int], Protocol[str]] = _is_continued
         self._log = RendezvousLog()
         self._silences = Silences(terms.interval, terms.lost_after)
         self._duplicates: dict[str, Seconds] = {}  # id -> since when its rank is another node's too
         self._wrong = Timer(terms.last_call)  # ranks that cannot be
         self._lease: str | None = None  # key of the leadership that this agent holds
+        self._seat: Seat | None = None  # with which it has arrived
+        self._arrived_at = -1  # place of the entry that says so
         self._asked_at, self._looks_since_asked = -1, 0  # when it asked for the newest cycle: entries, looks
         self._notices = 0  # of NOTICES, as far as this agent has looked into them
 
@@ -79,6 +81,7 @@ class Rendezvous:
 
     def join(self, seat: Seat) -> Protocol[Formation | Refusal]:
         """Arrive, and wait until a cycle has a place for this agent. Raises: ConfigurationError if ranks are wrong."""
+        self._seat = None
         refusal = yield from self._hear_notices((yield Add(NOTICES, 0)))
         if refusal is not None:
             return refusal
@@ -86,7 +89,8 @@ class Rendezvous:
         if last.closed:
             return _closed(last)
         deadline = (yield Now()) + self.terms.join_limit
-        yield from self._log.append(Arrived(seat))
+        self._arrived_at = yield from self._log.append(Arrived(seat))
+        self._seat = seat
         if self.gathering.last.cycle != last.cycle:
             self.gathering = gathering.begin(last)
         while True:
@@ -101,6 +105,7 @@ class Rendezvous:
             if found.rank_of(self.id) is not None:
                 self.formation = found
                 return found
+            yield from self._arrive_again()
 
     def _await_formation(self, deadline: Seconds) -> Protocol[Formation | Refusal]:
         """Wait for the next cycle's formation; lead if no other agent does."""
@@ -173,17 +178,34 @@ class Rendezvous:
         return None, is_gone
 
     def _hear_notices(self, notices: int) -> Protocol[Refusal | None]:
-        """Return why this node is excluded, None if it is not. notices: how many there are; if none is new there is
-        nothing to read. Raises: ConfigurationError if its rank is taken."""
+        """Return why this node is excluded, None if it is not. An agent that stood still while it waited, and was taken
+        for lost, arrives again. notices: how many there are; if none is new there is nothing to read.
+        Raises: ConfigurationError if its rank is taken."""
         if notices == self._notices:
             return None
-        refused, excluded = yield Read((f"refused/{self.id}", f"excluded/{self.node}"))
+        names = f"refused/{self.id}", f"excluded/{self.node}", f"lost/{self.id}"
+        refused, excluded, lost = yield Read(names)
         if refused is not None:
             raise ConfigurationError(refused)
         if excluded is not None:
             return Refusal("closed", f"node {self.node} is excluded: {excluded}")
+        if lost is not None:
+            yield from self.read()
+            if self.gathering.entries <= int(lost) and self._seat is not None:
+                return None  # the entry that says so cannot be read yet: looks again
+            yield Delete(f"lost/{self.id}")
+            yield from self.read()  # it may have been taken for lost once more before
+            yield from self._arrive_again()
         self._notices = notices
         return None
+
+    def _arrive_again(self) -> Protocol[bool]:
+        """Arrive once more if this agent waits and the others took it for lost. Return True if they did."""
+        known = self.gathering
+        if self._seat is None or known.entries <= self._arrived_at or self.id in known.arrived:
+            return False
+        self._arrived_at = yield from self._log.append(Arrived(self._seat))
+        return True
 
     # -- leading ----------------------------------------------------------------------------------
 
@@ -202,15 +224,17 @@ class Rendezvous:
         known = self.gathering
         if known.last.cycle >= number:
             return known.last  # this agent stood still, and the others went on
-        if is_time and (yield from self._tell_lost([*(seat.id for seat in known.missing), *known.arrived])):
+        if (yield from self._arrive_again()):
             return None  # looks again
+        if is_time and (yield from self._tell_lost([*(seat.id for seat in known.missing), *known.arrived])):
+            return None
         if (yield from self._refuse_duplicates()):
             return None
         now = yield Now()
         is_last = last_call.has_run_out(len(known.arrived) >= terms.least, now)
         if not gathering.is_due(known, terms.least, terms.most, is_last):
             return None
-        if gathering.is_inherited(known):
+        if known.last.cycle != gathering.FIRST:
             why_not = yield from self.why_not_continued(known.last.cycle)
             if why_not:
                 return (yield from self._write(known.last, Formation(cycle=number, closed=why_not)))
@@ -235,8 +259,10 @@ class Rendezvous:
         return bool(lost)
 
     def tell_lost(self, id: str) -> Protocol[None]:
-        """Write down that an agent is lost."""
-        yield from self._log.append(Left(id, f"gave no sign of life for {self.terms.lost_after:g} s"))
+        """Write down that an agent is lost. It may only have stood still: then it reads that it has to arrive again."""
+        place = yield from self._log.append(Left(id, f"gave no sign of life for {self.terms.lost_after:g} s"))
+        yield Set(f"lost/{id}", str(place))
+        yield Add(NOTICES, 1)
 
     def _refuse_duplicates(self) -> Protocol[bool]:
         """Return True if two agents claim one rank. The later one is refused, unless the other turns out to
@@ -279,9 +305,10 @@ class Rendezvous:
             is_over = (yield from self.newest()).cycle > self.cycle
         else:
             is_over = False  # an agent that forms a cycle, or closes the rendezvous, has written to the log before
-        # An agent that the others took for lost is not waited for: a next cycle may begin at any moment.
-        is_over |= self.id in known.gone
-        lost = frozenset(seat.id for seat in self.formation.seats if known.is_gone(seat))
+        # An agent that was taken for lost ends its workers, and then waits for the next cycle: it is lost to this one.
+        lost = frozenset(seat.id for seat in self.formation.seats if known.is_gone(seat) or seat.id in known.arrived)
+        # The others do not wait for an agent that they took for lost: a next cycle may begin at any moment.
+        is_over |= self.id in lost
         return Around(0 if is_over else known.waiting(self.terms.most), lost, is_over, asked)
 
     def end_cycle(self, reason: str) -> Protocol[str]:
@@ -292,9 +319,10 @@ class Rendezvous:
         """Return True if the cycle's end may have been said. No request to the store, but for the first time."""
         return bool((yield Watch(f"end/{self.cycle}")))
 
-    def cycle_end(self) -> Protocol[str | None]:
-        """Return what `end_cycle` was told first by any agent, None if nothing yet."""
-        (text,) = yield Read((f"end/{self.cycle}",))
+    def cycle_end(self, cycle: int | None = None) -> Protocol[str | None]:
+        """Return the reason that any agent gave first for the end of a cycle, None if there is none yet. cycle: this
+        agent's if it is not given."""
+        (text,) = yield Read((f"end/{self.cycle if cycle is None else cycle}",))
         return None if text is None else str(text)
 
     def others(self, leaving: Collection[str]) -> Protocol[int]:
@@ -322,12 +350,13 @@ class Rendezvous:
         """Return the last formation of the job."""
         return (yield from self._log.newest(self.formation))
 
-    def close(self, reason: str) -> Protocol[None]:
-        """Say that there will be no further cycle."""
+    def close(self, reason: str) -> Protocol[str]:
+        """Say that there will be no further cycle. Return the reason that was given first."""
         newest = yield from self.newest()
         while not newest.closed:
             newest = yield from self._write(newest, Formation(cycle=newest.cycle + 1, closed=reason))
             yield from self._log.append(Nothing())  # wakes those who look at the log first
+        return newest.closed
 
     def exclude(self, node: str, reason: str) -> Protocol[None]:
         """Let a node take part in no further cycle. The one that runs is not ended."""

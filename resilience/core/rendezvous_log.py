@@ -28,14 +28,14 @@ class RendezvousLog:
         self._places: list[int] = []  # of this agent's entries
         self._holes: dict[int, Seconds] = {}  # place -> when this agent first saw that it is empty
 
-    def append(self, entry: Entry) -> Protocol[None]:
-        """Write an entry at the end of the log."""
+    def append(self, entry: Entry) -> Protocol[int]:
+        """Write an entry at the end of the log. Return its place."""
         text = gathering.encode(entry)
         while True:
-            place = (yield Add("log/count", 1)) - 1
+            place = int((yield Add("log/count", 1))) - 1
             if (yield CompareSet(f"log/{place}", text)) == text:
                 self._places.append(place)
-                return  # else we were so late that the place was given up
+                return place  # else we were so late that the place was given up
 
     def read(self, known: Gathering, count: int | None = None) -> Protocol[Gathering]:
         """Take into account what the log holds beyond what is known. count: its entries, if that was just read."""

@@ -97,21 +97,30 @@ class Supervision:
 
     def stopped_while_waiting(self) -> Protocol[Verdict]:
         """Return what the signals ask for that came while no workers ran, or while the cycle ended with another
-        verdict. A node that had a part in the last cycle and does not leave speaks for all."""
+        verdict. A node that had a part in the last cycle and does not leave ends the job, unless the job has another
+        end already."""
         verdict = self.stop
         assert verdict is not None
         if verdict.again is not None:
             yield Emit(events.NodeExcluded(verdict.detail))
             self.leaves = verdict.detail
-        return msgspec.structs.replace(verdict, again=None)
+            return msgspec.structs.replace(verdict, again=None)
+        end = yield from self._end_job(verdict)
+        return verdict if end.outcome == verdict.outcome else end  # with the exit status of its own signal
 
     def closed(self, why: str) -> Protocol[Verdict]:
-        """Return what follows from a rendezvous that takes this node no more. why: it says so."""
+        """Return what follows from a rendezvous that no longer accepts this node. why: its reason."""
         words = (yield from self._rendezvous.newest()).closed
-        if not words:
-            return (yield from self.leave(why))
+        return self._end_of_job(words) if words else (yield from self.leave(why))
+
+    def _end_job(self, verdict: Verdict) -> Protocol[Verdict]:
+        """End the job for all nodes, unless it has ended. Return the verdict that it ends with."""
+        return self._end_of_job((yield from self._rendezvous.close(cycle.encode(verdict))))
+
+    def _end_of_job(self, words: str) -> Verdict:
+        """Return the verdict that the rendezvous was closed with."""
         with contextlib.suppress(DecodeError):
-            return cycle.decode(words)  # the others have ended the job
+            return cycle.decode(words)
         return Verdict("failed", self.name, exit_code=cycle.FAILED, detail=words)
 
     def late(self, why: str) -> Verdict:
@@ -131,20 +140,24 @@ class Supervision:
             yield from self._rendezvous.close(cycle.encode(verdict))
 
     def ended_by_error(self, error: str) -> Protocol[Verdict]:
-        """This agent failed by an error of its own. End the job for all nodes, by the verdict of its cycle if that ends
-        the job already, so that all agents end alike. Return the verdict."""
+        """This agent failed by an error of its own. End the job for all nodes, unless it has an end already. Return
+        the verdict that it ends with."""
         verdict = Verdict("failed", self.name, exit_code=cycle.FAILED, detail=error)
         if self._rendezvous.formation.rank_of(self._rendezvous.id) is not None:
             standing = yield from self.agree(verdict)
-            verdict = standing if standing.again is None else verdict
-        yield from self.over(verdict)
-        return verdict
+            if standing.again is None:
+                return standing
+        return verdict if self.leaves else (yield from self._end_job(verdict))
 
     def _why_not_continued(self, former: int) -> Protocol[str]:
-        """No agent of the former cycle is left. Charge its loss, unless one of them has said how it ended. Return why
-        the job ends with it, empty if it goes on."""
-        lost = [seat.node for seat in self._rendezvous.gathering.last.seats]
-        verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
+        """Return why the job ends with the former cycle, empty if it goes on. A cycle without a verdict has lost all
+        its agents, or they were taken for lost and come back: charge that."""
+        verdict = yield from self.standing(former)
+        if verdict is None:
+            known = self._rendezvous.gathering
+            seats = known.last.seats
+            lost = [seat.node for seat in seats if seat.id not in known.arrived] or [seat.node for seat in seats]
+            verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
         return "" if verdict.again is not None else cycle.encode(verdict)
 
     # -- signals and requests -------------------------------------------------------------------
@@ -200,17 +213,19 @@ class Supervision:
         """Let a verdict stand for all agents of this cycle, unless another one does. Return the one that stands."""
         return (yield from self._obey((yield from self._rendezvous.end_cycle(cycle.encode(verdict)))))
 
-    def standing(self) -> Protocol[Verdict | None]:
-        """Return the verdict that stands, None if there is none yet."""
-        text = yield from self._rendezvous.cycle_end()
+    def standing(self, number: int | None = None) -> Protocol[Verdict | None]:
+        """Return the verdict that stands for a cycle, None if there is none yet. number: of the cycle, this agent's if
+        it is not given."""
+        text = yield from self._rendezvous.cycle_end(number)
         return None if text is None else (yield from self._obey(text))
 
     def _obey(self, text: str) -> Protocol[Verdict]:
-        """Read the verdict that stands, and charge the budget unless another agent has."""
+        """Read the verdict that stands, and charge the budget unless another agent has. A verdict that ends the job
+        ends it at once, for an agent that waits for the next cycle may end it at the same moment."""
         verdict = cycle.decode(text)
         if verdict.failure is not None:
             yield from self.budget.spend(verdict.failure)
-        return verdict
+        return (yield from self._end_job(verdict)) if verdict.again is None else verdict
 
     def ran(self) -> Protocol[Seconds]:
         """Return for how many seconds this cycle has run."""

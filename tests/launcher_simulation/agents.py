@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resilience.core.agent_liveness import LEASE, Lease
-from resilience.core.agent_protocol import Protocol, Seconds, Sleep
+from resilience.core.agent_protocol import Operation, Protocol, Seconds, Sleep
 from resilience.core.budget import Failure
 from resilience.core.control import Request
 from resilience.core.cycle import FAILED, Verdict
@@ -83,6 +83,7 @@ class Agent:
         self.token = 0
         self.is_watching = False
         self.awaited = ""  # the key that it waits for
+        self.sent: Operation | None = None  # what the store has not answered
         self.is_stopping = False
         self.operations = 0
         self.paused_until: Seconds = 0.0

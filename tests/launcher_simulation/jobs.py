@@ -266,6 +266,8 @@ class Job:
         if agent.is_stopping and time_left is not None:
             self.after(time_left, self._has_no_time_left, agent)
         blocked = self._blocked.pop(agent, None)
+        if blocked is None and agent.sent is not None:
+            blocked = Blocked(agent.sent)
         if blocked is not None:
             if not blocked.has_arrived and not self.is_store_dead and self.rng.random() < 0.5:
                 late = max(agent.reachable_from, self.frozen_until) - self.clock.now
@@ -320,6 +322,7 @@ class Job:
         """Give an agent its answer, or raise in it, and put down what it asks for next."""
         agent.token += 1
         agent.is_watching = agent.is_stopping = False
+        agent.sent = None
         protocol, now = agent.protocol, self.clock.now
         if agent.paused_until > now:
             return self.after(agent.paused_until - now, self._go_on_later, agent, agent.token, answer, raised)
@@ -412,6 +415,7 @@ class Job:
                     delay += duration
                 case PartitionBefore(_, _, duration):
                     self._cut_line(agent, duration)
+        agent.sent = operation
         return self.after(delay, self._arrives, agent, agent.token, operation, times)
 
     def _arrives(self, agent: Agent, token: int, operation: Operation, times: int) -> None:

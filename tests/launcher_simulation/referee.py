@@ -8,6 +8,7 @@ own. It shares no decision with the protocol. It knows what must never be:
 - *seats are for those who came*: whoever has a seat or waits for one has arrived since its last cycle, and has neither
   left nor been excluded; nobody who arrived is forgotten;
 - *budget*: no more cycles follow a failure or a loss than the job may restart;
+- *nobody is forgotten*: whoever waits for a place in vain is on the list of those who wait;
 - *the end is the end*: after a verdict that ends the job no further cycle runs;
 - *who is lost gave a reason*: an agent is taken for lost only if it is gone, was stopped, or did not reach the store;
 - *others go on*: what happens to one node ends the job of the others only if they are too few, or the budget is used;
@@ -128,6 +129,8 @@ class Referee:
             self._formed(int(rest), formation)
         elif kind == "log":
             self._log[int(rest)] = entry = json.loads(after)
+            if entry.get("reason", "").startswith("found no place"):
+                self._gives_up(agent, int(rest))
             self._logged(entry)
 
     def _logged(self, entry: dict[str, Any]) -> None:
@@ -138,6 +141,18 @@ class Referee:
         is_there = agent not in self._ended and agent.is_counting and not agent.is_cut_off
         if is_there and not self._was_stalled(agent, GRACE):
             raise broken("who is lost gave a reason", f"{agent} is taken for lost, and counts")
+
+    def _gives_up(self, agent: Agent, place: int) -> None:
+        """An agent that has waited for a place in vain writes that at a place of the log: the others knew of it."""
+        known = next(known for known in range(place + 1) if known not in self._log or known == place)
+        last = self._formations[max(self._formations)] if self._formations else {}
+        former = [seat[0] for seat in last.get("seats", [])]
+        has_seat = agent.id in former  # and does not know, for its answers come late
+        if last.get("closed") or has_seat or known < last.get("entries", 0) or self._was_stalled(agent, GRACE):
+            return
+        arrived, excluded, _ = self._replay(known, last.get("entries", 0), former)
+        if agent.id not in arrived and agent.id.rpartition("/")[0] not in excluded:
+            raise broken("nobody is forgotten", f"{agent} waits for a place, and the others do not know")
 
     def _formed(self, number: int, formation: dict[str, Any]) -> None:
         """A formation stands: hold it against the log."""
@@ -293,9 +308,9 @@ class Referee:
             self._others_go_on()
 
     def _is_its_own(self, agent: Agent, verdict: Verdict) -> bool:
-        """Whether an agent's end is not that of the job. A signal to one that the others have gone on without is."""
+        """Whether an agent's end is not that of the job."""
         is_cut = agent.has_lost_store or agent.is_misconfigured or agent.is_broken
-        return is_cut or bool(agent.supervision.leaves) or (agent in self._lost and verdict.outcome == "preempted")
+        return is_cut or bool(agent.supervision.leaves)
 
     def _explain(self, agent: Agent, verdict: Verdict) -> None:
         """Every agent's end has a reason, and the schedule one for it."""

@@ -37,6 +37,13 @@ class Agent:
     def look(self, workers: Workers) -> Verdict | None:
         return self._run(self._supervision.look(workers))
 
+    def stops(self, number: int) -> Verdict:
+        self.asked(number)
+        return self._run(self._supervision.stopped_while_waiting(), self._perform)
+
+    def breaks(self) -> Verdict:
+        return self._run(self._supervision.ended_by_error("RuntimeError"))
+
     def _perform(self, operation: Emit | HighestStep) -> None:
         assert isinstance(operation, Emit)
         self.emitted.append(operation.event)
@@ -86,6 +93,18 @@ def test_agent_that_is_listed_by_another_one_on_its_way_to_the_list_counts_it() 
 def test_agent_that_waits_for_a_place_leaves_though_it_hosts_the_store() -> None:
     agent = Agent("a", Store(), 3, is_host=True, has_seat=False)
     assert what(agent.asked(signal.SIGINT)) == "leave"
+
+
+def test_job_has_the_end_that_was_first_where_one_agent_fails_and_another_is_told_to_stop() -> None:
+    store = Store()
+    failed = Agent("a", store, 3).breaks()
+    assert failed.outcome == "failed"
+    assert Agent("b", store, 3).stops(signal.SIGINT) == failed
+    store = Store()
+    stopped = Agent("b", store, 3).stops(signal.SIGINT)
+    assert (stopped.outcome, stopped.exit_code) == ("preempted", 130)
+    assert Agent("c", store, 3).stops(signal.SIGTERM).exit_code == 143  # its own signal's
+    assert Agent("a", store, 3).breaks() == stopped
 
 
 def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None:

@@ -180,7 +180,7 @@ def test_agent_that_fails_by_an_error_of_its_own_ends_the_job_with_a_reason() ->
     assert all(agent.verdict is not None and "the agent failed" in agent.verdict.detail for agent in job.agents)
 
 
-@pytest.mark.parametrize("seed", [402307, 405187, 405324])
+@pytest.mark.parametrize("seed", [402307, 405187, 405324, 65592])
 def test_job_has_one_end_where_an_agent_fails_while_others_are_told_to_stop(seed: int) -> None:
     Job(draw(seed)).run()
 
@@ -239,6 +239,33 @@ def test_agent_that_was_taken_for_lost_ends_its_workers_though_nobody_is_left_to
     for number in range(8, 16):
         rules = Rules("min-healthy", Budget(2), apart=30.0)
         run(Crash(0, 11), Pause(1, number, 28.5, True), rules=rules, work=3.0, comes_back=20.0, **job)
+
+
+def test_lost_cycle_costs_a_restart_though_an_agent_that_was_taken_for_lost_comes_back_from_it() -> None:
+    """A spare says that both nodes are lost; one of them only stood still."""
+    for number in range(20, 30):
+        spare = {"comes": (0.0, 0.5, 3.0), "terms": msgspec.structs.replace(TERMS, most=2)}
+        job = Crash(1, at=10.0), Pause(0, number, 20.0)
+        assert run(*job, **spare, rules=Rules("any-failed", Budget(0))).cycles == 1
+        assert run(*job, **spare, rules=Rules("any-failed", Budget(1))).cycles == 2
+
+
+@pytest.mark.parametrize("seed", [49157, 64742])
+def test_restarts_are_counted_where_all_agents_of_a_cycle_are_taken_for_lost(seed: int) -> None:
+    Job(draw(seed)).run()
+
+
+def test_cycle_does_not_wait_for_a_node_that_was_taken_for_lost_and_waits_for_the_next_one() -> None:
+    report = Job(draw(89303)).run()
+    assert sorted(report.ends) == ["completed"] * 4 + ["killed"]
+
+
+def test_agent_that_was_stopped_while_it_waits_for_a_place_is_not_forgotten() -> None:
+    all_of_them = {"comes": (0.0, 0.2, 20.0), "terms": msgspec.structs.replace(TERMS, least=3)}
+    for node in (0, 1):
+        for number in range(4, 24, 2):
+            report = run(Pause(node, number, 12.0, frozen=True), **all_of_them, node_hosts_store=False)
+            assert report.ends == ("completed",) * 3
 
 
 def test_operations_that_take_effect_twice_cost_nothing() -> None:
