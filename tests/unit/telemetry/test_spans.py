@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resilience.history.intervals import NOTED
 
 from resilience.core import events, identity
 from resilience.core.identity import Origin
 from resilience.core.records import Record
+from resilience.history.intervals import NOTED
 from resilience.telemetry.span import ALL_UP_TO, Span, parse_traceparent, run_span_id, trace_id
 from resilience.telemetry.spans import SpanView
 from tests.support.record_streams import STARTED_NS, Fault, Job, Kind, job
