@@ -171,6 +171,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Seconds,
         _setting("seconds above 0", "60", "the least limit after that, where 10 times the longest silence is shorter"),
     ] = 60.0
+    collectives: Annotated[
+        bool,
+        _setting(
+            "1 or 0", "1", "note each call of a collective, which tells who is waited for in a hang; under 3 µs a call"
+        ),
+    ] = True
     quiet: Annotated[
         bool,
         _setting("1 or 0", "0", "say nothing at the terminal about the run: no start, restart, warning or end"),
@@ -414,6 +420,14 @@ def is_quiet() -> bool:
     """Return True if nothing is to be said at the terminal about the run."""
     try:
         return Settings.from_environment().quiet
+    except ConfigurationError:  # whoever reads the settings for the job reports it
+        return False
+
+
+def notes_collectives() -> bool:
+    """Return True if calls of collectives are to be noted."""
+    try:
+        return Settings.from_environment().collectives
     except ConfigurationError:  # whoever reads the settings for the job reports it
         return False
 

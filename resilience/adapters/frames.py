@@ -1,10 +1,19 @@
-"""Where are the threads of this process?  Read under the interpreter's lock, so nothing can end meanwhile."""
+"""Where are the threads of this process?  Read under the interpreter's lock, so nothing can end meanwhile.
+
+Stacks are those that the program would have without this package's wrappers of torch's methods."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from types import FrameType
+
+_WRAPPERS = "/resilience/adapters/collective_calls.py"
+
+
+def is_wrapper(file: str) -> bool:
+    """Whether a frame of this file only passes a call on to torch."""
+    return file.endswith(_WRAPPERS)
 
 
 def current_frames() -> dict[int, FrameType]:

@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 from typing import Any, NamedTuple
 
-from resilience.adapters.frames import current_frames
+from resilience.adapters.frames import current_frames, is_wrapper
 
 
 class Place(NamedTuple):
@@ -27,6 +27,8 @@ class Place(NamedTuple):
 def place_of(thread_id: int) -> Place | None:
     """Return where a thread is in Python. thread_id: threading's ident."""
     frame: FrameType | None = current_frames().get(thread_id)
+    while frame is not None and is_wrapper(frame.f_code.co_filename):
+        frame = frame.f_back
     return None if frame is None else Place(frame, frame.f_lasti)
 
 

@@ -31,7 +31,7 @@ from typing import Literal
 import msgspec
 
 from resilience.adapters import processes
-from resilience.adapters.frames import current_frames
+from resilience.adapters.frames import current_frames, is_wrapper
 from resilience.core import encoding
 from resilience.core.attribution import Frame, ThreadStack
 
@@ -277,7 +277,8 @@ def parse(text: str, main: str = "") -> tuple[ThreadStack, ...]:
     pieces = _HEADER.split(text)[1:]  # number, name (from Python 3.14 on), frames; and again
     for number, name, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
         body = body.partition("\n\n")[0]  # a blank line ends a thread
-        frames = [Frame(m[1], int(m[2]), m[3]) for m in map(_FRAME.fullmatch, body.splitlines()) if m]
+        lines = map(_FRAME.fullmatch, body.splitlines())
+        frames = [Frame(m[1], int(m[2]), m[3]) for m in lines if m and not is_wrapper(m[1])]
         kind = "MainThread" if number == main else "Thread"
         (first if number == main else threads).append(ThreadStack(f"{kind} {number}{name}", tuple(frames[::-1])))
     return (*first, *threads)
@@ -301,7 +302,11 @@ def _py_spy(pid: int, why: str) -> Stacks:
         threads = tuple(
             ThreadStack(
                 f"{thread.get('thread_name') or 'Thread'} {thread.get('thread_id', '')}".strip(),
-                tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in reversed(thread["frames"])),
+                tuple(
+                    Frame(frame["filename"], frame["line"], frame["name"])
+                    for frame in reversed(thread["frames"])
+                    if not is_wrapper(frame["filename"])
+                ),
             )
             for thread in encoding.from_json(result.stdout)
         )

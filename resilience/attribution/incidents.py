@@ -129,6 +129,8 @@ def _evidence(iteration: Iteration) -> Evidence:
         steps={record.rank: record.step for record in iteration.records if record.step is not None} | iteration.steps,
         answered=frozenset(iteration.answered),
         sections=iteration.sections,
+        collectives=iteration.collectives,
+        seats=iteration.seats,
         returned=frozenset(rank for rank, (outcome, _) in iteration.runs.items() if outcome == "completed"),
         signalled=dict(iteration.signalled),
         store_lost=frozenset(iteration.store_lost) if not iteration.answered else frozenset(),

@@ -166,6 +166,7 @@ def _evidence(
         stacks={rank: look.stack for rank, look in seen.items() if look.stack},
         steps=steps | {record.rank: record.step for record in records if record.step is not None},
         hangs={rank: look.hang for rank, look in seen.items() if look.hang is not None},
+        collectives={rank: look.collectives for rank, look in seen.items() if look.collectives},
         returned=frozenset(
             rank
             for rank, worker in workers.items()

@@ -10,7 +10,7 @@ Confidence is ordinal (higher is surer), not a probability."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -24,8 +24,9 @@ from resilience.attribution.symptoms import (
     symptom,
     user_frame,
 )
-from resilience.core.attribution import Category, Frame, Hang, Interruption, InterruptionRecord
+from resilience.core.attribution import Category, Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.core.hangs import in_backward, in_collective
+from resilience.core.wait_for import Walk, walk
 
 RULES: Mapping[int, str] = {
     1: "exit known",
@@ -38,15 +39,13 @@ RULES: Mapping[int, str] = {
     8: "joined, not complete",
     9: "desynchronised",
     10: "wait-for walk",
-    11: "stack clusters",
-    12: "lonely section",
-    13: "lag onset",
     14: "common mode",
-    15: "repeat offender",
     16: "store lost",
 }
 
 
+SURE = 0.9
+"""The confidence that a decision which acts on a verdict needs: to exclude a node, or count a fault against a rank."""
 _HUNG: Class = "hung"
 _HANGS: Mapping[Hang, Class] = {
     "stopped": "stopped",
@@ -101,6 +100,7 @@ class Evidence(msgspec.Struct, frozen=True):
     records: each rank's in the order it made them. first: whose record reached the store first.
     stacks: where each rank's main thread was when it learned of the interruption, innermost last.
     hangs: in which way ranks hung of which no limit was exceeded. sections: open ones, of ranks that are known.
+    collectives: the last ones of each rank. seats: initial ranks by torch's ranks, where they differ.
     returned: ranks whose function had returned by then. signalled: ranks that our monitor signalled,
     with the limit that made it."""
 
@@ -112,6 +112,8 @@ class Evidence(msgspec.Struct, frozen=True):
     steps: dict[int, int] = {}
     hangs: dict[int, Hang] = {}
     sections: dict[int, tuple[str, ...]] = {}
+    collectives: dict[int, tuple[Collective, ...]] = {}
+    seats: dict[int, int] = {}
     answered: frozenset[int] = frozenset()
     returned: frozenset[int] = frozenset()
     signalled: dict[int, str] = {}
@@ -121,7 +123,8 @@ class Evidence(msgspec.Struct, frozen=True):
 def judge(seen: Evidence) -> Verdict:
     """Return who is to blame for an interruption."""
     hangs = {record.rank: record.hang for record in seen.records if record.hang is not None}
-    seen = msgspec.structs.replace(seen, hangs=hangs | seen.hangs)
+    entered = {record.rank: record.last_collectives for record in seen.records if record.last_collectives}
+    seen = msgspec.structs.replace(seen, hangs=hangs | seen.hangs, collectives=entered | seen.collectives)
     symptoms = _without_lost_monitors(_symptoms(seen))
     verdict = _store_lost(seen) or _common(seen, symptoms) or _culprits(seen, symptoms)
     guilty = {culprit.rank for culprit in verdict.culprits}
@@ -218,7 +221,8 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     # A process that ends does so by itself: whatever else happened, it is a fault of its own.
     blamed += [Culprit(found.rank, found.what, found.confidence, 1) for found in exits]
     if hung and (not blamed or seen.first in {found.rank for found in hung}):
-        blamed += [Culprit(found.rank, found.what, found.confidence, found.rule) for found in hung]
+        awaited = _walk(seen).awaited
+        blamed += [_of_hang(found, awaited) for found in hung]
     fired = {culprit.rule for culprit in blamed} | {found.rule for found in symptoms.values() if not found.is_own}
     if not blamed:
         blamed, what, rules = _absent(seen, symptoms)
@@ -235,6 +239,18 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     blamed.sort(key=lambda culprit: (culprit.rank != seen.first, -culprit.confidence, culprit.rank))
     chief = blamed[0]
     return Verdict(chief.what, category(symptoms[chief.rank]), culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+
+
+def _of_hang(found: Symptom, awaited: tuple[int, ...]) -> Culprit:
+    """A rank that hangs by itself. That the others are known to wait for it, and for it alone, makes it surer."""
+    confidence = max(found.confidence, SURE) if awaited == (found.rank,) else found.confidence
+    return Culprit(found.rank, found.what, confidence, found.rule)
+
+
+def _walk(seen: Evidence) -> Walk:
+    waiting = {rank for rank in seen.active if _waits(seen, rank)}
+    last = {rank: entries for rank, entries in seen.collectives.items() if rank in seen.active}
+    return walk(last, waiting, seen.seats or {rank: rank for rank in seen.active})
 
 
 def _blame_raised(seen: Evidence, raised: list[Symptom], alone: bool) -> list[Culprit]:
@@ -271,6 +287,15 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
         return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
     stuck = {rank: _HANGS[word] for rank, word in sorted(seen.hangs.items()) if word in _HANGS and rank in seen.active}
     inside = [rank for rank in elsewhere if is_inside(places[rank])]
+    compared = _walk(seen)
+    if compared.mismatch is not None:
+        odd = compared.mismatch.odd or compared.mismatch.ranks
+        confidence = 0.8 if compared.mismatch.odd else 0.4
+        return [Culprit(rank, "desynchronised", confidence, 9) for rank in odd], "desynchronised", {9}
+    if compared.cycle:
+        return [Culprit(rank, "desynchronised", 0.4, 10) for rank in compared.cycle], "desynchronised", {10}
+    if compared.awaited:
+        return _awaited(seen, compared.awaited, stuck, set(inside))
     if stuck or inside:
         # Who hung by itself, rather than who was just elsewhere. Its section says the same as if its own limit had
         # been exceeded first.
@@ -280,6 +305,23 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
     if not seen.active <= set(places):
         return [], "hung", set()
     return _odd_ones(seen, places)
+
+
+def _awaited(
+    seen: Evidence, awaited: tuple[int, ...], stuck: Mapping[int, Class], inside: Set[int]
+) -> tuple[list[Culprit], Class, set[int]]:
+    """Rule 10: the walk from rank to rank ended at these. What is known of where they are tells their class."""
+    blamed = []
+    for rank in awaited:
+        if _waits(seen, rank):
+            what: Class = "desynchronised"  # it waits in a collective that the others have passed
+        elif rank in seen.returned:
+            what = "went_on"
+        else:
+            what = stuck.get(rank) or hung_in(seen.sections.get(rank, ()), _HUNG)
+        confidence = SURE if len(awaited) == 1 and (rank in stuck or rank in inside) else 0.7
+        blamed.append(Culprit(rank, what, confidence, 10))
+    return blamed, blamed[0].what, {10}
 
 
 def _place(seen: Evidence, symptoms: Mapping[int, Symptom], rank: int) -> tuple[Frame, ...]:
@@ -336,14 +378,9 @@ def _blind(seen: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:
     if seen.first is None:
         lacks[2] = "the order in which records reached the store"
     if hang:
-        numbers = any(record.last_collectives for record in seen.records)
         if known < seen.active:
             missing = len(seen.active) - len(known)
             lacks[7] = lacks[8] = lacks[9] = f"where {missing} of {len(seen.active)} active ranks were"
-        if not numbers:
-            lacks[10] = "groups and sequence numbers of collectives"
-        lacks[11] = "several stacks of each rank"
-        lacks[12] = "calibrated lengths of sections"
-        lacks[13] = "times of the steps before, rank by rank"
-    lacks[15] = "incidents of other runs"
+        if unknown := sorted(seen.active - seen.collectives.keys()):
+            lacks[10] = f"sequence unknown: the collectives that {len(unknown)} of {len(seen.active)} ranks entered"
     return tuple(Blind(rule, what) for rule, what in sorted(lacks.items()) if rule not in fired)

@@ -99,13 +99,22 @@ class OpenSection(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: Seconds | None = None
 
 
-class Collective(msgspec.Struct, frozen=True):
-    """A collective this rank entered; `left` tells whether it came out again."""
+class Collective(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A collective that this rank entered, the last one of its group.
+
+    group, seq: equal on all ranks that take part. left: the rank has come out of it again. ranks: the members of the
+    group as torch numbers them, (first, distance, number), if they have a constant distance. expected: the operation
+    that would continue the ones before. is_recorded: by torch's flight recorder, which also has what C++ starts.
+    is_transfer: a send or a receive."""
 
     group: int
     seq: int
     op: str
     left: bool
+    members: tuple[int, int, int] | None = None
+    expected: str = ""
+    is_recorded: bool = False
+    is_transfer: bool = False
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):

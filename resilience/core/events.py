@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 import msgspec
 
-from resilience.core.attribution import Frame, Hang, Interruption, InterruptionRecord
+from resilience.core.attribution import Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.core.identity import Seconds, WorldSize
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -153,7 +153,7 @@ class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     """This rank learned that its iteration was decided as interrupted. `stack`: where its main thread was
     at that moment, innermost frame last, which tells who waited for whom. `silent_for_s`: for how long the rank of
     the first record had been silent, if it hung: all ranks that were at work have lost that time. `sections`: those
-    that were open, outermost first."""
+    that were open, outermost first. `collectives`: the last ones that it entered."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, where known
@@ -161,6 +161,7 @@ class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     step: int | None = None
     silent_for_s: Seconds | None = None
     sections: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
@@ -497,11 +498,13 @@ class WorkerSeen(Event, frozen=True, tag="worker.seen"):
     """A rank hangs: where another rank of the same cycle was at that moment, before either was sent a signal. On other
     nodes, before it was stopped.
 
-    hang: in which way it hung itself, if it did. stack: of its main thread, innermost frame last."""
+    hang: in which way it hung itself, if it did. stack: of its main thread, innermost frame last. collectives: the last
+    ones that it entered."""
 
     hang: Hang | None = None
     stack: tuple[Frame, ...] = ()
     step: int | None = None
+    collectives: tuple[Collective, ...] = ()
 
 
 class RestartDecided(Event, frozen=True, tag="restart.decided"):

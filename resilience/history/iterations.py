@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from resilience.core import events
-from resilience.core.attribution import Frame, Interruption, InterruptionRecord
+from resilience.core.attribution import Collective, Frame, Interruption, InterruptionRecord
 from resilience.core.records import Record
 from resilience.history.cycles import CycleHistory
 from resilience.history.phases import PhaseTimes, Place, TimedPhase
@@ -38,6 +38,8 @@ class Iteration:
         self.stacks: dict[int, tuple[Frame, ...]] = {}
         self.steps: dict[int, int] = {}
         self.sections: dict[int, tuple[str, ...]] = {}  # open ones
+        self.collectives: dict[int, tuple[Collective, ...]] = {}  # the last ones
+        self.seats: dict[int, int] = {}  # initial ranks by the ranks of this iteration
         self.started: dict[int, str] = {}
         self.world_size: int | None = None
         self.active_world_size: int | None = None
@@ -153,6 +155,8 @@ class IterationHistory:
         self.seen.add(who)
         found = self._at(place)
         found.started[who[3]] = event.state
+        if record.origin.rank is not None:
+            found.seats[record.origin.rank] = who[3]
         found.world_size, found.active_world_size = record.origin.world_size, event.active_world_size
 
     def _iteration_ended(
@@ -205,6 +209,8 @@ class IterationHistory:
             found.steps[rank] = event.step
         if event.sections:
             found.sections[rank] = event.sections
+        if event.collectives:
+            found.collectives[rank] = event.collectives
 
     def _rank_signalled(
         self, place: Place, who: _Call, record: Record, event: events.RankSignalled, at_ns: int

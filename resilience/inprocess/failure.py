@@ -14,11 +14,11 @@ import os
 import sys
 import time
 import traceback
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from resilience.adapters.environment import rank_and_world_size
-from resilience.adapters.frames import current_frames
+from resilience.adapters.frames import current_frames, is_wrapper
 from resilience.core.attribution import (
     Cause,
     Detector,
@@ -128,7 +128,7 @@ def _of_checkpoint(error: BaseException) -> dict[int, Any] | None:
 
 
 def _left_communication(error: BaseException) -> bool:
-    places = list(traceback.walk_tb(error.__traceback__))
+    places = _places(error.__traceback__)
     names = _names_at(places[-1][0].f_code, places[-1][1]) if places and type(error) is RuntimeError else set[str]()
     return left_communication(describe(error), names)
 
@@ -166,7 +166,8 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
     frame = current_frames().get(thread)
     frames: list[Frame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
-        frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        if not is_wrapper(frame.f_code.co_filename):
+            frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return tuple(reversed(frames))
 
@@ -180,8 +181,12 @@ def message_of(error: BaseException) -> str:
 
 
 def _stack(tb: TracebackType | None) -> tuple[Frame, ...]:
-    frames = [Frame(at.f_code.co_filename, line or 0, at.f_code.co_name) for at, line in traceback.walk_tb(tb)]
+    frames = [Frame(at.f_code.co_filename, line or 0, at.f_code.co_name) for at, line in _places(tb)]
     return tuple(frames[-MAX_FRAMES:])
+
+
+def _places(tb: TracebackType | None) -> list[tuple[FrameType, int | None]]:
+    return [place for place in traceback.walk_tb(tb) if not is_wrapper(place[0].f_code.co_filename)]
 
 
 def _chain(error: BaseException) -> list[BaseException]:

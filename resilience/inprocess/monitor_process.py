@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
-from resilience.adapters import background, descriptors, processes, stacks, titles
+from resilience.adapters import background, collective_calls, descriptors, processes, stacks, titles
 from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.core.encoding import text
@@ -118,6 +118,7 @@ class Handle:
                 self.error = error
                 self._is_ready.set()
             case messages.ShowStacks(number):
+                collective_calls.note_recorded()
                 stacks.answer(number)
             case messages.Alert(line):
                 standard.show(line)

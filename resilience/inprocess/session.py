@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.adapters import launches, patience, private
+from resilience.adapters import collective_calls, launches, patience, private
 from resilience.adapters.environment import (
     Exporting,
     Launcher,
@@ -318,6 +318,7 @@ class Session:
         """The rank has its seat in the next iteration; rank 0 has the iteration's store hosted."""
         self.emitter.move(iteration=seat.iteration, rank=seat.rank, world_size=seat.world_size)
         self.page.set_seat(seat)
+        collective_calls.begin()
         if seat.rank == 0 and not self._monitor.send(messages.Host(seat.iteration)):
             # The monitor is gone: better a store that ends with this process than none.
             self._server = publish_server(seat.iteration, Rendezvous.from_environment().server_host, self.store)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resilience.adapters import collectives, group_aborts, places, processes, store_constructor
+from resilience.adapters import collective_calls, collectives, group_aborts, places, processes, store_constructor
 from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.patience import Patience, bounded
 from resilience.adapters.store import StoreLike, drive, execute, wait
@@ -126,8 +126,11 @@ class Watcher:
         if self.outcome != COMPLETED:
             first = self._first_record()
             by, silent_for_s = (None, None) if first is None else (first.rank, first.silent_for_s)
+            is_hang = first is not None and first.interruption in HANGS
+            if is_hang:
+                collective_calls.note_recorded()
             self._emit(OutcomeSeen(by=by, stack=stack, silent_for_s=silent_for_s))
-            if first is not None and first.interruption in HANGS:
+            if is_hang:
                 self._await_witnesses()
             self._free_main_thread()
 

@@ -12,7 +12,7 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-from resilience.adapters import environment
+from resilience.adapters import collective_calls, environment
 from resilience.errors import ResilienceError
 from resilience.monitor import connect
 from resilience.monitor.page import RankSide
@@ -31,6 +31,7 @@ def activate(page: RankSide) -> None:
     if _own is not None and not _own.is_armed:
         _own.pause()
     _page = _wrapper = page
+    collective_calls.note_in(page)
 
 
 def deactivate() -> None:
@@ -40,6 +41,7 @@ def deactivate() -> None:
         _own.resume()
     _wrapper = None
     _page = None if _own is None else _own.page
+    collective_calls.note_in(_page)
 
 
 def _link_changed(link: connect.Link | None) -> None:

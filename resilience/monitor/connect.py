@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from resilience.adapters import environment, stacks
+from resilience.adapters import collective_calls, environment, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all, connect
 from resilience.core import watch
 from resilience.core.restart import ENTRY, Seat
@@ -70,6 +70,7 @@ class Link:
         if sign != "step" and self._has_progressed:
             return  # 0.1 µs in a program that never tells a step
         self._has_progressed = True
+        collective_calls.wrap()  # torch may have been imported after this process attached
         if sign == "step":
             self.page.on_progress = None
         self.send(messages.Progressed(sign, time.monotonic(), self.page.step_value))  # type: ignore[arg-type]
@@ -90,6 +91,7 @@ class Link:
             self.is_open = False
             atexit.unregister(_program_ends)
             self.pause()
+            collective_calls.note_in(None)
             self.channel.hang_up()
         if _link is self:
             _link = None
@@ -154,6 +156,7 @@ def _attach(path: str, deadline: float) -> Link:
     except BaseException:
         channel.close()
         raise
+    collective_calls.note_in(side)
     atexit.register(_program_ends, link)
     threading.Thread(target=_show_stacks, args=(channel,), name=stacks.THREAD, daemon=True).start()
     return link
@@ -201,6 +204,7 @@ def _show_stacks(channel: Channel) -> None:
             data = channel.receive(3600.0)
             match None if data is None else messages.decode_for_rank(data):
                 case messages.ShowStacks(number):
+                    collective_calls.note_recorded()
                     stacks.answer(number)
         except ChannelClosed:
             return

@@ -17,12 +17,12 @@ from resilience.adapters import files, processes, stacks
 from resilience.adapters.background import WRITER
 from resilience.adapters.channel import connect
 from resilience.core import events, hangs, watch
-from resilience.core.attribution import Collective, Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
+from resilience.core.attribution import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.core.identity import Origin
 from resilience.core.watch import Doing
+from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, PageView
 
-COLLECTIVES_TOLD = 8  # the last ones
 SAMPLE_EVERY = 0.5  # seconds at least between two looks at the CPU time; the monitor wakes once a second
 DRAIN_LIMIT = 0.3  # seconds for what a worker has just written to be in its files; it takes a few milliseconds
 READ_LIMIT = 0.3  # seconds for the disk to show the end of a log
@@ -81,7 +81,12 @@ class Witness:
         process = self._process_info(0.0)
         taken = self.take_stacks(thorough=False)
         stack = taken.threads[0].frames if taken.threads else ()  # the main thread's
-        return events.WorkerSeen(self.hang(process, stack, taken.is_gil_held), stack, self.page.read().step)
+        return events.WorkerSeen(
+            self.hang(process, stack, taken.is_gil_held),
+            stack,
+            self.page.read().step,
+            last_collectives(self.page.collectives()),
+        )
 
     def hang(self, process: ProcessInfo | None, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
         """Return in which way the program hangs, as seen just now. stack: the main thread's."""
@@ -114,10 +119,7 @@ class Witness:
                 OpenSection(sign.name, now - sign.seen_at, shortest(watch.section_limit(limits, seen, sign)))
                 for sign in seen.open_sections
             ),
-            last_collectives=tuple(
-                Collective(entry.group, entry.sequence, entry.operation, entry.left_at is not None)
-                for entry in self.page.collectives()[-COLLECTIVES_TOLD:]
-            ),
+            last_collectives=last_collectives(self.page.collectives()),
             progress_unknown=not watch.shows_progress(limits, seen),
         )
 

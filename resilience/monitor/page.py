@@ -27,7 +27,7 @@ from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 
-MAGIC = 0x52_45_53_49_4C_04  # "RESIL", layout 4
+MAGIC = 0x52_45_53_49_4C_05  # "RESIL", layout 5
 NAMES = 128  # different names of sections, hooks and collectives
 NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
@@ -47,13 +47,13 @@ _ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
 _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
 _MUTEX = 24  # 16 words: a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64
-_STORE_DUE, _RAN = 40, 41
-_OPEN = 42
+_STORE_DUE, _RAN, _COLLECTIVES_FROM = 40, 41, 42
+_OPEN = 43
 _OPEN_WORDS = 2  # name, entered at
 _RING = _OPEN + _OPEN_WORDS * SECTIONS
 _RING_WORDS = 3  # name, duration, when
 _COLLECTIVE_RING = _RING + _RING_WORDS * RING
-_COLLECTIVE_WORDS = 5  # group, sequence, name of the operation, entered at, left at
+_COLLECTIVE_WORDS = 6  # group, sequence, name of the operation, entered at, left at, members
 _NAMES_AT = (_COLLECTIVE_RING + _COLLECTIVE_WORDS * COLLECTIVES) * 8
 SIZE = _NAMES_AT + NAMES * NAME_BYTES
 _HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
@@ -238,8 +238,10 @@ class RankSide:
         """Prove that a thread beside the main thread runs: the process is not stopped, and nobody holds its GIL."""
         self._words[_RAN] = time.monotonic_ns()
 
-    def collective_entered(self, group: int, sequence: int, operation: str) -> int:
-        """Note that a collective is entered; answers what `collective_left` is to be told."""
+    def collective_entered(self, group: int, sequence: int, operation: str, members: int = 0) -> int:
+        """Note that a collective is entered, and return the argument for `collective_left`. Any thread.
+
+        members: the ranks of the group, as `core.wait_for.pack` has them."""
         words = self._words
         number = self._ids.get(operation) or self._name(operation)
         now = time.monotonic_ns()
@@ -250,6 +252,7 @@ class RankSide:
         words[at + 2] = number
         words[at + 3] = now
         words[at + 4] = 0
+        words[at + 5] = members
         words[_COLLECTIVE_HEAD] = head + 1
         return head
 
@@ -313,9 +316,15 @@ class RankSide:
         words[_WORLD_SIZE] = seat.world_size
         words[_ACTIVE_WORLD_SIZE] = seat.active_world_size
         words[_INITIAL_RANK] = seat.initial_rank
+        words[_COLLECTIVES_FROM] = words[_COLLECTIVE_HEAD]
         words[_SIGNS] = _NO_SIGNS
         words[_OPEN:_RING] = _NO_SECTIONS
         words[_SEQUENCE] += 1
+
+    def collectives(self) -> list[CollectiveEntry]:
+        """Return the last collectives of this iteration, as the monitor reads them. Any thread."""
+        page = self._page
+        return [] if page is None else MonitorSide(page).collectives()
 
     @property
     def step_value(self) -> int | None:
@@ -472,6 +481,7 @@ class CollectiveEntry(msgspec.Struct, frozen=True):
     operation: str
     entered_at: float
     left_at: float | None
+    members: int = 0
 
 
 class MonitorSide:
@@ -538,10 +548,10 @@ class MonitorSide:
         return entries[intact - first :], lost
 
     def collectives(self) -> list[CollectiveEntry]:
-        """Return the last collectives that the rank entered, oldest first."""
+        """Return the last collectives that the rank entered in this iteration, oldest first."""
         words = self._words
         head = words[_COLLECTIVE_HEAD]
-        first = max(0, head - COLLECTIVES)
+        first = min(head, max(words[_COLLECTIVES_FROM], head - COLLECTIVES))
         entries = [self._collective(count) for count in range(first, head)]
         return entries[max(0, words[_COLLECTIVE_HEAD] - COLLECTIVES + 1 - first) :]
 
@@ -577,8 +587,8 @@ class MonitorSide:
 
     def _collective(self, count: int) -> CollectiveEntry:
         at = _COLLECTIVE_RING + count % COLLECTIVES * _COLLECTIVE_WORDS
-        group, sequence, number, entered, left = self._words[at : at + _COLLECTIVE_WORDS]
-        return CollectiveEntry(group, sequence, self._name_of(number), entered * _NS, left * _NS or None)
+        group, sequence, number, entered, left, members = self._words[at : at + _COLLECTIVE_WORDS]
+        return CollectiveEntry(group, sequence, self._name_of(number), entered * _NS, left * _NS or None, members)
 
     def _name_of(self, number: int) -> str:
         while len(self._names) < number <= self._words[_NAME_COUNT]:

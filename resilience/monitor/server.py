@@ -30,6 +30,7 @@ from resilience.core.timeouts import raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.errors import DecodeError
 from resilience.monitor import messages
+from resilience.monitor.collectives import last_collectives
 from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.keeping import Keeper
 from resilience.monitor.listening import Listener
@@ -284,7 +285,8 @@ class RankMonitor:
                 view = self._page.read()
                 if view.iteration == record.origin.iteration:
                     sections = tuple(section.name for section in view.open_sections)
-                    event = msgspec.structs.replace(event, step=view.step, sections=sections)
+                    entered = last_collectives(self._page.collectives())
+                    event = msgspec.structs.replace(event, step=view.step, sections=sections, collectives=entered)
                     record = msgspec.structs.replace(record, event=event)
                 self._interrupted = (record.origin.iteration or 0, time.monotonic())
             case events.AbortStuck():

@@ -11,7 +11,11 @@ import itertools
 import timeit
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
+import torch.distributed as dist
+
+from resilience.adapters import collective_calls
 from resilience.core.watch import Doing
 from resilience.monitor import client
 from resilience.monitor.page import RING, MonitorSide, Page, RankSide
@@ -39,6 +43,7 @@ def main() -> None:
         left=rank.collective_left,
         entered=rank.collective_entered,
     )
+    show_call(rank)
     show("monitor: read", "read()", read=monitor.read)
     show("monitor: read, 4 sections open", "read()", read=_with_open_sections(rank, monitor))
     show(f"monitor: drain of {RING} entries", "drain()", calls=3, drain=_with_full_ring(rank, monitor))
@@ -48,6 +53,33 @@ def show(label: str, statement: str, calls: int = CALLS, **names: Any) -> None:
     """Time a statement and print what one run of it takes."""
     best = min(timeit.repeat(statement, globals=names, number=calls, repeat=REPEATS)) / calls
     print(f"{label:40} {best * 1e6:9.3f} us")
+
+
+def show_call(rank: RankSide) -> None:
+    """Print what a noted call and its wait cost beyond a call that is not noted. The group does nothing."""
+
+    class Work:
+        def wait(self) -> bool:
+            return True
+
+    class ProcessGroup:
+        group_name = "0"
+        work = Work()
+
+        def rank(self) -> int:
+            return 0
+
+        def allreduce(self, tensors: list[object]) -> Work:
+            return self.work
+
+    group, statement = ProcessGroup(), "group.allreduce([]).wait()"
+    plain = min(timeit.repeat(statement, globals={"group": group}, number=CALLS, repeat=REPEATS)) / CALLS
+    with mock.patch.object(dist, "get_process_group_ranks", return_value=[0, 1]):
+        collective_calls.note_in(None)  # torch's own methods are no longer wrapped
+        collective_calls.note_in(rank, [(ProcessGroup, Work)])
+        noted = min(timeit.repeat(statement, globals={"group": group}, number=CALLS, repeat=REPEATS)) / CALLS
+        collective_calls.note_in(None)
+    print(f"{'a noted call of a collective and its wait':40} {(noted - plain) * 1e6:9.3f} us more")
 
 
 def _with_open_sections(rank: RankSide, monitor: MonitorSide) -> Callable[[], object]:

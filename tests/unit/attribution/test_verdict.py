@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.attribution.verdict import Evidence, judge
+from resilience.attribution.verdict import SURE, Evidence, judge
 from resilience.core.attribution import (
+    Collective,
     Detector,
     ExceptionInfo,
     Exit,
@@ -108,3 +109,50 @@ def test_what_most_ranks_fail_of_does_not_clear_the_first_reporter_with_a_fault_
     assert verdict.first == 2
     assert (verdict.culprits[0].rank, verdict.culprits[0].what) == (2, "killed")
     assert 14 not in verdict.rules_fired
+
+
+# -- collectives that ranks have entered --------------------------------------------------------------
+
+ALL = (0, 1, 4)
+
+
+def waits_at(seq: int, op: str = "gloo:all_reduce", left: bool = False, usual: str = "") -> tuple[Collective, ...]:
+    return (Collective(1, seq, op, left, ALL, usual, is_recorded=True),)
+
+
+def test_rank_that_has_not_come_to_the_collective_is_blamed_though_it_is_nowhere_to_be_seen() -> None:
+    """Its stack is not known: the sequence numbers alone tell."""
+    records = tuple(silent(rank, BACKWARD, hang="in_collective") for rank in (0, 2, 3))
+    entered = {rank: waits_at(9) for rank in (0, 2, 3)} | {1: waits_at(8, left=True)}
+    seen = Evidence(records, first=0, active=RANKS, collectives=entered, answered=RANKS)
+    verdict = judge(seen)
+    assert (blamed(seen), verdict.rules_fired) == ([(1, "hung")], (3, 10))
+    assert 0.5 < verdict.culprits[0].confidence < SURE
+
+
+def test_sequence_and_place_together_make_a_verdict_sure() -> None:
+    entered = {rank: waits_at(9) for rank in (0, 2, 3)} | {1: waits_at(8, left=True)}
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {1: LOADS}
+    for records in ((silent(0, BACKWARD, hang="in_collective"),), (silent(1, LOADS, hang="in_call"),)):
+        seen = Evidence(
+            records, first=records[0].rank, active=RANKS, stacks=stacks, collectives=entered, answered=RANKS
+        )
+        assert blamed(seen) == [(1, "hung")]
+        assert judge(seen).culprits[0].confidence >= SURE
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_rank_that_enters_one_more_barrier_is_blamed_alone(world: int) -> None:
+    ranks = frozenset(range(world))
+    entered = {rank: waits_at(9, usual="gloo:all_reduce") for rank in ranks}
+    entered[1] = waits_at(9, "gloo:barrier", usual="gloo:all_reduce")
+    stacks = dict.fromkeys(ranks, BACKWARD) | {1: BARRIER}
+    records = (silent(0, BACKWARD, hang="in_collective"),)
+    seen = Evidence(records, first=0, active=ranks, stacks=stacks, collectives=entered, answered=ranks)
+    assert blamed(seen) == [(1, "desynchronised")]
+
+
+def test_unknown_sequence_is_named() -> None:
+    seen = Evidence((silent(0, BACKWARD, hang="in_collective"),), first=0, active=RANKS, answered=RANKS)
+    blind = {each.rule: each.lacks for each in judge(seen).rules_blind}
+    assert blind[10].startswith("sequence unknown")

@@ -1,0 +1,82 @@
+"""The others wait for one rank, in C++ where no frame shows it: that rank is named, and no other one."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.attribution.incident import Incident
+from resilience.attribution.incidents import fold
+from tests.process import waited_for
+from tests.process.launching import Launched, launcher
+from tests.process.told import cleared, culprits, only_incident
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+TRAIN = f"{waited_for.__name__}:{waited_for.train.__name__}"
+LIMITS = {"RESILIENCE_STEP_TIMEOUT": "3"}
+WHAT = {"py_loop": "busy_without_progress", "sleep": "hung", "lock": "waits_for_lock", "barrier": "desynchronised"}
+
+
+def of_wrapper(start: Start, world: int, **options: object) -> Incident:
+    job = start(world, TRAIN, env=LIMITS, **options)
+    assert [rank.value for rank in job.wait(180)] == [1] * world, job.output()
+    (incident,) = fold(job.records())
+    return incident
+
+
+@pytest.mark.parametrize("how", ["py_loop", "sleep", "lock"])
+def test_rank_that_hangs_while_others_wait_in_backward_is_named_alone(start: Start, how: str) -> None:
+    incident = of_wrapper(start, 4, how=how, culprit=2)
+    ((rank, _),) = culprits(incident)
+    assert (rank, cleared(incident)) == (2, [0, 1, 3])
+    assert incident.verdict.culprits[0].confidence >= 0.7
+
+
+@pytest.mark.parametrize("world", [4, 2])
+@pytest.mark.parametrize("with_ddp", [True, False])
+def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: int, with_ddp: bool) -> None:
+    incident = of_wrapper(start, world, how="barrier", culprit=1, with_ddp=with_ddp)
+    assert culprits(incident) == [(1, "desynchronised")]
+    assert cleared(incident) == [rank for rank in range(world) if rank != 1]
+    assert incident.verdict.culprits[0].confidence > 0.5
+
+
+@pytest.fixture
+def launch(start: Start, tmp_path: Path) -> Callable[..., Launched]:
+    begin = launcher(start, tmp_path)
+
+    def launch(script: str, *options: str, **more: object) -> Launched:
+        return begin(textwrap.dedent(script), *options, **more)
+
+    return launch
+
+
+SCRIPT = """
+import torch, torch.distributed as dist, resilience
+from tests.process.waited_for import AT, STEPS, hang
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+for step in range(STEPS):
+    if cycle == 0 and step == AT and rank == 1:
+        hang("{how}")
+    model(torch.ones(2, 4)).sum().backward()
+    resilience.step(step)
+    resilience.heartbeat()
+"""
+
+
+@pytest.mark.parametrize(("how", "world"), [("py_loop", 4), ("sleep", 4), ("lock", 4), ("barrier", 4), ("barrier", 2)])
+def test_rank_that_the_others_wait_for_is_named_alone_under_the_launcher(
+    launch: Callable[..., Launched], how: str, world: int
+) -> None:
+    job = launch(SCRIPT.format(how=how), "--ft-rank-heartbeat-timeout", "3", nproc=world)
+    assert job.wait(180) == [0], job.job.output()
+    incident = only_incident(job)
+    ((rank, what),) = culprits(incident)
+    assert (rank, what.startswith(WHAT[how]) or how == "sleep") == (1, True)
+    assert cleared(incident) == [each for each in range(world) if each != 1]
+    assert incident.verdict.culprits[0].confidence > 0.5

@@ -1,0 +1,63 @@
+"""What the ranks of test_waited_for run: a DDP model, one rank of which does not come to the next collective."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+import resilience
+from resilience.inprocess import CallWrapper, Wrapper
+
+STEPS, AT = 6, 4
+_kept: list[torch.nn.Module] = []
+"""torch 2.13 deadlocks if DDP's reducer is freed, under the GIL, while gloo's thread lets go of the last collective."""
+
+
+def hang(how: str) -> None:
+    """Do not come back."""
+    match how:
+        case "py_loop":
+            spin()
+        case "sleep":
+            time.sleep(600)
+        case "lock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        case "barrier":
+            dist.barrier()  # which no other rank enters
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def train(how: str, culprit: int, with_ddp: bool = True) -> int:
+    """In the first iteration, one rank does not do step AT."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo")
+        model: torch.nn.Module = torch.nn.Linear(4, 2)
+        if with_ddp:
+            model = torch.nn.parallel.DistributedDataParallel(model)
+            _kept.append(model)
+        for step in range(STEPS):
+            if call.iteration == 0 and step == AT and initial_rank == culprit:
+                hang(how)
+            loss = model(torch.ones(2, 4)).sum()
+            loss.backward()
+            if not with_ddp:
+                dist.all_reduce(loss.detach())
+            resilience.step(step)
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()
