@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from resilience.core import encoding
+from resilience.errors import DecodeError
+
 KEPT = 24  # calls of a group, enough to know what is usual
 GROUPS = 6  # those that were used last
 
@@ -39,7 +42,7 @@ class _Dump(msgspec.Struct):
     entries: list[_Entry] = []
 
 
-_decode = msgspec.json.Decoder(_Dump).decode
+_decode = encoding.reader(_Dump)
 
 
 def last(since_ns: int) -> list[Group]:
@@ -51,7 +54,7 @@ def last(since_ns: int) -> list[Group]:
         return []
     try:
         entries = _decode(dump()).entries
-    except (msgspec.DecodeError, RuntimeError, TypeError):  # another torch writes it in another way
+    except (DecodeError, RuntimeError, TypeError):  # another torch writes it in another way
         return []
     by_group: defaultdict[tuple[str, int], list[_Entry]] = defaultdict(list)
     for entry in entries:
