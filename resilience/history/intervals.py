@@ -28,7 +28,8 @@ class Interval(msgspec.Struct, frozen=True):
     the same cycle. key and parent begin with "job" where it is part of the whole attempt instead of a cycle. outcome:
     "" of an instant, "open" where no end is on record. closed_by: "rank" or "monitor" as recorded, "call" where it was
     still open as the call ended, "reader" where no end is on record. facts: what else is known. cause: the interruption
-    that a restart follows. previous: the same in the iteration or cycle before, with its cycle."""
+    that a restart follows. previous: the same in the iteration or cycle before, with its cycle. each_s: for how long
+    each rank of a node was away."""
 
     name: str
     key: Key
@@ -43,6 +44,16 @@ class Interval(msgspec.Struct, frozen=True):
     noted: tuple[Noted, ...] = ()
     cause: Key | None = None
     previous: tuple[Cycle, Key] | None = None
+    each_s: tuple[float, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def is_of_restart(self) -> bool:
+        """Whether it is a part of a restart."""
+        return self.parent is not None and "restart" in self.parent
 
 
 class Open(msgspec.Struct):

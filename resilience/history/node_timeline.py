@@ -155,7 +155,7 @@ class NodeTimeline:
         if part.node is None or ended is None or ended.outcome in _LAST:
             return []
         waited = self._history.cycles.waiting(self._name)
-        found = [self._stage(stage, restart_key(self._name), part.node.origin) for stage in waited]
+        found = [self._stage(stage, restart_key(self._name), part.node.origin, closed_by) for stage in waited]
         return [*found, *self._restart_of(place, None, at_ns, outcome, closed_by, part.node.origin)]
 
     # -- workers and monitors ------------------------------------------------------------------
@@ -236,20 +236,21 @@ class NodeTimeline:
         end = max([*ends, *([] if at_ns is None or ends else [at_ns])], default=start)
         for stage in before.stages:
             if stage.phase == "run":
-                detect = ("detect", (*key, "detect"), key, origin, start, max(start, stage.ended_wall_ns), "completed")
-                found.append(Interval(*detect))
+                told = (origin, start, max(start, stage.ended_wall_ns), "completed", closed_by)
+                found.append(Interval("detect", (*key, "detect"), key, *told))
         facts: dict[str, Fact] = {"interruption.kind": kind}
         cause = self._part(failed).cause(before)
         opened = Open("restart", key, node_key(self._name), origin, start, facts)
-        return [*found, opened.ended(origin, start, max(start, end), outcome, closed_by, None, cause)]
+        whole = opened.ended(origin, start, max(start, end), outcome, closed_by, None, cause)
+        return [*found, msgspec.structs.replace(whole, each_s=tuple(restart.duration_s for restart in restarts))]
 
     # -- shared --------------------------------------------------------------------------------
 
-    def _stage(self, stage: Stage, parent: Key, origin: Origin) -> Interval:
+    def _stage(self, stage: Stage, parent: Key, origin: Origin, closed_by: str = "rank") -> Interval:
         start = stage.ended_wall_ns - round(stage.duration_s * 1e9)
         within = (*JOB, self._name) if parent == JOB else node_key(self._name)
         key = self._part((origin.attempt, origin.cycle)).numbered((*within, stage.phase))
-        return Interval(stage.phase, key, parent, origin, start, stage.ended_wall_ns, stage.outcome)
+        return Interval(stage.phase, key, parent, origin, start, stage.ended_wall_ns, stage.outcome, closed_by)
 
     def _part(self, place: Cycle) -> _Part:
         part = self._parts.get(place)

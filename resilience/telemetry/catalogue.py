@@ -135,7 +135,7 @@ METRICS: tuple[Metric, ...] = (
         "histogram",
         "From detection to the first progress, a sample a rank; a worker that shows none counts with its start, late.",
         ("layer",),
-        (_E.RestartEnded, _E.WorkerProgressed, _E.StageStarted, _E.CycleEnded),
+        (_E.StageEnded, _E.WorkerProgressed, _E.StageStarted, _E.CycleEnded),
         RESTART_BUCKETS,
     ),
     Metric(
@@ -143,7 +143,7 @@ METRICS: tuple[Metric, ...] = (
         "histogram",
         "How long a phase of a restart took, a sample a rank; of the launcher's a sample a node, of import a worker.",
         ("layer", "phase"),
-        (_E.StageEnded, _E.CyclePhaseEnded, _E.CycleStarted, _E.WorkerProgressed, _E.StageStarted),
+        (_E.StageEnded, _E.CyclePhaseEnded, _E.CycleStarted, _E.CycleEnded, _E.WorkerProgressed, _E.StageStarted),
         PHASE_BUCKETS,
     ),
     Metric(

@@ -2,14 +2,13 @@
 
 `MetricView` folds the records of one node into the values of `telemetry.catalogue`; it keeps what depends on
 order apart for each rank and counts what all ranks of the node see once, so a replay of the record files
-gives the numbers of the live run. What the launcher does is computed by `telemetry.launcher_metrics`.
+gives the numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
 prometheus_client only puts the values into words (`collect`), when asked.
 
 What the user names (sections) is cut off at MAX_SECTIONS. Histograms are those of the node, not of a rank."""
 
 from __future__ import annotations
 
-import bisect
 import math
 import threading
 from collections import defaultdict
@@ -18,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from resilience.attribution.first_and_cascade import interruptions_of
 from resilience.attribution.symptoms import category_of, symptom
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record
+from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
@@ -29,16 +30,17 @@ from resilience.history.timeline import Timeline
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.final_state import FinalState
-from resilience.telemetry.launcher_metrics import LauncherMetrics
+from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.signs import Signs
 from resilience.telemetry.span import Trace, trace_id
-from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings, upper_bound
+from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
-LAYER = "inprocess"
+LAYER, LAUNCHER = "inprocess", "launcher"
+_OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
 Ranks = Literal["all", "unhealthy", "none"]
 _PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
@@ -52,15 +54,6 @@ class About(msgspec.Struct, frozen=True):
     folder: str
     version: str
     torch: str
-
-
-class _Buckets(msgspec.Struct):
-    """A histogram being filled. exemplars: bucket -> (trace id, value, UTC seconds)."""
-
-    counts: list[int]
-    sum_ns: int = 0  # whole nanoseconds, so that the order of adding does not show
-    fine: Histogram = msgspec.field(default_factory=Histogram)  # the same values, for OTLP
-    exemplars: dict[int, tuple[str, float, float]] = {}
 
 
 class _Pending(msgspec.Struct):
@@ -93,7 +86,6 @@ class MetricView:
         self._parent = parent
         self._timeline = Timeline() if timeline is None else timeline
         self._history = self._timeline.history
-        self._launcher = LauncherMetrics(self._history, parent)
         self._limits = LimitMetrics()
         self._elastic = ElasticMetrics()
         self._signs: Mapping[int, Signs] = {}
@@ -107,7 +99,7 @@ class MetricView:
             self._values["resilience_run_info"] = {(about.folder,): 1}
             if about.torch:
                 self._values["resilience_build_info"] = {(about.version, about.torch): 1}
-        self._histograms: dict[str, dict[Labels, _Buckets]] = {
+        self._histograms: dict[str, dict[Labels, Buckets]] = {
             metric.name: {} for metric in METRICS if metric.kind == "histogram"
         }
         self._timings = Timings()
@@ -161,13 +153,13 @@ class MetricView:
                 self._count("resilience_telemetry_errors_total", labels)
             case events.Interrupted() if not origin.is_launchers:
                 self._interrupted(origin, event)
+        for interval in intervals:
+            self._take_interval(interval)
         if origin.initial_rank is None:
             return
         self._take_of_watcher(record)
         if not origin.is_launchers:
             self._take_of_rank(record)
-            for interval in intervals:
-                self._take_interval(interval)
 
     def _take_of_watcher(self, record: Record) -> None:
         """What monitors say of a rank, those of a Wrapper and those of the launcher."""
@@ -205,26 +197,25 @@ class MetricView:
             case events.RankStoodInFor():
                 if event.initial_rank == origin.initial_rank:
                     self._iteration_ended(origin, event.result == "completed")
-            case events.RestartEnded():
-                self._restart_ended(record, event)
             case events.OutcomeSeen():
                 self._first_known(origin, event.by)
             case events.MonitorEnded():
                 self._monitor_ended(origin)
 
     def _take_interval(self, interval: Interval) -> None:
-        """A phase of a restart in place."""
+        """Time the restarts of both layers, and their phases."""
+        layer = LAUNCHER if interval.origin.is_launchers or interval.name == "import" else LAYER
+        if interval.name == "restart":
+            at = interval.end_ns / 1e9
+            trace = format(trace_id(interval.origin, self._parent), "032x")
+            for seconds in interval.each_s or ([interval.seconds] if interval.outcome == "completed" else []):
+                self._observe("resilience_restart_duration_seconds", (layer,), seconds, (trace, seconds, at))
+            return
         is_idle = interval.name == "resume" and interval.facts.get("rank.state") == "inactive"  # it shows no progress
-        is_told = interval.outcome != "lost" and interval.closed_by != "call"
-        if interval.name in events.PHASES and is_told and not is_idle:
-            labels, seconds = (LAYER, interval.name), (interval.end_ns - interval.start_ns) / 1e9
-            self._observe("resilience_restart_phase_duration_seconds", labels, seconds)
-
-    def _restart_ended(self, record: Record, event: events.RestartEnded) -> None:
-        origin, duration = record.origin, max(0.0, event.duration_s)
-        trace = format(trace_id(origin, self._parent), "032x")
-        labels = (LAYER,)
-        self._observe("resilience_restart_duration_seconds", labels, duration, (trace, duration, record.wall_ns / 1e9))
+        is_known = interval.outcome != "lost" and interval.closed_by != "call"
+        is_phase = interval.name in (events.PHASES if layer == LAYER else RESTART) and interval.is_of_restart
+        if is_phase and is_known and not is_idle:
+            self._observe("resilience_restart_phase_duration_seconds", (layer, interval.name), interval.seconds)
 
     def _iteration_ended(self, origin: Origin, is_completed: bool) -> None:
         key = _key(origin)
@@ -273,10 +264,8 @@ class MetricView:
         values = self._values[name]
         values[labels] = values.get(labels, 0) + amount
 
-    def _observe(
-        self, name: str, labels: Labels, value: float, exemplar: tuple[str, float, float] | None = None
-    ) -> None:
-        _add(self._histograms[name].setdefault(labels, _no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
+    def _observe(self, name: str, labels: Labels, value: float, exemplar: Exemplar | None = None) -> None:
+        add(self._histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
 
     def _section(self, name: str) -> str:
         """The label for a section: its name while there are few of them."""
@@ -289,7 +278,7 @@ class MetricView:
         found: dict[tuple[str, Labels], float] = {}
         for metric, rows in self._rows():
             for labels, value in rows:
-                if isinstance(value, _Buckets):
+                if isinstance(value, Buckets):
                     found[metric.name + "_sum", labels] = value.sum_ns / 1e9
                     edges = metric.buckets[: len(value.counts) - 1]
                     for edge, count in zip((*edges, float("inf")), value.counts, strict=True):
@@ -304,7 +293,9 @@ class MetricView:
             ready = {name: dict(values) for name, values in self._values.items()}
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
             self._add_times(ready, now_ns)
-            self._add_launchers(ready, histograms)
+            for node, parts in self._history.cycles.nodes.items():
+                for place, part in sorted(parts.items()):
+                    self._add_cycle(ready, node, place, part)
             self._add_elastics(ready, histograms)
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
             self._show_ranks(ready, now_ns)
@@ -330,29 +321,28 @@ class MetricView:
                 shown[labels] = max(shown.get(labels, 0), value / 1e9)
             ready[name] = dict(shown)
 
-    def _add_launchers(
-        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, _Buckets]]
-    ) -> None:
-        made = self._launcher.values()
-        for name, values in made.counts.items():
-            for labels, value in values.items():
-                ready[name][labels] = ready[name].get(labels, 0) + value
-        own: set[tuple[str, Labels]] = set()
-        for name, labels, value, exemplar in made.observed:
-            rows = histograms[name]
-            if (name, labels) not in own:  # the rows are those of the view: the launcher's labels are its own
-                own.add((name, labels))
-                rows[labels] = _no_buckets(name)
-            _add(rows[labels], BY_NAME[name].buckets, value, exemplar)
+    def _add_cycle(self, ready: dict[str, dict[Labels, float]], node: str, place: Cycle, part: NodeCycle) -> None:
+        """What a cycle of the launcher adds, from what is known of it now: files are read in any order."""
+        if part.met is not None:  # the last one stays
+            ready["resilience_job_info"] = {(self._history.job_id or "", str(part.met.world_size), LAUNCHER): 1}
+        if part.started is not None:
+            ready["resilience_restart_iteration"][(LAUNCHER,)] = place[1]
+            ready["resilience_restart_budget_remaining"][(LAUNCHER,)] = part.restarts_left or 0
+        if part.ended is None:
+            return
+        outcome = _OUTCOMES.get(part.ended.outcome, "aborted")
+        _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
+        for labels in interruptions_of(part):
+            _increase(ready["resilience_interruptions_total"], labels)
 
     def _add_elastics(
-        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, _Buckets]]
+        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, Buckets]]
     ) -> None:
         ready.update({name: dict(values) for name, values in self._elastic.counts.items()})
         ready["resilience_elastic_value"] = dict(self._elastic.last)
         name = "resilience_elastic_call_duration_seconds"
         for labels, value in self._elastic.observed:
-            _add(histograms[name].setdefault(labels, _no_buckets(name)), BY_NAME[name].buckets, value, None)
+            add(histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, None)
 
     def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Values of single ranks, of as many as are to be shown."""
@@ -396,21 +386,19 @@ class MetricView:
         nodes = sorted(self._history.nodes)
         return dict(sorted(item for node in nodes for item in self._history.states(node).items()))
 
-    def _beats(self) -> dict[Labels, _Buckets]:
+    def _beats(self) -> dict[Labels, Buckets]:
         beats = self._timings.sections.get(HEARTBEAT)
         edges = BY_NAME["resilience_heartbeat_interval_seconds"].buckets
-        return {} if beats is None else {(): _coarse([beats], edges)}
+        return {} if beats is None else {(): coarse([beats], edges)}
 
-    def _sections(self) -> dict[Labels, _Buckets]:
+    def _sections(self) -> dict[Labels, Buckets]:
         edges = BY_NAME["resilience_section_duration_seconds"].buckets
         parts: dict[Labels, list[Histogram]] = {}
         for outcome, sections in (("completed", self._timings.sections), ("failed", self._timings.failed)):
             for name in sorted(sections.keys() - {HEARTBEAT}):
                 parts.setdefault((self._section(name), outcome), []).append(sections[name])
         # How long a section took that failed says little about it: one bucket, so their number and sum.
-        return {
-            labels: _coarse(of_name, edges if labels[1] == "completed" else ()) for labels, of_name in parts.items()
-        }
+        return {labels: coarse(of_name, edges if labels[1] == "completed" else ()) for labels, of_name in parts.items()}
 
     def exported(self) -> list[tuple[Metric, list[tuple[Labels, Any]]]]:
         """Return the rows of every metric as they are now; histograms have `fine` and `sum_ns`."""
@@ -430,7 +418,7 @@ class MetricView:
             if metric.kind == "histogram":
                 histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
                 for labels, value in rows:
-                    histogram.add_metric(labels, _cumulative(metric, value), value.sum_ns / 1e9)
+                    histogram.add_metric(labels, cumulative(metric, value), value.sum_ns / 1e9)
                 yield histogram
                 continue
             family: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -440,6 +428,10 @@ class MetricView:
             yield simple
 
 
+def _increase(values: dict[Labels, float], labels: Labels) -> None:
+    values[labels] = values.get(labels, 0) + 1
+
+
 def _key(origin: Origin) -> IterationKey:
     return origin.attempt, origin.cycle, origin.call, -1 if origin.iteration is None else origin.iteration
 
@@ -447,44 +439,3 @@ def _key(origin: Origin) -> IterationKey:
 def _reason(text: str) -> str:
     """One of few words for why something was lost."""
     return next((word for word in _REASONS if word in text), OTHER)
-
-
-def _no_buckets(name: str) -> _Buckets:
-    return _Buckets([0] * (len(BY_NAME[name].buckets) + 1))
-
-
-def _add(to: _Buckets, edges: tuple[float, ...], value: float, exemplar: tuple[str, float, float] | None) -> None:
-    number = bisect.bisect_left(edges, value)
-    to.counts[number] += 1
-    to.sum_ns += round(value * 1e9)
-    to.fine.add(value)
-    if exemplar is not None:
-        to.exemplars[number] = exemplar
-
-
-def _coarse(parts: list[Histogram], edges: tuple[float, ...]) -> _Buckets:
-    """Add fine histograms up into the buckets of a metric; the edges are met within 1 %."""
-    counts = [0] * (len(edges) + 1)
-    for part in parts:
-        for number, count in part.buckets.items():
-            counts[bisect.bisect_left(edges, upper_bound(number) / 1.005)] += count
-    fine = Histogram()
-    for part in parts:
-        fine.merge(part)
-    return _Buckets(counts, round(sum(part.sum for part in parts) * 1e9), fine)
-
-
-def _cumulative(metric: Metric, value: _Buckets) -> list[Any]:
-    from prometheus_client.samples import Exemplar
-
-    found: list[Any] = []
-    total = 0
-    for number, count in enumerate(value.counts):
-        total += count
-        edge = "+Inf" if number == len(value.counts) - 1 else repr(metric.buckets[number])
-        if number in value.exemplars:
-            trace, measured, at = value.exemplars[number]
-            found.append((edge, total, Exemplar({"trace_id": trace}, measured, at)))
-        else:
-            found.append((edge, total))
-    return found

@@ -136,7 +136,7 @@ def test_durations_fall_into_the_buckets_of_their_definition() -> None:
     record = job().records[0]
     view = MetricView()
     for duration in (0.0515, 0.0516, 3.0, 1e9, -1.0):
-        view.take(msgspec.structs.replace(record, event=events.RestartEnded("peer", duration, "step")))
+        view.take(msgspec.structs.replace(record, event=events.StageEnded("restart", "completed", duration)))
     found = view.samples()
     buckets = {
         labels[1]: n
@@ -160,7 +160,7 @@ def test_quantile_of_the_buckets_is_within_one_bucket_of_the_records(durations: 
     record = job().records[0]
     view = MetricView()
     for duration in durations:
-        view.take(msgspec.structs.replace(record, event=events.RestartEnded("peer", duration, "step")))
+        view.take(msgspec.structs.replace(record, event=events.StageEnded("restart", "completed", duration)))
     counts = {
         float(labels[1]): n
         for (name, labels), n in view.samples().items()
@@ -238,7 +238,9 @@ def wrapped_in_a_launch() -> list[Record]:
         for record in job(world=1).records
     ]
     begun = next(
-        n for n, r in enumerate(told.interleaved(0)) if r.origin.cycle and isinstance(r.event, events.WorkerStarted)
+        n
+        for n, r in enumerate(told.interleaved(0))
+        if r.origin.cycle and isinstance(r.event, events.CyclePhaseEnded) and r.event.phase == "spawn"
     )
     records = told.interleaved(0)
     at = records[begun].mono_ns

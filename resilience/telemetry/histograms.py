@@ -1,0 +1,67 @@
+"""How are durations counted?  Buckets of a metric's histogram, and the same values finely, for OTLP."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import msgspec
+
+from resilience.telemetry.catalogue import BY_NAME, Metric
+from resilience.telemetry.timings import Histogram, upper_bound
+
+Exemplar = tuple[str, float, float]
+"""Trace id, value, UTC seconds."""
+
+
+class Buckets(msgspec.Struct):
+    """A histogram being filled. exemplars: by bucket."""
+
+    counts: list[int]
+    sum_ns: int = 0  # whole nanoseconds, so that the order of adding does not show
+    fine: Histogram = msgspec.field(default_factory=Histogram)  # the same values, for OTLP
+    exemplars: dict[int, Exemplar] = {}
+
+
+def no_buckets(name: str) -> Buckets:
+    """Return the empty histogram of a metric."""
+    return Buckets([0] * (len(BY_NAME[name].buckets) + 1))
+
+
+def add(to: Buckets, edges: tuple[float, ...], value: float, exemplar: Exemplar | None = None) -> None:
+    """Count a value, in seconds. edges: upper bounds of the buckets."""
+    number = bisect.bisect_left(edges, value)
+    to.counts[number] += 1
+    to.sum_ns += round(value * 1e9)
+    to.fine.add(value)
+    if exemplar is not None:
+        to.exemplars[number] = exemplar
+
+
+def coarse(parts: list[Histogram], edges: tuple[float, ...]) -> Buckets:
+    """Add fine histograms up into the buckets of a metric; the edges are met within 1 %."""
+    counts = [0] * (len(edges) + 1)
+    for part in parts:
+        for number, count in part.buckets.items():
+            counts[bisect.bisect_left(edges, upper_bound(number) / 1.005)] += count
+    fine = Histogram()
+    for part in parts:
+        fine.merge(part)
+    return Buckets(counts, round(sum(part.sum for part in parts) * 1e9), fine)
+
+
+def cumulative(metric: Metric, value: Buckets) -> list[Any]:
+    """Return buckets as prometheus_client wants them: each with what the ones before hold."""
+    from prometheus_client.samples import Exemplar
+
+    found: list[Any] = []
+    total = 0
+    for number, count in enumerate(value.counts):
+        total += count
+        edge = "+Inf" if number == len(value.counts) - 1 else repr(metric.buckets[number])
+        if number in value.exemplars:
+            trace, measured, at = value.exemplars[number]
+            found.append((edge, total, Exemplar({"trace_id": trace}, measured, at)))
+        else:
+            found.append((edge, total))
+    return found
