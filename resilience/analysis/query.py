@@ -8,7 +8,12 @@ is corrected here. Lines that cannot be read are left out and counted; the timel
     logs      log lines (kind log) and lines of the workers' output (kind text), other fields as JSON
     timings   one row for each rank's section, heartbeat gaps under the name (heartbeat)
     periods   the same in stretches of equal length, as limits are learned from them
-    calls     single durations: the first ones after each start, the longest ones, and all that were cut off"""
+    calls     single durations: the first ones after each start, the longest ones, and all that were cut off
+    incidents the report's incidents, with what each cost
+    phases    each phase of each incident's restart, by rank, or by node where the launcher restarted
+    seconds   where the time of each rank went, by cause
+
+The last three are views of the run's history, as the report is, on one clock."""
 
 from __future__ import annotations
 
@@ -24,10 +29,13 @@ import msgspec
 from resilience.analysis.entries import utc
 from resilience.analysis.lines import LEVEL_OF, fields_of
 from resilience.analysis.load import RECORDS
-from resilience.analysis.merge import LOGS, Choice, Timeline, files_of
+from resilience.analysis.merge import LOGS, Choice, Timeline, files_of, history_of
+from resilience.attribution.incidents import incidents_of
 from resilience.core import encoding
 from resilience.core.deadlines import HEARTBEAT, OUT_OF_SECTION
 from resilience.errors import ConfigurationError, DecodeError
+from resilience.history.history import History
+from resilience.history.iterations import AT_ENTRY
 from resilience.telemetry import durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
 
@@ -64,7 +72,7 @@ _LINE = {
 _COUNTS = ("attempt", "cycle", "call")  # left out of a record where they are 0
 _SPREAD = ("count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s")
 _NAMED = {timings.HEARTBEAT: "(heartbeat)", HEARTBEAT: "(heartbeat)", OUT_OF_SECTION: "(out of section)"}
-_TEXTS = ("node", "section", "outcome", "start")
+_TEXTS = ("node", "section", "outcome", "start", "layer", "kind", "category", "status", "phase")
 _TIMES = ("ts", "until", "max_ts")
 VIEWS: dict[str, tuple[str, ...]] = {
     "records": ("ts", "sequence", "wall_ns", "mono_ns", *_PLACE, "event", "level", "fields", "file"),
@@ -84,6 +92,25 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "cycle",
         "iteration",
     ),
+    "incidents": (
+        "number",
+        "layer",
+        "attempt",
+        "cycle",
+        "call",
+        "iteration",
+        "ts",
+        "kind",
+        "category",
+        "status",
+        "first_rank",
+        "hang_s",
+        "restart_s",
+        "rework_s",
+        "lost_s",
+    ),
+    "phases": ("incident", "layer", "phase", "node", "rank", "ts", "duration_s"),
+    "seconds": ("rank", "work_s", "startup_s", "restart_s", "hang_s", "rework_s", "idle_s"),
 }
 
 
@@ -110,7 +137,7 @@ def asked(folder: Path, sql: str) -> Iterator[Answer]:
         with contextlib.closing(duckdb.connect()) as connection:
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute(f"SET temp_directory = {_quoted(temporary)}")
-            bad = _define(connection, folder, Path(temporary))
+            bad = _define(connection, folder, Path(temporary), sql)
             try:
                 found = connection.execute(sql)
                 columns = tuple(column[0] for column in found.description or ())
@@ -125,8 +152,8 @@ def _rows(found: Any) -> Iterator[tuple[Any, ...]]:
         yield from batch
 
 
-def _define(connection: Any, folder: Path, temporary: Path) -> int:
-    """Create the views; answers how many lines of records and logs cannot be read."""
+def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
+    """Create the views for a question; return how many lines of records and logs cannot be read."""
     connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
     connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
     text = temporary / "text.ndjson"
@@ -151,9 +178,13 @@ def _define(connection: Any, folder: Path, temporary: Path) -> int:
         FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
               UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text])})"""
     )
-    for view, rows in (("timings", _timings_of), ("periods", _periods_of), ("calls", _calls_of)):
+    is_history_asked = any(view in sql for view in _OF_HISTORY)  # it takes a fold over all records
+    history = history_of(folder) if is_history_asked else History()
+    tables = {"timings": _timings_of(folder), "periods": _periods_of(folder), "calls": _calls_of(folder)}
+    tables |= {view: rows(history) for view, rows in _OF_HISTORY.items()}
+    for view, rows in tables.items():
         table = temporary / f"{view}.ndjson"
-        _write(table, rows(folder))
+        _write(table, rows)
         own = ", ".join(
             f"make_timestamp(r.{name}) AS {name}" if name in _TIMES else f"r.{name}" for name in VIEWS[view]
         )
@@ -246,6 +277,51 @@ def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
                         yield of | what | begun
         except (OSError, DecodeError):
             continue  # what comes after a line that is none is left out
+
+
+def _incidents_of(history: History) -> Iterator[dict[str, Any]]:
+    for incident in incidents_of(history):
+        at, restart, cost = incident.detected_wall_ns, incident.restart, incident.cost
+        yield {
+            "number": incident.number,
+            "layer": incident.layer,
+            "attempt": incident.attempt,
+            "cycle": incident.cycle,
+            "call": incident.call,
+            "iteration": None if incident.iteration == AT_ENTRY else incident.iteration,
+            "ts": None if at is None else at // 1000,
+            "kind": incident.kind,
+            "category": incident.category,
+            "status": incident.status,
+            "first_rank": incident.verdict.first,
+            "hang_s": cost.hang_s,
+            "restart_s": None if restart is None else restart.max_s,
+            "rework_s": cost.rework_s,
+            "lost_s": cost.lost_s,
+        }
+
+
+def _phases_of(history: History) -> Iterator[dict[str, Any]]:
+    for incident in incidents_of(history):
+        for phase in history.restart_phases(incident.place):
+            yield {
+                "incident": incident.number,
+                "layer": incident.layer,
+                "phase": phase.name,
+                "node": phase.node,
+                "rank": phase.who if isinstance(phase.who, int) else None,
+                "ts": phase.start_ns // 1000,
+                "duration_s": phase.seconds,
+            }
+
+
+def _seconds_of(history: History) -> Iterator[dict[str, Any]]:
+    for rank, spent in sorted(history.spent().items()):
+        times = {f"{name}_s": value / 1e9 for name, value in msgspec.structs.asdict(spent).items()}
+        yield {"rank": rank} | times | {"work_s": spent.productive / 1e9}
+
+
+_OF_HISTORY = {"incidents": _incidents_of, "phases": _phases_of, "seconds": _seconds_of}
 
 
 def _micros(seconds: float) -> int:

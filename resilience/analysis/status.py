@@ -1,7 +1,8 @@
 """How is a job doing right now?  Its run folder, looked at again and again.
 
 `Watcher` follows the record files as they grow and reads what monitors leave of their ranks' present signs; a look
-costs what was added since the last one. It needs no server, and works from any host that sees the folder: ages
+costs what was added since the last one. Of a long file the first look reads the beginning and the end: what a rank or
+an agent is doing now was recorded last. It needs no server, and works from any host that sees the folder: ages
 are by the clock of whoever looks. States are those of `history.rank_states`. `order` puts the ranks first that show
 nothing new for longest, `grouped` makes few lines of many ranks."""
 
@@ -21,11 +22,14 @@ from resilience.core.records import Record
 from resilience.history.history import History
 from resilience.history.rank_states import HEALTHY
 from resilience.telemetry import signs
-from resilience.telemetry.recording import RecordTail
+from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
 
 SILENT_LOOKS = 3  # of the times between two signs of life, after which a job that shows none is lost
 ORPHANED = 5.0  # seconds in which an agent records that its workers have ended; it takes milliseconds
 LIST_EVERY = 5.0  # seconds between two looks for new files
+HEAD = 4 << 10  # bytes of a file's beginning, which tells of the call
+TAIL = 12 << 10  # bytes of its end that are read first; more where they do not tell what the rank or agent is doing
+MORE = 8  # times as many
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
 Phase = Literal["starting", "running", "restarting", "ended", "lost"]
@@ -134,7 +138,7 @@ class Watcher:
         """clock: UTC seconds."""
         self._folder = folder
         self._clock = clock
-        self._tails: dict[Path, RecordTail] = {}
+        self._tails: dict[Path, RecordTail | None] = {}  # None: not read yet
         self._list_at = float("-inf")
         self._job_id = folder.name
         self._begin(0)
@@ -160,7 +164,12 @@ class Watcher:
         if now >= self._list_at:
             self._list_at = now + LIST_EVERY
             self._list()
-        for tail in self._tails.values():
+        for path, tail in self._tails.items():
+            if tail is None:
+                tail, first = _opened(path)
+                self._tails[path] = tail
+                for record in first:
+                    self._take(record)
             for record in tail.added():
                 self._take(record)
         return None if self._first_ns is None else self._now(now, self._first_ns)
@@ -171,7 +180,7 @@ class Watcher:
         except OSError:
             return
         for path in paths:
-            self._tails.setdefault(path, RecordTail(path))
+            self._tails.setdefault(path, None)
 
     # -- records --------------------------------------------------------------------------------
 
@@ -197,7 +206,12 @@ class Watcher:
         if rank is None:
             return
         self._node[rank] = origin.node
+        if origin.role == "rank" and rank not in self._left:
+            self._pid[rank] = origin.pid
+            self._size = origin.world_size if self._size is None else self._size
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
+        if origin.iteration is not None:
+            self._iteration = max(self._iteration, (origin.attempt, origin.cycle, origin.iteration))
         match event:
             case events.MonitorStarted() | events.CallStarted():
                 self._left.discard(rank)
@@ -209,8 +223,6 @@ class Watcher:
             case events.RankExited():
                 self._left.add(rank)
                 self._pid.pop(rank, None)
-            case events.IterationStarted() if origin.iteration is not None:
-                self._iteration = max(self._iteration, (origin.attempt, origin.cycle, origin.iteration))
 
     # -- the present ----------------------------------------------------------------------------
 
@@ -302,7 +314,29 @@ class Watcher:
                 # A rank that moved to another node is what it is there.
                 if known is None or self._node.get(rank) == node:
                     found[rank] = _rank_now(rank, node, state, now, shown.get(rank))
-        return tuple(msgspec.structs.replace(found[rank], pid=self._pid.get(rank)) for rank in sorted(found))
+        pids = {rank: pid for rank, pid in self._pid.items() if rank not in self._left}
+        return tuple(msgspec.structs.replace(found[rank], pid=pids.get(rank)) for rank in sorted(found))
+
+
+_TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.CycleStarted))
+"""Events from which on a file says what its rank or agent is doing."""
+
+
+def _opened(path: Path) -> tuple[RecordTail, list[Record]]:
+    """Return a reader of what a file gains from now on, and what is known of it so far: its first and last records."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        size = 0
+    last = TAIL
+    while HEAD + last < min(size, READ_AT_ONCE):
+        tail = RecordTail(path, last=last)
+        records = tail.added()
+        if any(type(record.event) in _TELLING for record in records):
+            return tail, [*RecordTail(path, until=HEAD).added(), *records]
+        last *= MORE
+    tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None)
+    return tail, tail.added()
 
 
 def _rank_now(rank: int, node: str, state: str, now: float, shown: signs.Signs | None) -> RankNow:

@@ -85,10 +85,12 @@ class RecordFile:
 class RecordTail:
     """Reads a record file that grows."""
 
-    def __init__(self, path: Path, last: int | None = None) -> None:
-        """last: bytes at the end of the file with which reading begins; None: read all of it."""
+    def __init__(self, path: Path, last: int | None = None, until: int = READ_AT_ONCE) -> None:
+        """last: bytes at the end of the file with which reading begins; None: read all of it. until: bytes that are
+        read at once, at most."""
         self._path = path
         self._last = last
+        self._at_once = until
         self._taken = 0  # bytes
 
     def added(self) -> list[Record]:
@@ -104,10 +106,10 @@ class RecordTail:
                         0, file.seek(0, os.SEEK_END) - self._last
                     )  # the first line may lack its beginning
                 file.seek(self._taken)
-                whole, newline, rest = file.read(READ_AT_ONCE).rpartition(b"\n")
+                whole, newline, rest = file.read(self._at_once).rpartition(b"\n")
         except OSError:
             return []
-        if not newline and len(rest) == READ_AT_ONCE:
+        if not newline and len(rest) == self._at_once:
             self._taken += len(rest)  # no line of ours is that long
             return []
         self._taken += len(whole) + len(newline)

@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from resilience.analysis.load import load
 from resilience.analysis.query import VIEWS, asked
+from resilience.analysis.report import report
 from resilience.cli import main
 from resilience.core import events
 from resilience.errors import ConfigurationError
+from resilience.history.rank_time import CAUSES
 from resilience.telemetry.durations import Header, Recorder
+from tests.support import launch_streams
 from tests.support.lines import AT, SECOND, log_line, record_line, write
+from tests.support.nested_streams import nested
 from tests.support.record_streams import Fault, job
 from tests.support.server import ROOT
 
@@ -153,3 +160,30 @@ def test_calls_are_single_durations_with_the_start_they_follow(run: Path) -> Non
         ("io", 1002.0, 9.0, "cut", 2, 2, "warm", 3),
         ("io", 1003.0, 7.0, "killed", 3, 3, "warm", 3),
     ]
+
+
+@given(kinds=st.lists(st.sampled_from(["kill", "raise", "hang"]), min_size=1, max_size=2), is_nested=st.booleans())
+@settings(max_examples=4, deadline=None)
+def test_views_of_the_history_say_what_the_report_says(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[launch_streams.Kind], is_nested: bool
+) -> None:
+    faults = [launch_streams.Fault(kind, 1) for kind in kinds]
+    told = nested(faults, nodes=2) if is_nested else launch_streams.launched(faults, nodes=2)
+    folder = told.write(tmp_path_factory.mktemp("run") / "run")
+    found = report(load(folder))
+    rows = answers(folder, "SELECT number, kind, restart_s, lost_s FROM incidents ORDER BY number")
+    assert rows == [
+        (one.number, one.kind, None if one.restart is None else pytest.approx(one.restart.max_s), one.cost.lost_s)
+        for one in found.incidents
+    ]
+    slowest = {(n, phase): s for n, phase, s in answers(folder, SLOWEST)}
+    for one in found.incidents:
+        for phase in one.phases:
+            assert slowest[one.number, phase.name] == pytest.approx(phase.took.max_s)
+    ((work, lost),) = answers(folder, f"SELECT sum(work_s), sum({LOST}) FROM seconds")
+    assert found.times.ettr == pytest.approx(work / (work + lost))
+
+
+SLOWEST = """SELECT incident, phase, max(s) FROM (
+    SELECT incident, phase, node, rank, sum(duration_s) AS s FROM phases GROUP BY ALL) GROUP BY ALL"""
+LOST = " + ".join(f"{cause}_s" for cause in CAUSES)

@@ -7,14 +7,19 @@ from typing import get_args
 
 import msgspec
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from resilience.analysis import status
 from resilience.analysis.status import Failure, Now, RankNow, Section, Watcher, order
 from resilience.core import events
 from resilience.core.identity import Origin
-from resilience.core.records import to_line
+from resilience.core.records import Record, to_line
 from resilience.telemetry import signs
-from tests.support import record_streams
+from tests.support import large_run, record_streams
+from tests.support.agreement import written
 from tests.support.launch_streams import Fault, Kind, Launched, launched
+from tests.support.nested_streams import nested
 from tests.support.record_streams import STARTED_NS
 
 START = STARTED_NS / 1e9
@@ -204,3 +209,47 @@ def test_torn_and_foreign_files_are_no_hindrance(tmp_path: Path) -> None:
     (folder / "timings").mkdir()
     (folder / "timings" / "node0-0.signs").write_bytes(b"{")
     assert now_of(folder).states == {"active": 2}
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["kill", "raise", "hang", "membership"]), min_size=1, max_size=4),
+    is_nested=st.booleans(),
+    cut=st.integers(0, 60),
+)
+@settings(max_examples=25, deadline=None)
+def test_beginning_and_end_of_each_file_say_what_the_whole_files_say(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[Kind], is_nested: bool, cut: int
+) -> None:
+    faults = [Fault(kind, 1) for kind in kinds]
+    told = nested(faults, nodes=2) if is_nested else launched(faults, nodes=2)
+    assert_same_from_ends(told.interleaved(0), cut, tmp_path_factory.mktemp("run"))
+
+
+@given(kind=st.sampled_from(get_args(record_streams.Kind)), cut=st.integers(0, 60))
+@settings(max_examples=25, deadline=None)
+def test_beginning_and_end_of_a_wrappers_files_say_what_the_whole_files_say(
+    tmp_path_factory: pytest.TempPathFactory, kind: record_streams.Kind, cut: int
+) -> None:
+    assume(kind != "monitor")  # that a rank lost its monitor long ago is not told again
+    faults = [record_streams.Fault("exception", 2, 0, 5), record_streams.Fault(kind, 1, 1, 20)]
+    told = record_streams.job([*faults, record_streams.Fault("exception", 0, 2, 30)], world=4, spares=1)
+    assert_same_from_ends(told.interleaved(0), cut, tmp_path_factory.mktemp("run"))
+
+
+def assert_same_from_ends(records: list[Record], cut: int, folder: Path) -> None:
+    folder = written(records[: len(records) - cut], folder / "run")
+    with pytest.MonkeyPatch.context() as patched:
+        whole = now_of(folder)
+        patched.setattr(status, "HEAD", 1 << 10)
+        patched.setattr(status, "TAIL", 2 << 10)
+        ends = now_of(folder)
+    same = {"failure": None, "restarts_left": None}  # the last fault may be told further up
+    assert msgspec.structs.replace(ends, **same) == msgspec.structs.replace(whole, **same)
+
+
+def test_look_at_a_large_run_reads_a_small_part_of_it(tmp_path: Path) -> None:
+    folder = large_run.write(tmp_path / "run", world=100)
+    tails = [status._opened(path) for path in (folder / "records").iterdir()]
+    size = sum(path.stat().st_size for path in (folder / "records").iterdir())
+    read = sum(len(to_line(record)) for _, records in tails for record in records)
+    assert read < size / 10
