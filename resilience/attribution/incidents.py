@@ -54,12 +54,12 @@ def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
 def _cut_off(history: History, place: Cycle) -> list[Place]:
     """Iterations that are part of the cycle's own incident: no restart came from them, because the launcher took
     over, or it took over for the same death."""
-    movers = {part.mover for part in history.cycles.parts(place).values()}
+    mover = history.cycles.mover(place)
     iterations = history.iterations
 
     def is_same(iteration: Iteration) -> bool:
         return any(
-            record.rank in movers and record.interruption is Interruption.TERMINATED for record in iteration.records
+            record.rank == mover and record.interruption is Interruption.TERMINATED for record in iteration.records
         )
 
     return [

@@ -28,7 +28,8 @@ def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
     if any(part.is_failed for part in parts):
         return True
     is_wished = any(part.ended is not None and part.ended.outcome in WISHED for part in parts)
-    return not is_wished and any(part.is_own(seen.record) for part in parts for seen in part.seen)
+    mover = cycles.mover(place)
+    return not is_wished and any(part.is_left(seen.record, mover) for part in parts for seen in part.seen)
 
 
 def incident(
@@ -39,7 +40,7 @@ def incident(
     parts = cycles.parts(place)
     later = cycles.following(place)
     following = {} if later is None else cycles.parts(later)
-    mover = next((part.mover for part in parts.values() if part.mover is not None), None)
+    mover = cycles.mover(place)
     lost = _lost_nodes(parts)
     size = cycles.world_size(place)
     without_store = _without_store(parts)
@@ -135,7 +136,7 @@ def _records(
         for seen in part.seen:
             record = seen.record
             key = (record.rank, record.interruption, record.pid)
-            if part.is_own(record) and (key not in found or found[key].step is None):
+            if part.is_left(record, mover) and (key not in found or found[key].step is None):
                 found[key] = record  # its monitor knows more than the agent
     known = {record.rank for record in found.values() if _is_end(record)}
     records = [*found.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]

@@ -102,7 +102,7 @@ class NodeCycle:
         self.decided: events.RestartDecided | None = None
         self.is_cut_off = False  # the job's store did not answer this node's agent any more
         self.mover: int | None = None  # of the failure that was decided on: the rank that ended first
-        self.handled: set[tuple[int, int | None]] = set()  # rank, pid: a Wrapper has its death on record
+        self.handled: dict[tuple[int, int | None], int] = {}  # rank, pid: in which iteration a Wrapper saw it die
         self._batch: list[tuple[int, int]] = []  # sequence, rank: ends that were found together
 
     def worker(self, rank: int) -> Worker:
@@ -173,8 +173,12 @@ class NodeCycle:
         return (ran[-1], "peer") if ran else (self.ended_ns, "peer") if self.ended is not None else None
 
     def is_own(self, record: InterruptionRecord) -> bool:
-        """Whether this record is the launcher's affair: not what a Wrapper has coped with."""
-        return (record.rank, record.pid) not in self.handled or record.rank == self.mover
+        """Whether this record is the launcher's affair, as this node saw it."""
+        return self.is_left(record, self.mover)
+
+    def is_left(self, record: InterruptionRecord, mover: int | None) -> bool:
+        """Whether no Wrapper has coped with what is on record. mover: whose end the launcher decided on."""
+        return (record.rank, record.pid) not in self.handled or record.rank == mover
 
     def exited(self, sequence: int, event: events.WorkerExited) -> None:
         if event.expected:
@@ -223,7 +227,7 @@ class CycleHistory:
             case events.StageStarted(stage="run"):
                 self._part(record).worker(rank).progressed(record.mono_ns, at_ns, "entry")
             case events.Interrupted(seen) if seen.interruption is Interruption.TERMINATED:
-                self._part(record).handled.add((seen.rank, seen.pid))
+                self._part(record).handled[seen.rank, seen.pid] = -1 if seen.iteration is None else seen.iteration
 
     def parts(self, place: Cycle) -> dict[str, NodeCycle]:
         """Return all nodes' parts of a cycle."""
@@ -250,6 +254,20 @@ class CycleHistory:
     def waiting(self, node: str) -> list[Stage]:
         """Return phases of a node that have not led to a cycle yet."""
         return self._before.get(node, [])
+
+    def mover(self, place: Cycle) -> int | None:
+        """Return whose end the launcher decided on. An agent that decides late may name a rank without which a Wrapper
+        has gone on since; then it is the last one that ended."""
+        parts = self.parts(place).values()
+        mover = next((part.mover for part in parts if part.mover is not None), None)
+        ends = {
+            rank: iteration
+            for part in parts
+            for (rank, _), iteration in part.handled.items()
+            if rank not in part.stopped
+        }
+        is_late = mover in ends and ends[mover] < max(ends.values())
+        return max(ends, key=lambda rank: ends[rank]) if is_late else mover
 
     def following(self, place: Cycle) -> Cycle | None:
         """Return the next cycle of the attempt that began."""

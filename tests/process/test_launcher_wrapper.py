@@ -50,16 +50,25 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     return launcher(start, tmp_path)
 
 
-def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_over(launch: Launch) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_over(
+    launch: Launch, is_late: bool
+) -> None:
+    """is_late: the agent of the first one does not run until the second one is dead too, and so decides."""
     job = launch(
         PLAIN, "--ft-restart-policy", "min-healthy", nodes="2:3", agents=3, nproc=1, conf=QUICK.replace("0.3", "20")
     )
     for rank in range(3):
         job.await_worker(f"iteration0.size3.0.{rank}")
+    if is_late:
+        job.job.signal(2, signal.SIGSTOP)
     os.kill(job.worker_pid(2), signal.SIGKILL)
     for rank in range(2):
         job.await_worker(f"iteration1.size2.0.{rank}")
     os.kill(job.worker_pid(1), signal.SIGKILL)
+    if is_late:
+        job.await_record(events.WorkerExited, where=lambda event: event.worker_rank == 1)
+        job.job.signal(2, signal.SIGCONT)
     for rank in range(3):
         job.await_worker(f"iteration0.size3.1.{rank}")
     go(job)
