@@ -33,9 +33,10 @@ class Seat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
-    """This agent wants to take part in the next cycle."""
+    """This agent wants to take part in the next cycle. known: the last cycle that it knew of when it wrote this."""
 
     seat: Seat
+    known: int = FIRST
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -164,10 +165,12 @@ def begin(last: Formation) -> Gathering:
 def fold(gathering: Gathering, entries: Sequence[Entry]) -> Gathering:
     """Take further entries of the log into account, in order."""
     arrived, gone, excluded = dict(gathering.arrived), set(gathering.gone), set(gathering.excluded)
+    last = gathering.last
     for entry in entries:
         match entry:
-            case Arrived(seat):
-                if seat.node not in excluded:
+            case Arrived(seat, known):
+                is_used_up = known < last.cycle and last.rank_of(seat.id) is not None  # by its seat in that cycle
+                if seat.node not in excluded and not is_used_up:
                     arrived[seat.id] = seat
                     gone.discard(seat.id)
             case Left(id):

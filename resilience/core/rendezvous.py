@@ -89,7 +89,7 @@ class Rendezvous:
         if last.closed:
             return _closed(last)
         deadline = (yield Now()) + self.terms.join_limit
-        self._arrived_at = yield from self._log.append(Arrived(seat))
+        self._arrived_at = yield from self._log.append(Arrived(seat, last.cycle))
         self._seat = seat
         if self.gathering.last.cycle != last.cycle:
             self.gathering = gathering.begin(last)
@@ -204,7 +204,7 @@ class Rendezvous:
         known = self.gathering
         if self._seat is None or known.entries <= self._arrived_at or self.id in known.arrived:
             return False
-        self._arrived_at = yield from self._log.append(Arrived(self._seat))
+        self._arrived_at = yield from self._log.append(Arrived(self._seat, known.last.cycle))
         return True
 
     # -- leading ----------------------------------------------------------------------------------

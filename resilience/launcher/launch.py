@@ -58,7 +58,7 @@ from resilience.launcher.gate import Check, Devices, Gate, Patrol, checks
 from resilience.launcher.meeting import KINDS, kind_of
 from resilience.launcher.monitors import Monitors
 from resilience.launcher.node import Node
-from resilience.launcher.output import FINISH_LIMIT, PREEMPTED_LIMIT, Drain, RunFolderLogs
+from resilience.launcher.output import FINISH_LIMIT, PREEMPTED_LIMIT, Drain, NamedLogs, RunFolderLogs
 from resilience.launcher.rendezvous import Handler
 from resilience.launcher.signals import Signals
 from resilience.launcher.stores import StoreProcess
@@ -358,7 +358,7 @@ def logs(command: Command, config: LaunchConfig, folder: Path, drain: Drain | No
     """Return where workers' output goes."""
     assert config.logs_specs is not None
     if drain is None:
-        return config.logs_specs
+        return NamedLogs(config.logs_specs)
     shown = command.torchrun.local_ranks_filter
     return RunFolderLogs(folder, set(map(int, shown.split(","))) if shown else None, drain)
 

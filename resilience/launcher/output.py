@@ -28,6 +28,7 @@ from resilience.adapters.background import WRITER
 from resilience.adapters.channel import ChannelClosed, close_all, listen, pair
 from resilience.adapters.processes import continue_if_stopped, job_signals_blocked
 from resilience.core import events
+from resilience.core.identity import safe_name
 from resilience.errors import DecodeError
 from resilience.launcher.streams import (
     Closed,
@@ -43,6 +44,7 @@ from resilience.launcher.streams import (
 from resilience.monitor.starting import lean_environment
 
 PROGRAM = "resilience.launcher.drain"
+RUN_ID = "TORCHELASTIC_RUN_ID"
 FINISH_LIMIT = 20.0  # seconds for the drain process to pass on what is left; it gives up a reader by itself
 PREEMPTED_LIMIT = 2.0  # seconds for it where the scheduler may end this process soon
 LOOK = 0.1  # seconds between looks for a signal meanwhile
@@ -67,6 +69,27 @@ class Streams:
         """The worker has them now. Again changes nothing."""
         self.stdout.close()
         self.stderr.close()
+
+
+class NamedLogs(LogsSpecs):
+    """Log files as torchrun's options ask for them, in a folder that is named for the job's id: any id names a folder
+    inside of --log-dir."""
+
+    def __init__(self, specs: LogsSpecs) -> None:
+        super().__init__(local_ranks_filter=specs._local_ranks_filter)
+        self._specs = specs
+
+    @property
+    def root_log_dir(self) -> str:
+        return self._specs.root_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Name each worker's files. Its environment keeps the id."""
+        named = {local: {**env, RUN_ID: safe_name(env[RUN_ID])} for local, env in envs.items()}
+        destination = self._specs.reify(named)
+        for local, env in envs.items():
+            env.update({**named[local], RUN_ID: env[RUN_ID]})
+        return destination
 
 
 class RunFolderLogs(LogsSpecs):

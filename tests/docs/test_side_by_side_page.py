@@ -8,7 +8,7 @@ from tests.support.server import ROOT
 
 PAGE = (ROOT / "docs" / "side-by-side.md").read_text()
 FILES = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-BOTH = ("test_like_torchrun.py", "test_output.py")  # files with tests that run both launchers
+BOTH = ("test_side_by_side.py", "test_like_torchrun.py", "test_output.py")  # files with tests that run both launchers
 
 
 def test_every_row_names_a_test_that_is_where_it_says() -> None:

@@ -75,7 +75,7 @@ def _decoders() -> list[Target]:
     of_agent = [messages.Open(1), assigned, messages.Dismissed("why"), messages.Reaped(7, attribution.Exit(1))]
     for_agent = [messages.Found(told, ended=True) for told in interruptions[:50]]
     seat = gathering.Seat("id", "node", "127.0.0.1", 4711, 0, 2)
-    entries = [gathering.Arrived(seat), gathering.Left("id", "why"), gathering.Excluded("node"), gathering.Nothing()]
+    entries = [gathering.Arrived(seat, 3), gathering.Left("id", "why"), gathering.Excluded("node"), gathering.Nothing()]
     verdict = cycle.Verdict("failed", "node", "failure", 1, "why", 2, budget.Failure(0, "f", "what", "node", 1, 2))
     traceback = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: no\n'
     json, msgpack = encoding.to_json, encoding.to_msgpack

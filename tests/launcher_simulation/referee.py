@@ -150,7 +150,7 @@ class Referee:
         has_seat = agent.id in former  # and does not know, for its answers come late
         if last.get("closed") or has_seat or known < last.get("entries", 0) or self._was_stalled(agent, GRACE):
             return
-        arrived, excluded, _ = self._replay(known, last.get("entries", 0), former)
+        arrived, excluded, _ = self._replay(known, last)
         if agent.id not in arrived and agent.id.rpartition("/")[0] not in excluded:
             raise broken("nobody is forgotten", f"{agent} waits for a place, and the others do not know")
 
@@ -164,8 +164,7 @@ class Referee:
         seats = [seat[0] for seat in formation["seats"]]
         spares = [seat[0] for seat in formation.get("spares", [])]
         former = [seat[0] for seat in last.get("seats", [])]
-        begin = last.get("entries", 0)
-        arrived, excluded, left = self._replay(formation.get("entries", 0), begin, former)
+        arrived, excluded, left = self._replay(formation.get("entries", 0), last)
         came = [id for id in arrived if id.rpartition("/")[0] not in excluded]
         terms = self._schedule.terms
         if sorted(seats + spares) != sorted(came):
@@ -190,9 +189,10 @@ class Referee:
         if [id for id in waits if id in seats] != waits[: len(seats) - len([id for id in former if id in seats])]:
             raise broken("who came first is first", f"cycle {number} has {seats}; there waited {waits}")
 
-    def _replay(self, entries: int, begin: int, former: list[str]) -> tuple[list[str], set[str], set[str]]:
+    def _replay(self, entries: int, last: dict[str, Any]) -> tuple[list[str], set[str], set[str]]:
         """Return, of the log up to `entries`: who waits for a seat in order, who is excluded, and who has left since
-        `begin`. An arrival before `begin` of an agent that had a seat then is used up."""
+        `last` was formed. An arrival of an agent that has a seat of it, and did not know that, is used up."""
+        begin, former = last.get("entries", 0), [seat[0] for seat in last.get("seats", [])]
         arrived: dict[str, None] = {}
         excluded: set[str] = set()
         left: set[str] = set()
@@ -204,7 +204,8 @@ class Referee:
             entry = self._log[place]
             if entry["type"] == "arrived":
                 id = entry["seat"][0]
-                if entry["seat"][1] not in excluded:
+                is_used_up = place >= begin and id in former and entry["known"] < last.get("cycle", 0)
+                if entry["seat"][1] not in excluded and not is_used_up:
                     arrived.setdefault(id)
                     left.discard(id)
             elif entry["type"] == "left":

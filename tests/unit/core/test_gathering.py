@@ -30,7 +30,7 @@ def after(last: Formation, *entries: Entry) -> Gathering:
 
 
 def arrived(*ids: str) -> list[Entry]:
-    return [Arrived(seat(id)) for id in ids]
+    return [Arrived(seat(id), known=9) for id in ids]
 
 
 def previous(last: Formation, now: Gathering, most: int = 9) -> dict[str, int | None]:
@@ -71,6 +71,15 @@ def test_nodes_of_the_last_cycle_go_before_those_that_waited() -> None:
     made = gathering.form(now, 2, in_order)
     assert {each.id for each in made.seats} == {"a", "b"}
     assert [each.id for each in made.spares] == ["new"]
+
+
+def test_arrival_of_an_agent_that_did_not_know_of_its_place_yet_is_no_arrival_for_the_next_cycle() -> None:
+    last = formed("a", "b", cycle=3)
+    now = after(last, Arrived(seat("a"), known=2), Arrived(seat("c"), known=2))
+    assert set(now.arrived) == {"c"}
+    assert [each.id for each in now.missing] == ["a", "b"]
+    assert set(after(last, Left("a"), Arrived(seat("a"), known=2)).gone) == {"a"}
+    assert set(after(last, Left("a"), Arrived(seat("a"), known=3)).arrived) == {"a"}
 
 
 def test_spares_get_free_places_in_the_order_in_which_they_came() -> None:

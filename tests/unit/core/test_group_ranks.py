@@ -138,11 +138,11 @@ def test_over_many_cycles_a_node_that_stays_moves_only_where_its_rank_is_gone(
 ) -> None:
     last = Formation()
     for number, happened in enumerate(cycles):
-        entries: list[Entry] = [Arrived(seat) for seat in last.seats]
+        entries: list[Entry] = [Arrived(seat, last.cycle) for seat in last.seats]
         for what, name in happened:
             seat = Seat(f"{name}/{number}", name, "10.0.0.1", 4000)
             if what == "arrive" and not any(name == other.node for other in (*last.seats, *last.spares)):
-                entries.append(Arrived(seat))
+                entries.append(Arrived(seat, last.cycle))
             elif what == "leave":
                 entries += [Left(other.id) for other in (*last.seats, *last.spares) if other.node == name]
             elif what == "exclude" and name == "g":

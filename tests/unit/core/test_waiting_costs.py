@@ -179,7 +179,7 @@ def next_formation(last: Formation, rng: random.Random, number: int) -> Formatio
     gone = [each for each in last.seats if rng.random() < 0.1]
     back = [each for each in last.seats if each not in gone]
     new = [seat(f"node{number}.{index}") for index in range(rng.randrange(4))]
-    entries = [Left(each.id) for each in gone] + [Arrived(each) for each in (*back, *new)]
+    entries = [Left(each.id) for each in gone] + [Arrived(each, last.cycle) for each in (*back, *new)]
     rng.shuffle(entries)
     known = gathering.fold(known, entries)
     return gathering.form(known, rng.randrange(1, 40), group_ranks.assign)

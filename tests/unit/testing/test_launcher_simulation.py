@@ -268,6 +268,11 @@ def test_agent_that_was_stopped_while_it_waits_for_a_place_is_not_forgotten() ->
             assert report.ends == ("completed",) * 3
 
 
+def test_agent_that_arrives_again_and_has_a_place_already_is_not_given_the_one_after_it() -> None:
+    """Its workers would be at work in two cycles."""
+    Job(draw(45555)).run()
+
+
 def test_operations_that_take_effect_twice_cost_nothing() -> None:
     for number in range(1, 60):
         report = run(Repeat(1, number), Delay(2, number, 2.0))

@@ -1,0 +1,311 @@
+"""Rows of docs/side-by-side.md: one script under torchrun and under `resilience run`.
+
+Both agents are forked from the fork server, where torch is imported already, and the scripts do not import it, so a
+launch takes about a second. Whole programs with torch are compared in test_like_torchrun, which is slow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from resilience.core import events
+from tests.support import disks
+from tests.support.ranks import Job, free_port
+
+LAUNCHERS = ("torchrun", "ours")
+PREAMBLE = """
+import os, pathlib, signal, sys, time
+rank = int(os.environ["RANK"])
+here = pathlib.Path(os.environ["PLACE"])
+
+def say(name, text=""):
+    (here / f".{name}.{rank}").write_text(text)
+    (here / f".{name}.{rank}").rename(here / f"{name}.{rank}")
+
+def await_file(name, limit=60.0):
+    until = time.monotonic() + limit
+    while not (here / name).exists():
+        if time.monotonic() > until:
+            sys.exit(f"no {name}")
+        time.sleep(0.005)
+
+def write(mb):
+    for block in range(mb * 16):
+        sys.stdout.write("".join(f"{block:06} {line:04} " + "x" * 51 + "\\n" for line in range(1024)))
+    sys.stdout.flush()
+"""
+PER_MB = 16 * 1024 * 64
+
+
+def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") -> None:
+    """Be an agent of torchrun or of ours. stdout: a named pipe to write to; cwd: folder to work in."""
+    if cwd:
+        os.chdir(cwd)
+    if stdout:
+        os.dup2(os.open(stdout, os.O_WRONLY), 1)
+    if launcher == "torchrun":
+        from torch.distributed.run import main as torchrun
+
+        torchrun(arguments)
+    else:
+        from resilience.launcher.main import main
+
+        raise SystemExit(main(arguments))
+
+
+class Launched(NamedTuple):
+    """One launch. place: where its workers write their files."""
+
+    job: Job
+    place: Path
+
+    def wait(self) -> int | None:
+        """Wait for the agent. Return its exit status."""
+        (ended,) = self.job.wait_ranks(90.0)
+        return ended.code
+
+    def said(self, name: str, rank: int = 0) -> str:
+        """Wait until a worker has said this. Return its text."""
+        path = self.place / f"{name}.{rank}"
+        self.job.await_sign_file(path, 90.0)
+        return path.read_text()
+
+    @property
+    def shown(self) -> str:
+        return (self.job.folder / f"{self.job.key}-0.1").read_text()
+
+    @property
+    def errors(self) -> str:
+        return (self.job.folder / f"{self.job.key}-0.2").read_text()
+
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    """Return a function that starts a job of one node."""
+
+    def begin(
+        launcher: str,
+        script: str,
+        *options: str,
+        nproc: int = 1,
+        program: str = "",
+        stdout: str = "",
+        cwd: str = "",
+        **env: str,
+    ) -> Launched:
+        place = tmp_path / launcher
+        place.mkdir(exist_ok=True)
+        path = tmp_path / "script.py"
+        path.write_text(PREAMBLE + textwrap.dedent(script))
+        job = start(
+            1,
+            f"{__name__}:agent",
+            env={"PLACE": str(place), "OMP_NUM_THREADS": "1", "RESILIENCE_NODE": "node0", **env},
+            launcher=launcher,
+            arguments=[
+                *([] if "--rdzv-id" in options else ["--standalone"]),
+                "--nproc-per-node",
+                str(nproc),
+                *options,
+                program or str(path),
+            ],
+            stdout=stdout,
+            cwd=cwd,
+        )
+        return Launched(job, place)
+
+    return begin
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    with disks.mounted(tmp_path / "small", "size=4m") as folder:
+        yield folder
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    with disks.mounted(tmp_path / "read-only", "ro") as folder:
+        yield folder
+
+
+# -- the account never harms the job ------------------------------------------------------------------
+
+
+def test_full_disk_ends_a_worker_of_torchrun_that_is_redirected_to_it_and_none_of_ours(
+    launch: Launch, small: Path
+) -> None:
+    script = "write(8)\nsay('written')"
+    theirs = launch("torchrun", script, "--log-dir", str(small), "--redirects", "3")
+    assert theirs.wait() == 1
+    assert not (theirs.place / "written.0").exists()
+    shutil.rmtree(next(small.iterdir()))
+    ours = launch("ours", script, "--min-free-disk-mb", "1", RESILIENCE_RUN_DIR=str(small))
+    assert ours.wait() == 0
+    ours.said("written")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_job_completes_in_a_working_directory_that_can_only_be_read(
+    launch: Launch, read_only: Path, launcher: str
+) -> None:
+    job = launch(launcher, "print('ran')", cwd=str(read_only), RESILIENCE_RUN_DIR="runs")
+    assert job.wait() == 0
+    assert job.shown == "ran\n"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_stopped_agent_blocks_no_write(launch: Launch, launcher: str) -> None:
+    job = launch(launcher, "say('up')\nawait_file('go')\nwrite(2)\nsay('written')")
+    job.said("up")
+    job.job.signal(0, signal.SIGSTOP)
+    (job.place / "go").touch()
+    job.said("written")
+    job.job.signal(0, signal.SIGCONT)
+    assert job.wait() == 0
+    assert len(job.shown) == 2 * PER_MB
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_reader_that_comes_late_and_is_slow_gets_every_byte(launch: Launch, tmp_path: Path, launcher: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    job = launch(launcher, "say('up')\nwrite(8)", stdout=str(pipe))
+    size = 0
+    with pipe.open("rb", buffering=0) as reading:
+        job.said("up")
+        while piece := reading.read(1 << 16):
+            size += len(piece)
+            time.sleep(0.002)
+    assert job.wait() == 0
+    assert size == 8 * PER_MB
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_second_launch_with_the_same_id_keeps_what_the_first_one_wrote(
+    launch: Launch, tmp_path: Path, launcher: str
+) -> None:
+    logs = tmp_path / "logs"
+    for number in range(2):
+        options = ("--log-dir", str(logs), "--redirects", "3", *meeting("job"))
+        assert launch(launcher, f"print('launch {number}')", *options).wait() == 0
+    written = [path.read_text() for path in logs.rglob("stdout.log")]
+    assert sorted(written) == ["launch 0\n", "launch 1\n"]
+    if launcher == "ours":
+        assert sorted(run.name for run in (tmp_path / "runs").glob("[!.]*")) == ["job", "job@1"]
+
+
+@pytest.mark.parametrize("id", ["../../escaped", "team/job7"])
+def test_any_id_names_a_folder_inside_of_the_one_that_is_given_where_torchruns_escapes_or_fails(
+    launch: Launch, tmp_path: Path, id: str
+) -> None:
+    for launcher in LAUNCHERS:
+        home = tmp_path / f"home of {launcher}"
+        logs = home / "a" / "logs"
+        logs.mkdir(parents=True)
+        options = ("--log-dir", str(logs), "--redirects", "3", *meeting(id))
+        job = launch(launcher, "print(os.environ['TORCHELASTIC_RUN_ID'])", *options, RESILIENCE_RUN_DIR=str(logs))
+        status = job.wait()
+        written = [(path.is_relative_to(logs), path.read_text()) for path in home.rglob("stdout.log")]
+        if launcher == "ours":
+            assert (status, written) == (0, [(True, f"{id}\n")])
+            assert next(home.rglob("job.json")).is_relative_to(logs)
+        else:
+            assert (status, written) == ((0, [(False, f"{id}\n")]) if ".." in id else (1, []))
+
+
+# -- what counts as a failure -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["missing.py", "broken.py"])
+def test_program_that_cannot_start_is_tried_once_and_by_torchrun_as_often_as_the_job_may_restart(
+    launch: Launch, tmp_path: Path, program: str
+) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n    pass\n")
+    theirs = launch("torchrun", "", "--max-restarts", "2", program=program)
+    assert theirs.wait() == 1
+    assert sum(theirs.errors.count(words) for words in ("No such file or directory", "SyntaxError: ")) == 3
+    ours = launch("ours", "", "--max-restarts", "2", program=program)
+    assert ours.wait() == 1
+    assert len(ours.job.of(events.WorkerStarted)) == 1
+
+
+def test_no_worker_outlives_the_launcher_where_torchruns_does(launch: Launch) -> None:
+    script = """
+    parent = os.getppid()
+    say("up", str(os.getpid()))
+    until = time.monotonic() + 60
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.01)
+    say("orphaned")
+    """
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script)
+        worker = psutil.Process(int(job.said("up")))
+        agent = psutil.Process(job.job.pids[0])
+        others = [each for each in agent.children(recursive=True) if each != worker]
+        for each in (agent, *others):
+            each.send_signal(signal.SIGSTOP)  # so that none acts on the death of another one
+        for each in (agent, *others):
+            each.kill()
+        if launcher == "torchrun":
+            job.said("orphaned")
+        else:
+            psutil.wait_procs([worker], timeout=60.0)
+            assert not worker.is_running()
+            assert not (job.place / "orphaned.0").exists()
+
+
+def test_sigterm_whose_workers_end_with_0_is_143_and_1_under_torchrun(launch: Launch) -> None:
+    script = """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    say("up")
+    await_file("never")
+    """
+    statuses = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script)
+        job.said("up")
+        job.job.signal(0, signal.SIGTERM)
+        statuses[launcher] = job.wait()
+    assert statuses == {"torchrun": 1, "ours": 143}
+    assert "preempted cleanly" in job.errors
+
+
+# -- like a fresh interpreter -------------------------------------------------------------------------
+
+
+def test_process_list_shows_the_ranks_variables_as_under_torchrun_and_the_rank_itself(launch: Launch) -> None:
+    script = """
+    shown = dict(part.split("=", 1) for part in open("/proc/self/environ").read().split("\\0") if "=" in part)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "PLACE")
+    say("environ", str([(name, shown.get(name) == os.environ[name]) for name in names]))
+    say("title", open("/proc/self/cmdline").read().replace("\\0", " "))
+    """
+    shown = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script, nproc=2)
+        assert job.wait() == 0
+        shown[launcher] = [job.said("environ", rank) for rank in range(2)]
+        titles = [job.said("title", rank) for rank in range(2)]
+        assert all("script.py" in title for title in titles)
+        assert ["rank 1" in title for title in titles] == [False, launcher == "ours"]
+    assert shown["ours"] == shown["torchrun"]
+    assert "False" not in shown["ours"][0]
+
+
+def meeting(id: str) -> tuple[str, ...]:
+    """Return the options of a rendezvous with this id."""
+    return ("--rdzv-id", id, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
