@@ -20,7 +20,7 @@ from resilience.core import calibration, timeouts
 from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool, quantile
 from resilience.core.configuration import differences, harmless, serious
 from resilience.core.deadlines import Start, first_of
-from resilience.core.timeouts import Deadline, Timeouts
+from resilience.core.timeouts import Deadline, Group, Timeouts
 from resilience.errors import ConfigurationError
 
 RESTARTS_PER_MONTH = 100.0  # expected, where nothing else is said
@@ -63,7 +63,7 @@ def calibrate(
         first = warm_up(name, seen)
         usual = _usual(seen, first, seconds, job)
         if usual is not None:  # else it came once a start, and is a first occurrence only
-            made[name] = usual
+            made[name] = _grouped(usual, _of_groups(runs, name, job), first, seconds, job)
         for start in get_args(Start):
             begun = [each for observed_ in seen for each in observed_.starts if each.how == start and each.values]
             if begun:
@@ -93,6 +93,11 @@ class _Job(msgspec.Struct, frozen=True):
     def p(self, every: float) -> float:
         """Return the probability of a false alarm that an occurrence may have. every: mean seconds between two."""
         return calibration.trial_probability(self.share, 1, self.target.horizon_s, every, self.observed, self.ranks)
+
+    def among(self, deadlines: int) -> _Job:
+        """Share the target out among so many deadlines."""
+        shared: _Job = msgspec.structs.replace(self, share=self.share / deadlines)
+        return shared
 
 
 def check(runs: Sequence[Run], target: Target) -> list[Run]:
@@ -135,6 +140,10 @@ def _usual(seen: Sequence[Observed], first: int, seconds: float, job: _Job) -> D
         max_timeout=job.target.max_timeout,
     )
     made = timeouts.deadline(fitted, every, job.observed, seconds / 3600, quantile(pool.descending, 0.99))
+    medians = [each.rank_medians for each in seen if each.rank_medians[1]]
+    if medians:
+        least, most = min(low for low, _ in medians), max(high for _, high in medians)
+        made = msgspec.structs.replace(made, rank_medians_s=(least, most))
     lost = sum(sum(each.missing.values()) for each in seen)
     if lost:
         what = "large durations are known from the histogram only, within 1 %, for the file of single values is full"
@@ -142,6 +151,46 @@ def _usual(seen: Sequence[Observed], first: int, seconds: float, job: _Job) -> D
     if made.timeout_s is not None and pool.descending[0][0] > made.timeout_s:
         made = _warned(made, f"a healthy occurrence took {pool.descending[0][0]:.4g} s, which is above the limit")
     return made
+
+
+def _of_groups(runs: Sequence[Run], name: str, job: _Job) -> dict[str, list[Observed]]:
+    """Return what was observed of each group of like ranks, in all runs; nothing for a job of another size."""
+    seen: dict[str, list[Observed]] = defaultdict(list)
+    if job.ranks == job.observed:
+        for run in runs:
+            for ranks, observed in run.groups.get(name, {}).items():
+                seen[ranks].append(observed)
+    return seen
+
+
+def _grouped(usual: Deadline, groups: Mapping[str, list[Observed]], first: int, seconds: float, job: _Job) -> Deadline:
+    """Return a deadline with the limits of its groups. The target is shared out among them. A group that has no rate
+    has the common limit if that one has, so no limit is longer than the common one."""
+    made = []
+    for ranks, seen in groups.items():
+        own = _usual(seen, first, seconds, job.among(len(groups)))
+        if own is None:
+            continue
+        is_rated = own.status in ("ok", "tentative")
+        timeout = own.timeout_s
+        if timeout is None or (not is_rated and usual.status in ("ok", "tentative")):
+            timeout = usual.timeout_s
+        if timeout is not None and usual.timeout_s is not None:
+            timeout = min(timeout, usual.timeout_s)
+        made.append(
+            Group(
+                ranks=ranks,
+                timeout_s=timeout,
+                status=own.status,
+                reason=own.reason,
+                n=own.n,
+                max_s=own.max_s,
+                median_s=own.median_s,
+                p99_s=own.p99_s,
+                rank_medians_s=own.rank_medians_s,
+            )
+        )
+    return msgspec.structs.replace(usual, groups=tuple(made))
 
 
 def _warned(made: Deadline, what: str) -> Deadline:

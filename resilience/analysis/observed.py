@@ -6,7 +6,8 @@ same limits whatever they were read from."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -14,6 +15,7 @@ from resilience.core import calibration
 from resilience.core.calibration import Cut, Pool, quantile
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import INITIAL_HEARTBEAT, Start
+from resilience.core.episodes import RUN, START, Tops
 from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
 
@@ -31,7 +33,8 @@ class Observed(msgspec.Struct):
     kept: (number since the start, seconds, when) of single occurrences in order, the slowest rank's. is_whole: they are
     all there are. Else all that took longer than `above` are among them or in `missing` (seconds: how often), and body
     holds all of them, of every rank. n: occurrences in all; max_s: the longest of all. half_at, settled_max, drift: how
-    durations went over time, as `_course` tells."""
+    durations went over time, as `_course` tells. rank_medians: the lowest and the highest of single ranks, 0 where
+    unknown."""
 
     starts: list[Begun]
     kept: list[tuple[int, float, float]]
@@ -45,10 +48,20 @@ class Observed(msgspec.Struct):
     settled_max: float = 0.0
     drift: float = 0.0
     cuts: list[Cut] = []
+    rank_medians: tuple[float, float] = (0.0, 0.0)
 
     def series(self, first: int) -> list[float]:
         """Return the single values without each start's first occurrences."""
         return [seconds for number, seconds, _ in self.kept if number >= first]
+
+    def placed(self, first: int, run: int) -> Iterator[tuple[float, int]]:
+        """Yield (seconds, place) of the single values without each start's first occurrences. run: its number."""
+        start, before = 0, -1
+        for number, seconds, _ in self.kept:
+            start += number <= before
+            before = number
+            if number >= first:
+                yield seconds, run * RUN + start * START + number
 
     def counts(self, first: int) -> Counter[float]:
         """Return how often each duration occurred, without each start's first occurrences."""
@@ -73,13 +86,15 @@ class Observed(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """One run. seconds: observed in all."""
+    """One run. seconds: observed in all. groups: of deadlines whose ranks are not alike, what was observed of each
+    group (`core.rank_groups`), by its name."""
 
     name: str
     configuration: Configuration
     ranks: int
     seconds: float
     deadlines: dict[str, Observed]
+    groups: dict[str, dict[str, Observed]] = {}
 
 
 def warm_up(deadline: str, seen: Sequence[Observed]) -> int:
@@ -94,8 +109,9 @@ def pool_of(seen: Sequence[Observed], first: int) -> Pool:
 
     Every duration counts: those that are known one by one, and from the buckets all others."""
     series = [each.series(first) for each in seen]
+    tops = Tops.of(chain.from_iterable(each.placed(first, run) for run, each in enumerate(seen)))
     if all(each.is_whole for each in seen):
-        return calibration.pooled(series)
+        return calibration.pooled(series, tops)
     counts: Counter[float] = Counter()
     medians, drifts, halves = [], [], []
     for each, values in zip(seen, series, strict=True):
@@ -113,6 +129,8 @@ def pool_of(seen: Sequence[Observed], first: int) -> Pool:
         run_medians=tuple(medians),
         drift=sorted(drifts)[len(drifts) // 2] if drifts else 0.0,
         first_half_max=_first_half_max(halves),
+        tops=tops,
+        run_maxima=tuple(whole for _, _, whole in halves),
     )
 
 

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 
 import msgspec
 
@@ -20,8 +21,10 @@ from resilience.adapters import files
 from resilience.analysis.cuts import Verdicts
 from resilience.analysis.observed import Begun, Observed, Run
 from resilience.analysis.tables import read_table
-from resilience.core.calibration import Cut
+from resilience.core import rank_groups
+from resilience.core.calibration import FEWEST, Cut
 from resilience.core.deadlines import Start
+from resilience.core.rank_groups import Pace
 from resilience.core.timeouts import Source
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations
@@ -170,22 +173,69 @@ def _runs(ranks: Sequence[_Rank], notes: list[str]) -> list[Run]:
             known[mark] = rank
         elif known[mark].folder != rank.folder:
             notes.append(f"{rank.folder} holds run {header.run} again; it counts once")
-    return [_run(name, list(found.values())) for (name, _), found in by_run.items()]
+    groups = _groups([list(found.values()) for found in by_run.values()])
+    return [_run(name, list(found.values()), groups) for (name, _), found in by_run.items()]
 
 
-def _run(name: str, ranks: list[_Rank]) -> Run:
+_Groups = dict[str, list[tuple[int, ...]]]  # by deadline, where there is more than one
+
+
+def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
+    """Find the groups of like ranks of each deadline, over all runs. A rank that only some runs have is in none."""
+    medians: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    longest: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for ranks in runs:
+        for rank in ranks:
+            for deadline, series in rank.state.deadlines.items():
+                if series.total.count >= FEWEST:
+                    number = rank.state.header.rank
+                    medians[deadline][number].append(durations.median(series.total))
+                    settled = (period.settled_max for period in series.periods.values())
+                    longest[deadline][number].append(max(settled, default=0.0))
+    found: _Groups = {}
+    for deadline, by_rank in medians.items():
+        paces = {
+            rank: Pace(geometric_mean(each), min(longest[deadline][rank]) if len(runs) > 1 else 0.0)
+            for rank, each in by_rank.items()
+            if len(each) == len(runs) and min(each) > 0.0
+        }
+        groups = rank_groups.split(paces)
+        if len(groups) > 1:
+            found[deadline] = groups
+    return found
+
+
+def _run(name: str, ranks: list[_Rank], groups: _Groups) -> Run:
     names = sorted({deadline for rank in ranks for deadline in rank.state.deadlines})
     gathered = {deadline: _Gathered.of(deadline, ranks) for deadline in names}
+    of_groups = {
+        deadline: {members: _Gathered.of(deadline, _among(ranks, members)) for members in groups.get(deadline, ())}
+        for deadline in names
+    }
     verdicts = Verdicts([rank.folder for rank in ranks])
     for rank in ranks:
-        _gather(rank, gathered, verdicts)
+        number = rank.state.header.rank
+        own = {
+            deadline: [found, *(group for members, group in of_groups[deadline].items() if number in members)]
+            for deadline, found in gathered.items()
+        }
+        _gather(rank, own, verdicts)
     return Run(
         name=name,
         configuration=ranks[0].state.header.configuration,
         ranks=max(len(ranks), *(rank.state.header.world_size for rank in ranks)),
         seconds=max(rank.state.seconds for rank in ranks),
         deadlines={deadline: found.observed() for deadline, found in gathered.items()},
+        groups={
+            deadline: {rank_groups.named(members): group.observed() for members, group in found.items()}
+            for deadline, found in of_groups.items()
+            if found
+        },
     )
+
+
+def _among(ranks: Sequence[_Rank], members: tuple[int, ...]) -> list[_Rank]:
+    return [rank for rank in ranks if rank.state.header.rank in members]
 
 
 class _Gathered(msgspec.Struct):
@@ -197,6 +247,7 @@ class _Gathered(msgspec.Struct):
     n: int
     above: float
     course: tuple[float, float, float]
+    rank_medians: tuple[float, float]
     slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
     hows: dict[_Place, Start] = {}
     missing: dict[int, int] = {}
@@ -209,16 +260,32 @@ class _Gathered(msgspec.Struct):
         body = Histogram()
         for _, series in found:
             body.merge(series.total)
+        medians = [durations.median(series.total) for _, series in found if series.total.count]
         return cls(
             deadline,
             body,
-            n=max(series.total.count for _, series in found),
+            n=max((series.total.count for _, series in found), default=0),
             above=max(
-                durations.threshold(series.total) if series.total.count > durations.FIRST else 0.0
-                for _, series in found
+                (
+                    durations.threshold(series.total) if series.total.count > durations.FIRST else 0.0
+                    for _, series in found
+                ),
+                default=0.0,
             ),
             course=_course(found),
+            rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
         )
+
+    def take(self, place: _Place, how: Start, value: durations.Value) -> None:
+        """Keep a single value if it is the slowest rank's."""
+        values = self.slowest.get(place)
+        if values is None:
+            values = self.slowest[place] = {}
+        known = values.get(value.j)
+        if known is None or value.s > known[0]:
+            values[value.j] = (value.s, value.t)
+        if how == "cold" or place not in self.hows:  # a start is cold for all if it is for one: they wait for it
+            self.hows[place] = how
 
     def observed(self) -> Observed:
         """Return it in the form that the fit needs."""
@@ -238,17 +305,18 @@ class _Gathered(msgspec.Struct):
             settled_max=settled_max,
             drift=drift,
             cuts=self.cuts,
+            rank_medians=self.rank_medians,
         )
 
 
-def _gather(rank: _Rank, gathered: dict[str, _Gathered], verdicts: Verdicts) -> None:
-    """Line up a rank's single values with those of the others, and find out which large ones it lacks."""
+def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts) -> None:
+    """Line up a rank's single values with those of the others, and find out which large ones it lacks. gathered: all
+    that this rank is part of."""
     large = {
-        deadline: {
-            number: count
-            for number, count in series.total.buckets.items()
-            if upper_bound(number) > gathered[deadline].above
-        }
+        deadline: [
+            {number: count for number, count in series.total.buckets.items() if upper_bound(number) > found.above}
+            for found in gathered[deadline]
+        ]
         for deadline, series in rank.state.deadlines.items()
     }
     place: _Place = (0, 0)
@@ -263,26 +331,22 @@ def _gather(rank: _Rank, gathered: dict[str, _Gathered], verdicts: Verdicts) -> 
         if isinstance(line, durations.Started):
             place, how = (line.cycle, line.iteration), line.how
         elif isinstance(line, durations.Value) and line.section in gathered:
-            found = gathered[line.section]
             if line.end != "ok":
-                found.cuts.append(verdicts.judged(rank.state.header.rank, place, line))
+                cut = verdicts.judged(rank.state.header.rank, place, line)
+                for found in gathered[line.section]:
+                    found.cuts.append(cut)
                 continue
             number = bucket(line.s)
-            if number in large.get(line.section, {}):  # a damaged file may have lines of which its table knows nothing
-                large[line.section][number] -= 1
-            values = found.slowest.get(place)
-            if values is None:
-                values = found.slowest[place] = {}
-            known = values.get(line.j)
-            if known is None or line.s > known[0]:
-                values[line.j] = (line.s, line.t)
-            if how == "cold" or place not in found.hows:  # a start is cold for all if it is for one: they wait for it
-                found.hows[place] = how
-    for deadline, counts in large.items():
-        missing = gathered[deadline].missing
-        for number, count in counts.items():
-            if count > 0:
-                missing[number] = max(missing.get(number, 0), count)
+            for counts in large.get(line.section, ()):
+                if number in counts:  # a damaged file may have lines of which its table knows nothing
+                    counts[number] -= 1
+            for found in gathered[line.section]:
+                found.take(place, how, line)
+    for deadline, lacking in large.items():
+        for found, counts in zip(gathered[deadline], lacking, strict=True):
+            for number, count in counts.items():
+                if count > 0:
+                    found.missing[number] = max(found.missing.get(number, 0), count)
 
 
 def _leading(values: Mapping[int, tuple[float, float]]) -> list[float]:

@@ -18,6 +18,7 @@ from resilience.cli import calibrate_backtest, calibrate_plot
 from resilience.cli.arguments import Parser
 from resilience.cli.render import Line, cut, say, say_json, seconds, show, table, width_of_terminal, wrap
 from resilience.core import encoding
+from resilience.core.calibration import unlike_runs
 from resilience.core.configuration import differences
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
 from resilience.core.timeouts import Deadline, Timeouts
@@ -32,7 +33,7 @@ answer is significantly worse than stated, or too little could be tested; or no 
 --section names."""
 FOOTNOTE = (
     "rate: expected false alarms in 30 d at most, by the fitted tail; count: by counting alone (95 %). No method "
-    "covers a kind of pause that did not occur in these runs"
+    "covers a kind of pause that did not occur in these runs: it may come as often as `count` says"
 )
 NO_FLAGS = "torchelastic watches neither sections nor steps nor heartbeats, so there is no flag that holds these limits"
 _COLOURS = {"ok": "green", "tentative": "cyan", "provisional": "yellow", "insufficient": "red"}
@@ -167,17 +168,34 @@ def lines(found: Timeouts, width: int) -> list[Line]:
     rows = [_row(name, deadline)[: None if has_old else -1] for name, deadline in found.deadlines.items()]
     header = ("deadline", "n/runs", "median", "max", "timeout", "status", "rate", "count", "old")
     shown += table(header[: None if has_old else -1], rows, width, 0)
-    shown += [(), *(((f"  {line}", "dim"),) for line in wrap(FOOTNOTE, width - 2))]
+    shown += [(), *(((f"  {line}", "dim"),) for line in wrap(f"{FOOTNOTE}{_unlike(found)}", width - 2))]
     for name, deadline in found.deadlines.items():
-        if deadline.status != "ok" or deadline.warnings:
-            text = "; ".join((deadline.reason, *deadline.warnings))
-            label = f"  {name} is {deadline.status}: "
-            wrapped = wrap(label.strip() + " " + text, width - 4)
-            shown += [
-                ((f"  {wrapped[0]}", _COLOURS[deadline.status]),),
-                *(((f"    {line}", ""),) for line in wrapped[1:]),
-            ]
+        text = "; ".join((deadline.reason, *_each(deadline), *_of_groups(deadline), *deadline.warnings))
+        wrapped = wrap(f"{name} is {deadline.status}: {text}", width - 4)
+        shown += [
+            ((f"  {wrapped[0]}", _COLOURS[deadline.status]),),
+            *(((f"    {line}", ""),) for line in wrapped[1:]),
+        ]
     return shown
+
+
+def _unlike(found: Timeouts) -> str:
+    """Return what so many runs cannot exclude."""
+    runs = max((deadline.runs for deadline in found.deadlines.values()), default=0)
+    share = f"; {runs} runs do not exclude that {unlike_runs(runs):.0%} of later runs have one"
+    return share if runs > 1 else ""
+
+
+def _of_groups(deadline: Deadline) -> tuple[str, ...]:
+    """Return the limits of groups of ranks that are not alike."""
+    limits = (f"{group.ranks}: {seconds(group.timeout_s)} ({group.status})" for group in deadline.groups)
+    return (f"ranks are not alike, so groups have limits of their own: {', '.join(limits)}",) if deadline.groups else ()
+
+
+def _each(deadline: Deadline) -> tuple[str, ...]:
+    """Return what a rated limit says of one occurrence."""
+    upper = deadline.false_alarms_per_occurrence.model_upper
+    return () if upper is None else (f"an occurrence exceeds the limit with a probability of {upper:.2g} at most",)
 
 
 def _row(name: str, deadline: Deadline) -> tuple[str, ...]:

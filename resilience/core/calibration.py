@@ -9,11 +9,14 @@ runs inside a job too. What is read and written around it is `analysis.timings`'
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
+
+from resilience.core.episodes import MOST, RUN, Tops
 
 Status = Literal["ok", "tentative", "provisional", "insufficient"]
 End = Literal["ok", "cut", "killed", "hang"]
@@ -34,6 +37,10 @@ TAIL_SIZES = (10, 25, 50, 100, 200)  # how many of the largest values bound a mo
 INCREDIBLE = 1e-3  # probability below which a tail does not agree with the values above it
 UNKNOWN_SHIFT = math.log(1.1)  # between runs, where two were seen
 UNSEEN_SHIFT = math.log(RUNS_AGREE)  # between runs, where one was seen: as much as runs that agree may differ
+UNKNOWN = Tops()
+FEWEST_EVENTS = 3  # that have reached a mode, without which it is not known
+CLUSTERED = 2.0  # durations for each event: from here on they come in episodes
+FEWEST_EPISODES = 5  # events that a mode needs if it comes in episodes
 FEWEST_RESTARTS = 5  # first occurrences without which their rate is unknown
 LONGEST_WARM_UP, SETTLED = 50, 5  # occurrences
 
@@ -82,14 +89,16 @@ class Timeout(msgspec.Struct, frozen=True):
 class Pool(msgspec.Struct, frozen=True):
     """What was observed of one deadline, in the form the fit needs.
 
-    descending: (seconds, how often), largest first. run_medians: one a run. drift: log of the median of
+    descending: (seconds, how often), largest first. run_medians, run_maxima: one a run. drift: log of the median of
     the last third over that of the first, median over runs, 0 where unknown. first_half_max: the largest
-    of the first half of the exposure."""
+    of the first half of the exposure. tops: the largest durations with their places, as far as these are known."""
 
     descending: tuple[tuple[float, int], ...]
     run_medians: tuple[float, ...]
     drift: float
     first_half_max: float
+    tops: Tops = Tops()
+    run_maxima: tuple[float, ...] = ()
 
     @property
     def n(self) -> int:
@@ -140,8 +149,8 @@ def fit_pool(
     extra, hangs, kills = _weigh_cuts(pool, tuple(censored))
     n = sum(count for _, count in values) + extra
     top, median = values[0][0], quantile(values, 0.5)
-    modes = split(values)
-    tails = [tail for mode in modes for tail in _credible(_tails(mode, confidence), confidence)]
+    modes = split(values, pool.tops)
+    tails = [tail for mode in modes for tail in _credible(_tails(mode, confidence, pool.tops, n))]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
     status, reason = _status(pool, values, n, p, level)
@@ -165,7 +174,7 @@ def fit_pool(
         median_s=median,
         level_s=level,
         model_upper=_claimed(max(tail.probability(math.log(timeout) - shift, n) for tail in tails), n),
-        distribution_free_upper=min(1.0, -math.log(1.0 - confidence) / n) if timeout >= top else 1.0,
+        distribution_free_upper=_by_counting(pool, values, n, confidence) if timeout >= top else 1.0,
         modes=tuple(Mode(quantile(mode, 0.5), _count(mode) / n, _count(mode)) for mode in reversed(modes)),
         censored=extra,
         excluded_hangs=hangs,
@@ -201,6 +210,20 @@ def _above_kills(timeout: float, top: float, kills: Sequence[float]) -> tuple[fl
     )
 
 
+def _by_counting(pool: Pool, values: Sequence[tuple[float, int]], n: int, confidence: float) -> float:
+    """Return the upper bound of the probability of something that none of n occurrences showed, if it comes in episodes
+    as long as those of the slowest mode."""
+    near, events = _near_top(pool, values, n)
+    return min(1.0, -math.log(1.0 - confidence) / n * near / events)
+
+
+def _near_top(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> tuple[int, float]:
+    """Return how many durations are near the maximum, and how many independent events they are."""
+    top = values[0][0]
+    near = sum(count for value, count in itertools.takewhile(lambda known: known[0] >= top / NEAR_TOP, values))
+    return near, pool.tops.events(top / NEAR_TOP, top, near, n)
+
+
 def _claimed(probability: float, n: int) -> float:
     """Return a probability that can be claimed of a tail: it is followed FARTHEST times beyond the data, no more."""
     return min(1.0, max(probability, 1.0 / (n * FARTHEST)))
@@ -209,18 +232,20 @@ def _claimed(probability: float, n: int) -> float:
 # -- modes and tails -------------------------------------------------------------------------------
 
 
-def split(descending: Sequence[tuple[float, int]]) -> list[list[tuple[float, int]]]:
+def split(descending: Sequence[tuple[float, int]], tops: Tops = UNKNOWN) -> list[list[tuple[float, int]]]:
     """Return the modes, highest first.
 
     From the top, a gap separates two modes if it is wider than 15 % and than the spread of the group above
-    it, and that group has at least 5 members; a smooth heavy tail never does all that."""
+    it, and that group has at least 5 events; a smooth heavy tail never does all that."""
+    n = _count(descending)
     modes: list[list[tuple[float, int]]] = []
     group: list[tuple[float, int]] = []
     members = 0
     for value, count in descending:
         if group and len(modes) < MOST_MODES - 1 and members >= SMALLEST_MODE:
             gap = math.log(group[-1][0] / value)
-            if gap > GAP and gap > math.log(group[0][0] / group[-1][0]):
+            is_wide = gap > GAP and gap > math.log(group[0][0] / group[-1][0])
+            if is_wide and tops.events(group[-1][0], group[0][0], members, n) >= SMALLEST_MODE:
                 modes.append(group)
                 group, members = [], 0
         group.append((value, count))
@@ -228,60 +253,81 @@ def split(descending: Sequence[tuple[float, int]]) -> list[list[tuple[float, int
     return [*modes, group]
 
 
+def _top_group(descending: Sequence[tuple[float, int]], tops: Tops, n: int) -> tuple[int, float] | None:
+    """Return how many durations, and how many events, lie above the first gap that would make them a mode; None without
+    such a gap."""
+    top, members = descending[0][0], 0
+    for (value, count), (below, _) in itertools.pairwise(descending):
+        members += count
+        gap = math.log(value / below)
+        if members >= SMALLEST_MODE and gap > GAP and gap > math.log(top / value):
+            return members, tops.events(value, top, members, n)
+    return None
+
+
 class _Tail(msgspec.Struct, frozen=True):
-    """An exponential bound on log durations above u, which k values exceed. Source: Hill (1975), with the
-    upper confidence bound of an exponential mean, 2 k h / chi2."""
+    """An exponential bound on log durations above u. k values in so many independent events exceed it, on average by h;
+    xi is the upper confidence bound of h, `most` that of k. Source: Hill (1975), with the upper confidence bound of an
+    exponential mean, 2 events h / chi2."""
 
     k: int
     u: float
+    h: float
     xi: float
+    events: float
+    most: float
 
     def level(self, p: float, n: int) -> float:
         """The log duration that is exceeded with probability p."""
-        return self.u + self.xi * math.log(self.k / (n * p))
+        return self.u + self.xi * math.log(self.most / (n * p))
 
     def probability(self, s: float, n: int) -> float:
         """How probably a log duration of s is exceeded."""
         if self.xi <= 0.0:
-            return 0.0 if s >= self.u else self.k / n
-        return self.k / n * math.exp(-(s - self.u) / self.xi)
+            return 0.0 if s >= self.u else self.most / n
+        return self.most / n * math.exp(-(s - self.u) / self.xi)
 
 
-def _tails(mode: Sequence[tuple[float, int]], confidence: float) -> list[_Tail]:
-    """Bound a mode's tail from its 10, 25 … largest values: one that starts only at the top is seen too."""
-    size = _count(mode)
-    if size < 2:
+def _tails(mode: Sequence[tuple[float, int]], confidence: float, tops: Tops, n: int) -> list[_Tail]:
+    """Bound a mode's tail from its 10, 25 … largest values: one that starts only at the top is seen too. Fewer events
+    than FEWEST_EVENTS bound nothing, so more values are taken until there are as many."""
+    largest = list(itertools.islice(_one_by_one(mode), MOST))
+    size = len(largest) - 1
+    if size < 1:
         return []
-    sizes = [k for k in TAIL_SIZES if k < size] or [size - 1]
-    tails, total, taken = [], 0.0, 0
-    wanted = iter(sizes)
-    k = next(wanted)
-    for value, count in mode:
-        s = math.log(value)
-        while taken + count > k:  # the (k + 1)-th largest is this one
-            h = (total + (k - taken) * s) / k - s
-            tails.append(_Tail(k, s, 2.0 * k * h / chi2(1.0 - confidence, 2 * k)))
-            following = next(wanted, None)
-            if following is None:
-                return tails
-            k = following
-        total += s * count
-        taken += count
-    return tails
+    sums = list(itertools.accumulate(map(math.log, largest)))
+    tails: dict[int, _Tail] = {}
+    for wanted in TAIL_SIZES:
+        k = min(wanted, size)
+        while (events := tops.events(largest[k], largest[0], k, n)) < FEWEST_EVENTS and k < size:
+            k = min(size, math.ceil(1.2 * k))
+        if k < size or not tails:
+            u, twice = math.log(largest[k]), 2.0 * events
+            # Two bounds hold together if each holds more surely. It matters where few events count for many values.
+            each = (1.0 + confidence) / 2.0 if k >= CLUSTERED * events else confidence
+            h = sums[k - 1] / k - u
+            xi = h * twice / chi2(1.0 - each, twice)
+            tails[k] = _Tail(k, u, h, xi, events, most=k * chi2(each, twice + 2.0) / twice)
+    return list(tails.values())
 
 
-def _credible(tails: Sequence[_Tail], confidence: float) -> list[_Tail]:
+def _one_by_one(values: Iterable[tuple[float, int]]) -> Iterator[float]:
+    return itertools.chain.from_iterable(itertools.repeat(value, count) for value, count in values)
+
+
+def _credible(tails: Sequence[_Tail]) -> list[_Tail]:
     """Leave out tails that reach below their mode: they foretell far more large values than there are.
 
     A tail of the k largest values says how many lie above the threshold of each smaller one; significantly
     fewer show that its lowest values belong to another mode, or to the body, and say nothing of the top."""
     kept = []
     for tail in tails:
-        h = tail.xi * chi2(1.0 - confidence, 2 * tail.k) / (2.0 * tail.k)
         foretold = [
-            (other.k, tail.k * math.exp(-(other.u - tail.u) / h)) for other in tails if other.k < tail.k and h > 0
+            (other.events, tail.events * math.exp(-(other.u - tail.u) / tail.h))
+            for other in tails
+            if other.k < tail.k and tail.h > 0
         ]
-        if all(poisson_at_most(seen, expected) >= INCREDIBLE for seen, expected in foretold):
+        if all(poisson_at_most(math.ceil(seen), expected) >= INCREDIBLE for seen, expected in foretold):
             kept.append(tail)
     return kept
 
@@ -292,13 +338,21 @@ def poisson_at_most(k: int, mean: float) -> float:
 
 
 def run_shift(medians: Sequence[float]) -> float:
-    """Return how much another run may lie above these (log)."""
-    if len(medians) < 3:
-        return UNKNOWN_SHIFT if len(medians) == 2 else UNSEEN_SHIFT
+    """Return how much another run may lie above the slowest of these (log): the upper 95 % prediction bound of a normal
+    variable, from the spread of the medians."""
+    runs = len(medians)
+    if runs < 2:
+        return UNSEEN_SHIFT
     logs = [math.log(median) for median in medians]
-    mean = sum(logs) / len(logs)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
-    return 0.5 * student(0.95, len(logs) - 1) * deviation
+    mean = sum(logs) / runs
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / (runs - 1))
+    bound = mean + student(0.95, runs - 1) * deviation * math.sqrt(1 + 1 / runs) - max(logs)
+    return max(UNKNOWN_SHIFT if runs == 2 else 0.0, bound)
+
+
+def unlike_runs(runs: int, confidence: float = 0.95) -> float:
+    """Return the share of runs that may show something that none of so many runs showed."""
+    return float(1.0 - (1.0 - confidence) ** (1.0 / runs))
 
 
 # -- what may be claimed ---------------------------------------------------------------------------
@@ -308,18 +362,17 @@ def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, l
     """Return how far the answer can be believed, and why no further."""
     top = values[0][0]
     runs = len(pool.run_medians)
-    near = 0
-    for value, count in values:
-        if value < top / NEAR_TOP:
-            break
-        near += count
+    near, events = _near_top(pool, values, n)
     spread = max(pool.run_medians) / min(pool.run_medians)
     is_enough = n >= ENOUGH or (n * p >= COVERED and n >= FEW_BUT_COVERED)
-    if near < 3:
-        seen = "once" if near == 1 else "twice"
-        return (
-            "provisional",
-            f"the slowest mode ({top:.4g} s) was seen {seen} only; observe runs in which it comes again",
+    if (lone := _top_group(values, pool.tops, n)) is not None and lone[1] < events:
+        near, events = lone
+    is_clustered = near >= CLUSTERED * events
+    if round(events) < (FEWEST_EPISODES if is_clustered else FEWEST_EVENTS):
+        seen = {1: "once", 2: "twice"}.get(round(events), f"{round(events)} times")
+        episodes = f", {near} occurrences in a row or nearly so" if is_clustered else ""
+        return "provisional", (
+            f"the slowest mode ({top:.4g} s) was seen {seen} only{episodes}; observe runs in which it comes again"
         )
     if top > NEAR_TOP * pool.first_half_max:
         return "provisional", (
@@ -330,6 +383,10 @@ def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, l
         return "provisional", (
             f"the runs differ: medians from {min(pool.run_medians):.4g} s to {max(pool.run_medians):.4g} s, allowed is "
             f"a factor of {RUNS_AGREE}; calibrate configurations apart"
+        )
+    if sum(longest >= top / NEAR_TOP for longest in pool.run_maxima) == 1 < runs:
+        return "provisional", (
+            f"the slowest mode ({top:.4g} s) was seen in one of {runs} runs only; observe further runs"
         )
     if n * p * FARTHEST < 1.0:
         return "provisional", (
@@ -393,8 +450,8 @@ def warm_up(runs: Iterable[Sequence[float]]) -> int:
 # -- pooling ---------------------------------------------------------------------------------------
 
 
-def pooled(durations_by_run: Sequence[Sequence[float]]) -> Pool:
-    """Return the durations of some runs in the form the fit needs."""
+def pooled(durations_by_run: Sequence[Sequence[float]], tops: Tops | None = None) -> Pool:
+    """Return the durations of some runs in the form the fit needs. tops: by default, those of runs without a gap."""
     runs = [run for run in durations_by_run if len(run)]
     everything = [seconds for run in runs for seconds in run]
     half = everything[: max(1, len(everything) // 2)]
@@ -407,6 +464,10 @@ def pooled(durations_by_run: Sequence[Sequence[float]]) -> Pool:
         run_medians=tuple(_median(run) for run in runs),
         drift=drifts[len(drifts) // 2] if drifts else 0.0,
         first_half_max=max(half, default=0.0),
+        tops=Tops.of((s, number * RUN + i) for number, run in enumerate(runs) for i, s in enumerate(run))
+        if tops is None
+        else tops,
+        run_maxima=tuple(max(run) for run in runs),
     )
 
 
@@ -449,7 +510,7 @@ def normal(q: float) -> float:
     return top / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308))) - t
 
 
-def chi2(q: float, degrees: int) -> float:
+def chi2(q: float, degrees: float) -> float:
     """Return the q-quantile of the chi-squared distribution, within 1 % from 8 degrees on.
 
     Source: Wilson and Hilferty (1931), The distribution of chi-square."""

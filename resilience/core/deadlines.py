@@ -13,6 +13,7 @@ Start = Literal["cold", "warm", "iteration"]
 """How a rank starts. cold: for the first time in this run, or a node of the job does. warm: a new process on the same
 nodes. iteration: the wrapped function is called again in the same process."""
 
+EARLY = 16  # occurrences after a start that may be slower than later ones
 STEP = "step"
 HEARTBEAT = "heartbeat"
 INITIAL_HEARTBEAT = "initial_heartbeat"

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from resilience.core.deadlines import EARLY, OUT_OF_SECTION, Start, of_section
 from resilience.core.encoding import from_builtins
-from resilience.core.watch import Limit, Limits
+from resilience.core.watch import First, Limit, Limits
 from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
 
-OUT_OF_SECTION = "out_of_section"
 _PEERS = "current_timeouts"  # the one key in the state of nvidia-resiliency-ext's client
 SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take a good part of it
 
@@ -36,12 +36,14 @@ class HeartbeatTimeouts(msgspec.Struct, frozen=True):
 
 
 class SectionTimeouts(msgspec.Struct, frozen=True):
-    """Limits of sections in seconds, by name, and of the time while none is open. None: never fires."""
+    """Limits of sections in seconds, by name, and of the time while none is open. None: never fires. first: of the
+    first occurrences after a start, by deadline; those that are not here have no limit of their own."""
 
     section: dict[str, float | None] = {}
     out_of_section: float | None = None
     calculated_sections: tuple[str, ...] = ()
     is_out_of_section_calculated: bool = False
+    first: dict[str, float] = {}
 
     @property
     def were_calculated(self) -> bool:
@@ -91,7 +93,8 @@ def section_timeouts(
 ) -> SectionTimeouts:
     """Return limits that cover what was seen; what is not calculated stays as it is.
 
-    fitted: limits with a stated rate (`core.calibration`), which hold instead where there are some.
+    fitted: limits with a stated rate (`core.calibration`), which hold instead where there are some. They leave out the
+    first occurrences after a start, which keep limits that cover all that was seen.
 
     selected: names of sections, by default those that were seen. with_outside: the time between two as well.
     Raises: RankMonitorClientError if something that is wanted was not seen yet."""
@@ -106,21 +109,28 @@ def section_timeouts(
             f"limits of sections cannot be calculated yet: no rank has finished {', '.join(missing)}; call this later, "
             "or with skip_if_not_ready=True"
         )
-    limits = dict(current.section)
+    limits, first = dict(current.section), dict(current.first)
+
+    def chosen(deadline: str, longest: float, known: float | None, rated: float | None) -> float:
+        first.pop(deadline, None)
+        if rated is None:
+            return _covering(longest, safety_factor, known)
+        first[deadline] = max(_covering(longest, safety_factor, None), rated)
+        return max(rated, SHORTEST)
+
     for name in names:
         known = limits.get(name) if name in current.calculated_sections else None
-        rated = (fitted or {}).get(name)
-        limits[name] = _covering(seen.sections[name], safety_factor, known) if rated is None else max(rated, SHORTEST)
+        limits[name] = chosen(of_section(name), seen.sections[name], known, (fitted or {}).get(name))
     outside = current.out_of_section
     if with_outside and seen.outside is not None:
         known = outside if current.is_out_of_section_calculated else None
-        rated = (fitted or {}).get(OUT_OF_SECTION)
-        outside = _covering(seen.outside, safety_factor, known) if rated is None else max(rated, SHORTEST)
+        outside = chosen(OUT_OF_SECTION, seen.outside, known, (fitted or {}).get(OUT_OF_SECTION))
     return SectionTimeouts(
         section=dict(sorted(limits.items())),
         out_of_section=outside,
         calculated_sections=tuple(sorted({*current.calculated_sections, *names})),
         is_out_of_section_calculated=current.is_out_of_section_calculated or with_outside,
+        first=dict(sorted(first.items())),
     )
 
 
@@ -156,6 +166,13 @@ def with_state(limits: Limits, state: State) -> Limits:
         heartbeat=Limit(hard=state.hb_timeouts.subsequent),
         sections={name: Limit(hard=limit) for name, limit in state.section_timeouts.section.items()},
         out_of_section=Limit(hard=state.section_timeouts.out_of_section),
+        first={
+            **limits.first,
+            **{
+                deadline: First(EARLY, dict.fromkeys(get_args(Start), Limit(hard=limit)))
+                for deadline, limit in state.section_timeouts.first.items()
+            },
+        },
         defaults=() if state.hb_timeouts.were_calculated else limits.defaults,
     )
     return changed
@@ -172,6 +189,7 @@ def over(configured: State, loaded: State) -> State:
         out_of_section=sections.out_of_section if is_outside else base.out_of_section,
         calculated_sections=tuple(sorted({*base.calculated_sections, *calculated})),
         is_out_of_section_calculated=is_outside or base.is_out_of_section_calculated,
+        first={**base.first, **sections.first},
     )
     heartbeats = loaded.hb_timeouts if loaded.hb_timeouts.were_calculated else configured.hb_timeouts
     return State(heartbeats, merged)
@@ -234,6 +252,7 @@ def _of_peer(timeouts: object) -> State:
             sections,
             section={name: _not_too_short(limit) for name, limit in sections.section.items()},
             out_of_section=_not_too_short(sections.out_of_section),
+            first={},
         ),
     )
 
@@ -256,6 +275,7 @@ def _limits_of(state: State) -> list[float | None]:
         state.hb_timeouts.subsequent,
         sections.out_of_section,
         *sections.section.values(),
+        *sections.first.values(),
     ]
 
 

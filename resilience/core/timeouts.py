@@ -10,10 +10,11 @@ from typing import get_args
 
 import msgspec
 
+from resilience.core import rank_groups
 from resilience.core.calibration import FACTOR, MONTH, Mode, Status, Timeout
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import Start, section_of, split
-from resilience.core.watch import NO_LIMIT, First, Learned, Limit, Limits
+from resilience.core.watch import NO_LIMIT, First, Learned, Limit, Limits, OfRanks
 
 SCHEMA = 2
 NEAR_MISS = 0.67  # of the limit: a healthy occurrence that comes so near says that the limit is too short
@@ -22,21 +23,39 @@ RARE = 3.09  # standard deviations: 99.9 %
 
 
 class Alarms(msgspec.Struct, frozen=True):
-    """Expected false alarms of one deadline in 30 days, at most: by the fitted tail, and by counting alone."""
+    """False alarms of one deadline, at most: by the fitted tail, and by counting alone."""
 
-    model_upper: float | None
-    distribution_free_upper: float | None
+    model_upper: float | None = None
+    distribution_free_upper: float | None = None
+
+
+class Group(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The limit of some ranks of a deadline whose ranks are not alike. ranks: such as `0,4-7`. rank_medians_s: the
+    lowest and the highest."""
+
+    ranks: str
+    timeout_s: float | None
+    status: Status
+    reason: str
+    n: int = 0
+    max_s: float = 0.0
+    median_s: float = 0.0
+    p99_s: float = 0.0
+    rank_medians_s: tuple[float, float] = (0.0, 0.0)
 
 
 class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limit of one deadline and what it rests on. Durations in seconds. occurrences: how many after a start, of a
-    deadline of first occurrences."""
+    """The limit of one deadline and what it rests on. Durations in seconds. expected_false_alarms_per_month: in 30 days
+    of the whole job. false_alarms_per_occurrence: the probability of one. occurrences: how many after a start, of a
+    deadline of first occurrences. rank_medians_s: the lowest and the highest median of single ranks; the others are of
+    the slowest rank of each occurrence. groups: limits of groups of like ranks, which go before this one."""
 
     timeout_s: float | None
     status: Status
     reason: str
     p: float
-    expected_false_alarms_per_month: Alarms = Alarms(None, None)
+    expected_false_alarms_per_month: Alarms = Alarms()
+    false_alarms_per_occurrence: Alarms = Alarms()
     ratio_to_max: float | None = None
     ratio_to_median: float | None = None
     n: int = 0
@@ -53,6 +72,8 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     previous_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
     occurrences: int = 0
+    rank_medians_s: tuple[float, float] = (0.0, 0.0)
+    groups: tuple[Group, ...] = ()
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -80,6 +101,7 @@ def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: f
     """Return a fit as the file states it. every_s: mean seconds between two occurrences."""
     trials = MONTH / every_s if every_s > 0 else 0.0
     is_rated = fitted.status in ("ok", "tentative")
+    each = Alarms(fitted.model_upper if is_rated else None, fitted.distribution_free_upper)
     limit = fitted.timeout_s
     return Deadline(
         timeout_s=limit,
@@ -87,9 +109,9 @@ def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: f
         reason=fitted.reason,
         p=fitted.p,
         expected_false_alarms_per_month=Alarms(
-            fitted.model_upper * trials if is_rated and fitted.model_upper is not None else None,
-            fitted.distribution_free_upper * trials if fitted.distribution_free_upper is not None else None,
+            _times(each.model_upper, trials), _times(each.distribution_free_upper, trials)
         ),
+        false_alarms_per_occurrence=each,
         ratio_to_max=limit / fitted.max_s if limit and fitted.max_s else None,
         ratio_to_median=limit / fitted.median_s if limit and fitted.median_s else None,
         n=fitted.n,
@@ -105,6 +127,10 @@ def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: f
         excluded_hangs=fitted.excluded_hangs,
         warnings=fitted.warnings,
     )
+
+
+def _times(probability: float | None, trials: float) -> float | None:
+    return None if probability is None else probability * trials
 
 
 def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[str, Deadline]:
@@ -124,7 +150,11 @@ def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[st
                 limit = known.timeout_s
                 reason = f"{reason}; kept at {known.timeout_s:.4g} s, for only an `ok` fit may lower a limit"
             merged[name] = msgspec.structs.replace(
-                fresh, timeout_s=limit, reason=reason, previous_timeout_s=known.timeout_s
+                fresh,
+                timeout_s=limit,
+                reason=reason,
+                previous_timeout_s=known.timeout_s,
+                groups=fresh.groups if limit == fresh.timeout_s else (),
             )
     return merged
 
@@ -138,6 +168,7 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None) -> Limi
     sections = dict(base.sections)
     changes: dict[str, Limit] = {}
     learned: dict[str, Learned] = {}
+    groups: dict[str, tuple[OfRanks, ...]] = {}
     first = _first(found, limits, base, margin)
     for name, seconds in limits.items():
         deadline, start = split(name)
@@ -150,8 +181,44 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None) -> Limi
             sections[section] = _limit(seconds, margin)
         known = found.deadlines[name]
         occurrences = first[name].occurrences if name in first else 0
-        learned[name] = Learned(seconds, known.median_s, known.p99_s, occurrences)
-    return msgspec.structs.replace(base, sections=sections, first=first, learned=learned, **changes)
+        learned[name] = _learned(seconds, known, occurrences)
+        if known.groups:
+            groups[name] = tuple(
+                OfRanks(group.ranks, _limit(limit, margin), _learned(limit, group, occurrences))
+                for group in known.groups
+                for limit in (group.timeout_s or seconds,)
+            )
+    return msgspec.structs.replace(
+        base,
+        sections=sections,
+        first=first,
+        learned=learned,
+        groups=groups,
+        group_world=found.configuration.world_size,
+        **changes,
+    )
+
+
+def _learned(seconds: float, known: Deadline | Group, occurrences: int) -> Learned:
+    least, most = known.rank_medians_s
+    return Learned(seconds, most or known.median_s, known.p99_s, occurrences, least)
+
+
+def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
+    """Return the limits of one rank: those of its group, if the world is the one in which groups were found."""
+    chosen = msgspec.structs.replace(limits, groups={}, group_world=0)
+    if rank is None or world_size != limits.group_world:
+        return chosen
+    for name, groups in limits.groups.items():
+        for group in groups:
+            if rank_groups.holds(group.ranks, rank):
+                section = section_of(name)
+                changed = (
+                    {name: group.limit} if section is None else {"sections": {**chosen.sections, section: group.limit}}
+                )
+                learned = {**chosen.learned, name: group.learned}
+                chosen = msgspec.structs.replace(chosen, learned=learned, **changed)
+    return chosen
 
 
 def _first(found: Timeouts, limits: Mapping[str, float], base: Limits, margin: float | None) -> dict[str, First]:
@@ -199,8 +266,11 @@ def staleness(known: Learned, seen: Seen) -> str:
     """Return why a limit is not to be believed any more, empty while it is."""
     if seen.max_s > NEAR_MISS * known.timeout_s:
         return f"a healthy occurrence took {seen.max_s:.4g} s, {seen.max_s / known.timeout_s:.0%} of the limit"
-    if known.median_s and seen.n >= 30 and abs(seen.median_s / known.median_s - 1.0) > MEDIAN_MOVED:
-        return f"the median moved from {known.median_s:.4g} s to {seen.median_s:.4g} s"
+    least = known.least_median_s or known.median_s
+    is_moved = seen.median_s > known.median_s * (1.0 + MEDIAN_MOVED) or seen.median_s < least * (1.0 - MEDIAN_MOVED)
+    if known.median_s and seen.n >= 30 and is_moved:
+        before = known.median_s if seen.median_s > known.median_s else least
+        return f"the median moved from {before:.4g} s to {seen.median_s:.4g} s"
     expected = 0.01 * seen.hour_n
     if known.p99_s and seen.above_p99 > expected + RARE * max(1.0, expected) ** 0.5 + 1.0:
         return f"{seen.above_p99} of {seen.hour_n} occurrences in an hour lay above the 99th percentile of before"

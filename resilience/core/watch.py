@@ -32,12 +32,14 @@ NO_LIMIT = Limit()
 
 class Learned(msgspec.Struct, frozen=True):
     """What a learned limit rests on, in seconds: the limit, median and 99th percentile of what was seen. first: how
-    many occurrences after a start have a limit of their own."""
+    many occurrences after a start have a limit of their own. least_median_s: of the fastest rank, where median_s is
+    that of the slowest; 0 where all have one."""
 
     timeout_s: Seconds
     median_s: Seconds
     p99_s: Seconds
     first: int = 0
+    least_median_s: Seconds = 0.0
 
 
 class First(msgspec.Struct, frozen=True):
@@ -45,6 +47,14 @@ class First(msgspec.Struct, frozen=True):
 
     occurrences: int = 0
     limits: dict[Start, Limit] = {}
+
+
+class OfRanks(msgspec.Struct, frozen=True):
+    """A learned limit of a group of like ranks (`core.rank_groups`)."""
+
+    ranks: str
+    limit: Limit
+    learned: Learned
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -63,7 +73,8 @@ class Limits(msgspec.Struct, frozen=True):
     and SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that are
     weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline. rule: of the limit
     for silences where no other limit holds; None watches nothing more. defaults: names of limits here that nobody has
-    set; they do not keep the rule from being weighed."""
+    set; they do not keep the rule from being weighed. groups: learned limits of groups of ranks, by deadline, which
+    hold in a world of `group_world` ranks; a monitor picks its rank's (`core.timeouts.of_rank`)."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT
@@ -86,6 +97,8 @@ class Limits(msgspec.Struct, frozen=True):
     learned: dict[str, Learned] = {}
     rule: Rule | None = None
     defaults: tuple[str, ...] = ()
+    groups: dict[str, tuple[OfRanks, ...]] = {}
+    group_world: int = 0
 
 
 class Doing(Enum):

@@ -3,7 +3,8 @@
 Each rank reads what its monitor has kept of it, in this run and in earlier ones of the same configuration
 beside it; the histograms are added up over ranks, so that all ranks come to the same limits. They are of
 rank-durations that are not lined up, so the probability asked for is of one of those. What the last seconds
-brought is not there yet: a monitor writes every 15 s."""
+brought is not there yet: a monitor writes every 15 s. The first occurrences after a start are left out: they are
+slower, and `core.watch` does not hold them to these limits."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from resilience.adapters.environment import Settings, launched_folder
 from resilience.core.calibration import MONTH, Pool, fit_pool, quantile, trial_probability
 from resilience.core.configuration import Configuration, differences, serious
 from resilience.core.deadlines import OUT_OF_SECTION, section_of
+from resilience.core.episodes import Tops
 from resilience.core.identity import attempt_of
 from resilience.errors import DecodeError
 from resilience.telemetry.durations import Durations, Series, read_histograms
@@ -49,7 +51,7 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
             by_section[name][run] = buckets
     found: dict[str, float] = {}
     for name, runs in sorted(by_section.items()):
-        pool = _pool([runs[run] for run in sorted(runs)])
+        pool = _pool([runs[run] for run in sorted(runs)], ranks)
         every = seconds / max(1.0, pool.n / max(1, ranks))
         p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
         answer = fit_pool(pool, p)
@@ -90,11 +92,14 @@ def _is_like(mine: Configuration, other: Configuration) -> bool:
 
 
 def _buckets(series: Series) -> dict[int, int]:
-    return series.total.buckets
+    """Return how often each duration occurred, without the first occurrences after each start."""
+    settled = {number: count - series.early.buckets.get(number, 0) for number, count in series.total.buckets.items()}
+    return {number: count for number, count in settled.items() if count > 0}
 
 
-def _pool(runs: list[dict[int, int]]) -> Pool:
-    """Put runs together. Buckets have no order in time: the first half of the data are the first runs."""
+def _pool(runs: list[dict[int, int]], ranks: int) -> Pool:
+    """Put runs together. Buckets have no order in time: the first half of the data are the first runs. One event may
+    slow all ranks."""
     merged: dict[int, int] = {}
     for buckets in runs:
         for number, count in buckets.items():
@@ -105,6 +110,8 @@ def _pool(runs: list[dict[int, int]]) -> Pool:
         run_medians=tuple(quantile(_descending(buckets), 0.5) for buckets in runs if buckets),
         drift=0.0,
         first_half_max=max((upper_bound(max(buckets)) for buckets in first if buckets), default=0.0),
+        run_maxima=tuple(upper_bound(max(buckets)) for buckets in runs if buckets),
+        tops=Tops(together=ranks),
     )
 
 

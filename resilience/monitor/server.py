@@ -26,7 +26,7 @@ from resilience.core import deadlines, encoding, events, hangs, shadow, tracebac
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
-from resilience.core.timeouts import raised
+from resilience.core.timeouts import of_rank, raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.errors import DecodeError
 from resilience.monitor import messages
@@ -249,6 +249,7 @@ class RankMonitor:
 
     def open(self, origin: Origin, folder: Path, limits: watch.Limits, job: Job | None = None) -> None:
         """Keep the account of this rank there from now on, and watch these limits."""
+        limits = of_rank(limits, origin.initial_rank, origin.world_size)
         self._watch = Watch(limits=limits)
         self._folder = folder
         if self._keeper is None:

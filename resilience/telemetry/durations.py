@@ -19,7 +19,7 @@ import msgspec
 from resilience.adapters.background import WRITER, BackgroundFile
 from resilience.core import encoding
 from resilience.core.configuration import Configuration
-from resilience.core.deadlines import HEARTBEAT, Start, section_of
+from resilience.core.deadlines import EARLY, HEARTBEAT, Start, section_of
 from resilience.errors import DecodeError
 from resilience.telemetry import timings
 from resilience.telemetry.timings import LARGEST_BUCKET, Count, Duration, Histogram, Timings, upper_bound
@@ -28,7 +28,7 @@ End = Literal["ok", "cut", "killed", "hang"]
 Wall = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]  # seconds
 
 FIRST = 64  # occurrences after the first start that are kept one by one
-FIRST_AGAIN = 16  # after each further start
+FIRST_AGAIN = EARLY  # after each further start
 TAIL_SHARE = 0.01  # of all values that are kept one by one, until there are TAIL_VALUES
 TAIL_VALUES = 250  # then the largest so many of all, about
 MOST_VALUES = 4_000  # lines of a file, besides starts and cut-offs: below 512 KiB

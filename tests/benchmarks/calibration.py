@@ -1,10 +1,11 @@
 """Does calibration keep its word?  Every number of its acceptance beside the bar it has to meet.
 
-    python -m tests.benchmarks.calibration DATA [--json FILE]
+    python -m tests.benchmarks.calibration DATA [--json FILE] [--page docs/calibration.md]
 
 DATA: a folder of tables `run,section,rank,i,seconds` (.csv.gz) of real runs and, if runs of one table are
 of several configurations, a PROVENANCE.tsv with the columns dataset, run, repository, path: runs of one
-folder are one configuration. The first 5 calls of each run are left out for both rules. Takes about 3 minutes."""
+folder are one configuration. The first 5 calls of each run are left out for both rules. --page writes the tables into
+that page. Takes about 5 minutes."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from resilience.analysis.calibrate import at_least, calibrate, geometric_mean, n
 from resilience.cli import main as resilience
 from resilience.core.calibration import Cut, fit
 from resilience.telemetry.durations import Header, Recorder
+from tests.support.stalled_runs import SEVERITIES, Outcome, Stalls, outcomes
 
 WARM_UP = 5
 TARGET = 0.25  # false alarms a section and month
@@ -58,12 +60,13 @@ class Bar:
 # -- real runs -------------------------------------------------------------------------------------
 
 
-def real(data: Path) -> Iterator[Bar]:
+def real(data: Path, tables: Tables) -> Iterator[Bar]:
     """Leave-run-out by configuration, through the command line."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        tables = split(data, Path(folder))
+        sets = split(data, Path(folder))
         answers: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
-        for path, sections in tables:
+        for path, sections in sets:
             made = backtest(path, TARGET * sections)
             for size, found in zip(SIZES, made["answers"], strict=True):
                 answers[size] += found
@@ -97,6 +100,27 @@ def real(data: Path) -> Iterator[Bar]:
         yield Bar(
             f"{name}: share of deadlines with a rate", share / len(deadlines), share_bar, at_most=size in (1000, 100)
         )
+        rows.append(
+            (
+                name,
+                f"{len(deadlines)} / {len(found)}",
+                f"{share / len(deadlines):.0%}",
+                "-" if rated_ratio is None else f"{rated_ratio:.2f}",
+                "-" if ratio is None else f"{ratio:.2f}",
+                f"{exceeded} of {exposure:,}",
+                str(five),
+            )
+        )
+    header = (
+        "fitted on",
+        "deadlines / answers",
+        "rated",
+        "rated / 5 × max",
+        "all / 5 × max",
+        "over a rated limit",
+        "over 5 × max",
+    )
+    tables["real"] = _table(header, rows)
 
 
 def _rated(answer: dict[str, Any]) -> bool:
@@ -237,6 +261,76 @@ def stated(trials: int) -> Iterator[Bar]:
         )
 
 
+STALLS: dict[str, list[Stalls]] = {
+    "1e-3 of occurrences, episodes of 5": [Stalls(1e-3, 5, severity, n=20_000) for severity in SEVERITIES],
+    "1e-3, episodes of 20": [Stalls(1e-3, 20, severity, n=20_000) for severity in SEVERITIES],
+    "1e-3, episodes of 50": [Stalls(1e-3, 50, severity, n=20_000) for severity in SEVERITIES],
+    "1e-2, episodes of 5": [Stalls(1e-2, 5, severity, n=20_000) for severity in SEVERITIES],
+    "1e-2, episodes of 20": [Stalls(1e-2, 20, severity, n=20_000) for severity in SEVERITIES],
+    "1e-2, episodes of 50": [Stalls(1e-2, 50, severity, n=20_000) for severity in SEVERITIES],
+    "1e-2, episodes of 20, in 1 of 5 runs": [
+        Stalls(1e-2, 20, severity, runs=5, stalling=1, n=25_000) for severity in SEVERITIES
+    ],
+    "no stalls, speeds of 2, 3, 5 runs differ by 20 %": [
+        Stalls(share=0.0, run_spread=0.2, runs=runs, stalling=0, n=20_000) for runs in (2, 3, 5)
+    ],
+    "1e-2, episodes of 5, speeds of 2, 3, 5 runs differ by 20 %": [
+        Stalls(1e-2, 5, "5 x", run_spread=0.2, runs=runs, stalling=runs, n=20_000) for runs in (2, 3, 5)
+    ],
+}
+PROBABILITIES = (1e-6, 1e-4, 1e-3)
+
+
+def clusters(trials: int, tables: Tables) -> Iterator[Bar]:
+    """How often a rated limit holds where stalls come in episodes, and where runs differ."""
+    rows = []
+    of_stalls: list[tuple[float, Outcome]] = []
+    of_runs: list[tuple[float, Outcome]] = []
+    for what, cases in STALLS.items():
+        tested = [
+            (p, found)
+            for case in cases
+            for seed in range(trials)
+            for p, found in zip(PROBABILITIES, outcomes(case, PROBABILITIES, seed), strict=True)
+        ]
+        known = [each for each in tested if each[1].is_seen or not cases[0].share]
+        unknown = [each for each in tested if each[1].is_seen is False and cases[0].share]
+        rows.append((what, *_cells(known), *_cells(unknown)))
+        (of_stalls if cases[0].run_spread == 0.0 else of_runs).extend(known)
+    yield Bar("stalls in episodes: rated answers that hold in later runs", _kept(of_stalls), 0.95, at_most=False)
+    yield Bar("runs that differ by 20 %: later runs in which rated answers hold", _kept(of_runs), 0.95, at_most=False)
+    header = ("stalls", "data sets with a stall", "rated", "hold", "without one", "rated", "hold")
+    tables["coverage"] = _table(header, rows)
+
+
+def _kept(tested: Sequence[tuple[float, Outcome]]) -> float | None:
+    """Return the share of later runs in which rated answers hold."""
+    kept = [exceeded <= p for p, found in tested if found.is_rated for exceeded in found.exceeded]
+    return sum(kept) / len(kept) if kept else None
+
+
+def _cells(tested: Sequence[tuple[float, Outcome]]) -> tuple[str, str, str]:
+    kept = _kept(tested)
+    return str(len(tested)), str(sum(found.is_rated for _, found in tested)), "-" if kept is None else f"{kept:.0%}"
+
+
+Tables = dict[str, str]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def write(page: Path, tables: Tables) -> None:
+    """Put the tables between their marks in a page."""
+    text = page.read_text()
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    page.write_text(text)
+
+
 def censoring() -> Iterator[Bar]:
     """What cut-offs and hangs change."""
     chance = random.Random(3)
@@ -286,15 +380,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("data", type=Path)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="write the tables here, between their marks")
     read = parser.parse_args(arguments)
     bars: list[Bar] = []
-    for group in (real(read.data), synthetic(read.trials), stated(read.trials), censoring(), cost()):
+    tables: Tables = {}
+    for group in (
+        real(read.data, tables),
+        synthetic(read.trials),
+        stated(read.trials),
+        clusters(read.trials, tables),
+        censoring(),
+        cost(),
+    ):
         for bar in group:
             print(bar.line(), flush=True)
             bars.append(bar)
     if read.json is not None:
         made = [{"what": bar.what, "value": bar.value, "bar": bar.bar, "met": bar.is_met} for bar in bars]
         read.json.write_text(json.dumps(made, indent=1) + "\n")
+    if read.page is not None:
+        write(read.page, tables)
     missed = sum(not bar.is_met for bar in bars)
     print(f"{len(bars)} bars, {missed} not met")
     return int(missed > 0)

@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.analysis import timings
 from resilience.analysis.calibrate import Target, backtest, calibrate
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import Start
-from resilience.core.timeouts import Deadline, Timeouts
+from resilience.core.timeouts import Deadline, Seen, Timeouts, in_force, of_rank, staleness
+from resilience.core.watch import Limits
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Header, Recorder
 
@@ -31,9 +33,11 @@ def record(
     name: str = "train",
     launch: str = "",
     began: float = 1000.0,
+    world: int = 1,
 ) -> Path:
     """Write what a monitor would have kept of these starts, one occurrence after the other; return the run folder."""
-    header = Header(folder.name, node, rank, 1, CONFIGURATION, launch or folder.name)
+    configuration = msgspec.structs.replace(CONFIGURATION, world_size=world)
+    header = Header(folder.name, node, rank, world, configuration, launch or folder.name)
     recorder = Recorder(folder, header, began)
     at = began
     for cycle, (how, values) in enumerate(starts):
@@ -124,6 +128,40 @@ def test_initial_heartbeat_has_a_limit_from_its_own_durations(tmp_path: Path) ->
     }
 
 
+def test_unlike_ranks_have_limits_of_their_own_and_none_is_stale_at_once(tmp_path: Path) -> None:
+    folders = []
+    for run in range(2):
+        folder = tmp_path / f"run{run}"
+        for rank, seconds in enumerate((0.1, 0.105, 0.4, 0.41)):
+            record(folder, [("cold", steps(2000, 10 * run + rank, seconds))], rank=rank, world=4)
+        folders.append(folder)
+    found = limits(*folders)
+    known = found.deadlines["train"]
+    assert [group.ranks for group in known.groups] == ["0-1", "2-3"]
+    fast, slow = (group.timeout_s or math.inf for group in known.groups)
+    assert fast < 0.4 < slow <= (known.timeout_s or 0.0)
+    enforced = in_force(found, Limits())
+    for rank, median in enumerate((0.1, 0.105, 0.4, 0.41)):
+        own = of_rank(enforced, rank, 4)
+        assert own.sections["train"].hard == (fast, slow)[rank // 2]
+        assert staleness(own.learned["train"], Seen(2000, median, median, 0, 2000)) == ""
+    other_world = of_rank(enforced, 0, 8)
+    assert other_world.sections["train"].hard == known.timeout_s
+    assert calibrate(timings.read(folders), msgspec.structs.replace(SOON, ranks=8)).deadlines["train"].groups == ()
+
+
+def test_like_ranks_whose_slowest_differs_each_time_are_not_stale(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    folder = tmp_path / "run"
+    for rank in range(8):
+        values = [0.1 * chance.lognormvariate(0.0, 0.3) for _ in range(2000)]
+        record(folder, [("cold", values)], rank=rank, world=8)
+    found = limits(folder)
+    assert found.deadlines["train"].groups == ()
+    known = of_rank(in_force(found, Limits()), 0, 8).learned["train"]
+    assert staleness(known, Seen(2000, 0.2, 0.1, 0, 2000)) == ""
+
+
 def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
     first = record(tmp_path / "a" / "job", [("cold", steps(300, 1))], node="a", launch="one")
     second = record(tmp_path / "b" / "job", [("cold", steps(300, 2))], node="b", rank=1, launch="one")
@@ -168,6 +206,18 @@ def test_folder_and_table_give_the_same_answer_for_the_same_data(tmp_path: Path,
     assert of_folder.status == of_table.status
     assert of_folder.reason.split(":")[0] == of_table.reason.split(":")[0]
     assert of_folder.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
+
+
+def test_one_episode_of_stalls_in_a_recorded_run_is_one_event(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        values = steps(8000, seed)
+        if seed == 0:
+            values[3000:3020] = [0.5] * 20
+        folders.append(record(tmp_path / f"run{seed}", [("cold", values)]))
+    found = limits(*folders).deadlines["train"]
+    assert found.status == "provisional"
+    assert "seen once only, 20 occurrences in a row" in found.reason
 
 
 def test_backtest_tests_everything_that_was_recorded(tmp_path: Path) -> None:

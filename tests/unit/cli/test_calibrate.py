@@ -59,6 +59,12 @@ def test_json_is_the_same_in_other_words(tmp_path: Path, capsys: pytest.CaptureF
     assert set(made["deadlines"]) == {"step", "step.first"}
     alarms = made["deadlines"]["step"]["expected_false_alarms_per_month"]
     assert alarms["model_upper"] < 0.5 < alarms["distribution_free_upper"]
+    each = made["deadlines"]["step"]["false_alarms_per_occurrence"]
+    assert each["model_upper"] == pytest.approx(alarms["model_upper"] * 0.25 / (30 * 86400), rel=0.05)
+    assert main(["calibrate", str(path), "--section", "step"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "an occurrence exceeds the limit with a probability of" in shown
+    assert "2 runs do not exclude that 78% of later runs have one" in shown
 
 
 def test_section_that_no_run_has_is_named_and_the_exit_status_is_1(

@@ -64,7 +64,7 @@ def test_slowest_mode_seen_once_is_provisional() -> None:
 
 def test_rising_maximum_is_provisional() -> None:
     first, second = lognormal(40_000, 0.02, 4)
-    second[-10:] = [3.0] * 10
+    second[-5000::500] = [3.0] * 10
     assert fit([first, second], p=1e-6).status == "provisional"
     assert "rises" in fit([first, second], p=1e-6).reason
 
@@ -162,6 +162,7 @@ def test_drift_and_shift_between_runs_raise_the_level() -> None:
     drifting = [[seconds * (1 + 0.2 * i / len(run)) for i, seconds in enumerate(run)] for run in steady]
     assert (fit(drifting, 1e-6).level_s or 0.0) > 1.15 * (fit(steady, 1e-6).level_s or 0.0)
     assert calibration.run_shift([1.0, 1.0, 1.1]) > 0.0
+    assert calibration.run_shift([1.0, 1.2]) > calibration.run_shift([1.0, 1.01])
     assert calibration.run_shift([1.0]) > calibration.run_shift([1.0, 1.0])
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.core import limits
+from resilience.core.deadlines import EARLY
 from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, RankMonitorClientError
@@ -102,6 +103,18 @@ def test_calculated_section_falls_slowly_and_a_configured_one_is_replaced() -> N
     made = sections_of(SEEN, known)
     assert made.section == {"save": 150.0, "step": 57.5}
     assert made.out_of_section == 20.0
+
+
+def test_first_occurrences_keep_a_limit_that_covers_them_where_a_rated_one_leaves_them_out() -> None:
+    made = limits.section_timeouts(SEEN, SectionTimeouts(), 5.0, fitted={"save": 40.0})
+    assert (made.section["save"], made.first) == (40.0, {"save": 150.0})
+    state = limits.State(section_timeouts=made)
+    enforced = limits.with_state(Limits(), state)
+    assert enforced.first["save"].occurrences == EARLY
+    assert set(enforced.first["save"].limits) == {"cold", "warm", "iteration"}
+    assert enforced.first["save"].limits["warm"] == Limit(hard=150.0)
+    assert limits.from_plain(limits.to_plain(state)) == state
+    assert limits.section_timeouts(SEEN, made, 5.0).first == {}
 
 
 def test_a_pause_of_the_host_is_no_hang_of_a_short_section() -> None:

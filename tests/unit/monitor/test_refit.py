@@ -13,11 +13,13 @@ from resilience.monitor import refit
 from resilience.telemetry.durations import Header, Recorder
 
 
-def record(folder: Path, run: str, began: float, n: int = 15_000, script: str = "train.py") -> None:
+def record(folder: Path, run: str, began: float, n: int = 15_000, script: str = "train.py", first: float = 0.0) -> None:
     chance = random.Random(run)
     configuration = Configuration(script, world_size=1)
     header = Header(run=run, node="host", rank=0, world_size=1, configuration=configuration)
     recorder = Recorder(folder / run, header, began)
+    if first:
+        recorder.add("train", first, began)
     for i in range(n):
         recorder.add("train", 2.0 * math.exp(chance.gauss(0.0, 0.02)), began + 2.0 * i)
     recorder.add("save", 30.0, began)
@@ -38,6 +40,12 @@ def test_two_runs_of_a_configuration_give_a_limit_where_a_rate_can_be_stated(run
     assert set(found) == {"train"}  # one checkpoint a run supports none
     assert 3.0 < found["train"] < 6.0
     assert refit.limits(["save"], 1, 0) == {}
+
+
+def test_slow_first_step_does_not_lengthen_the_limit(runs: Path) -> None:
+    record(runs, "yesterday", 0.0, first=100.0)
+    record(runs, "today", 1e6, first=100.0)
+    assert 3.0 < refit.limits(None, 1, 0)["train"] < 6.0
 
 
 def test_one_run_alone_gives_none_for_it_may_be_special(runs: Path) -> None:
