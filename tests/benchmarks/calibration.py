@@ -299,7 +299,7 @@ def clusters(trials: int, tables: Tables) -> Iterator[Bar]:
         (of_stalls if cases[0].run_spread == 0.0 else of_runs).extend(known)
     yield Bar("stalls in episodes: rated answers that hold in later runs", _kept(of_stalls), 0.95, at_most=False)
     yield Bar("runs that differ by 20 %: later runs in which rated answers hold", _kept(of_runs), 0.95, at_most=False)
-    header = ("stalls", "data sets with a stall", "rated", "hold", "without one", "rated", "hold")
+    header = ("stalls", "answers, with a stall in the data", "rated", "hold", "answers, without one", "rated", "hold")
     tables["coverage"] = _table(header, rows)
 
 
