@@ -17,9 +17,11 @@ import msgspec
 from resilience.analysis.observed import Begun, Observed, Run, pool_of, warm_up
 from resilience.analysis.timings import Input
 from resilience.core import calibration, timeouts
-from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool, quantile
+from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool
 from resilience.core.configuration import differences, harmless, serious
 from resilience.core.deadlines import Start, first_of
+from resilience.core.quantiles import chi2
+from resilience.core.tails import quantile
 from resilience.core.timeouts import Deadline, Group, Timeouts
 from resilience.errors import ConfigurationError
 
@@ -372,7 +374,7 @@ def _log_term(i: int, n: int, p: float) -> float:
 def upper_rate(exceeded: int, exposure: int) -> float:
     """Return the 95 % upper bound of a rate of which so many events were seen. Source: Clopper and Pearson,
     by the relation of the Poisson to the chi-squared distribution."""
-    return calibration.chi2(0.95, 2 * (exceeded + 1)) / 2 / exposure if exposure else 1.0
+    return chi2(0.95, 2 * (exceeded + 1)) / 2 / exposure if exposure else 1.0
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:

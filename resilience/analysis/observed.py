@@ -12,10 +12,11 @@ from itertools import chain
 import msgspec
 
 from resilience.core import calibration
-from resilience.core.calibration import Cut, Pool, quantile
+from resilience.core.calibration import Cut, Pool
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import INITIAL_HEARTBEAT, Start
 from resilience.core.episodes import RUN, START, Tops
+from resilience.core.tails import quantile
 from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
-from resilience.core.episodes import MOST, RUN, Tops
+from resilience.core.episodes import RUN, Tops
+from resilience.core.quantiles import student
+from resilience.core.tails import CLUSTERED, FEWEST_EVENTS, count_of, credible, quantile, split, tails_of, top_group
 
 Status = Literal["ok", "tentative", "provisional", "insufficient"]
 End = Literal["ok", "cut", "killed", "hang"]
@@ -31,15 +33,8 @@ FACTOR = 5.0  # the rule of thumb: this many times the maximum
 FLOOR, TENTATIVE_FLOOR = 1.5, 2.0  # times the maximum
 NEAR_TOP = 1.5  # a value this near to the maximum has seen the same mode
 RUNS_AGREE = 1.25  # ratio of the medians of two runs of one configuration
-GAP = math.log(1.15)  # between two modes, at least
-SMALLEST_MODE, MOST_MODES = 5, 4
-TAIL_SIZES = (10, 25, 50, 100, 200)  # how many of the largest values bound a mode's tail
-INCREDIBLE = 1e-3  # probability below which a tail does not agree with the values above it
 UNKNOWN_SHIFT = math.log(1.1)  # between runs, where two were seen
 UNSEEN_SHIFT = math.log(RUNS_AGREE)  # between runs, where one was seen: as much as runs that agree may differ
-UNKNOWN = Tops()
-FEWEST_EVENTS = 3  # that have reached a mode, without which it is not known
-CLUSTERED = 2.0  # durations for each event: from here on they come in episodes
 FEWEST_EPISODES = 5  # events that a mode needs if it comes in episodes
 FEWEST_RESTARTS = 5  # first occurrences without which their rate is unknown
 LONGEST_WARM_UP, SETTLED = 50, 5  # occurrences
@@ -150,7 +145,7 @@ def fit_pool(
     n = sum(count for _, count in values) + extra
     top, median = values[0][0], quantile(values, 0.5)
     modes = split(values, pool.tops)
-    tails = [tail for mode in modes for tail in _credible(_tails(mode, confidence, pool.tops, n))]
+    tails = [tail for mode in modes for tail in credible(tails_of(mode, confidence, pool.tops, n))]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
     status, reason = _status(pool, values, n, p, level)
@@ -175,7 +170,7 @@ def fit_pool(
         level_s=level,
         model_upper=_claimed(max(tail.probability(math.log(timeout) - shift, n) for tail in tails), n),
         distribution_free_upper=_by_counting(pool, values, n, confidence) if timeout >= top else 1.0,
-        modes=tuple(Mode(quantile(mode, 0.5), _count(mode) / n, _count(mode)) for mode in reversed(modes)),
+        modes=tuple(Mode(quantile(mode, 0.5), count_of(mode) / n, count_of(mode)) for mode in reversed(modes)),
         censored=extra,
         excluded_hangs=hangs,
         warnings=warnings,
@@ -229,112 +224,7 @@ def _claimed(probability: float, n: int) -> float:
     return min(1.0, max(probability, 1.0 / (n * FARTHEST)))
 
 
-# -- modes and tails -------------------------------------------------------------------------------
-
-
-def split(descending: Sequence[tuple[float, int]], tops: Tops = UNKNOWN) -> list[list[tuple[float, int]]]:
-    """Return the modes, highest first.
-
-    From the top, a gap separates two modes if it is wider than 15 % and than the spread of the group above
-    it, and that group has at least 5 events; a smooth heavy tail never does all that."""
-    n = _count(descending)
-    modes: list[list[tuple[float, int]]] = []
-    group: list[tuple[float, int]] = []
-    members = 0
-    for value, count in descending:
-        if group and len(modes) < MOST_MODES - 1 and members >= SMALLEST_MODE:
-            gap = math.log(group[-1][0] / value)
-            is_wide = gap > GAP and gap > math.log(group[0][0] / group[-1][0])
-            if is_wide and tops.events(group[-1][0], group[0][0], members, n) >= SMALLEST_MODE:
-                modes.append(group)
-                group, members = [], 0
-        group.append((value, count))
-        members += count
-    return [*modes, group]
-
-
-def _top_group(descending: Sequence[tuple[float, int]], tops: Tops, n: int) -> tuple[int, float] | None:
-    """Return how many durations, and how many events, lie above the first gap that would make them a mode; None without
-    such a gap."""
-    top, members = descending[0][0], 0
-    for (value, count), (below, _) in itertools.pairwise(descending):
-        members += count
-        gap = math.log(value / below)
-        if members >= SMALLEST_MODE and gap > GAP and gap > math.log(top / value):
-            return members, tops.events(value, top, members, n)
-    return None
-
-
-class _Tail(msgspec.Struct, frozen=True):
-    """An exponential bound on log durations above u. k values in so many independent events exceed it, on average by h;
-    xi is the upper confidence bound of h, `most` that of k. Source: Hill (1975), with the upper confidence bound of an
-    exponential mean, 2 events h / chi2."""
-
-    k: int
-    u: float
-    h: float
-    xi: float
-    events: float
-    most: float
-
-    def level(self, p: float, n: int) -> float:
-        """The log duration that is exceeded with probability p."""
-        return self.u + self.xi * math.log(self.most / (n * p))
-
-    def probability(self, s: float, n: int) -> float:
-        """How probably a log duration of s is exceeded."""
-        if self.xi <= 0.0:
-            return 0.0 if s >= self.u else self.most / n
-        return self.most / n * math.exp(-(s - self.u) / self.xi)
-
-
-def _tails(mode: Sequence[tuple[float, int]], confidence: float, tops: Tops, n: int) -> list[_Tail]:
-    """Bound a mode's tail from its 10, 25 … largest values: one that starts only at the top is seen too. Fewer events
-    than FEWEST_EVENTS bound nothing, so more values are taken until there are as many."""
-    largest = list(itertools.islice(_one_by_one(mode), MOST))
-    size = len(largest) - 1
-    if size < 1:
-        return []
-    sums = list(itertools.accumulate(map(math.log, largest)))
-    tails: dict[int, _Tail] = {}
-    for wanted in TAIL_SIZES:
-        k = min(wanted, size)
-        while (events := tops.events(largest[k], largest[0], k, n)) < FEWEST_EVENTS and k < size:
-            k = min(size, math.ceil(1.2 * k))
-        if k < size or not tails:
-            u, twice = math.log(largest[k]), 2.0 * events
-            # Two bounds hold together if each holds more surely. It matters where few events count for many values.
-            each = (1.0 + confidence) / 2.0 if k >= CLUSTERED * events else confidence
-            h = sums[k - 1] / k - u
-            xi = h * twice / chi2(1.0 - each, twice)
-            tails[k] = _Tail(k, u, h, xi, events, most=k * chi2(each, twice + 2.0) / twice)
-    return list(tails.values())
-
-
-def _one_by_one(values: Iterable[tuple[float, int]]) -> Iterator[float]:
-    return itertools.chain.from_iterable(itertools.repeat(value, count) for value, count in values)
-
-
-def _credible(tails: Sequence[_Tail]) -> list[_Tail]:
-    """Leave out tails that reach below their mode: they foretell far more large values than there are.
-
-    A tail of the k largest values says how many lie above the threshold of each smaller one; significantly
-    fewer show that its lowest values belong to another mode, or to the body, and say nothing of the top."""
-    kept = []
-    for tail in tails:
-        foretold = [
-            (other.events, tail.events * math.exp(-(other.u - tail.u) / tail.h))
-            for other in tails
-            if other.k < tail.k and tail.h > 0
-        ]
-        if all(poisson_at_most(math.ceil(seen), expected) >= INCREDIBLE for seen, expected in foretold):
-            kept.append(tail)
-    return kept
-
-
-def poisson_at_most(k: int, mean: float) -> float:
-    """Return the probability of k or fewer events where `mean` are expected."""
-    return sum(math.exp(i * math.log(mean) - mean - math.lgamma(i + 1)) for i in range(k + 1)) if mean > 0 else 1.0
+# -- what may be claimed -------------------------------------------------------------------------
 
 
 def run_shift(medians: Sequence[float]) -> float:
@@ -355,9 +245,6 @@ def unlike_runs(runs: int, confidence: float = 0.95) -> float:
     return float(1.0 - (1.0 - confidence) ** (1.0 / runs))
 
 
-# -- what may be claimed ---------------------------------------------------------------------------
-
-
 def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, level: float) -> tuple[Status, str]:
     """Return how far the answer can be believed, and why no further."""
     top = values[0][0]
@@ -365,7 +252,7 @@ def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, l
     near, events = _near_top(pool, values, n)
     spread = max(pool.run_medians) / min(pool.run_medians)
     is_enough = n >= ENOUGH or (n * p >= COVERED and n >= FEW_BUT_COVERED)
-    if (lone := _top_group(values, pool.tops, n)) is not None and lone[1] < events:
+    if (lone := top_group(values, pool.tops, n)) is not None and lone[1] < events:
         near, events = lone
     is_clustered = near >= CLUSTERED * events
     if round(events) < (FEWEST_EPISODES if is_clustered else FEWEST_EVENTS):
@@ -480,56 +367,3 @@ def drift(run: Sequence[float]) -> float:
 def _median(run: Sequence[float]) -> float:
     ordered = sorted(run)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
-def _count(values: Sequence[tuple[float, int]]) -> int:
-    return sum(count for _, count in values)
-
-
-def quantile(descending: Sequence[tuple[float, int]], q: float) -> float:
-    """Return the value that a share q of all do not exceed."""
-    above = _count(descending) * (1.0 - q)
-    for value, count in descending:
-        above -= count
-        if above < 0:
-            return value
-    return descending[-1][0]
-
-
-# -- quantiles -------------------------------------------------------------------------------------
-
-
-def normal(q: float) -> float:
-    """Return the q-quantile of the standard normal distribution, within 5e-4.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.2.23."""
-    if q > 0.5:
-        return -normal(1.0 - q)
-    t = math.sqrt(-2.0 * math.log(q))
-    top = 2.515517 + t * (0.802853 + t * 0.010328)
-    return top / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308))) - t
-
-
-def chi2(q: float, degrees: float) -> float:
-    """Return the q-quantile of the chi-squared distribution, within 1 % from 8 degrees on.
-
-    Source: Wilson and Hilferty (1931), The distribution of chi-square."""
-    a = 2.0 / (9.0 * degrees)
-    return degrees * float(1.0 - a + normal(q) * math.sqrt(a)) ** 3
-
-
-def student(q: float, degrees: int) -> float:
-    """Return the q-quantile of Student's t distribution: exact for 1 and 2 degrees, else within 1 %.
-
-    Source: Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5."""
-    if degrees == 1:
-        return math.tan(math.pi * (q - 0.5))
-    if degrees == 2:
-        return (2.0 * q - 1.0) / math.sqrt(2.0 * q * (1.0 - q))
-    z, v = normal(q), degrees
-    return (
-        z
-        + (z**3 + z) / (4 * v)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-    )

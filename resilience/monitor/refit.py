@@ -14,11 +14,12 @@ from pathlib import Path
 
 from resilience.adapters import maxima
 from resilience.adapters.environment import Settings, launched_folder
-from resilience.core.calibration import MONTH, Pool, fit_pool, quantile, trial_probability
+from resilience.core.calibration import MONTH, Pool, fit_pool, trial_probability
 from resilience.core.configuration import Configuration, differences, serious
 from resilience.core.deadlines import OUT_OF_SECTION, section_of
 from resilience.core.episodes import Tops
 from resilience.core.identity import attempt_of
+from resilience.core.tails import quantile
 from resilience.errors import DecodeError
 from resilience.telemetry.durations import Durations, Series, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound

@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from resilience.core import calibration
-from resilience.core.calibration import Cut, fit, fit_first, split, trial_probability, warm_up
+from resilience.core import calibration, quantiles
+from resilience.core.calibration import Cut, fit, fit_first, trial_probability, warm_up
+from resilience.core.tails import split
 
 
 def lognormal(n: int, spread: float, seed: int, runs: int = 2) -> list[list[float]]:
@@ -195,12 +196,12 @@ def test_target_is_shared_out_over_the_trials_of_the_horizon() -> None:
 @pytest.mark.parametrize(
     ("found", "exact"),
     [
-        (calibration.normal(0.975), 1.95996),
-        (calibration.chi2(0.05, 20), 10.8508),
-        (calibration.chi2(0.05, 400), 354.641),
-        (calibration.student(0.95, 1), 6.3138),
-        (calibration.student(0.95, 2), 2.9200),
-        (calibration.student(0.95, 9), 1.8331),
+        (quantiles.normal(0.975), 1.95996),
+        (quantiles.chi2(0.05, 20), 10.8508),
+        (quantiles.chi2(0.05, 400), 354.641),
+        (quantiles.student(0.95, 1), 6.3138),
+        (quantiles.student(0.95, 2), 2.9200),
+        (quantiles.student(0.95, 9), 1.8331),
     ],
 )
 def test_quantiles_agree_with_tables(found: float, exact: float) -> None:
@@ -224,6 +225,6 @@ def test_tail_that_reaches_below_its_mode_says_nothing_of_the_top() -> None:
 
 
 def test_poisson_probability_agrees_with_tables() -> None:
-    assert calibration.poisson_at_most(10, 62.0) < 1e-10
-    assert calibration.poisson_at_most(3, 4.0) == pytest.approx(0.4335, abs=1e-4)
-    assert calibration.poisson_at_most(0, 0.0) == 1.0
+    assert quantiles.poisson_at_most(10, 62.0) < 1e-10
+    assert quantiles.poisson_at_most(3, 4.0) == pytest.approx(0.4335, abs=1e-4)
+    assert quantiles.poisson_at_most(0, 0.0) == 1.0
