@@ -26,6 +26,7 @@ from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
 
 SILENT_LOOKS = 3  # of the times between two signs of life, after which a job that shows none is lost
 ORPHANED = 5.0  # seconds in which an agent records that its workers have ended; it takes milliseconds
+BETWEEN_CALLS = 5.0  # seconds after the end of a call in which the same processes may begin another one
 LIST_EVERY = 5.0  # seconds between two looks for new files
 HEAD = 4 << 10  # bytes of a file's beginning, which tells of the call
 TAIL = 12 << 10  # bytes of its end that are read first; more where they do not tell what the rank or agent is doing
@@ -151,6 +152,7 @@ class Watcher:
         self._last_ns = 0
         self._calls: dict[int, str] = {}  # initial rank -> how its last call ended, empty while it goes on
         self._left: set[int] = set()  # ranks whose process has ended
+        self._outside: set[int] = set()  # ranks whose call is over; their process may go on with something else
         self._node: dict[int, str] = {}
         self._pid: dict[int, int] = {}
         self._size: int | None = None
@@ -215,11 +217,14 @@ class Watcher:
         match event:
             case events.MonitorStarted() | events.CallStarted():
                 self._left.discard(rank)
+                self._outside.discard(rank)
                 self._calls[rank] = ""
                 self._size = event.world_size if isinstance(event, events.CallStarted) else self._size
                 self._pid[rank] = event.rank_pid if isinstance(event, events.MonitorStarted) else origin.pid
             case events.CallEnded(outcome=outcome):
                 self._calls[rank] = outcome
+            case events.MonitorEnded() if not origin.is_launchers:
+                self._outside.add(rank)
             case events.RankExited():
                 self._left.add(rank)
                 self._pid.pop(rank, None)
@@ -240,7 +245,7 @@ class Watcher:
         parts = {} if place is None else self._history.cycles.parts(place)
         began = [part.started for part in parts.values() if part.started is not None]
         left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
-        phase, outcome, detail = self._phase()
+        phase, outcome, detail = self._phase(now)
         why = self._why_lost(now, shown.values()) if phase != "ended" else ""
         if why:
             phase, detail = "lost", why
@@ -266,12 +271,15 @@ class Watcher:
             failure=None if failure is None else Failure(failure[2], failure[1], max(0.0, now - failure[0] / 1e9)),
         )
 
-    def _phase(self) -> tuple[Phase, str | None, str]:
+    def _phase(self, now: float) -> tuple[Phase, str | None, str]:
         """What the job is doing; once it has ended, how."""
         cycles = self._history.cycles
         if not cycles.began:
-            if self._left and self._left >= set(self._calls):
-                outcomes = {self._calls.get(rank) for rank in self._left}
+            ended = self._left
+            if now - self._last_ns / 1e9 > BETWEEN_CALLS:
+                ended = ended | self._outside
+            if ended and ended >= set(self._calls):
+                outcomes = {self._calls.get(rank) for rank in ended}
                 # A rank that died was replaced by others, or not: what the last call says counts.
                 return "ended", "completed" if "completed" in outcomes else "failed", ""
             return ("running" if self._iteration != (0, 0, 0) or self._calls else "starting"), None, ""

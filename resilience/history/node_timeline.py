@@ -71,8 +71,10 @@ class NodeTimeline:
         place, at = self._last, self._at_ns
         part, facts = self._part(place), self._facts(place)
         found: list[Interval] = []
-        if self._phase is not None:
-            found.append(self._phase.ended(self._phase.origin, self._phase.start_ns, at, "open", "reader"))
+        if (phase := self._phase) is not None:
+            if facts.ended is not None and part.node is not None:  # it leads to a cycle that has not begun
+                phase.parent, phase.origin = restart_key(self._name), part.node.origin
+            found.append(phase.ended(phase.origin, phase.start_ns, at, "open", "reader"))
         if facts.ended is not None:
             found += self._given_up(place, at, "open", "reader")
         else:

@@ -111,7 +111,7 @@ class RankTimeline:
 
     def _of_restart(self, opened: Open) -> tuple[Open, Key | None]:
         """A restart with why it came about, and what it follows."""
-        opened.facts, self._kind = {"interruption.kind": self._kind}, "peer"
+        opened.facts, self._kind = {"interruption.kind": self._kind, "rank.state": self._state}, "peer"
         iteration = int(opened.key[2])
         first = self._first.get(iteration)
         return opened, None if first is None else (self._call, "interruption", iteration, first, 0)

@@ -205,13 +205,14 @@ class MetricView:
     def _take_interval(self, interval: Interval) -> None:
         """Time the restarts of both layers, and their phases."""
         layer = LAUNCHER if interval.origin.is_launchers or interval.name == "import" else LAYER
-        if interval.name == "restart":
+        is_idle = interval.facts.get("rank.state") == "inactive"  # a spare has no progress to show
+        if interval.name == "restart" and not is_idle:
             at = interval.end_ns / 1e9
             trace = format(trace_id(interval.origin, self._parent), "032x")
             for seconds in interval.each_s or ([interval.seconds] if interval.outcome == "completed" else []):
                 self._observe("resilience_restart_duration_seconds", (layer,), seconds, (trace, seconds, at))
             return
-        is_idle = interval.name == "resume" and interval.facts.get("rank.state") == "inactive"  # it shows no progress
+        is_idle = is_idle and interval.name == "resume"
         is_known = interval.outcome != "lost" and interval.closed_by != "call"
         is_phase = interval.name in (events.PHASES if layer == LAYER else RESTART) and interval.is_of_restart
         if is_phase and is_known and not is_idle:

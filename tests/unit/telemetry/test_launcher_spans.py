@@ -6,7 +6,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resilience.core import events, identity
@@ -147,6 +147,7 @@ def test_job_whose_start_fails_has_its_phases_in_the_jobs_trace() -> None:
     assert children(found, job_span) == ["gate", "rendezvous"]
 
 
+@example(kinds=["kill"], nodes=1, is_nested=False, cut=25)
 @given(
     kinds=st.lists(st.sampled_from(["kill", "raise", "hang", "membership", "request"]), max_size=3),
     nodes=st.integers(1, 3),

@@ -1,0 +1,232 @@
+"""Eight real jobs: every view says what was done to them, and what a script counts that knows nothing of the package.
+
+The jobs were recorded by `python -m tests.fixtures`; the script is tests/fixtures/count.py."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.analysis.load import load
+from resilience.analysis.query import asked
+from resilience.analysis.report import Report, report
+from resilience.analysis.status import Watcher
+from resilience.analysis.trace import otlp, spans_of
+from resilience.cli import main
+from resilience.cli.render import seconds as in_words
+from resilience.core.records import Record
+from resilience.telemetry.span import Span
+from tests.fixtures.count import count
+from tests.fixtures.jobs import JOBS, unpacked
+from tests.support.agreement import assert_agree, assert_same_seconds, counted, phases_in, seconds_counted
+
+LAYERS = ("inprocess", "launcher")
+CAUSES = ("startup", "restart", "hang", "idle")
+RESTARTS, PHASES = "resilience_restart_duration_seconds", "resilience_restart_phase_duration_seconds_sum"
+
+
+class Recorded:
+    """One of the jobs, and what the script counts."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.plan = name, JOBS[name]
+        self.folder = unpacked(name, folder)
+        self.counted: dict[str, Any] = count(self.folder)
+        self.records: list[Record] = list(load(self.folder).records)
+
+    @cached_property
+    def report(self) -> Report:
+        return report(load(self.folder))
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        return [span for batch in spans_of(self.folder) for span in batch.spans]
+
+    def restarts(self, layer: str) -> list[float]:
+        """The seconds that each rank was away, each time."""
+        return list(self.counted["restarts"][layer])
+
+    def phases(self, layer: str) -> dict[str, float]:
+        """The seconds of each phase on all ranks, or nodes, together."""
+        names = {name.partition("/")[2]: name for name in self.counted["phases"] if name.startswith(f"{layer}/")}
+        return {name: self.counted["phases"][full] for name, full in names.items()}
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(request.param, tmp_path_factory.mktemp("recorded"))
+
+
+def test_report_blames_the_ranks_that_were_struck(job: Recorded) -> None:
+    assert job.report.missing == ()
+    blamed = tuple(frozenset(culprit.rank for culprit in each.verdict.culprits) for each in job.report.incidents)
+    assert blamed == job.plan.culprits
+    assert tuple(each.layer for each in job.report.incidents) == job.plan.layers
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_report_has_the_restarts_that_were_counted(job: Recorded, layer: str) -> None:
+    restarts = [each.restart for each in job.report.incidents if each.layer == layer and each.restart is not None]
+    ranks = sum(each.ranks for each in restarts) + GIVEN_UP.get((job.name, layer), 0)
+    assert ranks == len(job.restarts(layer))
+    longest = max((each.max_s for each in restarts), default=0.0)
+    assert longest == pytest.approx(max(job.restarts(layer), default=0.0), abs=1e-6)
+
+
+# Restarts in place that the launcher undid a moment later, for the same death: the report has one incident of both.
+GIVEN_UP = {("wrapper-in-launcher", "inprocess"): 2}
+
+
+def test_report_and_metrics_have_the_seconds_that_were_counted(job: Recorded) -> None:
+    spent, times, counters = job.counted["spent"], job.report.times, seconds_counted(job.records)
+    assert times is not None
+    assert_same_seconds(job.records)  # those of the report are those of the metrics, rework too
+    if spent is None:
+        return  # a Wrapper inside the launcher
+    for cause in CAUSES:
+        assert getattr(times, f"{cause}_s") * times.ranks == pytest.approx(spent[cause], abs=1e-6), cause
+        assert counters[cause] == pytest.approx(spent[cause], abs=1e-6), cause
+    assert counters["work"] == pytest.approx(spent["work"], abs=1e-6)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_metrics_have_the_restarts_and_phases_that_were_counted(job: Recorded, layer: str) -> None:
+    metrics = counted(job.records)
+    assert metrics[f"{RESTARTS}_sum", layer] == pytest.approx(sum(job.restarts(layer)), abs=1e-6)
+    buckets = Counter({labels: n for labels, n in metrics.items() if labels[:2] == (f"{RESTARTS}_bucket", layer)})
+    assert buckets.total() == len(job.restarts(layer))
+    phases = {labels[2]: s for labels, s in metrics.items() if labels[:2] == (PHASES, layer)}
+    assert phases == pytest.approx(job.phases(layer), abs=1e-6)
+    failed = sum(metrics[name, layer, outcome] for name, outcome in ENDED)
+    nodes = len({span.attributes["host.name"] for span in job.spans})
+    ended = job.counted["failures"] * nodes if layer == "launcher" else job.counted["interrupted"]
+    assert failed == ended or job.name == "wrapper-in-launcher"  # each node's ranks count their iterations
+
+
+ENDED = [("resilience_restart_iterations_total", outcome) for outcome in ("interrupted", "exhausted")]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_spans_have_the_restarts_and_phases_that_were_counted(job: Recorded, layer: str) -> None:
+    assert phases_in(job.spans, layer) == pytest.approx(job.phases(layer), abs=1e-6)
+    restarts = [span for span in job.spans if span.name == "restart" and span.attributes["resilience.layer"] == layer]
+    whole = [s for span in restarts if (s := (span.end_ns - span.start_ns) / 1e9)]
+    assert max(whole, default=0.0) == pytest.approx(max(job.restarts(layer), default=0.0), abs=1e-6)
+
+
+def test_every_trace_has_one_root_and_no_orphans_and_few_anchors(job: Recorded) -> None:
+    known = {span.span_id: span for span in job.spans}
+    assert len(known) == len(job.spans)
+    assert all(span.parent_id is None or span.parent_id in known for span in job.spans)
+    roots = Counter(span.trace_id for span in job.spans if span.parent_id is None)
+    assert roots == Counter({span.trace_id for span in job.spans})
+    anchors = [span for span in job.spans if span.name.endswith(".start")]
+    assert len(anchors) <= max(1, 0.1 * len(job.spans))
+
+
+def test_restarts_point_at_the_ranks_that_were_struck(job: Recorded) -> None:
+    known = {span.span_id: span for span in job.spans}
+    struck = frozenset().union(*job.plan.culprits)
+    causes = [link for span in job.spans if span.name == "restart" for link in span.links if link.kind == "caused_by"]
+    assert all(known[link.span_id].name == "interruption" for link in causes)
+    assert {known[link.span_id].attributes["resilience.rank.initial"] for link in causes} <= struck
+    assert causes or job.name == "agent-killed"  # of which nothing was restarted
+
+
+def test_file_for_trace_viewers_holds_every_span(job: Recorded) -> None:
+    told = json.loads(json.dumps(list(otlp(job.folder))))
+    resources = [one["resource"]["attributes"] for message in told for one in message["resourceSpans"]]
+    assert all({"service.name", "service.version"} <= {each["key"] for each in one} for one in resources)
+    spans = [span for m in told for r in m["resourceSpans"] for scope in r["scopeSpans"] for span in scope["spans"]]
+    assert {span["spanId"] for span in spans} == {f"{span.span_id:016x}" for span in job.spans}
+
+
+def test_sql_has_the_restarts_and_phases_that_were_counted(job: Recorded) -> None:
+    pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
+    with asked(job.folder, "SELECT layer, max(restart_s) FROM incidents GROUP BY layer") as answer:
+        longest = dict(answer.rows)
+    for layer in set(job.plan.layers):
+        assert (longest[layer] or 0.0) == pytest.approx(max(job.restarts(layer), default=0.0), abs=1e-6)
+    with asked(job.folder, "SELECT layer, phase, sum(duration_s) FROM phases GROUP BY ALL") as answer:
+        phases = {(layer, phase): s for layer, phase, s in answer.rows}
+    expected = {(layer, phase): s for layer in LAYERS for phase, s in job.phases(layer).items()}
+    assert phases.keys() == expected.keys()
+    for key, seconds in phases.items():
+        if key[1] not in UNFINISHED.get(job.name, ()) and key[0] not in [
+            layer for name, layer in GIVEN_UP if name == job.name
+        ]:
+            assert seconds == pytest.approx(expected[key], abs=1e-6), key
+    with asked(job.folder, "SELECT sum(startup_s), sum(restart_s), sum(hang_s), sum(idle_s) FROM seconds") as answer:
+        (row,) = answer.rows
+    if job.counted["spent"] is not None:
+        assert row == pytest.approx([job.counted["spent"][cause] for cause in CAUSES], abs=1e-6)
+
+
+# Phases of an end that led to no restart: they are an incident's, and no restart's.
+UNFINISHED = {"fails-at-start": ("detect", "stop")}
+
+
+def test_status_says_how_often_the_launcher_restarted_and_how_the_job_ended(job: Recorded) -> None:
+    last = max(record.wall_ns for record in job.records) / 1e9
+    now = Watcher(job.folder, lambda: last + 3600).look()
+    assert now is not None
+    is_launched = "launcher" in job.plan.layers
+    assert (now.cycle is not None) == is_launched
+    if is_launched and now.cycle is not None:
+        assert now.cycle + 1 == job.counted["cycles"]
+    assert (now.phase, now.outcome) == ENDS.get(job.name, ("ended", "completed"))
+    assert_agree(job.records)
+
+
+ENDS = {"agent-killed": ("lost", None), "fails-at-start": ("ended", "exhausted")}
+
+
+def test_page_and_trace_show_the_numbers_that_were_counted(
+    job: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(job.folder), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    for layer in LAYERS:
+        if job.restarts(layer):
+            assert in_words(max(job.restarts(layer))) in page
+    capsys.readouterr()
+    if job.name == "agent-killed":
+        return
+    assert main(["trace", str(job.folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    restarts = [seconds for layer in LAYERS for seconds in job.restarts(layer)]
+    assert told["seconds"] >= max(restarts) - 1e-6
+    assert f"{told['trace_id']}" in {f"{span.trace_id:032x}" for span in job.spans if span.name == "restart"}
+
+
+def test_second_attempt_is_a_run_of_its_own(tmp_path: Path) -> None:
+    folder = unpacked("two-attempts", tmp_path, attempt=1)
+    found, numbers = report(load(folder)), count(folder)
+    assert {record.origin.attempt for record in load(folder).records} == {1}
+    assert [each.verdict.first for each in found.incidents] == [1]
+    assert numbers["cycles"] == 2
+    (incident,) = found.incidents
+    assert incident.restart is not None
+    assert incident.restart.max_s == pytest.approx(max(numbers["restarts"]["launcher"]), abs=1e-6)
+
+
+def test_both_attempts_in_one_folder_are_told_apart(tmp_path: Path) -> None:
+    first, second = (unpacked("two-attempts", tmp_path / str(n), attempt=n) for n in (0, 1))
+    for path in (second / "records").iterdir():
+        with (first / "records" / path.name).open("ab") as file:
+            file.write(path.read_bytes())
+    both = count(first)
+    metrics = counted(list(load(first).records))
+    assert metrics[f"{RESTARTS}_sum", "launcher"] == pytest.approx(sum(both["restarts"]["launcher"]), abs=1e-6)
+    assert [each.attempt for each in report(load(first)).incidents] == [0, 1]
+    assert_agree(list(load(first).records))
+
+
+def test_script_that_counts_shares_no_code_with_the_package() -> None:
+    text = (Path(__file__).parents[2] / "fixtures" / "count.py").read_text()
+    assert "resilience" not in text and "msgspec" not in text
