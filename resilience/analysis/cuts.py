@@ -46,5 +46,6 @@ class Verdicts:
 
 
 def _is_hang(incident: Incident, rank: int) -> bool:
-    blamed = {culprit.rank: culprit.what for culprit in incident.verdict.culprits}
+    verdict = incident.verdict
+    blamed = {culprit.rank: culprit.what for culprit in verdict.culprits or verdict.candidates}
     return blamed[rank] in HUNG if rank in blamed else bool(blamed)

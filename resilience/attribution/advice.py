@@ -36,7 +36,7 @@ ADVICE: Mapping[Class, str] = {
     "killed": "look for who sent SIGKILL: kernel log (dmesg), the container's memory limit, an administrator",
     "out_of_memory": "the kernel killed it for memory: compare rss across ranks, lower the batch or the workers",
     "crashed": "native code crashed: see the stack if there is one, and the core dump",
-    "told_to_stop": "the scheduler or a person asked it to end: preemption is no fault of the job",
+    "told_to_stop": "a signal asked it to end: find out who sent it; preemption is no fault of the job",
     "stopped": "somebody stopped the process (SIGSTOP, a debugger, a frozen machine)",
     "blocked_in_kernel": "the kernel does not come back from I/O: look at the file system and its server",
     "blocked_in_native_code": "native code holds the interpreter: see the stack taken before it was ended",
@@ -49,7 +49,7 @@ ADVICE: Mapping[Class, str] = {
     "hook_hung": "a hook of the wrapper did not return: give what it waits for a limit of its own",
     "missed_completion": "a rank never came to the end: raise completion_timeout if it may take that long",
     "went_on": "a rank went on while others still waited for it: look for a collective that it skips",
-    "communication": "all ranks wait at the same line: suspect shapes or an order that differ, else the network",
+    "communication": "all ranks wait at the same line, and for what is not on record: see who should answer there",
     "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
     "common": "most ranks failed alike: suspect data, configuration or storage, not a machine",
     "node_lost": "a whole node went silent: look at the node and its network",
@@ -58,6 +58,7 @@ ADVICE: Mapping[Class, str] = {
     "ended_by_monitor": "its own monitor ended the rank, and the end came late: see the incident before",
     "unknown": "the account does not show what broke",
 }
+KILLED_BELOW = 137  # the exit status of a shell, or a container's first process, whose child died of SIGKILL
 
 HANGS: frozenset[Class] = frozenset(
     ("hung", "waits_for_lock", "busy_without_progress", "communication", "desynchronised")
@@ -65,13 +66,19 @@ HANGS: frozenset[Class] = frozenset(
 
 
 def advise(
-    verdict: Verdict, repeats: int, progress_unknown: bool, swallowed: Iterable[tuple[int, str]]
+    verdict: Verdict,
+    repeats: int,
+    progress_unknown: bool,
+    swallowed: Iterable[tuple[int, str]],
+    exit_code: int | None = None,
 ) -> tuple[str, ...]:
     """Return what to do next, most important first.
 
-    repeats: earlier incidents of the same failure. progress_unknown: nothing was armed that would have
-    shown a lack of progress. swallowed: (rank, place) where user code caught the interruption."""
+    repeats: earlier incidents of the same failure. exit_code: of the rank that is blamed. progress_unknown: nothing was
+    armed that would have shown a lack of progress. swallowed: (rank, place) where user code caught the interruption."""
     advice = [ADVICE[verdict.what]]
+    if verdict.what == "exited" and exit_code == KILLED_BELOW:
+        advice.append("exit status 137 may stand for SIGKILL (128 + 9): compare the memory with the container's limit")
     if repeats >= 2:
         advice.append(f"the same failure, {repeats + 1} times now: another restart will not cure it; stop and fix it")
     if verdict.what == "hung" and not verdict.culprits:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES
+from resilience.attribution.verdict import Verdict
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.hangs import WORDS as HANGS
 
 LONGEST = 120  # characters of a cause
-SURE = 0.5  # confidence below which the sentence says "may have"
 NOBODY = "no rank is to blame"
 
 
@@ -21,6 +21,8 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
     verdict = incident.verdict
     if verdict.what == "store_lost":
         return "the job's store was lost"
+    if verdict.candidates and not verdict.culprits:
+        return f"which rank failed first is not known (candidates: {candidates_in_words(verdict)})"
     if not verdict.culprits:
         return f"{NOBODY} ({'the cause is not known' if verdict.what == 'unknown' else CLASSES[verdict.what]})"
     chief = next((each for each in verdict.culprits if each.rank == verdict.first), verdict.culprits[0])
@@ -29,8 +31,13 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
         who = f"{named(culprit.rank for culprit in verdict.culprits)} failed alike"
     else:
         on_node = f" on {record.node}" if has_nodes and record is not None and record.node else ""
-        who = f"rank {chief.rank}{on_node} {'failed' if chief.confidence >= SURE else 'may have failed'} first"
+        who = f"rank {chief.rank}{on_node} failed first"
     return f"{who} ({cause_in_words(record) if record is not None else CLASSES[chief.what]})"
+
+
+def candidates_in_words(verdict: Verdict) -> str:
+    """Return the ranks that may be to blame."""
+    return named(culprit.rank for culprit in verdict.candidates)
 
 
 def cause_in_words(record: InterruptionRecord) -> str:

@@ -118,6 +118,11 @@ def where(
     return user_frame(stacks.get(rank, ()))
 
 
+def exit_code(record: InterruptionRecord | None) -> int | None:
+    """Return the exit code that a record knows."""
+    return None if record is None or record.exit is None else record.exit.code
+
+
 def spread(
     seconds: Mapping[int, float] | Mapping[Who, float], lowest: Mapping[str, int] | None = None
 ) -> Spread | None:

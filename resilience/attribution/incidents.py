@@ -12,8 +12,8 @@ from functools import partial
 
 from resilience.attribution import launch_incidents
 from resilience.attribution.advice import advise, named
-from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, spread, spreads, where
-from resilience.attribution.symptoms import symptom
+from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, exit_code, spread, spreads, where
+from resilience.attribution.symptoms import gives_up, symptom
 from resilience.attribution.verdict import Evidence, Verdict, judge
 from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
@@ -32,6 +32,7 @@ def incidents_of(history: History) -> tuple[Incident, ...]:
     places = [place for place in cycles.places if launch_incidents.is_incident(cycles, place)]
     within = {place: _cut_off(history, place) for place in places}
     taken = {key for keys in within.values() for key in keys}
+    taken |= {key for key in iterations if (before := _given_up_after(history, key)) and before not in taken}
     incidents: list[Incident] = []
     makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
         (key, partial(_incident, history, key, incidents))
@@ -39,11 +40,20 @@ def incidents_of(history: History) -> tuple[Incident, ...]:
         if iteration.is_incident and key not in taken
     ]
     for place in places:
-        seen = [record for key in within[place] for record in iterations[key].records]
-        makers.append(((*place, _LAST), partial(launch_incidents.incident, history, place, seen, incidents)))
+        inside = [iterations[key] for key in within[place]]
+        makers.append(((*place, _LAST), partial(launch_incidents.incident, history, place, inside, incidents)))
     for _, make in sorted(makers, key=lambda maker: maker[0]):
         incidents.append(make())
     return tuple(incidents)
+
+
+def _given_up_after(history: History, key: Place) -> Place | None:
+    """The iteration before, if the ranks did no more in this one than to give up: that is how its incident ended."""
+    iterations = history.iterations
+    before = (*key[:3], key[3] - 1)
+    records = iterations[key].records
+    has_given_up = records and all(gives_up(record) for record in records)
+    return before if has_given_up and before in iterations and iterations[before].is_incident else None
 
 
 def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
@@ -66,7 +76,9 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
         key
         for key, iteration in iterations.items()
         if key[:2] == place and iteration.is_incident
-        if (*key[:3], key[3] + 1) not in iterations or is_same(iteration)
+        if (*key[:3], key[3] + 1) not in iterations
+        or is_same(iteration)
+        or _given_up_after(history, (*key[:3], key[3] + 1)) == key
     ]
 
 
@@ -74,8 +86,11 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     iterations = history.iterations
     iteration = iterations[key]
     following = iterations.get((*key[:3], key[3] + 1), Iteration())
-    verdict = judge(_evidence(iteration))
-    records = _ordered(iteration, verdict)
+    has_given_up = bool(following.started) and _given_up_after(history, (*key[:3], key[3] + 1)) == key
+    gave_up = tuple(following.records) if has_given_up else ()
+    verdict = judge(_evidence(iteration, gave_up))
+    records = (*_ordered(iteration, verdict), *gave_up)
+    following = Iteration() if has_given_up else following
     chief = records[0] if records else None
     of_chief = [record for record in records if chief is not None and record.rank == chief.rank]
     silence = max((record.silent_for_s for record in of_chief if record.silent_for_s is not None), default=None)
@@ -114,14 +129,20 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         restart=restart,
         cost=_cost(history, key, iteration, silence, restart),
         actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY),
-        advice=advise(verdict, len(repeated), any(record.progress_unknown for record in of_chief), iteration.swallowed),
+        advice=advise(
+            verdict,
+            len(repeated),
+            any(record.progress_unknown for record in of_chief),
+            iteration.swallowed,
+            exit_code(chief),
+        ),
         same_as=repeated,
     )
 
 
-def _evidence(iteration: Iteration) -> Evidence:
+def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> Evidence:
     return Evidence(
-        records=tuple(iteration.records),
+        records=(*iteration.records, *gave_up),
         first=iteration.first_reporter,
         active=frozenset(rank for rank, state in iteration.started.items() if state == "active"),
         inactive=frozenset(rank for rank, state in iteration.started.items() if state != "active"),

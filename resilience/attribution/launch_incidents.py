@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import msgspec
 
 from resilience.attribution.advice import advise, named
-from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, spread, spreads, where
+from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, exit_code, spread, spreads, where
 from resilience.attribution.verdict import Evidence, judge
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
 from resilience.history.cycles import NODE_LOST, RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
 from resilience.history.history import History
+from resilience.history.iterations import Iteration
 
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are no failure, whatever was seen then
 
@@ -32,11 +33,10 @@ def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
     return not is_wished and any(part.is_left(seen.record, mover) for part in parts for seen in part.seen)
 
 
-def incident(
-    history: History, place: Cycle, within: Sequence[InterruptionRecord], before: Sequence[Incident]
-) -> Incident:
-    """Return the incident of a cycle. within: what a Wrapper inside had on record. before: earlier ones."""
+def incident(history: History, place: Cycle, inside: Sequence[Iteration], before: Sequence[Incident]) -> Incident:
+    """Return the incident of a cycle. inside: iterations of a Wrapper that are part of it. before: earlier ones."""
     cycles = history.cycles
+    within = [record for iteration in inside for record in iteration.records]
     parts = cycles.parts(place)
     later = cycles.following(place)
     following = {} if later is None else cycles.parts(later)
@@ -46,7 +46,8 @@ def incident(
     without_store = _without_store(parts)
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the others are not to blame
     records = _records(parts, within, mover, [] if is_store_lost else lost)
-    evidence = msgspec.structs.replace(_evidence(parts, records, mover, size), store_lost=without_store)
+    evidence = _with_inside(_evidence(parts, records, mover, size), inside)
+    evidence = msgspec.structs.replace(evidence, store_lost=without_store)
     verdict = judge(evidence)
     blamed = [culprit.rank for culprit in verdict.culprits]
     first = blamed[0] if blamed and mover not in blamed else verdict.first if mover is None else mover
@@ -92,7 +93,9 @@ def incident(
         restart=restart,
         cost=_cost(parts, following, records, silence, restart),
         actions=_actions(parts, following, lost, status, first),
-        advice=advise(verdict, len(repeated), any(record.progress_unknown for record in of_chief), ()),
+        advice=advise(
+            verdict, len(repeated), any(record.progress_unknown for record in of_chief), (), exit_code(chief)
+        ),
         same_as=repeated,
     )
 
@@ -175,6 +178,20 @@ def _evidence(
         ),
         signalled={rank: worker.signals[1] for rank, worker in workers.items() if worker.signals is not None},
     )
+
+
+def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
+    """Add what a Wrapper inside has seen of its ranks. Of two iterations the first one tells: there it began."""
+    for iteration in inside:
+        evidence = msgspec.structs.replace(
+            evidence,
+            stacks=iteration.stacks | evidence.stacks,
+            steps=iteration.steps | evidence.steps,
+            sections=iteration.sections | evidence.sections,
+            collectives=iteration.collectives | evidence.collectives,
+            signalled=iteration.signalled | evidence.signalled,
+        )
+    return evidence
 
 
 def _cost(

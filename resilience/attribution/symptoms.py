@@ -56,7 +56,7 @@ CLASSES: Mapping[Class, str] = {
     "exception": "raised an exception",
     "left": "left of its own accord",
     "exited": "ended without an exception",
-    "killed": "killed from outside",
+    "killed": "killed by SIGKILL",
     "out_of_memory": "killed for memory",
     "crashed": "crashed in native code",
     "told_to_stop": "told to stop",
@@ -72,7 +72,7 @@ CLASSES: Mapping[Class, str] = {
     "hook_hung": "hanging in a hook",
     "missed_completion": "did not come to the end",
     "went_on": "went on while others waited",
-    "communication": "all wait for each other, at the same line",
+    "communication": "all wait at the same line",
     "desynchronised": "waiting in another collective than the others",
     "common": "failed like most others",
     "node_lost": "lost with the node",
@@ -89,6 +89,7 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
     (r"address already in use|name or service not known|name resolution|no route to host|network is", "network"),
     (r"\bMemoryError\b|out of memory|cannot allocate memory", "host"),
 )
+_GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "RestartError", "RankDiscarded"))
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
@@ -149,6 +150,11 @@ def origin_of(record: InterruptionRecord) -> FaultOrigin:
         return record.origin
     error = record.exception
     return "communication" if error is not None and left_communication(error) else "own"
+
+
+def gives_up(record: InterruptionRecord) -> bool:
+    """Return True if a rank ended because of what had happened before: too few ranks are left, or it has no place."""
+    return record.exception is not None and record.exception.type in _GIVES_UP
 
 
 def is_inside(stack: tuple[Frame, ...]) -> bool:

@@ -5,7 +5,8 @@ each other: who only reported what somebody else had done, who waited for whom, 
 The answer names where the symptom is, not a cause in hardware; "unknown" is an answer. Rules are
 numbered as in docs/account.md; the ones that could not run for lack of data are named with what they lack.
 
-Confidence is ordinal (higher is surer), not a probability."""
+Of the verdicts with confidence c, a share of at least c names the right rank (docs/benchmark.md). Below NAMED nobody is
+named, and below SURE nothing acts on a verdict."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from resilience.attribution.symptoms import (
     Class,
     Symptom,
     category,
+    gives_up,
     hung_in,
     is_inside,
     main_stack,
@@ -46,6 +48,8 @@ RULES: Mapping[int, str] = {
 
 SURE = 0.9
 """The confidence that a decision which acts on a verdict needs: to exclude a node, or count a fault against a rank."""
+NAMED = 0.5
+"""The confidence below which a rank is only a candidate."""
 _HUNG: Class = "hung"
 _HANGS: Mapping[Hang, Class] = {
     "stopped": "stopped",
@@ -82,16 +86,23 @@ class Blind(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Who is to blame, of what, and how that was found. first: the first mover's initial rank."""
+    """Who is to blame, of what, and how that was found. first: the first mover's initial rank. candidates: ranks that
+    may be to blame, with too little confidence to be named; where nobody is named beside them, `what` is unknown."""
 
     what: Class
     category: Category
     first: int | None = None
     culprits: tuple[Culprit, ...] = ()
+    candidates: tuple[Culprit, ...] = ()
     cascade: tuple[int, ...] = ()
     exonerated: tuple[Exonerated, ...] = ()
     rules_fired: tuple[int, ...] = ()
     rules_blind: tuple[Blind, ...] = ()
+
+    @property
+    def sure(self) -> tuple[Culprit, ...]:
+        """The culprits against whom a decision may act: to exclude a node, or count a fault against a rank."""
+        return tuple(culprit for culprit in self.culprits if culprit.confidence >= SURE)
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -125,20 +136,31 @@ def judge(seen: Evidence) -> Verdict:
     hangs = {record.rank: record.hang for record in seen.records if record.hang is not None}
     entered = {record.rank: record.last_collectives for record in seen.records if record.last_collectives}
     seen = msgspec.structs.replace(seen, hangs=hangs | seen.hangs, collectives=entered | seen.collectives)
-    symptoms = _without_lost_monitors(_symptoms(seen))
-    verdict = _store_lost(seen) or _common(seen, symptoms) or _culprits(seen, symptoms)
-    guilty = {culprit.rank for culprit in verdict.culprits}
+    symptoms = _without_consequences(_without_lost_monitors(_symptoms(seen)))
+    verdict = _named(_store_lost(seen) or _common(seen, symptoms) or _culprits(seen, symptoms))
+    guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
     reported = [found.rank for found in symptoms.values() if found.rank not in guilty]
     first = verdict.first
     if first is None and verdict.culprits:
         first = verdict.culprits[0].rank
     return msgspec.structs.replace(
         verdict,
-        first=seen.first if first is None else first,
+        first=seen.first if first is None and not verdict.candidates else first,
         cascade=tuple(sorted(reported)) if verdict.what != "store_lost" else (),
         exonerated=_exonerated(seen, symptoms, guilty, verdict),
         rules_blind=_blind(seen, verdict.rules_fired),
     )
+
+
+def _named(verdict: Verdict) -> Verdict:
+    """Return the verdict; ranks with too little confidence are only candidates."""
+    named = tuple(culprit for culprit in verdict.culprits if culprit.confidence >= NAMED)
+    if len(named) == len(verdict.culprits):
+        return verdict
+    candidates = tuple(culprit for culprit in verdict.culprits if culprit not in named)
+    if named:
+        return msgspec.structs.replace(verdict, culprits=named, candidates=candidates)
+    return Verdict("unknown", "unknown", candidates=candidates, rules_fired=verdict.rules_fired)
 
 
 def _symptoms(seen: Evidence) -> dict[int, Symptom]:
@@ -162,6 +184,27 @@ def _without_lost_monitors(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
     return {
         rank: msgspec.structs.replace(found, is_own=False, confidence=0.0, reason=why)
         if found.what == "monitor_lost"
+        else found
+        for rank, found in symptoms.items()
+    }
+
+
+def _without_consequences(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
+    """Return the symptoms; where a rank has a fault of its own, others only follow that give up, or whose hooks fail in
+    the restart."""
+
+    def why(found: Symptom) -> str:
+        if gives_up(found.record):
+            return "gave up after another rank's fault"
+        is_restarting = found.record.stage in ("finalize", "health_check", "barrier")
+        return "its hook failed in the restart after another rank's fault" if is_restarting else ""
+
+    follows = {rank: reason for rank, found in symptoms.items() if found.rule == 2 and (reason := why(found))}
+    if not any(found.is_own and rank not in follows for rank, found in symptoms.items()):
+        return symptoms
+    return {
+        rank: msgspec.structs.replace(found, is_own=False, confidence=0.0, reason=follows[rank])
+        if rank in follows
         else found
         for rank, found in symptoms.items()
     }
@@ -382,5 +425,5 @@ def _blind(seen: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:
             missing = len(seen.active) - len(known)
             lacks[7] = lacks[8] = lacks[9] = f"where {missing} of {len(seen.active)} active ranks were"
         if unknown := sorted(seen.active - seen.collectives.keys()):
-            lacks[10] = f"sequence unknown: the collectives that {len(unknown)} of {len(seen.active)} ranks entered"
+            lacks[10] = f"the collectives that {len(unknown)} of {len(seen.active)} ranks entered (sequence unknown)"
     return tuple(Blind(rule, what) for rule, what in sorted(lacks.items()) if rule not in fired)

@@ -16,9 +16,11 @@ from resilience.analysis.counterfactual import WhatIf
 from resilience.analysis.load import Reader
 from resilience.analysis.report import Report, as_json, report
 from resilience.attribution.advice import named, ranks_in_words
+from resilience.attribution.first_failure import candidates_in_words
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES, is_ours, main_stack, user_frame
-from resilience.attribution.verdict import RULES
+from resilience.attribution.verdict import NAMED, RULES
+from resilience.attribution.verdict import SURE as CERTAIN
 from resilience.cli.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
 from resilience.cli.render import (
     Line,
@@ -244,7 +246,9 @@ def incident_table(incidents: Iterable[Incident], width: int) -> list[Line]:
 
 def _blamed(incident: Incident) -> str:
     ranks = [culprit.rank for culprit in incident.verdict.culprits]
-    return f"ranks {ranks_in_words(ranks, 2)}" if ranks else "nobody"
+    if not ranks:
+        return "unknown" if incident.verdict.candidates else "nobody"
+    return f"ranks {ranks_in_words(ranks, 2)}"
 
 
 def _where(incident: Incident) -> str:
@@ -394,6 +398,8 @@ def _verdict(incident: Incident, width: int) -> Iterator[Line]:
     said = []
     if verdict.what == "common":
         said.append(f"a common cause ({category}), no single rank's; rule 14 {RULES[14]}")
+    elif verdict.candidates and not verdict.culprits:
+        said.append(f"unknown; candidates: {candidates_in_words(verdict)} (confidence below {NAMED:g})")
     elif not verdict.culprits:
         words = "whom it waited for is not known" if verdict.what == "hung" else CLASSES[verdict.what]
         said.append(words if words == category else f"{words} ({category})")
@@ -402,6 +408,8 @@ def _verdict(incident: Incident, width: int) -> Iterator[Line]:
         whose = named(culprit.rank for culprit in alike)
         sure = f"confidence {alike[0].confidence:g}, rule {alike[0].rule} {RULES[alike[0].rule]}"
         said.append(f"{whose}: {CLASSES[what]} ({category}); {sure}")
+        if alike[0].confidence < CERTAIN:
+            said.append(f"confidence below {CERTAIN:g}: too low to exclude a node or count a fault against a rank")
     for number, text in enumerate(said):
         yield from field("" if number else "verdict", text, width, "" if number else "bold")
     if incident.reported_first is not None and incident.reported_first != verdict.first:

@@ -38,7 +38,8 @@ def first_failure(folder: Path, origin: Origin) -> InterruptionRecord | None:
 
     def work() -> None:
         incident = _incident(folder, origin.attempt, origin.cycle, threading.Event())
-        culprits = [] if incident is None else [each.rank for each in incident.verdict.culprits]
+        verdict = None if incident is None else incident.verdict
+        culprits = [] if verdict is None else [each.rank for each in verdict.culprits or verdict.candidates]
         if incident is not None and culprits:
             found.extend(record for record in incident.records if record.rank in culprits)
 

@@ -10,6 +10,7 @@ import functools
 import linecache
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -49,15 +50,21 @@ class Witness:
         self.has_iterations = True
         self.ask: stacks.Ask = lambda number: False
         self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
+        self._seen: tuple[ProcessInfo | None, str] = (None, "")  # before the rank was touched
 
     def take_stacks(self, thorough: bool) -> stacks.Stacks:
         """Return the stacks of the program."""
         return stacks.capture(self.program, self.dump, thorough, self.ask)
 
     def enrich(
-        self, record: InterruptionRecord, seen: watch.Observation, limits: watch.Limits, with_process: bool = True
+        self,
+        record: InterruptionRecord,
+        seen: watch.Observation,
+        limits: watch.Limits,
+        process: Literal["now", "seen", "none"] = "now",
     ) -> InterruptionRecord:
-        """Add to a record what the page and the system show of the rank now."""
+        """Add to a record what the page and the system show of the rank now. process: its state now, the one that was
+        seen last, or none."""
         view = self.page.read()
         origin = self.origin
         record = msgspec.structs.replace(
@@ -70,33 +77,35 @@ class Witness:
             stage=record.stage or view.hook or (None if view.doing is Doing.OUTSIDE else view.doing.value),
             log_tail=self._log_tail(),
         )
-        if with_process:
-            record = msgspec.structs.replace(record, process=self._process_info(record.silent_for_s))
+        if process != "none":
+            state = self._seen[0] if process == "seen" else self._process_info(record.silent_for_s)
+            record = msgspec.structs.replace(record, process=state)
         # A rank that has restarted meanwhile shows the signs of its next iteration.
         is_same = record.iteration == view.iteration or not self.has_iterations
         return self._with_signs(record, view, seen, limits) if is_same else record
 
+    def see(self, silent_for: float) -> None:
+        """Keep the state of the program as it is now, before anything is sent to it: a signal ends a system call, and a
+        stopped process goes on to be killed. silent_for: seconds without a sign of life."""
+        self._seen = self._process_info(silent_for), processes.waits_in(self.program.pid)
+
     def look(self) -> events.WorkerSeen:
         """Return where the program is now, though no limit of its own is exceeded."""
-        process = self._process_info(0.0)
+        self.see(0.0)
         taken = self.take_stacks(thorough=False)
         stack = taken.threads[0].frames if taken.threads else ()  # the main thread's
         return events.WorkerSeen(
-            self.hang(process, stack, taken.is_gil_held),
+            self.hang(stack, taken.is_gil_held),
             stack,
             self.page.read().step,
             last_collectives(self.page.collectives()),
         )
 
-    def hang(self, process: ProcessInfo | None, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
-        """Return in which way the program hangs, as seen just now. stack: the main thread's."""
-        return hangs.classify(
-            process,
-            stack,
-            linecache.getline(stack[-1].file, stack[-1].line) if stack else "",
-            processes.waits_in(self.program.pid),
-            is_gil_held,
-        )
+    def hang(self, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
+        """Return in which way the program hangs, by the state that was seen last. stack: the main thread's."""
+        process, waits_in = self._seen
+        line = linecache.getline(stack[-1].file, stack[-1].line) if stack else ""
+        return hangs.classify(process, stack, line, waits_in, is_gil_held)
 
     def take_sample(self, now: float) -> None:
         """Remember the CPU time and memory used so far, now and then, for a later comparison."""
@@ -135,6 +144,9 @@ class Witness:
             before, at = state, now
             time.sleep(SAMPLE)
             state, now = self.program.state() or state, time.monotonic()
+        elif state.state == "D":
+            time.sleep(SAMPLE)  # a page is read or written for a moment; a hang in the kernel lasts
+            state = self.program.state() or state
         return ProcessInfo(
             state=state.state,
             cpu_s_delta=state.cpu_s - before.cpu_s if before is not None else None,

@@ -280,7 +280,7 @@ class RankMonitor:
             case events.Interrupted(interruption):
                 if interruption.rank == self._initial_rank:
                     self._own_record = interruption
-                event = events.Interrupted(self._enrich(interruption, with_process=False))
+                event = events.Interrupted(self._enrich(interruption, process="none"))
                 record = msgspec.structs.replace(record, event=event)
             case events.OutcomeSeen():
                 view = self._page.read()
@@ -394,6 +394,7 @@ class RankMonitor:
 
     def _capture(self, finding: Finding) -> None:
         self.emit(events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for))
+        self._witness.see(finding.silent_for)
         self._stacks = self._witness.take_stacks(thorough=finding.severity == "hard")
         self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
 
@@ -415,9 +416,10 @@ class RankMonitor:
                 stage=self._seen.hook or self._seen.doing.value,
                 stacks=self._stacks.threads,
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
-            )
+            ),
+            process="seen",
         )
-        hang = self._witness.hang(record.process, main_stack(record), self._stacks.is_gil_held)
+        hang = self._witness.hang(main_stack(record), self._stacks.is_gil_held)
         if hang is not None:
             record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hangs.WORDS[hang]}")
         self.emit(events.Interrupted(record))
@@ -499,8 +501,10 @@ class RankMonitor:
     def _initial_rank(self) -> int:
         return -1 if self._origin is None or self._origin.initial_rank is None else self._origin.initial_rank
 
-    def _enrich(self, record: InterruptionRecord, with_process: bool = True) -> InterruptionRecord:
-        return self._witness.enrich(record, self._observe(), self._watch.limits, with_process)
+    def _enrich(
+        self, record: InterruptionRecord, process: Literal["now", "seen", "none"] = "now"
+    ) -> InterruptionRecord:
+        return self._witness.enrich(record, self._observe(), self._watch.limits, process)
 
     def _close_open_spans(self) -> None:
         """End what the dead rank left open, innermost first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -13,7 +14,9 @@ import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.abort import Abort
+from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import FaultCounter
+from resilience.inprocess.initialize import RetryController
 from resilience.inprocess.state import State
 from tests.support.signs import hold, show
 
@@ -114,5 +117,61 @@ def fail_together(failing: list[int]) -> Any:
         if call.iteration == 0:
             threading.Event().wait()
         return counter.faults_count
+
+    return function()
+
+
+def give_up_below(least: int) -> int:
+    """Initial rank 1 is killed; the others may not go on with fewer than `least` ranks."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper(initialize=RetryController(min_active_world_size=least))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        dist.all_reduce(torch.ones(1))
+        if initial_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+        return call.iteration
+
+    return function()
+
+
+class FailingFinalize(Finalize):
+    """Needs all ranks that there were."""
+
+    def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
+        raise RuntimeError("cannot go on without rank 1")
+
+
+def fail_in_finalize() -> int:
+    """Initial rank 1 is killed; a hook of each survivor raises then."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper(finalize=FailingFinalize())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if initial_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+        return call.iteration
+
+    return function()
+
+
+def sleep_with_the_lock() -> int:
+    """Initial rank 1 sleeps in C with the interpreter's lock, until any signal comes."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper(soft_timeout=timedelta(seconds=3), hard_timeout=timedelta(seconds=60))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        dist.all_reduce(torch.ones(1))
+        if initial_rank == 1 and call.iteration == 0:
+            ctypes.PyDLL(None).pause()
+        dist.all_reduce(torch.ones(1))
+        return call.iteration
 
     return function()

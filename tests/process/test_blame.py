@@ -6,11 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from resilience.adapters import processes
+from resilience.analysis.load import load
+from resilience.analysis.report import report
 from resilience.attribution.incidents import fold
 from resilience.core import events
 from tests.process import blaming
+from tests.process.launching import launcher
+from tests.process.told import culprits as told_culprits
 from tests.support.ranks import Job
 
 Start = Callable[..., Job]
@@ -84,3 +89,73 @@ def await_asleep(pid: int) -> None:
     while (seen := processes.state(pid)) is not None and seen.state != "S":
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_rank_that_was_killed_is_blamed_though_the_others_then_give_up(start: Start) -> None:
+    job = start(4, target(blaming.give_up_below), least=4)
+    assert [rank.type for rank in job.wait()] == ["RestartAbort", "", "RestartAbort", "RestartAbort"]
+    (incident,) = fold(job.records())
+    assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(1, "killed")]
+    assert incident.verdict.culprits[0].confidence >= 0.9
+    assert {rank for group in incident.verdict.exonerated for rank in group.ranks} == {0, 2, 3}
+    assert incident.status == "ended"
+
+
+def test_hook_that_fails_after_a_rank_was_killed_is_a_consequence(start: Start) -> None:
+    job = start(4, target(blaming.fail_in_finalize))
+    job.wait()
+    (incident,) = fold(job.records())
+    assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(1, "killed")]
+
+
+def test_rank_that_was_killed_is_blamed_though_the_others_give_up_under_the_launcher(
+    start: Start, tmp_path: Path
+) -> None:
+    job = launcher(start, tmp_path)(
+        "from resilience.inprocess import Wrapper\n"
+        "from resilience.inprocess.initialize import RetryController\n"
+        "import torch, torch.distributed as dist\n"
+        "@Wrapper(initialize=RetryController(min_active_world_size=3))\n"
+        "def train():\n"
+        "    dist.init_process_group('gloo')\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "    if cycle == 0 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "train()\n",
+        *("--ft-restart-policy", "min-healthy"),
+        nproc=3,
+    )
+    assert job.wait(120) == [0]
+    (incident,) = report(load(job.job.run)).incidents
+    assert told_culprits(incident) == [(1, "killed")]
+
+
+def test_rank_that_was_stopped_and_then_killed_by_its_monitor_was_stopped(start: Start, tmp_path: Path) -> None:
+    """With a Wrapper inside the launcher too, where two monitors see the end that one of them brought about."""
+    job = launcher(start, tmp_path)(
+        "from datetime import timedelta\n"
+        "from resilience.inprocess import Wrapper\n"
+        "import torch, torch.distributed as dist\n"
+        "@Wrapper(soft_timeout=timedelta(seconds=2), hard_timeout=timedelta(seconds=4))\n"
+        "def train():\n"
+        "    dist.init_process_group('gloo')\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "    if cycle == 0 and rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "train()\n",
+        nproc=2,
+    )
+    assert job.wait(120) == [0]
+    (incident,) = report(load(job.job.run)).incidents
+    assert told_culprits(incident) == [(1, "stopped")]
+
+
+def test_call_that_returns_when_it_is_signalled_is_known_by_what_it_was_before(start: Start) -> None:
+    """It holds the interpreter's lock. The signal that asks for its stacks ends it, maybe before the restart."""
+    job = start(2, target(blaming.sleep_with_the_lock))
+    job.wait(120)
+    (incident,) = fold(job.records())
+    assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(1, "blocked_in_native_code")]
+    chief = incident.chief
+    assert chief is not None and chief.process is not None
+    assert (chief.hang, chief.process.state) == ("holds_gil", "S")

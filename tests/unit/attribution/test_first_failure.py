@@ -28,8 +28,9 @@ def test_rank_that_the_verdict_blames_is_named_and_not_the_one_that_reported_fir
 
 
 def test_unsure_verdict_says_so() -> None:
-    verdict = Verdict("exception", "user_code", culprits=(Culprit(0, "exception", 0.4, 2),))
-    assert failure_in_words(incident(verdict, ECHO)) == "rank 0 may have failed first (RuntimeError: connection closed)"
+    candidates = tuple(Culprit(rank, "exception", 0.4, 2) for rank in (0, 2))
+    words = failure_in_words(incident(Verdict("unknown", "unknown", candidates=candidates), ECHO))
+    assert words == "which rank failed first is not known (candidates: ranks 0, 2)"
 
 
 def test_rank_without_a_record_is_named_with_its_class() -> None:
@@ -46,7 +47,7 @@ def test_ranks_that_failed_alike_are_named_together() -> None:
 @pytest.mark.parametrize(
     ("verdict", "text"),
     [
-        (Verdict("communication", "unknown"), "no rank is to blame (all wait for each other, at the same line)"),
+        (Verdict("communication", "unknown"), "no rank is to blame (all wait at the same line)"),
         (Verdict("unknown", "unknown"), "no rank is to blame (the cause is not known)"),
         (Verdict("store_lost", "host"), "the job's store was lost"),
     ],

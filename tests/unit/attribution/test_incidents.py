@@ -208,7 +208,8 @@ def test_settled_error_of_a_communication_call_is_blamed_unless_another_rank_wen
     record = InterruptionRecord(0, Interruption.EXCEPTION, exception=error, origin="own")
     waits = dict.fromkeys(range(1, 4), WAITS)
     alone = judge(Evidence((record,), first=0, active=frozenset(range(4)), stacks=waits))
-    assert [(culprit.rank, culprit.confidence) for culprit in alone.culprits] == [(0, 0.4)]
+    assert (alone.what, alone.first, alone.culprits) == ("unknown", None, ())
+    assert [(candidate.rank, candidate.confidence) for candidate in alone.candidates] == [(0, 0.4)]
     seen = Evidence((record,), first=0, active=frozenset(range(4)), stacks=waits, returned=frozenset((2,)))
     assert [(culprit.rank, culprit.what) for culprit in judge(seen).culprits] == [(2, "went_on")]
 

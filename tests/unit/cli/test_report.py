@@ -136,7 +136,7 @@ def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable
 def test_unsure_verdict_names_the_rules_that_could_not_run(make: Callable[..., Path]) -> None:
     (incident,) = report(load(make("run", [Fault("communication", 1, 0)]))).incidents
     text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
-    assert "rule 10 wait-for walk: lacks groups and sequence numbers" in text
+    assert "rule 10 wait-for walk: lacks the collectives that" in text
     (sure,) = report(load(make("sure", [Fault("kill", 1, 0)]))).incidents
     assert "blind" not in "\n".join(plain(line) for line in incident_lines(sure, WIDTH))
 

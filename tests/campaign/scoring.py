@@ -1,0 +1,107 @@
+"""What do the outcomes say?  Shares with 95 % intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from tests.campaign.running import Outcome
+
+NAMED = 0.5  # a rank that is named with more than this is accused
+
+
+@dataclass(frozen=True)
+class Share:
+    """`good` of `count` cases, and Wilson's 95 % interval."""
+
+    good: int
+    count: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        if not self.count:
+            return 0.0, 1.0
+        z, n, p = 1.959964, self.count, self.good / self.count
+        middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "-"
+        low, high = self.interval
+        return f"{self.good} of {self.count} ({100 * low:.0f}-{100 * high:.0f} %)"
+
+
+def is_first(outcome: Outcome) -> bool:
+    return outcome.verdict.rank == outcome.case.rank
+
+
+def is_right_class(outcome: Outcome) -> bool:
+    return outcome.verdict.what in outcome.case.classes
+
+
+def accused(outcome: Outcome) -> list[int]:
+    """Return the healthy ranks that are named with a confidence above NAMED."""
+    guilty = set() if outcome.case.is_harmless else {outcome.case.rank}
+    return [rank for rank, confidence in outcome.verdict.blamed if confidence > NAMED and rank not in guilty]
+
+
+def is_passed(outcome: Outcome) -> bool:
+    """Whether a case of the quick form is as it has to be: the job comes to its end with the right parameters, nobody
+    healthy is accused, and where one rank is the truth it is named, with its class."""
+    held = outcome.recovered and outcome.is_equal and outcome.is_injected and not outcome.orphans
+    if not held or accused(outcome):
+        return False
+    return outcome.case.is_harmless or bool(outcome.case.ambiguous) or (is_first(outcome) and is_right_class(outcome))
+
+
+COLUMNS: tuple[tuple[str, Callable[[Sequence[Outcome]], Share]], ...] = (
+    ("recovered", lambda all_: Share(sum(each.recovered for each in all_), len(all_))),
+    ("state bit-equal", lambda all_: Share(sum(each.is_equal for each in all_), len(all_))),
+    ("culprit first, of answered", lambda all_: _share(is_first, answered(all_))),
+    ("class right, of answered", lambda all_: _share(is_right_class, answered(all_))),
+    ("unknown", lambda all_: Share(sum(each.verdict.is_unknown for each in judged(all_)), len(judged(all_)))),
+    ("healthy rank accused", lambda all_: _share(lambda each: bool(accused(each)), list(all_))),
+    ("wedged", lambda all_: Share(sum(each.is_wedged for each in all_), len(all_))),
+    ("processes left", lambda all_: Share(sum(each.orphans > 0 for each in all_), len(all_))),
+)
+
+
+def judged(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes in which one rank is the truth and the fault has struck."""
+    return [each for each in outcomes if each.is_injected and not each.case.is_harmless and not each.case.ambiguous]
+
+
+def answered(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [each for each in judged(outcomes) if not each.verdict.is_unknown]
+
+
+def _share(is_good: Callable[[Outcome], bool], outcomes: Sequence[Outcome]) -> Share:
+    return Share(sum(map(is_good, outcomes)), len(outcomes))
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the shares of each contestant and mode as a table of Markdown."""
+    keys = sorted({_key(each) for each in outcomes})
+    groups = [[each for each in outcomes if _key(each) == key] for key in keys]
+    lines = [_row("", keys), f"|---|{'---|' * len(keys)}", _row("cases", [str(len(each)) for each in groups])]
+    lines += [_row(name, [str(share(each)) for each in groups]) for name, share in COLUMNS]
+    return "\n".join(lines) + "\n"
+
+
+def _key(outcome: Outcome) -> str:
+    return f"ours, {outcome.case.mode}" if outcome.contestant == "ours" else outcome.contestant
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def reliability(outcomes: Sequence[Outcome]) -> list[tuple[float, Share]]:
+    """Return, for each confidence that was given, the share of verdicts that named the right rank."""
+    given = sorted({each.verdict.confidence for each in answered(outcomes)})
+    return [
+        (level, _share(is_first, [each for each in answered(outcomes) if each.verdict.confidence == level]))
+        for level in given
+    ]
