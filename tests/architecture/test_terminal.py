@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "resilience"
@@ -43,13 +44,22 @@ def test_parsers_of_commands_make_their_messages_printable() -> None:
     assert makers <= {"cli/arguments.py"}
 
 
+@cache
 def _modules() -> list[tuple[str, ast.AST]]:
     paths = sorted(PACKAGE.rglob("*.py"))
     return [(str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
+@cache
 def _calls(tree: ast.AST) -> set[str]:
-    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return {_dotted(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+def _dotted(node: ast.AST) -> str:
+    """Return a name with its attributes, as it is written; empty for any other expression."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _writes(tree: ast.AST) -> bool:
@@ -59,5 +69,5 @@ def _writes(tree: ast.AST) -> bool:
 
 def _writes_descriptor(tree: ast.AST) -> bool:
     """Return whether a module writes to descriptor 1 or 2, or to one that its caller gives."""
-    writes = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.write"]
-    return any(isinstance(node.args[0], ast.Constant) or ast.unparse(node.args[0]) == "descriptor" for node in writes)
+    writes = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _dotted(node.func) == "os.write"]
+    return any(isinstance(node.args[0], ast.Constant) or _dotted(node.args[0]) == "descriptor" for node in writes)
