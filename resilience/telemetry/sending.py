@@ -68,7 +68,7 @@ class SpanSender:
                 self._lost["closing"] += len(self._queue)
                 self._queue.clear()
         # The thread may be inside a request that does not end; it is a daemon and holds nobody up.
-        self._tell(0.0)
+        self._tell()
 
     def _run(self) -> None:
         loaded = _load(self._exporting, self._node, self._emit)
@@ -80,7 +80,8 @@ class SpanSender:
         exporter, convert = loaded
         while batch := self._next_batch():
             self._account_for(batch, _export(exporter, [convert(span) for span in batch]))
-            self._tell(TELL_EVERY)
+            if time.monotonic() >= self._tell_at:
+                self._tell()
         _shut_down(exporter)
 
     def _next_batch(self) -> list[Span]:
@@ -105,14 +106,12 @@ class SpanSender:
                 self._emit(events.ExportFailed("otlp", f"{masked_text(self._exporting.endpoint)} does not take spans"))
         self._is_failing = not is_sent
 
-    def _tell(self, pause: float) -> None:
-        """Put losses on record, now and then."""
-        now = time.monotonic()
-        if not self._lost or now < self._tell_at:
-            return
-        self._tell_at = now + pause
+    def _tell(self) -> None:
+        """Put losses on record."""
         with self._changed:
             lost, self._lost = self._lost, collections.Counter()
+            if lost:
+                self._tell_at = time.monotonic() + TELL_EVERY
         for reason, count in sorted(lost.items()):
             self._emit(events.TelemetryDropped("span", reason, count))
 

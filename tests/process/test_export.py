@@ -215,12 +215,15 @@ def test_successor_lets_no_span_leave_that_ended_long_before_it(
     assert exports._exports.metrics.samples()["resilience_restart_iterations_total", ("inprocess", "interrupted")] == 1
 
 
+@pytest.mark.parametrize("batch", [10, 512])
 @pytest.mark.parametrize("mood", ["garbage", "reject"])
 def test_receiver_that_does_not_take_spans_costs_spans_that_are_counted(
-    mood: str, told: Job, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+    mood: str, batch: int, told: Job, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """batch: also so small that most are lost after the first loss was told."""
     with receiving(mood) as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", str(batch))
         exports = started(told.write(tmp_path / "run"), emitted)
         exports.poll()
         assert receiver.has_come.wait(30)
