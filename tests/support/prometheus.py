@@ -70,10 +70,15 @@ class Server:
 class Prometheus(Server):
     """A Prometheus with the API that Grafana uses."""
 
-    def instant(self, query: str) -> list[dict[str, Any]]:
-        """Return the series of a query now, without those that are not a number."""
-        found = self._ask("query", query=query)["result"]
+    def instant(self, query: str, at: float | None = None) -> list[dict[str, Any]]:
+        """Return the series of a query, without those that are not a number. at: Unix seconds; now by default."""
+        found = self._ask("query", query=query, **({} if at is None else {"time": at}))["result"]
         return [each for each in found if not math.isnan(float(each["value"][1]))]
+
+    def matrix(self, query: str) -> list[dict[str, Any]]:
+        """Return the samples of a range vector, such as `up[5m]`, as they were scraped."""
+        found: list[dict[str, Any]] = self._ask("query", query=query)["result"]
+        return found
 
     def range(self, query: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
         """Return the series of a query over a range that have a number somewhere in it."""

@@ -1,0 +1,142 @@
+"""A real job under a real Prometheus: five numbers, asked as the dashboards ask, are those of the job's records."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from resilience.analysis.dashboards.queries import goodput, grown, quantile, restarts
+from resilience.telemetry.catalogue import BY_NAME
+from tests.fixtures import count
+from tests.process.dashboard_scene import filled
+from tests.process.launching import launcher
+from tests.support.prometheus import MISSING, Prometheus
+from tests.support.ranks import Job, free_port
+
+pytestmark = pytest.mark.skipif("prometheus" in MISSING, reason="no prometheus here: apt-get install prometheus")
+
+RANKS, FAULTS, SLOW_EVERY, SLOW_S = 4, 2, 20, 0.3
+RESTART, SECTION = "resilience_restart_duration_seconds", "resilience_section_duration_seconds"
+LOST = "resilience_lost_seconds_total"
+MOMENT = 0.5  # seconds of each rank between a scrape's time stamp and the moment its values are computed
+TRAIN = f"""
+import resilience
+
+def first_step():
+    return len(list(here.glob("saved.*")))
+
+def meet(step):  # ranks make each step together, as with a collective
+    (here / f"at.{{cycle}}.{{step}}.{{rank}}").touch()
+    while len(list(here.glob(f"at.{{cycle}}.{{step}}.*"))) < size:
+        time.sleep(0.005)
+
+for step in range(first_step(), 10**6):
+    if (here / "end").exists() and step >= int((here / "end").read_text()):
+        break
+    if (cycle, rank, step) == (0, 1, 30):
+        raise ValueError("broken, by schedule")
+    resilience.step(step)
+    with resilience.section("train"):
+        time.sleep({SLOW_S} if step % {SLOW_EVERY} == 0 else 0.02)
+        if (cycle, rank, step) == (1, 2, 60):
+            time.sleep(600)
+    meet(step)
+    (here / f"saved.{{step}}").touch()
+"""
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Any:
+    """A Prometheus that scrapes all jobs in the folder every second, from before the job begins."""
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    files = {"files": [str(tmp_path / "runs" / ".targets" / "*.json")], "refresh_interval": "1s"}
+    config = {"global": {"scrape_interval": "1s"}}
+    config["scrape_configs"] = [{"job_name": "resilience", "file_sd_configs": [files]}]  # type: ignore[assignment]
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    options = (f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}")
+    server = Prometheus("prometheus", folder, *options)
+    try:
+        server.await_ready()
+        yield server
+    finally:
+        server.end()
+
+
+def test_dashboards_have_the_numbers_of_the_records(
+    prometheus: Prometheus, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    options = ("--max-restarts", "5", "--ft-rank-section-timeouts", "train:4", "--metrics-port", str(free_port()))
+    job = launcher(start, tmp_path)(TRAIN, *options, nproc=RANKS, RESILIENCE_JOB_ID="job")
+    prometheus.await_query(f'{RESTART}_count{{job_id="job"}} == {FAULTS * RANKS}', limit=180)
+    prometheus.await_query(f'sum({SECTION}_count{{job_id="job"}}) > 400', limit=180)
+    asked, at = answers(prometheus)
+    (tmp_path / "last").write_text(str(len(list(tmp_path.glob("saved.*"))) + 50))
+    (tmp_path / "last").rename(tmp_path / "end")
+    assert job.wait(120) == [0]
+
+    files = count.read(job.job.run)
+    told = count.count(job.job.run)["restarts"]["launcher"]
+    assert asked["restarts"] == len(whys(files)) - 1 == FAULTS
+    assert len(told) == FAULTS * RANKS
+    for share in (0.5, 0.95):
+        assert_in_the_bucket_of(told, share, asked[f"p{share}"], RESTART)
+    spent = spent_until(files, at)
+    for cause in ("startup", "restart", "hang"):
+        assert asked[cause] == pytest.approx(spent[cause], abs=1e-3), cause
+    outside = spent["startup"] + spent["restart"] + spent["idle"]
+    ettr = (spent["work"] - spent["hang"]) / (spent["work"] + outside)
+    assert asked["rework"] == 0.0
+    assert asked["ettr"] == pytest.approx(ettr, abs=MOMENT * RANKS / (spent["work"] + outside))
+    assert_in_the_bucket_of([SLOW_S], 0.99, asked["section p99"], SECTION)
+
+
+def answers(prometheus: Prometheus) -> tuple[dict[str, float], float]:
+    """Ask as the dashboards do, at the moment of the last scrape; return that too, in Unix seconds."""
+    (series,) = prometheus.matrix('resilience_productive_seconds_total{job_id="job"}[5m]')
+    at = float(series["values"][-1][0])
+    named = {"job": "job", "node": ".*", "__range": "600s", "__range_s": "600", "__rate_interval": "600s"}
+
+    def value(query: str) -> float:
+        found = prometheus.instant(filled(query, named), at)
+        assert len(found) <= 1, query
+        return float(found[0]["value"][1]) if found else 0.0
+
+    causes = {name: value(grown(LOST, f'cause="{name}"')) for name in ("startup", "restart", "hang", "rework")}
+    quantiles = {f"p{q}": value(quantile(q, grown(f"{RESTART}_bucket", by=("le",)))) for q in (0.5, 0.95)}
+    sections = quantile(0.99, f'sum by (le) ({SECTION}_bucket{{job_id="job", outcome="completed"}})')
+    return {
+        "restarts": value(restarts()),
+        "ettr": value(goodput()),
+        "section p99": value(sections),
+        **causes,
+        **quantiles,
+    }, at
+
+
+def whys(files: dict[str, list[dict[str, Any]]]) -> set[int]:
+    """The cycles that began."""
+    records = itertools.chain.from_iterable(files.values())
+    return {r["origin"].get("cycle", 0) for r in records if r["event"]["event"] == "cycle.started"}
+
+
+def spent_until(files: dict[str, list[dict[str, Any]]], at: float) -> dict[str, float]:
+    """Where the time of all ranks had gone at a moment, by the records until then."""
+    some = next(iter(files.values()))[0]
+    until = round(at * 1e9) - some["wall_ns"] + some["mono_ns"]
+    seen = {name: [r for r in records if r["mono_ns"] <= until] for name, records in files.items()}
+    return count.spent(seen, until)
+
+
+def assert_in_the_bucket_of(values: list[float], share: float, shown: float, metric: str) -> None:
+    """A quantile lies in the same bucket as the value that it stands for."""
+    exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    edges = BY_NAME[metric].buckets
+    number = next(n for n, edge in enumerate(edges) if exact <= edge)
+    assert edges[number - 1] <= shown <= edges[number], (exact, shown)
