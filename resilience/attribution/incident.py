@@ -8,9 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.attribution.symptoms import main_stack, user_frame
+from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import Verdict
-from resilience.core.attribution import Category, Frame, InterruptionRecord
+from resilience.core import budget
+from resilience.core.attribution import HANGS, Category, Frame, InterruptionRecord
+from resilience.core.fingerprints import of_exception, of_parts
+from resilience.core.user_frames import user_frame
 from resilience.history.cycles import Cycle
 from resilience.history.phases import Place, TimedPhase, Who, seconds_of
 
@@ -92,6 +95,20 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.verdict.category
 
     @property
+    def fingerprint(self) -> str:
+        """Equal for the same fault over ranks, restarts and runs; for exceptions and exits the one that the restart
+        budget compares."""
+        chief = self.chief
+        if chief is None:
+            return of_parts(self.verdict.what)
+        if chief.exception is not None:
+            return of_exception(chief.exception.type, chief.exception.message, chief.exception.stack)
+        if chief.interruption in HANGS:
+            frame = self.where
+            return of_parts("hang", self.verdict.what, "" if frame is None else f"{frame.file}:{frame.function}")
+        return of_parts(budget.fingerprint(chief))
+
+    @property
     def place(self) -> Place | Cycle:
         """Where it stands in the history: an iteration, or a cycle of the launcher."""
         if self.layer == "launcher":
@@ -167,4 +184,5 @@ def to_json(incident: Incident) -> Any:
     plain = msgspec.to_builtins(incident)
     plain["cost"] = {**msgspec.to_builtins(incident.cost), "lost_s": incident.cost.lost_s}
     plain["category"] = incident.category
+    plain["fingerprint"] = incident.fingerprint
     return plain

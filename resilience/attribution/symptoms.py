@@ -21,6 +21,7 @@ from resilience.core.attribution import (
     InterruptionRecord,
 )
 from resilience.core.communication import left_communication, lost_loader_process
+from resilience.core.user_frames import is_ours, is_users
 
 Class = Literal[
     "exception",  # user code raised
@@ -93,10 +94,6 @@ _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
-_OURS = re.compile(r"/resilience/(adapters|attribution|cli|core|history|inprocess|launcher|monitor|telemetry)/")
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
-_ENTRY = re.compile(r"/s?bin/(resilience|torchrun)$")  # the script that pip makes for a command
-_DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # plays the part of the user's code, wherever it is installed
 
 
 class Symptom(msgspec.Struct, frozen=True):
@@ -111,26 +108,6 @@ class Symptom(msgspec.Struct, frozen=True):
     is_own: bool
     reason: str = ""  # why it is not its own, or may not be
     is_guess: bool = False
-
-
-def user_frame(stack: Iterable[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code: no library's, none of ours."""
-    for frame in reversed(tuple(stack)):
-        if is_users(frame):
-            return frame
-    return None
-
-
-def is_ours(frame: Frame) -> bool:
-    """Whether a frame belongs to this package's machinery."""
-    return _OURS.search(frame.file) is not None and not _DEMO.search(frame.file)
-
-
-def is_users(frame: Frame) -> bool:
-    """Whether a frame belongs to the user's own code: no library's, none of ours."""
-    if _ENTRY.search(frame.file):
-        return False
-    return _DEMO.search(frame.file) is not None or not (is_ours(frame) or _LIBRARY.search(frame.file))
 
 
 def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:

@@ -24,10 +24,10 @@ from resilience.attribution.symptoms import (
     is_inside,
     main_stack,
     symptom,
-    user_frame,
 )
 from resilience.core.attribution import Category, Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.core.hangs import in_backward, in_collective
+from resilience.core.user_frames import user_frame
 from resilience.core.wait_for import Walk, walk
 
 RULES: Mapping[int, str] = {

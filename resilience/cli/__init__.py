@@ -22,6 +22,7 @@ VERBS = {
     "calibrate": "learn limits from runs, with a stated rate of false alarms",
     "logs": "merge what all ranks, monitors and agents said into one timeline",
     "report": "tell what broke in a run, where, since when, and what it cost",
+    "incidents": "group the incidents of many runs: which fault came how often, where, at what cost",
     "trace": "tell whom a restart waited for; write a run's spans for trace viewers",
     "status": "show how a job is doing now: ranks, steps, open sections, restarts",
     "dashboards": "write dashboards, rules and alerts for Prometheus and Grafana",

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from resilience.attribution.symptoms import is_users
 from resilience.cli.render import Line, count, cut, field
 from resilience.core.attribution import Cause, ExceptionInfo, Frame
+from resilience.core.user_frames import is_users
 from resilience.telemetry.log import as_people_read
 
 SHOWN_FRAMES = 4  # of the user's, where not everything is wanted

@@ -18,7 +18,7 @@ from resilience.analysis.report import Report, as_json, report
 from resilience.attribution.advice import named, ranks_in_words
 from resilience.attribution.first_failure import candidates_in_words
 from resilience.attribution.incident import Incident
-from resilience.attribution.symptoms import CLASSES, is_ours, main_stack, user_frame
+from resilience.attribution.symptoms import CLASSES, main_stack
 from resilience.attribution.verdict import NAMED, RULES
 from resilience.attribution.verdict import SURE as CERTAIN
 from resilience.cli.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
@@ -42,6 +42,7 @@ from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
 from resilience.core.attribution import Frame, InterruptionRecord
 from resilience.core.hangs import WORDS as HANGS
+from resilience.core.user_frames import is_ours, user_frame
 from resilience.errors import ConfigurationError
 from resilience.history.completeness import Completeness
 

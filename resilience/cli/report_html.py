@@ -22,7 +22,6 @@ from resilience.analysis.waterfall import Waterfall, waterfall
 from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import Group, stack_groups
-from resilience.attribution.symptoms import is_ours
 from resilience.cli.evidence import last_lines
 from resilience.cli.markup import escape
 from resilience.cli.render import Line, clock, count, date, phase_name, plain, seconds, short_path
@@ -37,6 +36,7 @@ from resilience.cli.report_drawings import (
 from resilience.cli.report_logs import MOST_LINES, lines_around
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.encoding import text
+from resilience.core.user_frames import is_ours
 from resilience.errors import ConfigurationError
 
 TEXT_WIDTH, UNWRAPPED = 100, 10_000

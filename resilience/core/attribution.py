@@ -70,9 +70,9 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
 class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """An exception, taken apart when it was caught so that nothing keeps its frames alive.
 
-    fingerprint: hash of the type and of the frames in user code without line numbers; equal for
-    repetitions of one failure. chain: "Type: message" of each __cause__ / __context__, outermost last. notes: what
-    `add_note` added. causes: what a traceback shows above it, the nearest first."""
+    fingerprint: equal for repetitions of one failure (`core.fingerprints`). chain: "Type: message" of each __cause__ /
+    __context__, outermost last. notes: what `add_note` added. causes: what a traceback shows above it, the nearest
+    first."""
 
     type: str
     message: str

@@ -2,11 +2,10 @@
 
 A program that is not ours leaves nothing but its last lines. The last traceback among them gives type, message and
 frames, those that Python prints above it its causes; a prefix that torch puts in front of each line (`[rank0]: `) is
-dropped. The fingerprint is that of an exception which was caught here: without line numbers, message and paths."""
+dropped. The fingerprint is that of an exception which was caught here (`core.fingerprints`)."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from resilience.core import fingerprints
 from resilience.core.attribution import Cause, ExceptionInfo, Frame
-from resilience.core.encoding import text
 
 BEGIN = "Traceback (most recent call last):"
 MOST_FRAMES = 60
@@ -73,16 +72,15 @@ def _raised(text: Sequence[str]) -> ExceptionInfo | None:
     if not name:
         return None
     stack = tuple(frames[-MOST_FRAMES:])
-    return ExceptionInfo(type=name, message=message[:MOST_MESSAGE], fingerprint=fingerprint(name, stack), stack=stack)
+    return ExceptionInfo(
+        type=name,
+        message=message[:MOST_MESSAGE],
+        fingerprint=fingerprints.of_exception(name, message, stack),
+        stack=stack,
+    )
 
 
 def _more(lines: Sequence[str]) -> list[str]:
     """The further lines of a message: up to what is certainly something else."""
     own = itertools.takewhile(lambda line: line.strip() not in _RELATIONS, lines[:10])
     return [line for line in own if line and not line.startswith(("W", "E", "I"))]
-
-
-def fingerprint(name: str, stack: Sequence[Frame]) -> str:
-    """Equal for repetitions of one failure: no line numbers, no message, no installation paths."""
-    parts = [name, *(f"{frame.file.rsplit('/', 2)[-1]}:{frame.function}" for frame in stack)]
-    return hashlib.blake2b(text("\n".join(parts)).encode(), digest_size=6).hexdigest()

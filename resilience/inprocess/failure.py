@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
-import hashlib
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from resilience.adapters.environment import rank_and_world_size
 from resilience.adapters.frames import current_frames, is_wrapper
+from resilience.core import fingerprints
 from resilience.core.attribution import (
     Cause,
     Detector,
@@ -29,7 +29,6 @@ from resilience.core.attribution import (
     InterruptionRecord,
 )
 from resilience.core.communication import left_communication
-from resilience.core.encoding import text
 from resilience.errors import RankShouldRestart
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def describe(error: BaseException) -> ExceptionInfo:
     return ExceptionInfo(
         type=name,
         message=message_of(error),
-        fingerprint=_fingerprint(name, stack),
+        fingerprint=fingerprints.of_exception(name, message_of(error), stack),
         stack=stack,
         chain=tuple(f"{type(link).__name__}: {message_of(link)[:200]}" for link in _chain(error)),
         notes=_notes(error),
@@ -233,11 +232,3 @@ def _causes(error: BaseException) -> tuple[Cause, ...]:
 def _cause(error: BaseException, relation: Literal["cause", "context", "part"]) -> Cause:
     stack = _stack(error.__traceback__)[-MAX_FRAMES_OF_CAUSE:]
     return Cause(_name(error), message_of(error)[:MAX_NOTE], relation, stack, _notes(error))
-
-
-def _fingerprint(name: str, stack: tuple[Frame, ...]) -> str:
-    """Equal for repetitions of one failure: no line numbers, no message, no installation paths."""
-    parts = [name]
-    for frame in stack:
-        parts.append(f"{frame.file.rsplit('/', 2)[-1]}:{frame.function}")
-    return hashlib.blake2b(text("\n".join(parts)).encode(), digest_size=6).hexdigest()

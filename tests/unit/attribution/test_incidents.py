@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from resilience.attribution.advice import ADVICE, advise, ranks_in_words
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
-from resilience.attribution.symptoms import Class, category_of, is_inside, user_frame
+from resilience.attribution.symptoms import Class, category_of, is_inside
 from resilience.attribution.verdict import Evidence, Verdict, judge
 from resilience.core import events
 from resilience.core.attribution import (
@@ -26,6 +26,7 @@ from resilience.core.attribution import (
 )
 from resilience.core.identity import Origin
 from resilience.core.records import Record
+from resilience.core.user_frames import user_frame
 from resilience.history.iterations import AT_ENTRY
 from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job
 

@@ -43,6 +43,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["RUN", "--format", "otlp-json"],
         ["RUN", "--output", f"/nowhere/{NAME}"],
     ],
+    "incidents": [["RUN"], ["RUN", "--json"], ["RUN", "--all"], [f"/nowhere/{NAME}"]],
     "status": [["RUN"], ["RUN", "--json"], ["RUN", "--all"], ["RUN", "--watch"]],
     "calibrate": [
         ["RUN"],

@@ -1,0 +1,98 @@
+"""`resilience incidents [RUNS…]`: the incidents of many runs, grouped by fingerprint: how often, what they cost, where.
+
+The same fault has the same fingerprint over ranks, restarts and runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from resilience.adapters.environment import Settings
+from resilience.analysis.load import is_run, runs_in
+from resilience.analysis.repeats import Fault, as_json, faults, incidents_in
+from resilience.attribution.symptoms import CLASSES
+from resilience.cli.render import Line, count, cut, date, field, say_json, seconds, show, width_of_terminal
+from resilience.cli.run_argument import find_run
+from resilience.core import encoding
+from resilience.errors import ConfigurationError
+
+LISTED = 20  # faults, the rest is counted
+NAMED = 4  # runs, nodes or ranks of one fault, the rest is counted
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = "Group the incidents of many runs by fingerprint: how often each fault came, where, its cost."
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="run folders, folders that hold runs, or jobs within RESILIENCE_RUN_DIR; default: all runs there",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    parser.add_argument("--all", action="store_true", help=f"show all faults, not only the first {LISTED}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the faults; return the exit status. Raises: ConfigurationError for an argument that names no run."""
+    folders = _folders(arguments.runs)
+    found = faults(incidents_in(folders))
+    if arguments.json:
+        say_json(encoding.to_json_page(as_json(found)))
+        return 0
+    show(fault_lines(found, len(folders), width_of_terminal(), None if arguments.all else LISTED))
+    return 0
+
+
+def fault_lines(found: list[Fault], runs: int, width: int, most: int | None) -> Iterator[Line]:
+    """Yield the faults for a terminal of `width` columns, at most `most` of them."""
+    total = sum(fault.count for fault in found)
+    yield ((f"{count(total, 'incident')} of {count(len(found), 'fault')} in {count(runs, 'run')}", "bold"),)
+    for fault in found[:most]:
+        yield ()
+        title = f"{fault.fingerprint}  {fault.count} x {CLASSES[fault.what]}, {seconds(fault.lost_s)} lost"
+        yield ((cut(title, width), "bold"),)
+        if fault.cause:
+            yield from field("cause", fault.cause, width)
+        if len(fault.runs) > 1:
+            later = _named(fault.runs, fault.first_run)
+            yield from field("seen", f"before in run {fault.first_run}, then in {later}", width)
+        elif fault.runs:
+            yield from field("seen", f"in run {fault.first_run}", width)
+        until = "" if fault.first_ns == fault.last_ns else f" to {date(fault.last_ns)}"
+        yield from field("when", f"{date(fault.first_ns)}{until}", width)
+        if fault.nodes:
+            yield from field("nodes", _counted(fault.nodes), width)
+        if fault.ranks:
+            yield from field("ranks", _counted(fault.ranks), width)
+    if most is not None and len(found) > most:
+        yield ()
+        yield ((f"{count(len(found) - most, 'more fault')}: --all shows them", "dim"),)
+
+
+def _named(runs: dict[str, int], first: str) -> str:
+    others = [run for run in runs if run != first]
+    rest = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return ", ".join(others[:NAMED]) + rest
+
+
+def _counted(counts: dict[str, int] | dict[int, int]) -> str:
+    most = sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
+    rest = f", {len(most) - NAMED} more" if len(most) > NAMED else ""
+    return ", ".join(f"{name} ({number} x)" for name, number in most[:NAMED]) + rest
+
+
+def _folders(texts: list[str]) -> list[Path]:
+    if not texts:
+        root = Path(Settings.from_environment().run_dir)
+        found = runs_in(root)
+        if not found:
+            raise ConfigurationError(f"there are no runs in {root}; name folders, or set RESILIENCE_RUN_DIR")
+        return found
+    folders: dict[Path, None] = {}
+    for text in texts:
+        path = Path(text)
+        below = [] if is_run(path) else runs_in(path)
+        folders.update(dict.fromkeys(below or [find_run(text)]))
+    return list(folders)

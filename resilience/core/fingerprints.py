@@ -1,0 +1,43 @@
+"""Is this the same fault again?  A short hash, equal over ranks, restarts and runs.
+
+Of an exception it holds the type, the message without what varies (numbers, addresses, paths, quoted text), and the
+innermost frames of the user's own code, without line numbers. Frames of libraries count only where the user has none:
+another release of a library, or a Wrapper around the function, changes them and not the fault."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from resilience.core.attribution import Frame
+from resilience.core.encoding import text
+from resilience.core.user_frames import is_users
+
+FRAMES = 2  # the innermost ones
+MOST_MESSAGE = 200  # characters that are compared
+_VARIES = re.compile(
+    r"""(?P<quoted>"[^"\n]*"|'[^'\n]*'|`[^`\n]*`)
+    | (?P<path>(?:~|\.{1,2})?(?:/[^\s:,;'")\]]+)+)
+    | (?P<address>\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{8,}\b)
+    | (?P<number>[-+]?\d+(?:[.:_]\d+)*(?:[eE][-+]?\d+)?)""",
+    re.X,
+)
+
+
+def masked(message: str) -> str:
+    """Return the first line of a message, with <#> in place of what varies."""
+    return _VARIES.sub("<#>", " ".join(message.partition("\n")[0].split()))[:MOST_MESSAGE]
+
+
+def of_exception(name: str, message: str, stack: Sequence[Frame]) -> str:
+    """Return the fingerprint of an exception. name: its type. stack: innermost frame last."""
+    frames = [frame for frame in stack if is_users(frame)] or list(stack)
+    frames = [frame for frame in frames if frame.function != "<module>"] or frames
+    places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in frames[-FRAMES:]]
+    return of_parts(name, masked(message), *places)
+
+
+def of_parts(*parts: str) -> str:
+    """Return the fingerprint of any texts."""
+    return hashlib.blake2b(text("\n".join(parts)).encode(), digest_size=6).hexdigest()

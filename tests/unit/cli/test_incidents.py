@@ -1,0 +1,61 @@
+"""`resilience incidents`: the faults of many runs, each once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resilience.cli import main
+from tests.support.record_streams import Fault, job
+
+NODE = "node"
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("COLUMNS", "80")
+    root = tmp_path / "runs"
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(root))
+    job([Fault("exception", 1, 0, 13), Fault("kill", 2, 1, 20), Fault("exception", 3, 2, 30)]).write(root / "monday")
+    job([Fault("exception", 0, 0, 7)]).write(root / "tuesday")
+    return root
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, object]]:
+    assert main(["incidents", *arguments, "--json"]) == 0
+    found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_incidents_of_all_runs_are_grouped_by_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same exception on three ranks, in three iterations and two runs is one fault."""
+    found = {fault["what"]: fault for fault in told(capsys)}
+    assert found.keys() == {"exception", "killed"}
+    assert found["exception"]["count"] == 3
+    assert found["exception"]["runs"] == {"monday": 2, "tuesday": 1}
+    assert found["exception"]["ranks"] == {"0": 1, "1": 1, "3": 1}
+    assert found["killed"]["runs"] == {"monday": 1}
+    assert found["killed"]["nodes"] == {NODE: 1}
+    assert float(str(found["exception"]["lost_s"])) > 0
+
+
+def test_fault_has_the_same_fingerprint_as_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    marks = {fault["fingerprint"] for fault in told(capsys, "tuesday")}
+    assert main(["report", "tuesday", "--json"]) == 0
+    (incident,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert marks == {incident["fingerprint"]}
+
+
+def test_text_says_in_which_run_a_fault_was_seen_before(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    assert main(["incidents", str(runs)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("4 incidents of 2 faults in 2 runs")
+    assert "before in run monday, then in tuesday" in text or "before in run tuesday, then in monday" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incidents", "sunday"]) == 2
+    assert "sunday does not exist" in capsys.readouterr().err
