@@ -41,9 +41,10 @@ def main() -> None:
         command = ["run", "--nproc-per-node", "4", "--max-restarts", "20", *LIMITS, "train.py", "step"]
         _resilience(command, environment, folder)
         for command in COMMANDS:
-            print(f"$ resilience {' '.join(command)}\n{_resilience(command, environment, folder)}")
+            print(_plain(f"$ resilience {' '.join(command)}\n{_resilience(command, environment, folder)}", folder))
         page = folder / "report.html"
         _resilience(["report", JOB, "--html", str(page)], environment, folder)
+        page.write_text(_plain(page.read_text(), folder))
         with Browser() as browser:
             for name, width, height, scheme in (
                 ("desk", 1000, 1180, "light"),
@@ -65,6 +66,13 @@ def main() -> None:
             )
             browser.picture(PICTURES / "incident.png", browser.run("Math.ceil(document.body.scrollHeight)"))
             assert browser.errors == []
+
+
+def _plain(text: str, folder: Path) -> str:
+    """Return a text without the paths of this machine."""
+    for path, name in ((str(folder), "/home/me"), (folder.name, "me"), (sys.prefix, "/home/me/env")):
+        text = text.replace(path, name)
+    return text.replace(str(ROOT), "/home/me/env/lib")
 
 
 def _resilience(arguments: list[str], environment: dict[str, str], folder: Path) -> str:

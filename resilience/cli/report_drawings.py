@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from resilience.analysis.lanes import Drawn, Lane, Mark, Shown
 from resilience.analysis.sections import Section
+from resilience.analysis.throughput import Rate
 from resilience.analysis.waterfall import Waterfall
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.cost import Times
@@ -58,6 +59,34 @@ def lanes_figure(drawn: Drawn) -> str:
             f"({escape(ranks_in_words(drawn.left_out, 20))}), whose stories are too many.</p>"
         )
     return f'{_tools()}<div class="scroll">{svg}</div>{_LEGEND}{left_out}{_lanes_table(shown)}'
+
+
+def throughput_figure(rates: Sequence[Rate], drawn: Drawn) -> str:
+    """Return the steps per second over the time of the lanes, "" where no steps are on record."""
+    stretches = [stretch for lane in drawn.lanes for stretch in lane.stretches]
+    highest = max((rate.steps_a_second for rate in rates), default=0.0)
+    if not stretches or not highest:
+        return ""
+    first = min(stretch.begin_ns for stretch in stretches)
+    scale = _Scale(first, max(*(stretch.end_ns for stretch in stretches), first + 1))
+    width, height = (RIGHT - LEFT) / UNITS, 60
+    bars = []
+    for rate in rates:
+        begin, end = (LEFT + scale(at) * width for at in (rate.begin_ns, rate.end_ns))
+        tall = rate.steps_a_second / highest * (height - 4)
+        bars.append(
+            f'<rect class="bin" x="{begin:.1f}" y="{height - tall:.1f}" width="{max(1.0, end - begin - 1):.1f}" '
+            f'height="{tall:.1f}"><title>{clock(rate.begin_ns)} to {clock(rate.end_ns)}: '
+            f"{rate.steps_a_second:.3g} steps per second</title></rect>"
+        )
+    told = ", ".join(f"{clock(rate.begin_ns)} {rate.steps_a_second:.3g}" for rate in rates)
+    return (
+        f'<h3>Steps per second</h3><div class="scroll"><svg id="throughput" viewBox="0 0 {WIDTH} {height + 2}" '
+        f'role="img" aria-label="Steps per second over time, at most {highest:.3g}">'
+        f'<text x="4" y="14">at most {highest:.3g}</text>'
+        f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{height}" y2="{height}"/>{"".join(bars)}</svg></div>'
+        f"<details><summary>Steps per second in numbers</summary><p>{told}</p></details>"
+    )
 
 
 class _Scale:

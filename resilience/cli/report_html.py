@@ -1,9 +1,9 @@
 """`resilience report RUN --html FILE`: the report as one page that needs nothing else.
 
-Verdict first, then what each rank did over time, where the time went and what would have changed that, how long
-sections took beside their limits, and each incident with its restart, evidence and stacks. Text and drawings are in
-the page itself; a few lines of script add zooming and reading by keyboard, and without them everything can still be
-read. Light and dark as the reader's system has it; prints."""
+Verdict first, then what each rank did over time and how many steps the job made, where the time went and what would
+have changed that, how long sections took beside their limits, and each incident with its restart, evidence and stacks.
+Text and drawings are in the page itself; a few lines of script add zooming and reading by keyboard, and without them
+everything can still be read. Light and dark as the reader's system has it; prints."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from resilience.analysis.load import Reader
 from resilience.analysis.merge import history_of
 from resilience.analysis.report import Report, report
 from resilience.analysis.sections import Section
+from resilience.analysis.throughput import throughput_of
 from resilience.analysis.waterfall import Waterfall, waterfall
 from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
@@ -29,6 +30,7 @@ from resilience.cli.report import TIMES_UNKNOWN, incident_lines, incomplete_in_w
 from resilience.cli.report_drawings import (
     lanes_figure,
     section_bars,
+    throughput_figure,
     times_figure,
     waterfall_figure,
     who_in_words,
@@ -55,6 +57,8 @@ class Told:
         self.history = history_of(folder, reader.records)
         self.found = report(reader, self.history)
         self.lines = lines_around(folder, self.found.incidents)
+        self.lanes = lanes(self.history, self.found.incidents)
+        self.rates = throughput_of(folder)
 
     def page(self) -> str:
         """Return the whole page."""
@@ -65,7 +69,8 @@ class Told:
             f'<p class="dim">{escape(", ".join(found.functions))} · {found.world_size or "?"} ranks on '
             f"{escape(_ranks_or(found.nodes))} · from {date(found.started_wall_ns)} to {clock(found.last_wall_ns)}</p>",
             "<h2>What the ranks did</h2>",
-            lanes_figure(lanes(self.history, found.incidents)),
+            lanes_figure(self.lanes),
+            throughput_figure(self.rates, self.lanes),
             "<h2>Where the time went</h2>",
             f"<p>{TIMES_UNKNOWN}</p>" if found.times is None else times_figure(found.times),
             _what_ifs(found.what_ifs),

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from resilience.analysis.lanes import MOST_LANES, Drawn, lanes
+from resilience.analysis.load import load
 from resilience.analysis.merge import history_of
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.stack_groups import stack_groups
 from resilience.cli import main, report_logs
 from tests.support.lines import SECOND, log_line, write
 from tests.support.record_streams import Fault, job
+from tests.unit.analysis.test_throughput import stepped
 
 VOID = {"meta", "link", "br"}
 
@@ -59,6 +61,18 @@ def drawn_of(folder: Path) -> Drawn:
 def page_of(folder: Path, out: Path) -> str:
     assert main(["report", str(folder), "--html", str(out)]) == 0
     return out.read_text()
+
+
+def test_steps_per_second_are_drawn_over_the_time_of_the_lanes(folder: Path, tmp_path: Path) -> None:
+    assert "Steps per second" not in page_of(folder, tmp_path / "without.html")
+    first = min(record.wall_ns for record in load(folder).records) / 1e9
+    for rank in range(4):
+        stepped(folder, rank, first, [2.0, 4.0])
+    page = page_of(folder, tmp_path / "page.html")
+    Page(page)
+    drawn = page[page.index('<svg id="throughput"') : page.index("</svg>", page.index('<svg id="throughput"'))]
+    assert re.findall(r"([\d.]+) steps per second</title>", drawn) == ["2", "4"]
+    assert "Steps per second over time, at most 4" in drawn
 
 
 def test_log_lines_around_an_incident_are_on_the_page(folder: Path, tmp_path: Path) -> None:
