@@ -150,6 +150,7 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         steps={record.rank: record.step for record in iteration.records if record.step is not None} | iteration.steps,
         answered=frozenset(iteration.answered),
         sections=iteration.sections,
+        hangs=iteration.hangs,
         collectives=iteration.collectives,
         seats=iteration.seats,
         returned=frozenset(rank for rank, (outcome, _) in iteration.runs.items() if outcome == "completed"),

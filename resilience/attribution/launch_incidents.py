@@ -188,6 +188,7 @@ def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
             stacks=iteration.stacks | evidence.stacks,
             steps=iteration.steps | evidence.steps,
             sections=iteration.sections | evidence.sections,
+            hangs=iteration.hangs | evidence.hangs,
             collectives=iteration.collectives | evidence.collectives,
             signalled=iteration.signalled | evidence.signalled,
         )

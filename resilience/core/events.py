@@ -153,7 +153,8 @@ class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     """This rank learned that its iteration was decided as interrupted. `stack`: where its main thread was
     at that moment, innermost frame last, which tells who waited for whom. `silent_for_s`: for how long the rank of
     the first record had been silent, if it hung: all ranks that were at work have lost that time. `sections`: those
-    that were open, outermost first. `collectives`: the last ones that it entered."""
+    that were open, outermost first. `collectives`: the last ones that it entered. `hang`: in which way it hung itself,
+    if another rank's hang is the reason."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, where known
@@ -162,6 +163,7 @@ class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     silent_for_s: Seconds | None = None
     sections: tuple[str, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    hang: Hang | None = None
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):

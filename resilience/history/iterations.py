@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from resilience.core import events
-from resilience.core.attribution import Collective, Frame, Interruption, InterruptionRecord
+from resilience.core.attribution import Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.core.records import Record
 from resilience.history.cycles import CycleHistory
 from resilience.history.phases import PhaseTimes, Place, TimedPhase
@@ -39,6 +39,7 @@ class Iteration:
         self.steps: dict[int, int] = {}
         self.sections: dict[int, tuple[str, ...]] = {}  # open ones
         self.collectives: dict[int, tuple[Collective, ...]] = {}  # the last ones
+        self.hangs: dict[int, Hang] = {}  # ranks of which no limit was exceeded
         self.seats: dict[int, int] = {}  # initial ranks by the ranks of this iteration
         self.started: dict[int, str] = {}
         self.world_size: int | None = None
@@ -209,6 +210,8 @@ class IterationHistory:
             found.steps[rank] = event.step
         if event.sections:
             found.sections[rank] = event.sections
+        if event.hang is not None:
+            found.hangs[rank] = event.hang
         if event.collectives:
             found.collectives[rank] = event.collectives
 

@@ -287,7 +287,13 @@ class RankMonitor:
                 if view.iteration == record.origin.iteration:
                     sections = tuple(section.name for section in view.open_sections)
                     entered = last_collectives(self._page.collectives())
-                    event = msgspec.structs.replace(event, step=view.step, sections=sections, collectives=entered)
+                    hang = None
+                    if event.silent_for_s is not None:  # a rank hangs, and nothing has been cut or signalled yet
+                        self._witness.see(None)
+                        hang = self._witness.hang(event.stack, is_gil_held=False)
+                    event = msgspec.structs.replace(
+                        event, step=view.step, sections=sections, collectives=entered, hang=hang
+                    )
                     record = msgspec.structs.replace(record, event=event)
                 self._interrupted = (record.origin.iteration or 0, time.monotonic())
             case events.AbortStuck():

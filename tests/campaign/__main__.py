@@ -19,15 +19,16 @@ from tests.campaign.running import Outcome, run, undisturbed
 
 def main() -> int:
     options = _options()
-    options.out.mkdir(parents=True, exist_ok=True)
-    results = options.out / "results.jsonl"
+    work = Path(tempfile.mkdtemp(prefix="campaign-"))
+    out = options.out or (work / "out" if options.quick else Path("campaign"))
+    out.mkdir(parents=True, exist_ok=True)
+    results = out / "results.jsonl"
     done = {(each.contestant, each.case.number): each for each in _load(results)} if options.resume else {}
     if not options.resume and results.exists():
         print(f"{results} exists: --resume goes on with it, another --out begins anew", file=sys.stderr)
         return 2
     chosen = list(_chosen(options))
     deadline = time.monotonic() + options.minutes * 60
-    work = Path(tempfile.mkdtemp(prefix="campaign-"))
     print(f"{len(chosen)} cases, {len(done)} of them done; jobs in {work}, results in {results}", flush=True)
     contestant = CONTESTANTS[options.contestant]
     right = ""
@@ -64,7 +65,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contestant", choices=sorted(CONTESTANTS), default="ours")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no case after that (default 120)")
     parser.add_argument("--resume", action="store_true", help="leave out what results.jsonl has already")
-    parser.add_argument("--out", type=Path, default=Path("campaign"), help="folder for the results")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the results (default: campaign, and a new one with --quick)"
+    )
     return parser.parse_args()
 
 
