@@ -6,6 +6,7 @@ two such files apart, `--backtest` holds the rule to account on the same data.""
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -127,8 +128,10 @@ def status(found: Timeouts) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    if arguments.target_false_alarms <= 0:
-        raise ConfigurationError(f"--target-false-alarms is {arguments.target_false_alarms:g}, expected more than 0")
+    if not 0.0 < arguments.target_false_alarms < math.inf:
+        raise ConfigurationError(
+            f"--target-false-alarms is {arguments.target_false_alarms:g}, expected a number above 0"
+        )
     if arguments.ranks < 0:
         raise ConfigurationError(f"--ranks is {arguments.ranks}, expected 1 or more")
     if arguments.max_timeout is not None and arguments.max_timeout < arguments.min_timeout:

@@ -124,6 +124,18 @@ def test_flags_for_other_launchers(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--ft-rank_section_timeouts=checkpoint:" in capsys.readouterr().out
 
 
+def test_torchelastic_gets_no_value_from_sections_that_it_does_not_watch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "timeouts.yaml"
+    status = main(["calibrate", str(table(tmp_path / "t.csv")), "--format", "torchelastic", "--out", str(out)])
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "watches neither sections nor steps nor heartbeats" in said.err
+    assert not any(character.isdecimal() for character in said.err)
+    assert status == 3 and timeouts_file.read(out).deadlines["step"].timeout_s  # the limits are written all the same
+
+
 def test_timings_of_a_run_are_lined_up_over_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for job in ("one", "two"):
         for rank in range(2):
@@ -146,6 +158,12 @@ def test_timings_of_a_run_are_lined_up_over_ranks(tmp_path: Path, capsys: pytest
     ("content", "told"),
     [
         ("run,section,rank,i,seconds\n0,step,0,0,nan\n", "t.csv:2: seconds is 'nan'"),
+        ("run,section,rank,i,seconds\n0,step,0,0,1\n0,step,0,1,NaN\n", "t.csv:3: seconds is 'NaN'"),
+        ("run,section,rank,i,seconds\n0,step,0,0,inf\n", "t.csv:2: seconds is 'inf'"),
+        ("run,section,rank,i,seconds\n0,step,0,nan,1\n", "t.csv:2: i is 'nan'"),
+        ("\ufeffrun,section,rank,i,seconds\n0,step,0,0,1\n", "t.csv:1: begins with a byte order mark"),
+        ("run,section,rank,i,seconds\n0,step,0,0,1\n0,,0,1,1\n", "t.csv:3: the name of the section is empty"),
+        ("run,section,rank,i,seconds\n0,  ,0,0,1\n", "t.csv:2: the name of the section is empty"),
         ("run,section,rank,i,seconds\n0,step,0,0,1\n0,step,0,1,-1\n", "t.csv:3: seconds is '-1'"),
         ("run,section,rank,i,seconds\n0,step,0\n", "t.csv:2: 3 fields, expected 5"),
         ("run,name,rank,i,seconds\n", "t.csv:1: the columns are run,name"),
@@ -157,10 +175,19 @@ def test_bad_table_is_named_with_its_line_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, told: str
 ) -> None:
     path, out = tmp_path / "t.csv", tmp_path / "out.yaml"
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     assert main(["calibrate", str(path), "--out", str(out)]) == 2
     assert told in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
+def test_target_that_is_no_number_of_false_alarms_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    path = table(tmp_path / "t.csv", 100)
+    assert main(["calibrate", str(path), f"--target-false-alarms={value}"]) == 2
+    assert "--target-false-alarms is" in capsys.readouterr().err
 
 
 def test_truncated_archive_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
