@@ -81,7 +81,7 @@ def learned(
             value=source,
         )
     note = harmless(unlike)
-    limits = in_force(found, base, margin)
+    limits = in_force(found, base, margin, is_equal=not note)
     told = TimeoutsLoaded(
         str(path), len(limits.learned), True, is_shadow, note and f"it fits, though not all is equal: {note}"
     )

@@ -20,14 +20,17 @@ from resilience.core import calibration, timeouts
 from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool
 from resilience.core.configuration import differences, harmless, serious
 from resilience.core.deadlines import Start, first_of
+from resilience.core.phases import Phases, recurring
 from resilience.core.quantiles import chi2
 from resilience.core.tails import quantile
-from resilience.core.timeouts import Deadline, Group, Timeouts
+from resilience.core.timeouts import Deadline, Group, Outside, Timeouts
 from resilience.errors import ConfigurationError
 
 RESTARTS_PER_MONTH = 100.0  # expected, where nothing else is said
 EMA = 0.5  # weight of the newer value in the compatible rule
 SIGNIFICANT = 0.05
+PAYS = 0.67  # of the usual limit: a limit outside phases that is longer is not worth its positions
+MOST_FOLDS = 8  # runs that a limit outside phases is tested on
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -65,7 +68,10 @@ def calibrate(
         first = warm_up(name, seen)
         usual = _usual(seen, first, seconds, job)
         if usual is not None:  # else it came once a start, and is a first occurrence only
-            made[name] = _grouped(usual, _of_groups(runs, name, job), first, seconds, job)
+            usual = _grouped(usual, _of_groups(runs, name, job), first, seconds, job)
+            p = job.among(2).p(usual.every_s)  # in phases there are few occurrences, outside nearly all
+            outside = outside_phases(seen, first, usual.timeout_s, p, target)
+            made[name] = msgspec.structs.replace(usual, outside=outside)
         for start in get_args(Start):
             begun = [each for observed_ in seen for each in observed_.starts if each.how == start and each.values]
             if begun:
@@ -195,6 +201,50 @@ def _grouped(usual: Deadline, groups: Mapping[str, list[Observed]], first: int, 
     return msgspec.structs.replace(usual, groups=tuple(made))
 
 
+def outside_phases(
+    seen: Sequence[Observed], first: int, usual_s: float | None, p: float, target: Target
+) -> Outside | None:
+    """Return the limit outside known phases, None if no phases are known, or it is not much shorter than the usual one,
+    or the runs do not bear it out: of each run, what lies outside is compared with the limit of the others."""
+    found = _fit_outside(seen, first, p, target)
+    if found is None or usual_s is None:
+        return None
+    fitted, phases = found
+    limit = fitted.timeout_s
+    if limit is None or limit > PAYS * usual_s or not _is_borne_out(seen, first, phases, p, target):
+        return None
+    return Outside(limit, fitted.status, fitted.reason, phases, fitted.p, fitted.n, fitted.max_s, fitted.median_s)
+
+
+def _fit_outside(
+    seen: Sequence[Observed], first: int, p: float, target: Target, phases: Phases | None = None
+) -> tuple[calibration.Timeout, Phases] | None:
+    """Return the fit of all that lies outside the phases that these runs show, and the phases; None without any."""
+    if phases is None:
+        courses = [course for each in seen if (course := each.course(first)) is not None]
+        phases = recurring(courses) if len(courses) == len(seen) else None
+    if phases is None:
+        return None
+    pool = pool_of([each.outside(phases) for each in seen], first)
+    if not pool.n:
+        return None
+    bounds = {"min_timeout": target.min_timeout, "max_timeout": target.max_timeout}
+    return fit_pool(pool, p, target.confidence, **bounds), phases  # type: ignore[arg-type]
+
+
+def _is_borne_out(seen: Sequence[Observed], first: int, phases: Phases, p: float, target: Target) -> bool:
+    """Whether no run exceeds the limit of the others outside their phases. Two runs share their phases, for one alone
+    shows none."""
+    for held_out in seen[:MOST_FOLDS]:
+        others = [each for each in seen if each is not held_out]
+        found = _fit_outside(others, first, p, target, phases if len(others) == 1 else None)
+        if found is None or found[0].timeout_s is None:
+            return False
+        if max(held_out.outside(found[1]).series(first), default=0.0) > found[0].timeout_s:
+            return False
+    return True
+
+
 def _warned(made: Deadline, what: str) -> Deadline:
     return msgspec.structs.replace(made, warnings=(*made.warnings, what))
 
@@ -216,7 +266,8 @@ def _first(begun: Sequence[Begun], first: int, usual: Deadline | None, seconds: 
 
 class Held(msgspec.Struct, frozen=True):
     """One answer, tested on data that it was not fitted on. nvrx: the limit of the compatible rule, 5 times
-    the maximum of each run, averaged. exposure: durations tested on; plain: that exceeded the maximum."""
+    the maximum of each run, averaged. exposure: durations tested on; plain: that exceeded the maximum. outside_s: the
+    limit outside known phases, None without any; outside_exposure, outside_exceeded: the same of it."""
 
     configuration: str
     deadline: str
@@ -231,6 +282,12 @@ class Held(msgspec.Struct, frozen=True):
     exceeded: int
     nvrx_exceeded: int
     plain_exceeded: int
+    median_s: float = 0.0
+    outside_s: float | None = None
+    outside_status: str = ""
+    outside_max_s: float = 0.0
+    outside_exposure: int = 0
+    outside_exceeded: int = 0
 
     @property
     def is_rated(self) -> bool:
@@ -326,12 +383,37 @@ def _held(
         return None
     pools = [pool_of([each], first) for each in train]
     nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
-    exceeded = [
+    over, nvrx_over, plain_over = (
         sum(count for seconds, count in test_pool.descending if seconds > limit)
         for limit in (fitted.timeout_s, nvrx, fitted.max_s)
-    ]
-    return Held(
-        mark, name, left_out, fitted.status, p, fitted.n, fitted.timeout_s, nvrx, fitted.max_s, test_pool.n, *exceeded
+    )
+    answer = Held(
+        mark,
+        name,
+        left_out,
+        fitted.status,
+        p,
+        fitted.n,
+        fitted.timeout_s,
+        nvrx,
+        fitted.max_s,
+        test_pool.n,
+        over,
+        nvrx_over,
+        plain_over,
+        fitted.median_s,
+    )
+    outside = outside_phases(train, first, fitted.timeout_s, p / 2, target)
+    if outside is None:
+        return answer
+    tested = [seconds for number, seconds, _ in held_out.outside(outside.phases).kept if number >= first]
+    return msgspec.structs.replace(
+        answer,
+        outside_s=outside.timeout_s,
+        outside_status=outside.status,
+        outside_max_s=outside.max_s,
+        outside_exposure=len(tested),
+        outside_exceeded=sum(seconds > outside.timeout_s for seconds in tested),
     )
 
 

@@ -16,6 +16,7 @@ from resilience.core.calibration import Cut, Pool
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import INITIAL_HEARTBEAT, Start
 from resilience.core.episodes import RUN, START, Tops
+from resilience.core.phases import Course, Phases
 from resilience.core.tails import quantile
 from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
@@ -57,12 +58,48 @@ class Observed(msgspec.Struct):
 
     def placed(self, first: int, run: int) -> Iterator[tuple[float, int]]:
         """Yield (seconds, place) of the single values without each start's first occurrences. run: its number."""
-        start, before = 0, -1
-        for number, seconds, _ in self.kept:
-            start += number <= before
-            before = number
+        for start, number, seconds, _ in self._numbered():
             if number >= first:
                 yield seconds, run * RUN + start * START + number
+
+    def course(self, first: int) -> Course | None:
+        """Return the single values after the cold start by position, None if the run did not begin with one."""
+        if not self.starts or self.starts[0].how != "cold":
+            return None
+        cold = {number: seconds for start, number, seconds, _ in self._numbered() if start == 0}
+        kept = sorted(seconds for number, seconds in cold.items() if number >= first)
+        median = kept[len(kept) // 2] if self.is_whole and kept else self.rank_medians[1]
+        slow = {number: seconds for number, seconds in cold.items() if number >= first}
+        return Course(slow, median, max(cold, default=-1) + 1)
+
+    def outside(self, phases: Phases) -> Observed:
+        """Return what was observed outside known phases after the cold start. Where only large values are known one by
+        one, all other durations count as outside too."""
+        kept, removed = [], Histogram()
+        for start, number, seconds, at in self._numbered():
+            is_unknown = start > 0 and not self.is_whole
+            if is_unknown or (start == 0 and phases.is_outside(number)):
+                kept.append((number, seconds, at))
+            else:
+                removed.add(seconds)
+        buckets = {number: count - removed.buckets.get(number, 0) for number, count in self.body.buckets.items()}
+        rest: Observed = msgspec.structs.replace(
+            self,
+            kept=kept,
+            n=max(len(kept), self.n - removed.count),
+            max_s=max((seconds for _, seconds, _ in kept), default=0.0),
+            body=msgspec.structs.replace(self.body, buckets={n: count for n, count in buckets.items() if count > 0}),
+            settled_max=max((seconds for _, seconds, at in kept if at <= self.half_at), default=0.0),
+        )
+        return rest
+
+    def _numbered(self) -> Iterator[tuple[int, int, float, float]]:
+        """Yield (start, number since that, seconds, when) of the single values."""
+        start, before = 0, -1
+        for number, seconds, at in self.kept:
+            start += number <= before
+            before = number
+            yield start, number, seconds, at
 
     def counts(self, first: int) -> Counter[float]:
         """Return how often each duration occurred, without each start's first occurrences."""

@@ -28,7 +28,7 @@ from resilience.errors import ConfigurationError
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
-Exit status: 0 every limit is `ok` or `tentative`; 2 wrong use or bad input; 3 some are provisional;
+Exit status: 0 every limit is `ok` or `tentative`; 2 wrong use or bad input; 3 some are short or provisional;
 4 for some there are too few data; the limits of first occurrences (`.first`) do not count. 1 --backtest: an
 answer is significantly worse than stated, or too little could be tested; or no run has a section that
 --section names."""
@@ -37,7 +37,7 @@ FOOTNOTE = (
     "covers a kind of pause that did not occur in these runs: it may come as often as `count` says"
 )
 NO_FLAGS = "torchelastic watches neither sections nor steps nor heartbeats, so there is no flag that holds these limits"
-_COLOURS = {"ok": "green", "tentative": "cyan", "provisional": "yellow", "insufficient": "red"}
+_COLOURS = {"ok": "green", "tentative": "cyan", "short": "cyan", "provisional": "yellow", "insufficient": "red"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -124,7 +124,7 @@ def status(found: Timeouts) -> int:
     states = {deadline.status for name, deadline in found.deadlines.items() if split(name)[1] is None}
     if "insufficient" in states:
         return SOME_INSUFFICIENT
-    return SOME_PROVISIONAL if "provisional" in states else ALL_RATED
+    return SOME_PROVISIONAL if states & {"short", "provisional"} else ALL_RATED
 
 
 def _target(arguments: argparse.Namespace) -> Target:

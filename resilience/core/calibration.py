@@ -20,7 +20,7 @@ from resilience.core.episodes import RUN, Tops
 from resilience.core.quantiles import student
 from resilience.core.tails import CLUSTERED, FEWEST_EVENTS, count_of, credible, quantile, split, tails_of, top_group
 
-Status = Literal["ok", "tentative", "provisional", "insufficient"]
+Status = Literal["ok", "tentative", "short", "provisional", "insufficient"]
 End = Literal["ok", "cut", "killed", "hang"]
 
 MONTH = 30 * 24 * 3600.0  # seconds
@@ -30,7 +30,9 @@ FEW_BUT_COVERED = 100  # durations that do where n * p >= COVERED: the rate show
 COVERED = 0.3
 FARTHEST = 1e4  # 1 / (n p): how far beyond the data the tail is followed
 FACTOR = 5.0  # the rule of thumb: this many times the maximum
-FLOOR, TENTATIVE_FLOOR = 1.5, 2.0  # times the maximum
+FLOOR, TENTATIVE_FLOOR, SHORT_FLOOR = 1.5, 2.0, 2.0  # times the maximum
+SHORT = 500  # durations for a limit that claims what counting shows
+SHORT_SHARE = 0.1  # of one occurrence in n: how often the tail may exceed such a limit
 NEAR_TOP = 1.5  # a value this near to the maximum has seen the same mode
 RUNS_AGREE = 1.25  # ratio of the medians of two runs of one configuration
 UNKNOWN_SHIFT = math.log(1.1)  # between runs, where two were seen
@@ -149,8 +151,12 @@ def fit_pool(
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
     status, reason = _status(pool, values, n, p, level)
-    floor = top * (TENTATIVE_FLOOR if status == "tentative" else FLOOR)
-    timeout = max(level, floor) if status in ("ok", "tentative") else top * FACTOR
+    counted = math.exp(max(tail.level(SHORT_SHARE / n, n) for tail in tails) + shift)
+    timeout = {
+        "ok": max(level, FLOOR * top),
+        "tentative": max(level, TENTATIVE_FLOOR * top),
+        "short": min(max(counted, SHORT_FLOOR * top), FACTOR * top),
+    }.get(status, FACTOR * top)
     timeout, warnings = _above_kills(timeout, top, kills)
     timeout = max(timeout, min_timeout)
     if max_timeout is not None and timeout > max_timeout:
@@ -247,48 +253,59 @@ def unlike_runs(runs: int, confidence: float = 0.95) -> float:
 
 def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, level: float) -> tuple[Status, str]:
     """Return how far the answer can be believed, and why no further."""
-    top = values[0][0]
     runs = len(pool.run_medians)
+    if flaw := _flaw(pool, values, n):
+        return "provisional", flaw
+    if not (missing := _missing(values, n, p, level)):
+        is_enough = n >= ENOUGH or (n * p >= COVERED and n >= FEW_BUT_COVERED)
+        if is_enough and runs >= 2:
+            return "ok", f"{n} durations in {runs} runs"
+        if is_enough:
+            return "tentative", "one run only; a second one of the same configuration makes it sure"
+        if n >= SOME:
+            return "tentative", f"{n} durations, {ENOUGH} make it sure"
+        missing = f"{n} durations, {SOME} are needed for a tentative rate, {ENOUGH} for a sure one"
+    return ("short" if n >= SHORT and runs >= 2 else "provisional"), missing
+
+
+def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
+    """Return why the largest durations seen say little of what is to come, empty if they do."""
+    top, runs = values[0][0], len(pool.run_medians)
     near, events = _near_top(pool, values, n)
     spread = max(pool.run_medians) / min(pool.run_medians)
-    is_enough = n >= ENOUGH or (n * p >= COVERED and n >= FEW_BUT_COVERED)
     if (lone := top_group(values, pool.tops, n)) is not None and lone[1] < events:
         near, events = lone
     is_clustered = near >= CLUSTERED * events
     if round(events) < (FEWEST_EPISODES if is_clustered else FEWEST_EVENTS):
         seen = {1: "once", 2: "twice"}.get(round(events), f"{round(events)} times")
         episodes = f", {near} occurrences in a row or nearly so" if is_clustered else ""
-        return "provisional", (
-            f"the slowest mode ({top:.4g} s) was seen {seen} only{episodes}; observe runs in which it comes again"
-        )
+        return f"the slowest mode ({top:.4g} s) was seen {seen} only{episodes}; observe runs in which it comes again"
     if top > NEAR_TOP * pool.first_half_max:
-        return "provisional", (
+        return (
             f"the maximum still rises: {pool.first_half_max:.4g} s in the first half of the data, {top:.4g} s in all; "
             "observe further runs"
         )
     if spread > RUNS_AGREE:
-        return "provisional", (
+        return (
             f"the runs differ: medians from {min(pool.run_medians):.4g} s to {max(pool.run_medians):.4g} s, allowed is "
             f"a factor of {RUNS_AGREE}; calibrate configurations apart"
         )
     if sum(longest >= top / NEAR_TOP for longest in pool.run_maxima) == 1 < runs:
-        return "provisional", (
-            f"the slowest mode ({top:.4g} s) was seen in one of {runs} runs only; observe further runs"
-        )
+        return f"the slowest mode ({top:.4g} s) was seen in one of {runs} runs only; observe further runs"
+    return ""
+
+
+def _missing(values: Sequence[tuple[float, int]], n: int, p: float, level: float) -> str:
+    """Return why no rate of p can be stated although the data have no flaw, empty if it can."""
+    top = values[0][0]
     if n * p * FARTHEST < 1.0:
-        return "provisional", (
+        return (
             f"p is {p:.2g} and {n} durations were seen: {1 / (n * p):.2g} times as many would be needed to see it, "
             f"at most {FARTHEST:g} times is followed; {math.ceil(1 / (p * FARTHEST))} durations are needed"
         )
     if level > FACTOR * top:
-        return "provisional", f"the tail is too heavy: p needs {level:.4g} s, above {FACTOR:g} times the maximum"
-    if is_enough and runs >= 2:
-        return "ok", f"{n} durations in {runs} runs"
-    if is_enough:
-        return "tentative", "one run only; a second one of the same configuration makes it sure"
-    if n >= SOME:
-        return "tentative", f"{n} durations, {ENOUGH} make it sure"
-    return "provisional", f"{n} durations, {SOME} are needed for a tentative rate, {ENOUGH} for a sure one"
+        return f"the tail is too heavy: p needs {level:.4g} s, above {FACTOR:g} times the maximum"
+    return ""
 
 
 def trial_probability(

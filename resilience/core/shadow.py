@@ -22,7 +22,10 @@ def weigh(limits: Limits | None, seen: Observation, told: Told, now: Seconds) ->
 
 
 def _first(limits: Limits) -> list[Limit]:
-    return [limit for first in limits.first.values() for limit in first.limits.values()]
+    return [
+        *(limit for first in limits.first.values() for limit in first.limits.values()),
+        *(outside.limit for outside in limits.outside.values()),
+    ]
 
 
 def next_look(limits: Limits | None, seen: Observation, now: Seconds) -> Seconds | None:

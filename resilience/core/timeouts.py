@@ -10,10 +10,11 @@ from typing import get_args
 
 import msgspec
 
-from resilience.core import rank_groups
+from resilience.core import rank_groups, watch
 from resilience.core.calibration import FACTOR, MONTH, Mode, Status, Timeout
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import Start, section_of, split
+from resilience.core.phases import Phases
 from resilience.core.watch import NO_LIMIT, First, Learned, Limit, Limits, OfRanks
 
 SCHEMA = 2
@@ -44,11 +45,25 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True):
     rank_medians_s: tuple[float, float] = (0.0, 0.0)
 
 
+class Outside(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The limit of occurrences outside known phases. p: the probability of a false alarm that was asked for."""
+
+    timeout_s: float
+    status: Status
+    reason: str
+    phases: Phases
+    p: float = 0.0
+    n: int = 0
+    max_s: float = 0.0
+    median_s: float = 0.0
+
+
 class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit of one deadline and what it rests on. Durations in seconds. expected_false_alarms_per_month: in 30 days
     of the whole job. false_alarms_per_occurrence: the probability of one. occurrences: how many after a start, of a
     deadline of first occurrences. rank_medians_s: the lowest and the highest median of single ranks; the others are of
-    the slowest rank of each occurrence. groups: limits of groups of like ranks, which go before this one."""
+    the slowest rank of each occurrence. groups: limits of groups of like ranks, which go before this one.
+    outside: a shorter limit outside known phases after a cold start."""
 
     timeout_s: float | None
     status: Status
@@ -74,6 +89,7 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     occurrences: int = 0
     rank_medians_s: tuple[float, float] = (0.0, 0.0)
     groups: tuple[Group, ...] = ()
+    outside: Outside | None = None
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -155,20 +171,23 @@ def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[st
                 reason=reason,
                 previous_timeout_s=known.timeout_s,
                 groups=fresh.groups if limit == fresh.timeout_s else (),
+                outside=fresh.outside if limit == fresh.timeout_s else None,
             )
     return merged
 
 
-def in_force(found: Timeouts, base: Limits, margin: float | None = None) -> Limits:
+def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equal: bool = True) -> Limits:
     """Return the limits of a run that starts with this file.
 
     base: limits set by hand, which go before learned ones. margin: seconds between asking all to restart and ending the
-    rank, None to end it at once."""
+    rank, None to end it at once. is_equal: nothing differs from the runs that were observed, arguments included; else
+    phases may come at other positions, and the limits of whole deadlines hold throughout."""
     limits = {name: known.timeout_s for name, known in found.deadlines.items() if known.timeout_s is not None}
     sections = dict(base.sections)
     changes: dict[str, Limit] = {}
     learned: dict[str, Learned] = {}
     groups: dict[str, tuple[OfRanks, ...]] = {}
+    outside: dict[str, watch.Outside] = {}
     first = _first(found, limits, base, margin)
     for name, seconds in limits.items():
         deadline, start = split(name)
@@ -182,6 +201,9 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None) -> Limi
         known = found.deadlines[name]
         occurrences = first[name].occurrences if name in first else 0
         learned[name] = _learned(seconds, known, occurrences)
+        if known.outside is not None and is_equal:
+            limit = _limit(min(known.outside.timeout_s, seconds), margin)
+            outside[name] = watch.Outside(limit, known.outside.phases)
         if known.groups:
             groups[name] = tuple(
                 OfRanks(group.ranks, _limit(limit, margin), _learned(limit, group, occurrences))
@@ -195,6 +217,7 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None) -> Limi
         learned=learned,
         groups=groups,
         group_world=found.configuration.world_size,
+        outside=outside,
         **changes,
     )
 
@@ -217,7 +240,8 @@ def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
                     {name: group.limit} if section is None else {"sections": {**chosen.sections, section: group.limit}}
                 )
                 learned = {**chosen.learned, name: group.learned}
-                chosen = msgspec.structs.replace(chosen, learned=learned, **changed)
+                outside = {known: limit for known, limit in chosen.outside.items() if known != name}
+                chosen = msgspec.structs.replace(chosen, learned=learned, outside=outside, **changed)
     return chosen
 
 
@@ -283,13 +307,15 @@ def fallback(known: Learned, seen: Seen) -> float:
 
 
 def raised(limits: Limits, name: str, seconds: float) -> Limits:
-    """Return the limits with that of one deadline at least so long."""
+    """Return the limits with that of one deadline at least so long; phases of it are no longer known."""
 
     def longer(limit: Limit) -> Limit:
         first = limit.hard if limit.soft is None else limit.soft
         more = 0.0 if first is None else max(0.0, seconds - first)
         return Limit(*(None if allowed is None else allowed + more for allowed in (limit.soft, limit.hard)))
 
+    outside = {known: limit for known, limit in limits.outside.items() if known != name}
+    limits = msgspec.structs.replace(limits, outside=outside)
     section = section_of(name)
     if section is None:
         return msgspec.structs.replace(limits, **{name: longer(getattr(limits, name))})

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_limit, of_section
+from resilience.core.phases import Phases
 from resilience.core.silences import Rule, Silence
 
 Seconds = float
@@ -57,6 +58,13 @@ class OfRanks(msgspec.Struct, frozen=True):
     learned: Learned
 
 
+class Outside(msgspec.Struct, frozen=True):
+    """A learned limit that holds outside known phases after a cold start; in a phase, the usual limit holds."""
+
+    limit: Limit
+    phases: Phases
+
+
 class Limits(msgspec.Struct, frozen=True):
     """All limits in force for one rank.
 
@@ -74,7 +82,8 @@ class Limits(msgspec.Struct, frozen=True):
     weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline. rule: of the limit
     for silences where no other limit holds; None watches nothing more. defaults: names of limits here that nobody has
     set; they do not keep the rule from being weighed. groups: learned limits of groups of ranks, by deadline, which
-    hold in a world of `group_world` ranks; a monitor picks its rank's (`core.timeouts.of_rank`)."""
+    hold in a world of `group_world` ranks; a monitor picks its rank's (`core.timeouts.of_rank`). outside: learned
+    limits outside known phases, by deadline."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT
@@ -99,6 +108,7 @@ class Limits(msgspec.Struct, frozen=True):
     defaults: tuple[str, ...] = ()
     groups: dict[str, tuple[OfRanks, ...]] = {}
     group_world: int = 0
+    outside: dict[str, Outside] = {}
 
 
 class Doing(Enum):
@@ -427,7 +437,8 @@ def _silent_from(seen: Observation, announced_at: Seconds) -> Seconds:
 def section_limit(limits: Limits, seen: Observation, section: Sign) -> Limit:
     """Return the limit that holds for an open section."""
     usual = limits.sections.get(section.name, NO_LIMIT)
-    if of_section(section.name) not in limits.first:
+    deadline = of_section(section.name)
+    if deadline not in limits.first and deadline not in limits.outside:
         return limits.warmup.get(section.name, usual) if section.occurrence <= limits.warmup_occurrences else usual
     return _for_occurrence(limits, seen, of_section(section.name), section.occurrence, usual)
 
@@ -435,8 +446,13 @@ def section_limit(limits: Limits, seen: Observation, section: Sign) -> Limit:
 def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence: int, usual: Limit) -> Limit:
     """Return the limit that holds for an occurrence, counted from 1."""
     first = limits.first.get(deadline)
+    if first is not None and occurrence <= first.occurrences:
+        return first.limits.get(seen.start, usual)
+    outside = limits.outside.get(deadline)
+    if outside is not None and seen.start == "cold" and outside.phases.is_outside(occurrence - 1):
+        return outside.limit
     if first is not None:
-        return first.limits.get(seen.start, usual) if occurrence <= first.occurrences else usual
+        return usual
     is_warm_up = deadline == HEARTBEAT and occurrence <= limits.warmup_occurrences
     return limits.warmup.get(deadline, usual) if is_warm_up else usual
 
@@ -469,6 +485,7 @@ def _all(limits: Limits) -> list[Seconds]:
         *limits.sections.values(),
         *limits.warmup.values(),
         *(limit for first in limits.first.values() for limit in first.limits.values()),
+        *(outside.limit for outside in limits.outside.values()),
     )
     own = [] if limits.rule is None else [limits.rule.least]
     return own + [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]

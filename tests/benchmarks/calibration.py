@@ -100,6 +100,8 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
         yield Bar(
             f"{name}: share of deadlines with a rate", share / len(deadlines), share_bar, at_most=size in (1000, 100)
         )
+        if size is None:
+            yield from goals(found, tables)
         rows.append(
             (
                 name,
@@ -121,6 +123,51 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
         "over 5 × max",
     )
     tables["real"] = _table(header, rows)
+
+
+def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
+    """How short limits are outside known phases, and for how many series that is so. All data, without a least limit."""
+    phased = [each for each in answers if each["outside_s"] is not None]
+    exposure, exceeded = (
+        sum(each["outside_exposure"] for each in phased),
+        sum(each["outside_exceeded"] for each in phased),
+    )
+    limits = [(each["outside_s"] or each["timeout_s"], each) for each in answers]
+    known = [each for each in limits if each[1]["status"] in RATED or each[1]["outside_status"] in RATED]
+    tame = [(limit, each) for limit, each in limits if (each["outside_max_s"] or each["max_s"]) <= 5 * each["median_s"]]
+    near = [each for limit, each in tame if limit <= 5 * each["median_s"]]
+    rows = (
+        (
+            "limits / (5 × max), all answers",
+            f"{geometric_mean([limit / each['nvrx_s'] for limit, each in limits]):.2f}",
+            "100 %",
+        ),
+        (
+            "limits / (5 × max) outside known phases",
+            f"{geometric_mean([each['outside_s'] / each['nvrx_s'] for each in phased]):.2f}",
+            _share(phased, answers),
+        ),
+        (
+            "limits / median, rated or short",
+            f"{geometric_mean([limit / each['median_s'] for limit, each in known]):.1f}",
+            _share(known, answers),
+        ),
+        ("healthy maximum outside phases ≤ 5 × median", "-", _share(tame, answers)),
+        ("  of these: limit ≤ 5 × median", _share(near, tame), _share(near, answers)),
+        ("unseen durations over a limit outside phases", f"{exceeded} of {exposure:,}", _share(phased, answers)),
+    )
+    tables["goals"] = _table(("", "value", "share of the series"), rows)
+    yield Bar("outside known phases: unseen durations over the limit", float(exceeded), 0.0)
+    yield Bar(
+        "all limits, shorter outside phases / (5 x max)", geometric_mean([v / e["nvrx_s"] for v, e in limits]), 0.75
+    )
+
+
+RATED = ("ok", "tentative", "short")
+
+
+def _share(some: Sequence[object], of: Sequence[object]) -> str:
+    return f"{len(some) / len(of):.0%}" if of else "-"
 
 
 def _rated(answer: dict[str, Any]) -> bool:

@@ -162,6 +162,47 @@ def test_like_ranks_whose_slowest_differs_each_time_are_not_stale(tmp_path: Path
     assert staleness(known, Seen(2000, 0.2, 0.1, 0, 2000)) == ""
 
 
+def with_evaluations(seed: int, n: int = 3000, at: Sequence[int] = (1000, 2000)) -> list[float]:
+    values = steps(n, seed)
+    for position in at:
+        values[position] = 8.0
+    return values
+
+
+def test_evaluation_at_the_same_steps_of_all_runs_leaves_a_short_limit_elsewhere(tmp_path: Path) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", with_evaluations(seed))]) for seed in range(3)]
+    known = limits(*folders).deadlines["train"]
+    assert known.outside is not None
+    assert known.outside.phases.positions == (1000, 2000)
+    assert known.outside.timeout_s < 0.5 < 8.0 < (known.timeout_s or 0.0)
+    enforced = in_force(limits(*folders), Limits())
+    assert enforced.outside["train"].limit.hard == known.outside.timeout_s
+    assert in_force(limits(*folders), Limits(), is_equal=False).outside == {}
+
+
+def test_evaluations_at_other_steps_of_each_run_leave_one_limit(tmp_path: Path) -> None:
+    runs = [with_evaluations(seed, at=(900 + 37 * seed, 1800 + 53 * seed)) for seed in range(3)]
+    folders = [record(tmp_path / f"run{number}", [("cold", values)]) for number, values in enumerate(runs)]
+    assert limits(*folders).deadlines["train"].outside is None
+
+
+def test_short_limit_that_a_run_does_not_bear_out_is_none(tmp_path: Path) -> None:
+    runs = [with_evaluations(seed) for seed in range(3)]
+    runs[2][1500] = 8.0
+    folders = [record(tmp_path / f"run{number}", [("cold", values)]) for number, values in enumerate(runs)]
+    assert limits(*folders).deadlines["train"].outside is None
+
+
+def test_positions_of_a_table_and_of_folders_are_the_same(tmp_path: Path) -> None:
+    runs = [[8.0, *with_evaluations(seed)] for seed in range(2)]
+    folders = [record(tmp_path / f"run{number}", [("cold", values)]) for number, values in enumerate(runs)]
+    of_folders = limits(*folders).deadlines["train"].outside
+    of_table = limits(table(tmp_path / "t.csv", runs)).deadlines["train"].outside
+    assert of_folders is not None and of_table is not None
+    assert of_folders.phases.positions == of_table.phases.positions == (1001, 2001)
+    assert of_folders.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
+
+
 def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
     first = record(tmp_path / "a" / "job", [("cold", steps(300, 1))], node="a", launch="one")
     second = record(tmp_path / "b" / "job", [("cold", steps(300, 2))], node="b", rank=1, launch="one")

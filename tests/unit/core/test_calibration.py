@@ -85,7 +85,33 @@ def test_one_run_is_tentative_and_has_the_higher_floor() -> None:
 
 def test_between_five_and_twenty_thousand_is_tentative() -> None:
     assert fit(lognormal(8_000, 0.02, 7), p=1e-6).status == "tentative"
-    assert fit(lognormal(4_000, 0.02, 7), p=1e-6).status == "provisional"
+    assert fit(lognormal(4_000, 0.02, 7), p=1e-6).status == "short"
+
+
+def test_short_runs_get_twice_the_maximum_and_claim_what_counting_shows() -> None:
+    answer = fit(lognormal(600, 0.02, 7), p=1e-6)
+    assert (answer.status, answer.timeout_s) == ("short", pytest.approx(2.0 * answer.max_s))
+    assert answer.distribution_free_upper == pytest.approx(3 / 600, rel=0.01)
+    assert fit(lognormal(450, 0.02, 7), p=1e-6).status == "provisional"
+    assert fit(lognormal(600, 0.02, 7, runs=1), p=1e-6).status == "provisional"
+
+
+def test_short_answers_are_exceeded_no_more_often_than_counting_says() -> None:
+    draws = {
+        "lognormal": lambda chance: chance.lognormvariate(0.0, 0.3),
+        "Pareto": lambda chance: chance.paretovariate(2.5),
+        "modes": lambda chance: chance.lognormvariate(0.0, 0.02) * (10.0 if chance.random() < 0.01 else 1.0),
+    }
+    kept = []
+    for name, draw in draws.items():
+        for seed in range(10):
+            chance = random.Random(f"{name}{seed}")
+            answer = fit([[draw(chance) for _ in range(400)] for _ in range(2)], p=1e-7)
+            if answer.status == "short":
+                over = sum(draw(chance) > (answer.timeout_s or 0.0) for _ in range(5000))
+                kept.append(over / 5000 <= (answer.distribution_free_upper or 0.0))
+    assert len(kept) >= 15
+    assert sum(kept) >= 0.95 * len(kept)
 
 
 def test_rate_that_shows_in_the_data_needs_a_hundred_only() -> None:
@@ -94,7 +120,7 @@ def test_rate_that_shows_in_the_data_needs_a_hundred_only() -> None:
 
 def test_probability_too_far_beyond_the_data_is_refused_with_the_number_needed() -> None:
     answer = fit(lognormal(20_000, 0.02, 9), p=1e-10)
-    assert answer.status == "provisional"
+    assert answer.status == "short"
     assert str(math.ceil(1 / (1e-10 * 1e4))) in answer.reason
 
 

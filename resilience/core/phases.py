@@ -1,0 +1,60 @@
+"""At which occurrences is a job known to be slow?  Positions that recur over runs.
+
+A job evaluates at step 1000, 2000, 3000 of every run. The limit of such a phase is long, and without positions it is
+the limit of every step. Occurrences are counted from a cold start. A position is known if every run that came so far is
+slow there, and at least two runs did. Beyond the second longest run nothing is known."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+SLOW = 1.5  # times the median: what counts as slow
+FEWEST_RUNS = 2
+MOST = 2_000  # positions
+WIDE = 1  # occurrences before and after a position that belong to it
+
+
+class Phases(msgspec.Struct, frozen=True):
+    """The positions of known phases, in ascending order. until: the first position of which nothing is known."""
+
+    positions: tuple[int, ...]
+    until: int
+
+    def is_outside(self, number: int) -> bool:
+        """Whether an occurrence, counted from 0 after a cold start, is known to lie outside all phases."""
+        if not 0 <= number < self.until:
+            return False
+        at = bisect_left(self.positions, number - WIDE)
+        return at == len(self.positions) or self.positions[at] > number + WIDE
+
+
+class Course(msgspec.Struct, frozen=True):
+    """One run from its cold start. slow: seconds by position, of all that may be slow. median: seconds. reach: how many
+    occurrences there were."""
+
+    slow: Mapping[int, float]
+    median: float
+    reach: int
+
+
+def recurring(runs: Sequence[Course]) -> Phases | None:
+    """Return the phases in which all runs agree, None if there are none."""
+    if len(runs) < FEWEST_RUNS:
+        return None
+    reaches = sorted((run.reach for run in runs), reverse=True)
+    counts = Counter(
+        number for run in runs for number, seconds in run.slow.items() if seconds >= SLOW * run.median > 0.0
+    )
+    until = reaches[FEWEST_RUNS - 1]
+    positions = tuple(
+        sorted(
+            number
+            for number, count in counts.items()
+            if number < until and count == sum(reach > number for reach in reaches)
+        )
+    )
+    return Phases(positions, until) if 0 < len(positions) <= MOST else None
