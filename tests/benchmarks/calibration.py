@@ -15,6 +15,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import random
 import resource
@@ -126,41 +127,37 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
 
 
 def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
-    """How short limits are outside known phases, and for how many series that is so. All data, without a least limit."""
+    """How short limits are outside known phases, and for how many series that is so; without a least limit."""
     phased = [each for each in answers if each["outside_s"] is not None]
-    exposure, exceeded = (
-        sum(each["outside_exposure"] for each in phased),
-        sum(each["outside_exceeded"] for each in phased),
-    )
-    limits = [(each["outside_s"] or each["timeout_s"], each) for each in answers]
-    known = [each for each in limits if each[1]["status"] in RATED or each[1]["outside_status"] in RATED]
-    tame = [(limit, each) for limit, each in limits if (each["outside_max_s"] or each["max_s"]) <= 5 * each["median_s"]]
-    near = [each for limit, each in tame if limit <= 5 * each["median_s"]]
+    exceeded = sum(each["outside_exceeded"] for each in phased)
+    exposure = sum(each["outside_exposure"] for each in phased)
+    for each in answers:
+        each["limit"] = each["outside_s"] or each["timeout_s"]
+        each["healthy_max"] = each["outside_max_s"] or each["max_s"]
+    known = [each for each in answers if each["status"] in RATED or each["outside_status"] in RATED]
+    tame = [each for each in answers if each["healthy_max"] <= 5 * each["median_s"]]
+    near = [each for each in tame if each["limit"] <= 5 * each["median_s"]]
+    of_all = _ratio(answers, "limit", "nvrx_s")
+    to_median = f"{_ratio(known, 'limit', 'median_s'):.1f}"
     rows = (
+        ("limit / (5 × max), all", f"{of_all:.2f}", "100%"),
         (
-            "limits / (5 × max), all answers",
-            f"{geometric_mean([limit / each['nvrx_s'] for limit, each in limits]):.2f}",
-            "100 %",
-        ),
-        (
-            "limits / (5 × max) outside known phases",
-            f"{geometric_mean([each['outside_s'] / each['nvrx_s'] for each in phased]):.2f}",
+            "limit / (5 × max), outside known phases",
+            f"{_ratio(phased, 'limit', 'nvrx_s'):.2f}",
             _share(phased, answers),
         ),
-        (
-            "limits / median, rated or short",
-            f"{geometric_mean([limit / each['median_s'] for limit, each in known]):.1f}",
-            _share(known, answers),
-        ),
+        ("limit / median, a rate or counting claimed", to_median, _share(known, answers)),
         ("healthy maximum outside phases ≤ 5 × median", "-", _share(tame, answers)),
-        ("  of these: limit ≤ 5 × median", _share(near, tame), _share(near, answers)),
+        ("… and limit ≤ 5 × median", f"{_share(near, tame)} of these", _share(near, answers)),
         ("unseen durations over a limit outside phases", f"{exceeded} of {exposure:,}", _share(phased, answers)),
     )
     tables["goals"] = _table(("", "value", "share of the series"), rows)
     yield Bar("outside known phases: unseen durations over the limit", float(exceeded), 0.0)
-    yield Bar(
-        "all limits, shorter outside phases / (5 x max)", geometric_mean([v / e["nvrx_s"] for v, e in limits]), 0.75
-    )
+    yield Bar("all limits, shorter outside phases / (5 x max)", of_all, 0.75)
+
+
+def _ratio(answers: Sequence[dict[str, Any]], what: str, of: str) -> float:
+    return geometric_mean([each[what] / each[of] for each in answers]) or math.nan
 
 
 RATED = ("ok", "tentative", "short")
