@@ -138,12 +138,13 @@ def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
     tame = [each for each in answers if each["healthy_max"] <= 5 * each["median_s"]]
     near = [each for each in tame if each["limit"] <= 5 * each["median_s"]]
     of_all = _ratio(answers, "limit", "nvrx_s")
+    in_phases = _ratio(phased, "limit", "nvrx_s")
     to_median = f"{_ratio(known, 'limit', 'median_s'):.1f}"
     rows = (
         ("limit / (5 × max), all", f"{of_all:.2f}", "100%"),
         (
             "limit / (5 × max), outside known phases",
-            f"{_ratio(phased, 'limit', 'nvrx_s'):.2f}",
+            f"{in_phases:.2f}",
             _share(phased, answers),
         ),
         ("limit / median, a rate or counting claimed", to_median, _share(known, answers)),

@@ -1,0 +1,196 @@
+"""`python -m tests.live_limits`: record twice, calibrate, run healthy jobs and hung ones with the learned limits.
+
+For each case of the matrix: two runs, `resilience calibrate`, healthy repetitions with `--timeouts` (nothing may be
+killed), then runs with a hang (a rank is stopped), which the limit has to find. Only documented commands are used.
+Prints a row for each case and writes the table into a page. Status 1 if a healthy job was ended, or a hang was not
+found.
+
+The durations are short: `--scale` multiplies them. Delays are from the moment at which the rank stopped to the record
+of the monitor; beside them stand five times the maximum, and the rule of the peer, five times each run's maximum,
+averaged."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resilience.adapters import timeouts_file
+from resilience.analysis import timings
+from resilience.analysis.calibrate import nvrx_rule
+from resilience.core import events
+from resilience.core.timeouts import Timeouts
+from tests.support.account import Account
+from tests.support.ranks import free_port
+
+JOB = Path(__file__).with_name("job.py")
+RUN_LIMIT = 600.0  # seconds of one job
+RANKS = 2
+BEGIN, END = "<!-- live: begin -->", "<!-- live: end -->"
+
+MATRIX: dict[str, dict[str, Any]] = {
+    "heartbeats, slow load": {"shows": "heartbeat", "load": 3.0},
+    "sections, evaluation every 10th": {"shows": "section", "tenth": 0.4},
+    "steps, slow first step": {"shows": "step", "first": 4.0},
+    "steps, evaluation every 100th": {"shows": "step", "hundredth": 1.5},
+    "steps, long checkpoint": {"shows": "step", "checkpoint": 4.0},
+    "sections, restart in the middle": {"shows": "section", "crash": [0, 1, 90]},
+    "sections, unlike ranks": {"shows": "section", "slow_ranks": [1]},
+    "steps, two nodes": {"shows": "step", "nodes": 2},
+}
+
+
+class Row(msgspec.Struct):
+    """What came of a case. delays: seconds to the record of each hang."""
+
+    case: str
+    limit: str = "-"
+    status: str = "-"
+    limit_s: float = 0.0
+    five_s: float = 0.0
+    peer_s: float = 0.0
+    healthy: int = 0
+    ended: int = 0
+    hangs: int = 0
+    delays: list[float] = []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tests.live_limits", description=__doc__)
+    parser.add_argument("--healthy", type=int, default=20, help="healthy repetitions of each case")
+    parser.add_argument("--hangs", type=int, default=5, help="hangs of each case")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--step", type=float, default=0.05, help="seconds")
+    parser.add_argument("--scale", type=float, default=1.0, help="of loads, evaluations and checkpoints")
+    parser.add_argument("--case", action="append", default=[], help="only cases with this in their name")
+    parser.add_argument("--page", type=Path, help="write the table here, between its marks")
+    options = parser.parse_args(arguments)
+    rows = []
+    for case, plan in MATRIX.items():
+        if not options.case or any(each in case for each in options.case):
+            with tempfile.TemporaryDirectory(prefix="live-limits-") as folder:
+                rows.append(measured(case, plan, Path(folder), options))
+            print(line(rows[-1]), flush=True)
+    if options.page is not None:
+        text = options.page.read_text()
+        before, rest = text.split(BEGIN)
+        options.page.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}")
+    is_good = all(row.ended == 0 and len(row.delays) == row.hangs for row in rows)
+    return 0 if is_good else 1
+
+
+def measured(case: str, plan: dict[str, Any], folder: Path, options: argparse.Namespace) -> Row:
+    """Record, calibrate, run."""
+    scaled = {key: value * options.scale if isinstance(value, float) else value for key, value in plan.items()}
+    whole = {"steps": options.steps, "step": options.step, "mark": str(folder / "mark"), **scaled}
+    limits = folder / "runs" / "timeouts.yaml"
+    row = Row(case)
+    for name in ("first", "second"):
+        run(folder, name, whole)
+    command = ["calibrate", *(str(folder / "runs" / name) for name in ("first", "second")), "--out", str(limits)]
+    subprocess.run([*RESILIENCE, *command], check=False, stdout=subprocess.DEVNULL, timeout=RUN_LIMIT)
+    found = timeouts_file.read(limits)
+    describe(row, plan, found, folder)
+    for number in range(options.healthy):
+        name = f"healthy{number}"
+        is_good = run(folder, name, whole, limits)
+        row.healthy += 1
+        row.ended += not is_good or bool(silent(folder / "runs" / name))
+    for number in range(options.hangs):
+        name, rank = f"hang{number}", 1
+        at = options.steps // 2 + 7 + number
+        row.hangs += 1
+        run(folder, name, {**whole, "hang": [cycle_of(plan), rank, at]}, limits)
+        stopped_at = float((folder / "mark").read_text())
+        found_at = [known.wall_ns * 1e-9 for known in silent(folder / "runs" / name)]
+        row.delays += [min(found_at) - stopped_at] if found_at else []
+    return row
+
+
+def cycle_of(plan: dict[str, Any]) -> int:
+    """Return the cycle in which a rank hangs: after the restart, where there is one."""
+    return 1 if "crash" in plan else 0
+
+
+def describe(row: Row, plan: dict[str, Any], found: Timeouts, folder: Path) -> None:
+    """Note the limit that finds the hang, and what other rules would have allowed."""
+    row.limit = {"section": "train"}.get(plan["shows"], plan["shows"])
+    known = found.deadlines[row.limit]
+    row.status, row.limit_s = known.status, known.timeout_s or 0.0
+    if known.groups:
+        own = next(group for group in known.groups if "1" in group.ranks.split(","))
+        row.status, row.limit_s = f"{own.status}, of its ranks", own.timeout_s or 0.0
+    if known.outside is not None and cycle_of(plan) == 0:
+        row.status, row.limit_s = f"{known.outside.status}, outside phases", known.outside.timeout_s
+    runs = timings.read([folder / "runs" / name for name in ("first", "second")]).runs
+    maxima = [each.deadlines[row.limit].max_s for each in runs]
+    row.five_s, row.peer_s = 5 * max(maxima), nvrx_rule([[longest] for longest in maxima])
+
+
+RESILIENCE = (str(Path(sys.executable).with_name("resilience")),)
+
+
+def run(folder: Path, name: str, plan: dict[str, Any], limits: Path | None = None) -> bool:
+    """Run a job to its end; return whether it went well."""
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    nodes = plan.get("nodes", 1)
+    command = [*RESILIENCE, "run", "--run-dir", str(folder / "runs"), "--nproc-per-node", str(RANKS // nodes)]
+    command += ["--max-restarts", "3"]
+    if limits is not None:
+        command += ["--timeouts", str(limits)]
+    if nodes > 1:
+        endpoint = f"127.0.0.1:{free_port()}"
+        command += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", name]
+    environment = {**os.environ, "RESILIENCE_JOB_ID": name, "PYTHONPATH": os.pathsep.join(sys.path)}
+    agents = []
+    for node in range(nodes):
+        with (folder / f"{name}-{node}.log").open("wb") as log:
+            agents.append(
+                subprocess.Popen(
+                    [*command, str(JOB), str(path)],
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+    try:
+        return [agent.wait(RUN_LIMIT) for agent in agents] == [0] * nodes
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+
+
+def silent(folder: Path) -> list[Any]:
+    """Return the records of limits that were exceeded."""
+    return [record for record in Account(folder).records() if isinstance(record.event, events.RankFellSilent)]
+
+
+def line(row: Row) -> str:
+    delay = f"{statistics.median(row.delays):.2f} (to {max(row.delays):.2f})" if row.delays else "-"
+    return (
+        f"| {row.case} | {row.limit}: {row.status} | {row.ended} of {row.healthy} | {len(row.delays)} of {row.hangs} | "
+        f"{row.limit_s:.2f} | {delay} | {row.five_s:.2f} | {row.peer_s:.2f} |"
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    header = ("case", "limit", "healthy ended", "hangs found", "limit, s", "delay, s", "5 × max, s", "peer's rule, s")
+    return "\n".join((f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *map(line, rows)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
