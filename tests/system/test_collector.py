@@ -80,7 +80,7 @@ def path_of(span: Plain, known: dict[str, Plain]) -> tuple[str, ...]:
 def test_launched_job_is_one_trace_with_the_programs_own_spans_in_it(tmp_path: Path, route: str, nodes: int) -> None:
     with on_route(route, tmp_path) as (receiver, env, between):
         folder = run_job(tmp_path, "tracing_train.py", nodes, 2 // nodes, env)
-        expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
+        expected = of_records(span for batch in spans_of(folder, parent_of(folder)) for span in batch.spans)
         came = arrived(receiver, between, expected)
     ours = [span for span in came if span["scope"] == "resilience"]
     assert_same(ours, expected)
@@ -89,11 +89,14 @@ def test_launched_job_is_one_trace_with_the_programs_own_spans_in_it(tmp_path: P
     known = {span["id"]: span for span in came}
     paths = {path_of(span, known) for span in came}
     cycle, iteration = "launcher.cycle", "inprocess.iteration"
+    node = (cycle, "launcher.node")
     for phase in ("gate", "rendezvous", "spawn", "import", "run", "stop"):
-        assert (cycle, phase) in paths
+        assert (*node, phase) in paths
+    for phase in ("detect", "stop", "gate", "rendezvous", "spawn", "import"):
+        assert (*node, "restart", phase) in paths
     for phase in ("detect", "abort", "agree", "finalize", "check", "regroup", "resume"):
-        assert (cycle, iteration, "restart", phase) in paths
-    assert (cycle, iteration, "run", "step") in paths
+        assert (*node, iteration, "restart", phase) in paths
+    assert (*node, iteration, "run", "step") in paths
 
     steps = [span for span in came if span["scope"] == "user"]
     assert {span["name"] for span in steps} == {"step"}
@@ -110,6 +113,7 @@ def test_launched_job_is_one_trace_with_the_programs_own_spans_in_it(tmp_path: P
     assert {kind: target and target["name"] for kind, target in links.items()} == {
         "caused_by": "interruption",
         "previous_iteration": iteration,
+        "previous_cycle": cycle,
         "job": "resilience.job",
     }
     lines = [json.loads(line) for path in folder.glob("logs/*.jsonl") for line in path.read_text().splitlines()]
@@ -131,11 +135,17 @@ def test_wrapper_alone_is_one_trace_too(fork_server: Any, tmp_path: Path, route:
         with started(fork_server, tmp_path, 3, "tests.process.jobs:train", {"faults": faults}, env) as running:
             running.wait()
             folder = running.run
-        expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
+        expected = of_records(span for batch in spans_of(folder, parent_of(folder)) for span in batch.spans)
         came = arrived(receiver, between, expected)
     assert_same(came, expected)
     assert_one_trace(came)
-    assert {span["name"] for span in came} >= {"inprocess.iteration", "run", "restart", "interruption", "run.start"}
+    assert {span["name"] for span in came} >= {
+        "inprocess.iteration",
+        "run",
+        "restart",
+        "interruption",
+        "inprocess.call.start",
+    }
     lost = [span for span in came if span["attributes"].get("resilience.closed_by") == "monitor"]
     assert {span["attributes"]["resilience.rank.initial"] for span in lost} == {2}
 
@@ -152,6 +162,6 @@ def test_file_of_spans_is_what_a_collector_takes(tmp_path: Path) -> None:
             headers = {"Content-Type": "application/json"}
             with STRAIGHT.open(urllib.request.Request(f"{endpoint}/v1/traces", line, headers), timeout=LIMIT) as answer:
                 assert answer.status == 200
-        expected = of_records(span for _, spans in spans_of(folder, parent_of(folder)) for span in spans)
+        expected = of_records(span for batch in spans_of(folder, parent_of(folder)) for span in batch.spans)
         came = arrived(receiver, between, expected)
     assert_same(came, expected)

@@ -5,6 +5,8 @@ The jobs were recorded by `python -m tests.fixtures`; the script is tests/fixtur
 from __future__ import annotations
 
 import json
+import re
+import urllib.parse
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +26,7 @@ from resilience.telemetry.span import Span
 from tests.fixtures.count import count
 from tests.fixtures.jobs import JOBS, unpacked
 from tests.support.agreement import assert_agree, assert_same_seconds, counted, phases_in, seconds_counted
+from tests.support.server import ROOT
 
 LAYERS = ("inprocess", "launcher")
 CAUSES = ("startup", "restart", "hang", "idle")
@@ -136,6 +139,14 @@ def test_restarts_point_at_the_ranks_that_were_struck(job: Recorded) -> None:
     assert all(known[link.span_id].name == "interruption" for link in causes)
     assert {known[link.span_id].attributes["resilience.rank.initial"] for link in causes} <= struck
     assert causes or job.name == "agent-killed"  # of which nothing was restarted
+
+
+def test_dashboards_link_to_traces_finds_the_restarts(job: Recorded) -> None:
+    text = (ROOT / "dashboards" / "grafana" / "restarts.json").read_text()
+    (name,) = set(re.findall(r'name = \\+"(\w+)', urllib.parse.unquote(text)))
+    found = [span for span in job.spans if span.name == name]
+    assert {span.attributes["resilience.layer"] for span in found} == {layer for layer in LAYERS if job.restarts(layer)}
+    assert all(span.attributes["resilience.job.id"] == job.name for span in found)
 
 
 def test_file_for_trace_viewers_holds_every_span(job: Recorded) -> None:
