@@ -28,9 +28,10 @@ SILENT_LOOKS = 3  # of the times between two signs of life, after which a job th
 ORPHANED = 5.0  # seconds in which an agent records that its workers have ended; it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after the end of a call in which the same processes may begin another one
 LIST_EVERY = 5.0  # seconds between two looks for new files
-HEAD = 4 << 10  # bytes of a file's beginning, which tells of the call
+HEAD = 2 << 10  # bytes of a file's beginning, which tells of the call
 TAIL = 12 << 10  # bytes of its end that are read first; more where they do not tell what the rank or agent is doing
 MORE = 8  # times as many
+STAGES = b'"event":"stage.'  # most records, and none of them changes what is shown here
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
 Phase = Literal["starting", "running", "restarting", "ended", "lost"]
@@ -168,11 +169,10 @@ class Watcher:
             self._list()
         for path, tail in self._tails.items():
             if tail is None:
-                tail, first = _opened(path)
-                self._tails[path] = tail
-                for record in first:
-                    self._take(record)
-            for record in tail.added():
+                self._tails[path], added = _opened(path)
+            else:
+                added = tail.added()
+            for record in added:
                 self._take(record)
         return None if self._first_ns is None else self._now(now, self._first_ns)
 
@@ -338,12 +338,12 @@ def _opened(path: Path) -> tuple[RecordTail, list[Record]]:
         size = 0
     last = TAIL
     while HEAD + last < min(size, READ_AT_ONCE):
-        tail = RecordTail(path, last=last)
+        tail = RecordTail(path, last=last, without=STAGES)
         records = tail.added()
         if any(type(record.event) in _TELLING for record in records):
-            return tail, [*RecordTail(path, until=HEAD).added(), *records]
+            return tail, [*RecordTail(path, until=HEAD, without=STAGES).added(), *records]
         last *= MORE
-    tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None)
+    tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None, without=STAGES)
     return tail, tail.added()
 
 

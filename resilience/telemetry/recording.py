@@ -85,12 +85,15 @@ class RecordFile:
 class RecordTail:
     """Reads a record file that grows."""
 
-    def __init__(self, path: Path, last: int | None = None, until: int = READ_AT_ONCE) -> None:
+    def __init__(
+        self, path: Path, last: int | None = None, until: int = READ_AT_ONCE, without: bytes | None = None
+    ) -> None:
         """last: bytes at the end of the file with which reading begins; None: read all of it. until: bytes that are
-        read at once, at most."""
+        read at once, at most. without: lines that hold this are left out, but not the last one of a look."""
         self._path = path
         self._last = last
         self._at_once = until
+        self._without = without
         self._taken = 0  # bytes
 
     def added(self) -> list[Record]:
@@ -113,8 +116,11 @@ class RecordTail:
             self._taken += len(rest)  # no line of ours is that long
             return []
         self._taken += len(whole) + len(newline)
+        lines = whole.split(b"\n")
+        if (without := self._without) is not None:
+            lines = [line for line in lines[:-1] if without not in line] + lines[-1:]
         found = []
-        for line in whole.split(b"\n"):
+        for line in lines:
             try:
                 found.append(from_line(line))
             except DecodeError:
