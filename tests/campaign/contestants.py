@@ -100,12 +100,13 @@ class Torchrun:
 
     name = "torchrun"
     gives_verdicts = True
+    variables: ClassVar[dict[str, str]] = {}
     _ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
     _CLASSES: ClassVar = {"-9": "killed", "-15": "told_to_stop", "-11": "crashed", "-6": "crashed", "1": "exception"}
 
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3"]
-        return [([sys.executable, "-m", "torch.distributed.run", *options, *_train(folder, "plain")], {})]
+        return [([sys.executable, "-m", "torch.distributed.run", *options, *_train(folder, "plain")], self.variables)]
 
     def verdict(self, case: Case, folder: Path) -> Verdict:
         """Its summary stands on stderr when the job fails for good, and a line for each failed worker before."""
@@ -121,7 +122,14 @@ class Torchrun:
         return Verdict(rank, self._CLASSES.get(code, "exited"), 1.0, ((rank, 1.0),), False, 1)
 
 
-CONTESTANTS: dict[str, Contestant] = {"ours": Ours(), "torchrun": Torchrun()}
+class TunedTorchrun(Torchrun):
+    """torchrun with a store of its own for each restart, and a limit for collectives like the limits of ours."""
+
+    name = "torchrun, tuned"
+    variables: ClassVar = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "CAMPAIGN_GROUP_TIMEOUT": "6"}
+
+
+CONTESTANTS: dict[str, Contestant] = {each.name: each for each in (Ours(), Torchrun(), TunedTorchrun())}
 
 
 def environment(folder: Path, more: dict[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.campaign import injector
 
 SOFT, HARD = 6.0, 12.0
+GROUP_TIMEOUT = "CAMPAIGN_GROUP_TIMEOUT"  # seconds, for a contestant that has no other limit
 _kept: list[torch.nn.Module] = []
 """torch 2.13 deadlocks if DDP's reducer is freed, under the GIL, while gloo's thread lets go of the last collective."""
 
@@ -29,7 +30,7 @@ def train(folder: Path, steps: int, note: Callable[[int], object]) -> None:
     """Train from the last checkpoint to the end, and leave what the parameters are then."""
     rank, initial_rank = int(os.environ["RANK"]), int(os.environ.get("INITIAL_RANK", os.environ["RANK"]))
     torch.manual_seed(0)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get(GROUP_TIMEOUT, "300"))))
     layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     model = DistributedDataParallel(layers.double())
     _kept.append(model)

@@ -45,6 +45,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "node": ("host-7", "host-7"),
         "timeouts": ("limits.yaml", "limits.yaml"),
         "timeouts_shadow": ("1", True),
+        "collectives": ("0", False),
         "quiet": ("1", True),
         "calibration_key": ("large", "large"),
         "interrupt_signal": ("SIGUSR2", int(signal.SIGUSR2)),
