@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -45,13 +45,17 @@ from resilience.testing.faults import VICTIMS, Schedule, draw, everywhere, raise
 from tests.launcher_simulation import schedules
 from tests.launcher_simulation.jobs import Job
 from tests.unit.core import (
+    test_agent_liveness,
     test_control,
     test_cycle_nodes,
     test_gathering,
     test_job_budget,
+    test_rendezvous,
+    test_rendezvous_log,
     test_restart,
     test_stopping,
     test_supervision,
+    test_waiting_costs,
     test_watch,
 )
 from tests.unit.testing import test_launcher_simulation
@@ -89,6 +93,25 @@ EQUIVALENT = {
     ("Supervision.look", "without condition not is_new"): "it is how soon an agent looks at the others",
     ("Supervision._weigh", "if nodes.waiting > 1 -> True"): "it is said to a person only",
     ("Supervision._weigh", "if nodes.waiting > 1 -> False"): "it is said to a person only",
+    ("_is_continued", "without yield from ()"): "it is asked for no operation, and what it returns is false",
+    (
+        "Rendezvous._await_formation",
+        "if self._notices == heard -> False",
+    ): "it is how soon an agent looks for the first time",
+    (
+        "Rendezvous._await_formation",
+        "without yield Sleep(min(LONGEST_PAUSE, max(0.001, (now - began) / 10)))",
+    ): "it is how often a leader reads",
+    (
+        "Rendezvous._hear",
+        "without condition leader == self.id",
+    ): "its own count rises, and it has not given up the lead that it holds",
+    (
+        "Rendezvous._hear_notices",
+        "without condition self._seat is not None",
+    ): "it looks again once it has arrived, and needs to arrive no more",
+    ("Rendezvous._tell_lost", "without filter id != self.id"): "its own count rises",
+    ("CycleNodes._weighed", "if count -> True"): "it reads keys that nobody has written",
     ("neighbour", "if rank is None -> False"): "an agent looks around only in a cycle of which it has a seat",
     ("_with_previous", "without filter rank is not None"): "a rank that is None is compared with numbers only",
     ("_with_previous", "if previous is not None -> True"): "a rank that is None is compared with numbers only",
@@ -96,10 +119,10 @@ EQUIVALENT = {
 
 # Modules of the launcher's protocol, each with the tests of its own.
 LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
-    gathering: (test_gathering,),
-    rendezvous_log: (),
-    agent_liveness: (),
-    rendezvous: (),
+    gathering: (test_gathering, test_rendezvous_log, test_rendezvous),
+    rendezvous_log: (test_rendezvous_log,),
+    agent_liveness: (test_agent_liveness,),
+    rendezvous: (test_rendezvous,),
     shared_list: (test_job_budget,),
     job_budget: (test_job_budget,),
     cycle_nodes: (test_cycle_nodes,),
@@ -310,6 +333,7 @@ def _overwrite(number: int, nodes: Nodes) -> None:
 Trial = Callable[[ModuleType], object]
 
 DRAWN, DRAWN_JOBS = 4000, 500
+LONG = ("test_drawn_schedules", "test_fault_before_any_operation")  # such schedules are trials of their own
 KINDS: tuple[schedules.Kind, ...] = ("crash", "partition", "pause", "signal")
 EVERYWHERE = [
     schedule
@@ -324,9 +348,11 @@ def trials_of(module: ModuleType) -> Iterator[tuple[str, Trial]]:
 
     The protocol is proven by schedules and its own tests see to the rest; for the watch it is the other way round."""
     if module in LAUNCHER:
+        for tests in LAUNCHER[module]:
+            yield from ((name, partial(_ignore_module, test)) for name, test in _tests_without_fixtures(tests))
         yield from (("", partial(_run_job, schedules.draw(seed))) for seed in range(60))
-        for tests in (*LAUNCHER[module], test_launcher_simulation):
-            yield from ((name, partial(_ignore_module, test)) for name, test in _tests_without_arguments(tests))
+        for tests in (test_waiting_costs, test_launcher_simulation):
+            yield from ((name, partial(_ignore_module, test)) for name, test in _tests_without_fixtures(tests))
         some = chain(*map(partial(schedules.everywhere, node=1), KINDS))
         yield from (("", partial(_run_job, schedule)) for schedule in some)
         yield from (("", partial(_run_job, schedules.draw(seed))) for seed in range(60, DRAWN_JOBS))
@@ -348,11 +374,25 @@ def _ignore_module(test: Callable[[], object], _: ModuleType) -> object:
     return test()
 
 
-def _tests_without_arguments(module: ModuleType) -> Iterator[tuple[str, Callable[[], object]]]:
+def _tests_without_fixtures(module: ModuleType) -> Iterator[tuple[str, Callable[[], object]]]:
     for name, test in vars(module).items():
-        marks = {mark.name for mark in getattr(test, "pytestmark", ())}
-        if name.startswith("test_") and not inspect.signature(test).parameters and "parametrize" not in marks:
-            yield name.removeprefix("test_").replace("_", " "), test
+        if not name.startswith("test_") or name.startswith(LONG):
+            continue
+        for arguments in _parametrized(test):
+            if arguments.keys() == inspect.signature(test).parameters.keys():
+                yield name.removeprefix("test_").replace("_", " "), partial(test, **arguments)
+
+
+def _parametrized(test: Callable[..., object]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments that a test is run with, but for its fixtures."""
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    choices = []
+    for names, values, *_ in (mark.args for mark in marks):
+        names = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+        rows = (getattr(value, "values", value) if len(names) > 1 else (value,) for value in values)
+        choices.append([dict(zip(names, row, strict=True)) for row in rows])
+    for chosen in product(*choices):
+        yield {name: value for part in chosen for name, value in part.items()}
 
 
 def _run_protocol(schedule: Schedule, mutant: ModuleType) -> object:

@@ -55,9 +55,8 @@ class RendezvousLog:
                 if now - self._holes.setdefault(place, now) < HOLE_LIMIT:
                     break
                 text = yield CompareSet(f"log/{place}", gathering.encode(Nothing()))
-            self._holes.pop(place, None)
             entries.append(gathering.decode_entry(text))
-        return gathering.fold(known, entries) if entries else known
+        return gathering.fold(known, entries)
 
     def next_key(self, known: Gathering) -> str:
         """Return the key of the next entry."""

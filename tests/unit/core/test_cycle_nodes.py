@@ -25,6 +25,10 @@ class CycleNodes:
         self._run(self._nodes.open())
         self.key = self._nodes.key
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._nodes.is_waiting
+
     def note(self, fact: Fact) -> bool:
         return self._run(self._nodes.note(fact))
 
@@ -45,6 +49,15 @@ def test_what_one_notes_all_know() -> None:
     b.note("ended")
     assert look(a, store) == Nodes(2, unhealthy=1, waiting=1)
     assert look(b, store) == Nodes(2, unhealthy=1, waiting=1, is_over=True)  # the last one knows, and says so to all
+
+
+def test_node_waits_for_the_others_once_it_is_through_and_well() -> None:
+    store = Store()
+    for facts, is_waiting in (((), False), (("failed",), False), (("failed", "ended"), False), (("ended",), True)):
+        node = CycleNodes(store, 0, "ab", "a")
+        for fact in facts:
+            node.note(fact)
+        assert node.is_waiting is is_waiting
 
 
 def test_cycles_know_nothing_of_each_other() -> None:

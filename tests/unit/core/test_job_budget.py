@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.core import job_budget
+from resilience.core.attribution import ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
 from resilience.core.budget import Answer, Budget, Failure
 from resilience.errors import StoreError
 from resilience.launcher import driving
@@ -65,6 +67,22 @@ def test_all_agents_read_one_list_in_one_order() -> None:
     b.spend(failure(1, "y"))
     assert [each.fingerprint for each in a.history()] == [each.fingerprint for each in b.history()] == ["x", "y"]
     assert a.used == b.used == JobBudget(store, Budget(9)).used == 2
+
+
+def test_failure_of_a_worker_is_final_where_its_program_cannot_start() -> None:
+    raised = InterruptionRecord(
+        rank=1,
+        interruption=Interruption.EXCEPTION,
+        exception=ExceptionInfo("ValueError", "bad", "abc", (Frame("t.py", 3, "main"),)),
+        exit=Exit(code=1),
+    )
+    at_import = ExceptionInfo("SyntaxError", "invalid", "abc", (Frame("t.py", 3, "<module>"),))
+    found = job_budget.failure_of(raised, 3, "a", 7, 2.0)
+    assert (found.what, found.is_final, found.cycle, found.rank) == ("ValueError: bad", False, 3, 1)
+    found = job_budget.failure_of(raised, 3, "a", 7, 2.0, "there is no such file")
+    assert (found.what, found.is_final) == ("there is no such file", True)
+    found = job_budget.failure_of(msgspec.structs.replace(raised, exception=at_import), 3, "a", 7, 2.0)
+    assert (found.what, found.is_final) == ("SyntaxError: invalid", True)
 
 
 def test_cycle_counts_once_whoever_notes_it_and_however_often() -> None:

@@ -7,73 +7,16 @@ from typing import Any
 
 import pytest
 
-from resilience.core import agent_liveness, gathering, group_ranks
-from resilience.core.agent_protocol import Counts, IsInterrupted, Now, Protocol, Sleep, Watch
+from resilience.core import gathering, group_ranks
 from resilience.core.budget import Budget
 from resilience.core.gathering import Arrived, Formation, Left, Seat
 from resilience.core.rendezvous import Refusal, Rendezvous, Terms
-from resilience.core.restart import Add
 from resilience.core.supervision import Rules, Supervision, Workers
-from resilience.testing.store import MemoryStore
 from tests.launcher_simulation.jobs import Job
 from tests.launcher_simulation.schedules import RULES, Fails, Schedule
+from tests.unit.core.agents import TERMS, Run, agent, seat
 
-TERMS = Terms(least=2, most=2, join_limit=1000.0)
 MONITOR_INTERVAL = 0.1  # seconds between two looks of an agent at its workers
-
-
-class Run:
-    """Runs protocols on a store in memory, under a virtual clock. Its other agents count as they should.
-
-    is_told: keys that are waited for are heard of; interrupted_at: then the agent is told to stop waiting."""
-
-    def __init__(self, is_told: bool = True) -> None:
-        self.store = MemoryStore()
-        self.now = 0.0
-        self.operations = 0
-        self.interrupted_at = float("inf")
-        self._is_told = is_told
-        self._others: list[str] = []
-
-    def counts(self, id: str) -> None:
-        self._others.append(agent_liveness.key(id))
-
-    def run(self, protocol: Protocol[Any]) -> Any:
-        answer: Any = None
-        try:
-            while True:
-                answer = self._perform(protocol.send(answer))
-        except StopIteration as stop:
-            return stop.value
-
-    def _perform(self, operation: Any) -> Any:
-        match operation:
-            case Now():
-                return self.now
-            case Sleep(seconds):
-                self.now += seconds
-                return None
-            case IsInterrupted():
-                return self.now >= self.interrupted_at
-            case Watch(key, limit):
-                is_there = self._is_told and key in self.store.data
-                self.now += 0.0 if is_there else limit
-                return is_there
-        self.operations += 1
-        for key in self._others:
-            self.store.perform(Add(key, 1))
-        if isinstance(operation, Counts):
-            return [int(self.store.data[key]) for key in operation.keys]
-        return self.store.perform(operation)
-
-
-def seat(id: str) -> Seat:
-    return Seat(id, id, "here", 1)
-
-
-def agent(run: Run, id: str, terms: Terms = TERMS) -> Rendezvous:
-    run.counts(id)
-    return Rendezvous(id, id, terms)
 
 
 def test_node_that_waits_for_a_place_asks_the_store_once_in_two_seconds() -> None:
@@ -83,7 +26,6 @@ def test_node_that_waits_for_a_place_asks_the_store_once_in_two_seconds() -> Non
     run.run(leader.join(seat("leader")))  # leads, and gives up
     successor = agent(run, "successor", Terms(least=3, most=3))
     run.interrupted_at = run.now + 100.0
-    run.store.perform(Add("notices", 0))
     run.operations = 0
     assert isinstance(run.run(successor.join(seat("successor"))), Refusal)
     assert run.operations <= 350  # it leads: 3 requests in two seconds, whatever the number of nodes
@@ -100,8 +42,6 @@ def running(run: Run) -> Supervision:
     own.formation = Formation(cycle=0, seats=(seat("own"), seat("other")))
     own.gathering = type(own.gathering)(last=own.formation)
     supervision = Supervision(own, Rules("any-failed", Budget(3)), hosts_store=False)
-    for key in ("log/count", "notices"):
-        run.store.perform(Add(key, 0))
     run.run(own._log.write(Formation(), own.formation))
     assert run.run(supervision.began()) is None
     run.operations = 0
@@ -155,7 +95,7 @@ def test_formation_that_nobody_told_is_found() -> None:
         except StopIteration as stop:
             found = stop.value
             break
-        answer = run._perform(operation)
+        answer = run.perform(operation)
         if run.now > 3.0 and "cycle/0" not in run.store.data:
             run.run(Rendezvous("leader", "leader", TERMS)._log.write(Formation(), formation))
     assert found == formation

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 
+MOST = 100_000  # operations of one test
+
+
 class Killed(BaseException):
     """An agent dies."""
 
@@ -58,4 +61,5 @@ class Store:
 
     def _begin(self) -> None:
         self.operations += 1
+        assert self.operations < MOST, f"more than {MOST} operations"
         self.before()

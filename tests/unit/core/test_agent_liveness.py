@@ -1,0 +1,76 @@
+"""Which agents are silent for too long, and for how long one that is cut off may go on."""
+
+from __future__ import annotations
+
+from resilience.core.agent_liveness import LEASE, LOOKS, Lease, Silences, Timer
+from tests.unit.core.agents import Run
+
+
+def test_agent_is_lost_once_its_count_has_stood_still_for_the_limit() -> None:
+    run, silences = Run(), Silences(interval=2.0, limit=8.0)
+    run.counts("a")
+    run.counts("b")
+    run.falls_silent("b")
+    lost: list[list[str]] = []
+    for _ in range(6):
+        lost.append(run.run(silences.lost(["a", "b"])))
+        run.now += 2.0
+    assert lost == [[], [], [], [], ["b"], ["b"]]
+    run.counts("b")  # it only stood still
+    assert run.run(silences.lost(["a", "b"])) == []
+
+
+def test_pause_of_the_one_that_looks_counts_two_intervals() -> None:
+    run, silences = Run(), Silences(interval=2.0, limit=8.0)
+    run.counts("a")
+    run.falls_silent("a")
+    run.run(silences.lost(["a"]))
+    run.now += 100.0
+    assert run.run(silences.lost(["a"])) == []
+    run.now += 100.0
+    assert run.run(silences.lost(["a"])) == ["a"]
+
+
+def test_look_costs_one_operation_for_any_number_of_agents_and_none_within_the_interval() -> None:
+    run, silences = Run(), Silences(interval=2.0, limit=8.0)
+    for name in "abc":
+        run.counts(name)
+    run.run(silences.lost("ab"))
+    assert run.operations == 1
+    run.now += 1.0
+    run.run(silences.lost("ab"))
+    assert run.operations == 1
+    asked: list[object] = []
+    run.before = asked.append
+    run.run(silences.lost("abc"))
+    assert [operation.keys for operation in asked] == [("beat/c",)]  # type: ignore[attr-defined]
+
+
+def test_timer_runs_only_while_its_condition_holds() -> None:
+    timer = Timer(3.0)
+    assert not timer.has_run_out(True, 0.0)
+    assert not timer.has_run_out(False, 2.0)
+    assert not timer.has_run_out(True, 4.0)
+    assert timer.has_run_out(True, 7.0)
+    assert not timer.has_run_out(False, 8.0)
+
+
+def test_lease_runs_out_before_the_others_go_on_and_for_good() -> None:
+    lease, limit = Lease(8.0), 8.0
+    pause = LEASE * limit / LOOKS
+    assert lease.seconds == LEASE * limit
+    assert not any(lease.look(1, number * pause) for number in range(LOOKS))
+    assert lease.time_left(5.0) is None
+    assert lease.look(1, 6.0)
+    assert lease.time_left(6.0) == limit - lease.seconds
+    assert lease.look(2, 6.5)  # a count that gets through now is too late
+    assert all(lease.look(2, 20.0 + number * pause) for number in range(2 * LOOKS))
+    assert lease.time_left(7.0) == 1.0
+    assert lease.time_left(20.0) == 0.0
+
+
+def test_count_that_gets_through_renews_the_lease_and_a_pause_of_this_agent_costs_little() -> None:
+    lease = Lease(8.0)
+    for number in range(100):
+        assert not lease.look(number, 0.3 * number)
+    assert not lease.look(99, 1000.0)

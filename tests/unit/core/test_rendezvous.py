@@ -1,0 +1,614 @@
+"""One agent's part in a rendezvous: what it reads in the store, what it writes there, and when it gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from resilience.core import gathering
+from resilience.core.agent_protocol import Delete
+from resilience.core.gathering import Arrived, Excluded, Formation, Left, Nothing
+from resilience.core.rendezvous import LEAVE_LIMIT, NOTICES, Refusal, Rendezvous, Terms
+from resilience.core.rendezvous_log import RendezvousLog
+from resilience.core.restart import Add, Read, Set
+from resilience.errors import ConfigurationError
+from tests.unit.core.agents import TERMS, Run, agent, seat
+
+ALONE = msgspec.structs.replace(TERMS, least=1)
+
+
+def join(run: Run, own: Rendezvous) -> Formation | Refusal:
+    return run.run(own.join(seat(own.id)))
+
+
+def formed(run: Run, last: Formation, *ids: str, **changes: Any) -> Formation:
+    """Another agent forms the next cycle."""
+    made = Formation(last.cycle + 1, tuple(map(seat, ids)), holders=ids, by="other", before=last.by)
+    entries = int(run.store.data["log/count"])
+    return run.run(RendezvousLog().write(last, msgspec.structs.replace(made, entries=entries, **changes)))
+
+
+def led(run: Run, cycle: int = 0, by: str = "leader") -> None:
+    """Another agent leads, and counts."""
+    run.counts(by)
+    run.store.data[f"leader/{cycle}/0"] = by
+
+
+def at(run: Run, when: float, act: Callable[[], object]) -> None:
+    """Let something happen at a moment, before the operation that comes next."""
+    done: list[float] = []
+
+    def before(operation: object) -> None:
+        if run.now >= when and not done:
+            done.append(run.now)
+            act()
+
+    run.before = before
+
+
+def running(run: Run, *ids: str, terms: Terms = TERMS) -> Rendezvous:
+    """Return the agent `own`, which has a seat in cycle 0 beside these."""
+    own = agent(run, "own", terms)
+    for id in ids:
+        run.counts(id)
+    own.formation = formed(run, Formation(), *ids, "own")
+    own.gathering = gathering.begin(own.formation)
+    return own
+
+
+# -- joining ------------------------------------------------------------------------------------------
+
+
+def test_first_agent_leads_and_forms_the_cycle_at_the_last_call() -> None:
+    run = Run()
+    found = join(run, agent(run, "own", msgspec.structs.replace(ALONE, last_call=5.0)))
+    assert isinstance(found, Formation) and [each.id for each in found.seats] == ["own"]
+    assert 5.0 <= run.now < 8.0
+    assert run.store.data["leader/0/0"] == "own"
+
+
+def test_agent_that_does_not_lead_waits_for_the_formation_and_writes_its_arrival_only() -> None:
+    run = Run()
+    led(run)
+    own = agent(run, "own")
+    at(run, 3.0, lambda: formed(run, Formation(), "leader", "own"))
+    found = join(run, own)
+    assert isinstance(found, Formation) and found.rank_of("own") == 1
+    assert run.log() == [Arrived(seat("own"))]
+    assert run.keys("leader/") == ["leader/0/0"] and run.store.data["leader/0/0"] == "leader"
+
+
+def test_agent_that_finds_no_place_waits_for_the_next_cycle_as_a_spare() -> None:
+    run = Run()
+    led(run)
+    own = agent(run, "own")
+    done: list[Formation] = []
+
+    def before(operation: object) -> None:
+        if run.now >= 3.0 and not done:
+            done.append(formed(run, Formation(), "a", "b", spares=(seat("own"),)))
+            led(run, 1)
+        elif run.now >= 6.0 and len(done) == 1:
+            done.append(formed(run, done[0], "a", "own"))
+
+    run.before = before
+    assert join(run, own) == done[1]
+    assert run.store.data["log/count"] == "1"  # as a spare it has arrived already
+
+
+def test_excluded_node_is_refused_before_it_arrives_and_while_it_waits() -> None:
+    run = Run()
+    led(run)
+    run.run(agent(run, "other").exclude("own", "its device fails"))
+    found = join(run, agent(run, "own"))
+    assert isinstance(found, Refusal) and found.kind == "closed" and "its device fails" in found.why
+    assert run.log() == [Excluded("own", "its device fails")]
+    run.run(agent(run, "other").exclude("second", ""))
+    assert run.store.data["excluded/second"] == "excluded"
+    run = Run()
+    led(run)
+    at(run, 5.0, lambda: run.run(agent(run, "other").exclude("own", "its device fails")))
+    found = join(run, agent(run, "own"))
+    assert isinstance(found, Refusal) and "its device fails" in found.why
+    assert run.now <= 5.0 + 2 * TERMS.interval
+
+
+def test_misconfigured_job_is_an_error_for_those_who_come_later_too() -> None:
+    run = Run()
+    run.run(RendezvousLog().write(Formation(), Formation(cycle=0, closed="wrong", error="rank 1 is missing")))
+    with pytest.raises(ConfigurationError, match="rank 1 is missing"):
+        join(run, agent(run, "own"))
+    assert run.log() == []
+
+
+def test_rendezvous_that_is_closed_while_an_agent_waits_refuses_it() -> None:
+    run = Run()
+    led(run)
+    at(run, 3.0, lambda: run.run(RendezvousLog().write(Formation(), Formation(cycle=0, closed="over"))))
+    assert join(run, agent(run, "own")) == Refusal("closed", "over")
+
+
+def test_agent_that_comes_late_waits_for_the_newest_cycle_and_leads_no_older_one() -> None:
+    run = Run()
+    last = Formation()
+    for _ in range(3):
+        last = formed(run, last, "a", "b")
+    led(run, 3)
+    at(run, 3.0, lambda: formed(run, last, "a", "own"))
+    assert isinstance(join(run, agent(run, "own")), Formation)
+    assert run.keys("leader/") == ["leader/3/0"]
+
+
+def test_agent_that_joins_again_reads_no_entry_twice() -> None:
+    run = Run()
+    own = running(run, "a")
+    run.writes(*[Nothing()] * 5, Arrived(seat("a"), known=0))
+    run.run(own.look())
+    read: list[str] = []
+    run.before = lambda operation: isinstance(operation, Read) and read.extend(operation.keys)
+    assert isinstance(join(run, own), Formation)
+    assert [key for key in read if key.startswith("log/")] == ["log/6"]
+
+
+def test_waiting_ends_when_the_agent_is_told_or_at_the_limit_and_the_others_know() -> None:
+    for interrupted_at, kind in ((5.0, "closed"), (float("inf"), "late")):
+        run = Run()
+        run.interrupted_at = interrupted_at
+        led(run)
+        found = join(run, agent(run, "own", msgspec.structs.replace(TERMS, join_limit=60.0)))
+        assert isinstance(found, Refusal) and found.kind == kind
+        assert run.log()[0] == Arrived(seat("own"))
+        assert isinstance(run.log()[1], Left)
+        assert run.keys("leader/") == ["leader/0/0"]  # it gives up no lead of another one
+        assert run.store.data[NOTICES] == "0"
+
+
+# -- who leads ----------------------------------------------------------------------------------------
+
+
+def test_leader_that_is_told_to_stop_gives_up_and_another_one_leads_at_once() -> None:
+    run = Run()
+    run.interrupted_at = 2.0
+    assert isinstance(join(run, agent(run, "first")), Refusal)
+    assert run.keys("leader/") == ["leader/0/0", "leader/0/0/given_up"]
+    assert run.store.data[NOTICES] == "1"
+    run.interrupted_at, began = float("inf"), run.now
+    own = agent(run, "own", msgspec.structs.replace(ALONE, last_call=0.0))
+    assert isinstance(join(run, own), Formation)
+    assert run.store.data["leader/0/1"] == "own"
+    assert run.now - began < TERMS.interval  # `first` still counts
+
+
+def test_leader_that_gives_up_while_another_one_waits_is_succeeded_at_the_next_look() -> None:
+    run = Run()
+    led(run)
+
+    def give_up() -> None:
+        run.store.perform(Set("leader/0/0/given_up", "1"))
+        run.store.perform(Add(NOTICES, 1))
+
+    at(run, 5.0, give_up)
+    assert isinstance(join(run, agent(run, "own", msgspec.structs.replace(ALONE, last_call=0.0))), Formation)
+    assert run.now < 5.0 + 2 * TERMS.interval
+
+
+def test_lost_leader_is_succeeded_and_gets_no_place() -> None:
+    run = Run()
+    led(run)
+    run.falls_silent("leader")
+    run.counts("other")
+    run.writes(Arrived(seat("leader")), Arrived(seat("other")))
+    run.before = lambda operation: run.store.perform(Add(NOTICES, 1))  # of something else, all the time
+    found = join(run, agent(run, "own", msgspec.structs.replace(TERMS, most=3, least=1, last_call=0.0)))
+    assert isinstance(found, Formation) and [each.id for each in found.seats] == ["other", "own"]
+    assert TERMS.lost_after <= run.now < TERMS.lost_after + 3 * TERMS.interval
+    assert run.store.data["leader/0/1"] == "own"
+    assert run.store.data["leader/0/0"] == "leader"
+
+
+def test_agent_that_another_one_was_faster_than_does_not_lead_and_writes_nothing() -> None:
+    run = Run()
+    led(run)
+    run.falls_silent("leader")
+    run.counts("faster")
+    run.store.data["leader/0/1"] = "faster"
+    own = agent(run, "own")
+    at(run, 14.0, lambda: formed(run, Formation(), "faster", "own"))
+    assert isinstance(join(run, own), Formation)
+    assert run.log() == [Arrived(seat("own"))]
+    assert run.store.data["leader/0/1"] == "faster"
+
+
+def test_leader_that_stood_still_takes_the_formation_that_another_one_has_written() -> None:
+    run = Run()
+    own = agent(run, "own")
+    for id in "ab":
+        run.counts(id)
+    at(run, 0.5, lambda: formed(run, Formation(), "a", "b", spares=(seat("own"),)))
+    run.interrupted_at = 5.0
+    assert isinstance(join(run, own), Refusal)
+    assert own.gathering.last.cycle == 0
+
+
+# -- an agent that stood still while it waits ---------------------------------------------------------
+
+
+def test_agent_that_is_taken_for_lost_while_it_waits_arrives_again() -> None:
+    run = Run()
+    led(run)
+    other = agent(run, "other")
+    at(run, 3.0, lambda: run.run(other.tell_lost("own")))
+    run.interrupted_at = 8.0
+    join(run, agent(run, "own"))
+    assert run.log()[:3] == [Arrived(seat("own")), Left("own", "gave no sign of life for 8 s"), Arrived(seat("own"))]
+    assert run.keys("lost/") == []
+
+
+def test_agent_that_is_taken_for_lost_twice_arrives_again_after_the_second_time() -> None:
+    run = Run()
+    led(run)
+    other = agent(run, "other")
+    done: list[object] = []
+
+    def before(operation: object) -> None:
+        if run.now >= 3.0 and not done:
+            done.append(operation)
+            run.run(other.tell_lost("own"))
+        elif len(done) == 1 and getattr(operation, "key", "") == "lost/own" and not isinstance(operation, Set):
+            done.append(operation)
+            run.writes(Left("own", "once more"), Arrived(seat("own")), Left("own", "and again"))
+
+    run.before = before
+    run.interrupted_at = 8.0
+    join(run, agent(run, "own"))
+    entries = [entry for entry in run.log() if entry != Left("own", "was told to stop")]
+    assert entries[-1] == Arrived(seat("own"))
+
+
+def test_agent_that_is_taken_for_lost_as_it_deletes_the_news_of_the_first_time_arrives_again() -> None:
+    run = Run()
+    led(run)
+    other = agent(run, "other")
+    done: list[object] = []
+
+    def before(operation: object) -> None:
+        if run.now >= 3.0 and not done:
+            done.append(operation)
+            run.run(other.tell_lost("own"))
+            run.writes(Arrived(seat("own")))  # it found out by itself
+        elif len(done) == 1 and isinstance(operation, Delete) and operation.key == "lost/own":
+            done.append(operation)
+            run.run(other.tell_lost("own"))
+
+    run.before = before
+    run.interrupted_at = 5.0
+    join(run, agent(run, "own"))
+    assert [type(entry) for entry in run.log()] == [Arrived, Left, Arrived, Left, Arrived, Left]
+
+
+def test_agent_that_cannot_read_yet_that_it_was_taken_for_lost_looks_again() -> None:
+    run = Run()
+    led(run)
+    other = agent(run, "other")
+
+    def lost_behind_a_hole() -> None:
+        run.store.perform(Add("log/count", 1))  # whose writer has died
+        run.run(other.tell_lost("own"))
+
+    at(run, 3.0, lost_behind_a_hole)
+    run.interrupted_at = 12.0
+    join(run, agent(run, "own"))
+    assert run.log()[3] == Arrived(seat("own"))
+
+
+def test_leader_that_was_taken_for_lost_arrives_again_also_if_nobody_told_it() -> None:
+    run = Run()
+    at(run, 1.0, lambda: run.writes(Left("own", "gave no sign of life")))
+    found = join(run, agent(run, "own", ALONE))
+    assert isinstance(found, Formation) and found.rank_of("own") == 0
+    assert run.log() == [Arrived(seat("own")), Left("own", "gave no sign of life"), Arrived(seat("own"))]
+
+
+def test_leader_that_is_overtaken_by_several_cycles_as_it_reads_takes_the_newest_one() -> None:
+    run = Run()
+    own = agent(run, "own")
+    for id in "ab":
+        run.counts(id)
+    done: list[object] = []
+
+    def overtake(operation: object) -> None:
+        if run.now > 0.5 and operation == Add("log/count", 0) and not done:
+            done.append(operation)
+            run.writes(Left("own", "gave no sign of life"))
+            last = Formation()
+            for _ in range(4):
+                last = formed(run, last, "a", "b", spares=(seat("own"),))
+            del run.store.data["log/1"]  # as its writer does
+
+    run.before = overtake
+    run.interrupted_at = 5.0
+    assert isinstance(join(run, own), Refusal)
+    assert own.gathering.last.cycle == 3
+    assert "formation/0/own" not in run.store.data
+
+
+def test_leader_that_has_not_read_its_own_arrival_yet_arrives_once() -> None:
+    run = Run()
+    run.store.perform(Add("log/count", 1))  # whose writer has died
+    assert isinstance(join(run, agent(run, "own", ALONE)), Formation)
+    assert run.log() == [Nothing(), Arrived(seat("own"))]
+
+
+def test_agent_that_a_formation_has_left_out_arrives_again() -> None:
+    run = Run()
+    led(run)
+    led(run, 1)
+
+    def form_without() -> None:
+        run.writes(Left("own", "gave no sign of life"))
+        formed(run, Formation(), "leader", "other")
+
+    at(run, 3.0, form_without)
+    run.interrupted_at = 6.0
+    join(run, agent(run, "own"))
+    assert run.log()[2] == Arrived(seat("own"), known=0)
+
+
+# -- leading ------------------------------------------------------------------------------------------
+
+
+def test_leader_waits_for_nodes_of_the_last_cycle_until_they_are_lost() -> None:
+    run = Run()
+    own = running(run, "a", "b", terms=msgspec.structs.replace(TERMS, least=1, most=3))
+    run.writes(Arrived(seat("a"), known=0))
+    run.falls_silent("b")
+    found = join(run, own)
+    assert isinstance(found, Formation) and {each.id for each in found.seats} == {"a", "own"}
+    assert TERMS.lost_after <= run.now < TERMS.lost_after + 3 * TERMS.interval
+
+
+def test_leader_asks_whether_the_job_goes_on_before_each_cycle_but_the_first() -> None:
+    run = Run()
+    asked: list[int] = []
+
+    def why_not(cycle: int) -> Any:
+        asked.append(cycle)
+        yield from ()
+        return "the budget is used" if len(asked) > 1 else ""
+
+    own = agent(run, "own", msgspec.structs.replace(ALONE, last_call=0.0))
+    own.why_not_continued = why_not
+    assert isinstance(join(run, own), Formation) and asked == []
+    assert isinstance(join(run, own), Formation) and asked == [0]
+    assert join(run, own) == Refusal("closed", "the budget is used") and asked == [0, 1]
+
+
+def test_second_node_with_a_rank_is_refused_unless_the_first_one_turns_out_to_be_lost() -> None:
+    for is_lost in (False, True):
+        run = Run()
+        own = agent(run, "own", msgspec.structs.replace(TERMS, least=2, most=3, last_call=3.0))
+        run.counts("first")
+        run.counts("second")
+        if is_lost:
+            run.falls_silent("first")
+        ranked = [msgspec.structs.replace(seat(id), infra=1) for id in ("first", "second")]
+        run.writes(*map(Arrived, ranked))
+        found = run.run(own.join(msgspec.structs.replace(seat("own"), infra=0)))
+        assert isinstance(found, Formation)
+        assert [each.id for each in found.seats] == ["own", "second" if is_lost else "first"]
+        assert ("refused/second" in run.store.data) == (not is_lost)
+        assert (Left("second", "its rank is taken") in run.log()) == (not is_lost)
+        if not is_lost:
+            assert run.store.data[NOTICES] == "1"
+            with pytest.raises(ConfigurationError, match="each node needs a rank of its own"):
+                join(run, Rendezvous("second", "second", TERMS))
+
+
+def test_ranks_that_cannot_be_end_the_job_after_a_last_call() -> None:
+    run = Run()
+    own = agent(run, "own", msgspec.structs.replace(TERMS, last_call=5.0))
+    run.counts("other")
+    run.writes(Arrived(msgspec.structs.replace(seat("other"), infra=7)))
+    with pytest.raises(ConfigurationError):
+        run.run(own.join(msgspec.structs.replace(seat("own"), infra=0)))
+    assert run.now >= 5.0
+    assert run.run(own.newest()).error
+
+
+def test_ranks_that_cannot_be_for_a_while_have_the_whole_last_call_in_each_cycle() -> None:
+    run = Run()
+    ranked = {id: msgspec.structs.replace(seat(id), infra=rank) for rank, id in enumerate(("own", "a", "b"))}
+    own = agent(run, "own", msgspec.structs.replace(TERMS, least=2, most=3, last_call=5.0))
+    run.counts("a")
+    run.counts("b")
+    run.writes(Arrived(ranked["b"]))
+    at(run, 4.0, lambda: run.writes(Arrived(ranked["a"])))
+    assert isinstance(run.run(own.join(ranked["own"])), Formation)
+    run.writes(Arrived(ranked["b"], known=0), Left("a"))
+    at(run, run.now + 4.0, lambda: run.writes(Arrived(ranked["a"], known=0)))
+    assert isinstance(run.run(own.join(ranked["own"])), Formation)
+
+
+# -- while workers run --------------------------------------------------------------------------------
+
+
+def test_look_tells_of_nodes_that_wait_and_of_lost_ones() -> None:
+    run = Run()
+    own = running(run, "a", "b", terms=msgspec.structs.replace(TERMS, most=4))
+    run.store.perform(Add("counter", 7))
+    assert run.run(own.look("counter")) == (0, frozenset(), False, 7)
+    run.writes(Arrived(seat("new")))
+    assert run.run(own.look())[:3] == (1, frozenset(), False)
+    run.writes(Left("a"))
+    assert run.run(own.look())[:3] == (1, frozenset("a"), False)
+    run.writes(Arrived(seat("b"), known=0))  # it has left the cycle for the next one
+    assert run.run(own.look())[:3] == (2, frozenset("ab"), False)
+
+
+def test_neighbour_that_is_silent_is_told_lost_and_then_the_one_before_it_is_looked_at() -> None:
+    run = Run()
+    own = running(run, "a", "b")
+    run.falls_silent("b")
+    lost = []
+    for _ in range(14):
+        lost.append(run.run(own.look()).lost)
+        run.now += 2.0
+        if run.now == 12.0:
+            run.falls_silent("a")
+    assert lost[3] == frozenset() and lost[5] == frozenset("b") and lost[-1] == frozenset("ab")
+    assert [entry.id for entry in run.log() if isinstance(entry, Left)] == ["b", "a"]
+    assert run.keys("lost/") == ["lost/a", "lost/b"]
+
+
+def test_cycle_is_over_for_an_agent_that_the_others_took_for_lost_or_went_on_without() -> None:
+    run = Run()
+    own = running(run, "a")
+    assert not run.run(own.look()).is_over
+    assert not run.run(own.is_taken_for_lost())
+    run.writes(Left("own", "gave no sign of life"))
+    assert run.run(own.look())[:3] == (0, frozenset({"own"}), True)
+    assert run.run(own.is_taken_for_lost())
+    run = Run()
+    own = running(run, "a")
+    run.writes(Arrived(seat("new")))
+    formed(run, own.formation, "a", "new")
+    assert run.run(own.look()).is_over
+    assert run.run(own.is_taken_for_lost())
+
+
+@pytest.mark.parametrize("entry", [Arrived(seat("new")), Left("a")])
+def test_next_cycle_is_noticed_at_the_next_look_where_it_may_be_formed_without_a_further_entry(
+    entry: Arrived | Left,
+) -> None:
+    run = Run()
+    own = running(run, "a")
+    run.writes(entry)
+    assert not run.run(own.look()).is_over
+    formed(run, own.formation, "a", "new")
+    assert run.run(own.look())[0::2] == (0, True)
+
+
+def test_agent_that_stood_still_reads_what_others_wrote_before_it_answers() -> None:
+    run = Run()
+    own = running(run, "a", terms=msgspec.structs.replace(TERMS, most=4))
+    run.writes(Arrived(seat("new")))
+    assert run.run(own.waiting()) == 1
+    run.writes(Left("own", "gave no sign of life"))
+    assert run.run(own.is_taken_for_lost())
+
+
+def test_look_asks_for_the_next_formation_where_an_entry_is_new_and_now_and_then() -> None:
+    run = Run()
+    own = running(run, "a")
+    run.run(own.look())
+    run.operations = 0
+    for _ in range(20):
+        run.run(own.look())
+    assert 21 <= run.operations <= 23
+    run.writes(Nothing())
+    run.operations = 0
+    run.run(own.look())
+    assert run.operations == 3  # the counts, the entry, the formation
+
+
+def test_first_end_of_a_cycle_stands() -> None:
+    run = Run()
+    own = running(run, "a")
+    assert run.run(own.cycle_end()) is None
+    assert not run.run(own.is_end_told())
+    assert run.run(own.end_cycle("first")) == "first"
+    assert run.run(own.end_cycle("second")) == "first"
+    assert run.run(own.cycle_end()) == run.run(own.cycle_end(0)) == "first"
+    assert run.run(own.cycle_end(1)) is None
+    assert run.run(own.is_end_told())
+
+
+def test_nodes_that_could_go_on_are_counted_without_this_one_those_that_leave_and_those_that_are_gone() -> None:
+    run = Run()
+    own = running(run, "a", "b", terms=msgspec.structs.replace(TERMS, most=4))
+    assert run.run(own.others(())) == 2
+    assert run.run(own.others(("a",))) == 1
+    run.writes(Left("b"), Arrived(seat("new")), Arrived(seat("newer")))
+    assert run.run(own.others(())) == 3
+    assert run.run(own.waiting()) == 2
+    run.run(own.close("over"))
+    assert run.run(own.waiting()) == 0
+
+
+# -- the end ------------------------------------------------------------------------------------------
+
+
+def test_rendezvous_is_closed_once_with_the_first_reason_also_where_another_cycle_was_just_formed() -> None:
+    run = Run()
+    own = running(run, "a")
+    at(run, 0.0, lambda: formed(run, own.formation, "a"))
+    assert run.run(own.close("over")) == "over"
+    assert run.run(own.newest()).cycle == 2
+    entries = len(run.log())
+    assert run.log()[-1] == Nothing()  # those who look at the log first are woken
+    assert run.run(running_beside(run, own).close("something else")) == "over"
+    assert len(run.log()) == entries
+
+
+def running_beside(run: Run, own: Rendezvous) -> Rendezvous:
+    other = agent(run, "a")
+    other.formation, other.gathering = own.formation, gathering.begin(own.formation)
+    return other
+
+
+def test_host_of_the_store_waits_until_the_others_have_left_or_are_lost() -> None:
+    run = Run()
+    own = running(run, "a", "b")
+    run.run(own.leave("done"))
+    run.run(own.close("over"))
+    run.falls_silent("b")
+    at(run, 5.0, lambda: run.writes(Left("a", "done")))
+    assert run.run(own.await_leaving(is_host=True))
+    assert 8.0 <= run.now < 14.0
+    assert Left("own", "done") in run.log()
+
+
+def test_host_of_the_store_waits_for_others_that_have_not_come_yet_and_no_longer_than_the_limit() -> None:
+    run = Run()
+    own = running(run, "a")
+    run.run(own.leave("done"))
+    run.writes(Left("a"))
+    run.run(own.close("over"))
+    at(run, 5.0, lambda: run.writes(Left("late")))
+    assert run.run(own.await_leaving(is_host=True, expected=2))
+    assert 5.0 <= run.now < 10.0
+    began = run.now
+    assert not run.run(own.await_leaving(is_host=True, expected=3))
+    assert LEAVE_LIMIT < run.now - began < LEAVE_LIMIT + 10.0
+    run.interrupted_at = run.now
+    began = run.now
+    assert not run.run(own.await_leaving(is_host=True, expected=3))
+    assert run.now == began
+
+
+def test_host_of_the_store_waits_as_long_as_the_job_goes_on() -> None:
+    run = Run()
+    own = running(run, "a")
+    run.run(own.leave("left alone"))
+    at(run, 3 * LEAVE_LIMIT, lambda: run.writes(Left("a")))
+    assert not run.run(own.await_leaving(is_host=True))  # nobody closed the rendezvous
+    assert run.now >= 3 * LEAVE_LIMIT
+
+
+def test_agent_beside_an_outside_store_looks_only_where_it_may_be_the_last_one() -> None:
+    run = Run()
+    own = running(run, "a")
+    run.run(own.leave("done"))
+    run.run(own.close("over"))
+    run.operations = 0
+    assert not run.run(own.await_leaving(is_host=False))
+    assert run.operations == 1
+    run.store.perform(Add("left", 5))
+    began = run.now
+    assert not run.run(own.await_leaving(is_host=False))  # `a` is there
+    assert run.now == began
+    run.writes(Left("a"))
+    assert run.run(own.await_leaving(is_host=False))
