@@ -29,10 +29,10 @@ def watched_in_words(event: HangsWatched) -> str:
         what = f"only these limits hold: {shown}" if limits else "nothing is watched, for no limit is set"
         return f"hangs: {what}; the detection of hangs is switched off"
     line = (
-        f"hangs: a rank is ended that shows no step, heartbeat or section for {event.first_s:g} s; once the job has "
-        f"shown its pauses, for {FACTOR:g} times the longest one, at least {event.least_s:g} s ({OFF}: never)"
+        f"hangs: a rank silent for {event.first_s:g} s is ended, later after {FACTOR:g} times its longest "
+        f"silence, at least {event.least_s:g} s"
     )
-    return f"{line}; limits that are set: {shown}" if limits else line
+    return f"{line}; set: {shown}" if limits else line
 
 
 def suspicion_in_words(rank: int, event: HangSuspected) -> str:

@@ -87,7 +87,7 @@ def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: 
     job = launch(HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), **SOON)
     assert job.wait() == [0]
     said = job.output(stream=2)
-    starts = said.index("a rank is ended that shows no step, heartbeat or section for 4 s")
+    starts = said.index("a rank silent for 4 s is ended")
     warns = said.index("rank 1 shows no sign of life in section 'save'")
     ends = said.index("rank 1 failed first (hung: silence:save limit 4 s")
     assert starts < warns < ends

@@ -21,9 +21,13 @@ def test_limits_are_named_by_what_they_hold_for() -> None:
 def test_rule_is_named_with_its_limits() -> None:
     event = watched(Limits(rule=Rule(first=300.0, least=30.0)))
     assert (event.first_s, event.least_s) == (300.0, 30.0)
-    assert "for 300 s; once the job has shown its pauses, for 10 times the longest one, at least 30 s" in (
-        watched_in_words(event)
-    )
+    line = watched_in_words(event)
+    assert line == ("hangs: a rank silent for 300 s is ended, later after 10 times its longest silence, at least 30 s")
+
+
+def test_line_of_a_launch_without_options_has_two_lines_of_80_columns() -> None:
+    limits = Limits(rule=Rule(), heartbeat=Limit(hard=2700.0), initial_heartbeat=Limit(hard=3600.0))
+    assert len("resilience run: " + watched_in_words(watched(limits))) <= 2 * 80
 
 
 def test_line_names_a_few_limits_and_counts_the_others() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-
 MOST = 100_000  # operations of one test
 
 
