@@ -15,6 +15,8 @@ _NOTED = frozenset(
     (
         events.HangsWatched,
         events.HangSuspected,
+        events.RankSuspected,
+        events.TimeoutExceededInShadow,
         events.ProgressUnknown,
         events.AbortFailed,
         events.GroupAborted,
@@ -54,6 +56,12 @@ def _note(event: events.Event) -> str | None:
         case events.HangSuspected():
             where = f"in section {event.kind!r}" if event.kind else "outside sections"
             return f"a hang was suspected {where}, where no limit is set; allowed were {event.allowed_s:g} s"
+        case events.RankSuspected():
+            where, longest = event.limit.removeprefix("section:"), f"{event.longest_s:.3g} s"
+            return f"a rank was late in {where}: longer than {longest}, and its limit is {event.allowed_s:.3g} s"
+        case events.TimeoutExceededInShadow():
+            where = event.limit.removeprefix("section:")
+            return f"a limit on trial would have ended a rank in {where}: {event.allowed_s:.3g} s (nothing was done)"
         case events.ProgressUnknown():
             return "nothing was armed that shows progress: a loop that gets nowhere would not be noticed"
         case events.AbortFailed():

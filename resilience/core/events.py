@@ -220,6 +220,23 @@ class HangSuspected(Event, frozen=True, tag="hang.suspected"):
     step: int | None = None
 
 
+class RankSuspected(Event, frozen=True, tag="rank.suspected"):
+    """A rank is late against its own past: it is silent for longer than it ever was, and its learned limit is far.
+
+    limit: the learned limit that will end it after `allowed_s`. longest_s: the longest healthy duration known. hang: in
+    which way it seems to hang. stack: of its main thread, innermost frame last. look_s: how long the look took."""
+
+    level: ClassVar[Level] = "warning"
+    limit: str
+    silent_for_s: Seconds
+    longest_s: Seconds
+    allowed_s: Seconds
+    hang: Hang | None = None
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
+    look_s: Seconds = 0.0
+
+
 class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
     """The function runs, and nothing is armed that could show a lack of progress: no ping, heartbeat
     or section with a limit, and no step limit. A loop without progress would not be noticed."""
@@ -691,6 +708,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     RankFellSilent,
     HangsWatched,
     HangSuspected,
+    RankSuspected,
     ProgressUnknown,
     RankSignalled,
     RankExited,
@@ -760,6 +778,7 @@ AnyEvent = (
     | RankFellSilent
     | HangsWatched
     | HangSuspected
+    | RankSuspected
     | ProgressUnknown
     | RankSignalled
     | RankExited

@@ -224,7 +224,7 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
 
 def _learned(seconds: float, known: Deadline | Group, occurrences: int) -> Learned:
     least, most = known.rank_medians_s
-    return Learned(seconds, most or known.median_s, known.p99_s, occurrences, least)
+    return Learned(seconds, most or known.median_s, known.p99_s, occurrences, least, known.max_s)
 
 
 def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:

@@ -34,13 +34,14 @@ NO_LIMIT = Limit()
 class Learned(msgspec.Struct, frozen=True):
     """What a learned limit rests on, in seconds: the limit, median and 99th percentile of what was seen. first: how
     many occurrences after a start have a limit of their own. least_median_s: of the fastest rank, where median_s is
-    that of the slowest; 0 where all have one."""
+    that of the slowest; 0 where all have one. longest_s: the longest healthy duration; 0 where unknown."""
 
     timeout_s: Seconds
     median_s: Seconds
     p99_s: Seconds
     first: int = 0
     least_median_s: Seconds = 0.0
+    longest_s: Seconds = 0.0
 
 
 class First(msgspec.Struct, frozen=True):

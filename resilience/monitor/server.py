@@ -22,7 +22,7 @@ from resilience.adapters import files, processes, stacks
 from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.attribution.symptoms import main_stack
-from resilience.core import deadlines, encoding, events, hangs, shadow, tracebacks, watch
+from resilience.core import deadlines, encoding, events, hangs, shadow, suspicion, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
@@ -98,6 +98,8 @@ class RankMonitor:
         self._keeper: Keeper | None = None
         self._is_cold: bool | None = None  # None: nobody has said
         self._shadowed = shadow.NOTHING
+        self._suspected = shadow.NOTHING
+        self._suspicion: watch.Limits | None = None
         self._listener = Listener()
         self._seen = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
@@ -136,14 +138,16 @@ class RankMonitor:
             self._seen = self._observe()
             decision = decide(self._watch, self._seen, now)
             self._weigh_shadow(now)
+            self._weigh_suspicion(now)
             if not decision.commands and not self._is_gone:
                 self._witness.take_sample(now)
             self._watch = decision.state
             self._perform(decision)
             self._is_over |= self._is_dismissed_by_rank()
             shadow_at = shadow.next_look(self._watch.limits.shadow, self._seen, now)
-            suspect_at = self._weigh_silence(now)
-            wake_at = min((at for at in (decision.wake_at, shadow_at, suspect_at) if at is not None), default=None)
+            late_at = shadow.next_look(self._suspicion, self._seen, now)
+            moments = (decision.wake_at, shadow_at, late_at, self._weigh_silence(now))
+            wake_at = min((at for at in moments if at is not None), default=None)
             if now >= self._show_at:
                 self._show_signs(now)
         self._close()
@@ -251,6 +255,7 @@ class RankMonitor:
         """Keep the account of this rank there from now on, and watch these limits."""
         limits = of_rank(limits, origin.initial_rank, origin.world_size)
         self._watch = Watch(limits=limits)
+        self._suspicion = suspicion.limits_of(limits)
         self._folder = folder
         if self._keeper is None:
             self._keeper = Keeper(folder, origin)
@@ -551,7 +556,7 @@ class RankMonitor:
             return silence.suspect_at
         if not self._is_gone and self._listener.is_suspect(silence, now):
             where = self._witness.look()
-            suspicion = events.HangSuspected(
+            suspected = events.HangSuspected(
                 silence.kind,
                 now - silence.since,
                 silence.longest,
@@ -561,8 +566,8 @@ class RankMonitor:
                 where.stack,
                 where.step,
             )
-            self.emit(suspicion)
-            self._outlet.suspect(self._initial_rank, suspicion)
+            self.emit(suspected)
+            self._outlet.suspect(self._initial_rank, suspected)
         return None
 
     def _weigh_shadow(self, now: float) -> None:
@@ -571,12 +576,31 @@ class RankMonitor:
         for finding in found:
             self.emit(events.TimeoutExceededInShadow(finding.limit, finding.allowed, finding.silent_for))
 
+    def _weigh_suspicion(self, now: float) -> None:
+        """Put on record where a rank is that is late against its own past, long before its learned limit."""
+        if self._is_gone or self._watch.kill_at is not None:
+            return
+        self._suspected, found = shadow.weigh(self._suspicion, self._seen, self._suspected, now)
+        for finding in found:
+            known = self._watch.limits.learned.get(deadlines.of_limit(finding.limit))
+            if known is not None:
+                began = time.monotonic()
+                where = self._witness.look()
+                look_s = time.monotonic() - began
+                seen = (where.hang, where.stack, where.step)
+                self.emit(
+                    events.RankSuspected(
+                        finding.limit, finding.silent_for, known.longest_s, known.timeout_s, *seen, look_s
+                    )
+                )
+
     def _look_for_staleness(self) -> None:
         """A learned limit that does not fit any more gives way to a longer one."""
         assert self._keeper is not None
         for name, why, longer in self._keeper.stale():
             self.emit(events.TimeoutsStale(name, why, longer))
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
+            self._suspicion = None  # what the rank is compared with does not hold any more
 
     def _write_timings(self) -> None:
         if self._keeper is not None:

@@ -296,6 +296,20 @@ METRICS: tuple[Metric, ...] = (
         (_E.ElasticTold,),
     ),
     Metric(
+        "resilience_suspicions_total",
+        "counter",
+        "Ranks that were late against their own past, before their learned limit, by detector and section.",
+        ("detector", "section"),
+        (_E.RankSuspected,),
+    ),
+    Metric(
+        "resilience_shadow_alarms_total",
+        "counter",
+        "Learned limits on trial that would have ended a rank, by detector and section.",
+        ("detector", "section"),
+        (_E.TimeoutExceededInShadow,),
+    ),
+    Metric(
         "resilience_calibration_stale",
         "gauge",
         "Learned limits that do not agree with what is seen; 1.",

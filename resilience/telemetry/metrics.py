@@ -170,6 +170,10 @@ class MetricView:
                 detector, _, section = event.limit.partition(":")
                 section = self._section(section) if detector in ("section", "silence") else ""
                 self._count("resilience_hangs_detected_total", (detector, section))
+            case events.RankSuspected() | events.TimeoutExceededInShadow():
+                detector, _, section = event.limit.partition(":")
+                name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
+                self._count(f"resilience_{name}_total", (detector, self._section(section) if section else ""))
             case events.MonitorStarted():
                 self._monitors.add((origin.initial_rank, origin.pid))
             case events.MonitorLost():

@@ -142,6 +142,35 @@ def test_file_that_does_not_fit_is_refused_with_the_reason(launch: Launch, tmp_p
     assert "workload 'script.py' before, 'large' now" in passed_over.output(stream=2)
 
 
+LATE = """
+import json, resilience
+plan = json.loads((here / "plan.json").read_text())
+for n in range(40):
+    with resilience.section("train"):
+        time.sleep(plan["late"] if (rank, n) == (1, 30) else 0.01)
+"""
+
+
+def test_rank_that_is_late_below_its_limit_is_suspected_and_lives(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned(tmp_path, late=0.01)
+    for name in ("first", "second"):
+        assert launch(LATE, RESILIENCE_JOB_ID=name).wait() == [0]
+    found = calibrated(tmp_path, "first", "second", options=("--min-timeout", "12s"))
+    assert found.deadlines["train"].timeout_s == 12.0
+    planned(tmp_path, late=5.0)
+    job = launch(LATE, "--timeouts", "auto", RESILIENCE_JOB_ID="third")
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == []
+    suspected = [record.event for record in job.of(events.RankSuspected) if record.origin.rank == 1]
+    assert [event.limit for event in suspected] == ["section:train"]
+    assert suspected[0].silent_for_s >= 3.0 and suspected[0].allowed_s == 12.0
+    assert suspected[0].look_s < 2.0
+    assert main(["report", str(tmp_path / "runs" / "third")]) == 0
+    assert "a rank was late in train" in " ".join(capsys.readouterr().out.split())
+
+
 LOADS = """
 import json
 from resilience.fault_tolerance import RankMonitorClient

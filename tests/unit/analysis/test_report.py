@@ -63,12 +63,16 @@ def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
     told.files[1].append(noted(told.files[1][-1], events.ExportStarted("prometheus", "http://x")))
     told.files[0].append(noted(told.files[0][-1], events.HangSuspected("save", 61.0, 3.0, 600.0, False)))
     told.files[0].append(noted(told.files[0][-1], events.HangsWatched({"step": 9.0})))
+    told.files[2].append(noted(told.files[2][-1], events.RankSuspected("section:train", 2.0, 1.5, 9.0)))
+    told.files[2].append(noted(told.files[2][-1], events.TimeoutExceededInShadow("step", 3.0, 3.1)))
     assert report_of(told).notes == (
         Note("nothing was armed that shows progress: a loop that gets nowhere would not be noticed", (0, 2)),
         Note("a hang was suspected in section 'save', where no limit is set; allowed were 600 s", (0,)),
         Note("hangs: only these limits hold: step 9 s; the detection of hangs is switched off", (0,)),
         Note("the abort hook raised: ValueError: no", (1,)),
         Note("metrics are served at http://x: port 9 is taken", (1,)),
+        Note("a rank was late in train: longer than 1.5 s, and its limit is 9 s", (2,)),
+        Note("a limit on trial would have ended a rank in step: 3 s (nothing was done)", (2,)),
     )
 
 

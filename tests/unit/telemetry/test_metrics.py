@@ -204,6 +204,8 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.ExportFailed("otlp", "cannot start: no"),
         events.MonitorEnded(dropped_records=2),
         events.TimeoutsStale("step", "it grew", 9.0),
+        events.RankSuspected("section:train", 2.0, 1.5, 9.0),
+        events.TimeoutExceededInShadow("step", 3.0, 3.1),
         events.ElasticMeasured("SimpleElasticAgent.run.success", 1.0),
         events.ElasticMeasured("SimpleElasticAgent.run.duration.ms", 20.0),
         events.ElasticMeasured("workers.default.flakiness", 3.0),
