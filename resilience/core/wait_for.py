@@ -89,7 +89,7 @@ def walk(last: Last, waiting: Set[int], ranks: Mapping[int, int]) -> Walk:
         return Walk(mismatch=mismatch)
     places = _Places(last, ranks)
     edges = {rank: targets for rank in sorted(waiting & last.keys()) if (targets := _targets(places, rank))}
-    behind = frozenset(target for targets in edges.values() for target in targets)
+    behind = frozenset().union(*set(edges.values()))  # most are one and the same set
     known = {rank for rank in waiting & last.keys() if any(_pending(last[rank]))}
     awaited = tuple(sorted(behind - edges.keys() - (waiting - known)))
     return Walk(awaited, () if awaited else _cycle(edges), behind)
@@ -127,8 +127,9 @@ class _Places:
 
 
 def _targets(places: _Places, rank: int) -> frozenset[int]:
-    sets = [places.behind(each) for each in _pending(places.last[rank])]
-    return frozenset().union(*sets) - {rank}
+    sets = {places.behind(each) for each in _pending(places.last[rank])}
+    found = next(iter(sets)) if len(sets) == 1 else frozenset().union(*sets)
+    return found - {rank} if rank in found else found
 
 
 def _pending(entries: Sequence[Collective]) -> Iterator[Collective]:

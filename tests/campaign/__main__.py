@@ -19,11 +19,14 @@ from tests.campaign.running import Outcome, run, undisturbed
 
 def main() -> int:
     options = _options()
+    if options.show:
+        print(scoring.page([outcome for path in options.show for outcome in load(path)]), end="")
+        return 0
     work = Path(tempfile.mkdtemp(prefix="campaign-"))
     out = options.out or (work / "out" if options.quick else Path("campaign"))
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.jsonl"
-    done = {(each.contestant, each.case.number): each for each in _load(results)} if options.resume else {}
+    done = {(each.contestant, each.case.number): each for each in load(results)} if options.resume else {}
     if not options.resume and results.exists():
         print(f"{results} exists: --resume goes on with it, another --out begins anew", file=sys.stderr)
         return 2
@@ -45,9 +48,7 @@ def main() -> int:
             file.write(json.dumps(asdict(outcome)) + "\n")
         print(_line(number + 1, len(chosen), outcome), flush=True)
     outcomes = list(done.values())
-    print(scoring.table(outcomes))
-    for level, share in scoring.reliability(outcomes):
-        print(f"confidence {level:g}: the right rank in {share}")
+    print(scoring.page(outcomes))
     if options.quick:
         failed = [each for each in outcomes if not scoring.is_passed(each)]
         for each in failed:
@@ -58,6 +59,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.campaign", description="Faults with a known truth, and a score.")
+    parser.add_argument("--show", type=Path, nargs="+", metavar="RESULTS", help="print the tables of these files only")
     parser.add_argument("--quick", action="store_true", help="the fixed cases that all have to pass")
     parser.add_argument("--cases", type=int, default=1000, help="how many of the whole campaign (default 1000)")
     parser.add_argument("--first-seed", type=int, default=1000, help="seed of the first case (default 1000)")
@@ -78,7 +80,8 @@ def _chosen(options: argparse.Namespace) -> Iterator[Case]:
             yield case
 
 
-def _load(path: Path) -> Iterator[Outcome]:
+def load(path: Path) -> Iterator[Outcome]:
+    """Yield the outcomes in a file of results."""
     for line in path.read_text().splitlines() if path.exists() else ():
         plain = json.loads(line)
         case = cases.from_json(json.dumps(plain.pop("case")))

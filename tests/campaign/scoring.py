@@ -83,25 +83,48 @@ def _share(is_good: Callable[[Outcome], bool], outcomes: Sequence[Outcome]) -> S
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the shares of each contestant and mode as a table of Markdown."""
-    keys = sorted({_key(each) for each in outcomes})
-    groups = [[each for each in outcomes if _key(each) == key] for key in keys]
+    keys = sorted({key for each in outcomes for key in _keys(each)})
+    groups = [[each for each in outcomes if key in _keys(each)] for key in keys]
     lines = [_row("", keys), f"|---|{'---|' * len(keys)}", _row("cases", [str(len(each)) for each in groups])]
     lines += [_row(name, [str(share(each)) for each in groups]) for name, share in COLUMNS]
     return "\n".join(lines) + "\n"
 
 
-def _key(outcome: Outcome) -> str:
-    return f"ours, {outcome.case.mode}" if outcome.contestant == "ours" else outcome.contestant
+def _keys(outcome: Outcome) -> tuple[str, ...]:
+    is_ours = outcome.contestant == "ours"
+    return ("ours, all modes", f"ours, {outcome.case.mode}") if is_ours else (outcome.contestant,)
 
 
 def _row(name: str, cells: list[str]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def reliability(outcomes: Sequence[Outcome]) -> list[tuple[float, Share]]:
-    """Return, for each confidence that was given, the share of verdicts that named the right rank."""
-    given = sorted({each.verdict.confidence for each in answered(outcomes)})
-    return [
-        (level, _share(is_first, [each for each in answered(outcomes) if each.verdict.confidence == level]))
-        for level in given
-    ]
+def reliability(outcomes: Sequence[Outcome]) -> str:
+    """Return, for each confidence that ours gave, the share of verdicts that named the right rank, as a table."""
+    ours = [each for each in answered(outcomes) if each.contestant == "ours"]
+    lines = [_row("confidence", ["the right rank"]), "|---|---|"]
+    for level in sorted({each.verdict.confidence for each in ours}):
+        share = _share(is_first, [each for each in ours if each.verdict.confidence == level])
+        lines.append(_row(f"{level:g}", [str(share)]))
+    return "\n".join(lines) + "\n"
+
+
+def by_fault(outcomes: Sequence[Outcome]) -> str:
+    """Return how many cases of each fault each contestant recovered from, and named the right rank of, as a table."""
+    names = sorted({each.contestant for each in outcomes})
+    columns = [f"{name}: {what}" for name in names for what in ("recovered", "right rank")]
+    lines = [_row("fault", columns), f"|---|{'---|' * len(columns)}"]
+    for fault in sorted({each.case.fault for each in outcomes}):
+        cells = []
+        for name in names:
+            cases = [each for each in outcomes if (each.contestant, each.case.fault) == (name, fault)]
+            named = judged(cases)
+            cells.append(f"{sum(each.recovered for each in cases)} of {len(cases)}" if cases else "-")
+            cells.append(f"{sum(map(is_first, named))} of {len(named)}" if named else "-")
+        lines.append(_row(fault, cells))
+    return "\n".join(lines) + "\n"
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """Return all tables, as they stand in docs/benchmark.md."""
+    return "\n".join((table(outcomes), by_fault(outcomes), reliability(outcomes)))

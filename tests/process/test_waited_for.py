@@ -10,6 +10,7 @@ import pytest
 
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
+from resilience.core import events
 from tests.process import waited_for
 from tests.process.launching import Launched, launcher
 from tests.process.told import cleared, culprits, only_incident
@@ -43,6 +44,17 @@ def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: i
     assert culprits(incident) == [(1, "desynchronised")]
     assert cleared(incident) == [rank for rank in range(world) if rank != 1]
     assert incident.verdict.culprits[0].confidence > 0.5
+
+
+def test_walk_over_transfers_ends_at_the_stage_that_hangs(start: Start) -> None:
+    """Rank 2 waits for what rank 1 sends, the others for both: only rank 1 waits for nobody."""
+    job = start(4, f"{waited_for.__name__}:{waited_for.pipeline.__name__}", env=LIMITS, how="lock", culprit=1)
+    assert [rank.value for rank in job.wait(180)] == [1] * 4, job.output()
+    (incident,) = fold(job.records())
+    assert culprits(incident) == [(1, "waits_for_lock")]
+    assert cleared(incident) == [0, 2, 3]
+    waits = job.of(events.OutcomeSeen, rank=2)[0].event.collectives
+    assert [each.op for each in waits if each.is_transfer and not each.left] == ["transfer"]
 
 
 @pytest.fixture

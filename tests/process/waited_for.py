@@ -61,3 +61,28 @@ def train(how: str, culprit: int, with_ddp: bool = True) -> int:
         return call.iteration
 
     return function()
+
+
+def pipeline(how: str, culprit: int) -> int:
+    """Each rank passes a tensor on to the next one, then all meet. In iteration 0, one rank does not do step AT."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo")
+        rank, size = dist.get_rank(), dist.get_world_size()
+        tensor = torch.ones(4)
+        for step in range(STEPS):
+            if call.iteration == 0 and step == AT and initial_rank == culprit:
+                hang(how)
+            if rank > 0:
+                dist.recv(tensor, rank - 1)
+            if rank < size - 1:
+                dist.send(tensor, rank + 1)
+            dist.all_reduce(tensor)
+            resilience.step(step)
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()

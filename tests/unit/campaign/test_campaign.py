@@ -100,7 +100,7 @@ def test_interval_is_wilsons() -> None:
 def test_table_has_a_column_for_each_mode_and_contestant() -> None:
     theirs = replace(outcome(), contestant="torchrun")
     header = scoring.table([outcome(), theirs]).splitlines()[0]
-    assert header == "|  | ours, wrapper | torchrun |"
+    assert header == "|  | ours, all modes | ours, wrapper | torchrun |"
 
 
 def test_torchrun_says_who_failed_in_its_summary(tmp_path: Path) -> None:
