@@ -15,7 +15,8 @@ from tests.support import launch_streams, lines
 from tests.support.browser import WHERE, Browser, path_of_browser
 from tests.support.large_run import RESTARTS, WORLD, write
 from tests.support.lines import log_line
-from tests.support.record_streams import job
+from tests.support.record_streams import STARTED_NS, job
+from tests.unit.analysis.test_throughput import stepped
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(path_of_browser() is None, reason=WHERE)]
 
@@ -58,6 +59,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     assert first.detected_wall_ns is not None
     said = [log_line(text, first.detected_wall_ns) for text in ("step done", "bad loss", "giving up")]
     lines.write(runs["inprocess"], "logs/node-0.jsonl", *said)
+    for rank in range(4):
+        stepped(runs["launcher"], rank, STARTED_NS / 1e9, [3.0, 5.0])
     return {name: made(folder, root / f"{name}.html") for name, folder in runs.items()}
 
 

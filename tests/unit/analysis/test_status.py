@@ -211,6 +211,27 @@ def test_torn_and_foreign_files_are_no_hindrance(tmp_path: Path) -> None:
     assert now_of(folder).states == {"active": 2}
 
 
+def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_soon(tmp_path: Path) -> None:
+    """A Wrapper leaves nothing behind in a process: that this ends later is nowhere on record."""
+    told = record_streams.job([record_streams.Fault("exception", 1, 0, 5)], world=3).records
+    records = [record for record in told if not isinstance(record.event, events.RankExited)]
+    last = (max(record.wall_ns for record in records) - STARTED_NS) / 1e9
+    folder = written(records, tmp_path / "run")
+    assert now_of(folder, last + 1.0).phase == "running"
+    now = now_of(folder, last + status.BETWEEN_CALLS + 1.0)
+    assert (now.phase, now.outcome, now.is_well) == ("ended", "completed", True)
+    again = [record for record in records if record.origin.initial_rank == 0][:2]
+    late = [
+        msgspec.structs.replace(
+            r, wall_ns=r.wall_ns + round(last * 1e9), origin=msgspec.structs.replace(r.origin, call=1)
+        )
+        for r in again
+    ]
+    with (folder / "records" / "node-0.jsonl").open("ab") as file:
+        file.write(b"".join(map(to_line, late)))
+    assert now_of(folder, last + 60.0).phase == "running"
+
+
 @given(
     kinds=st.lists(st.sampled_from(["kill", "raise", "hang", "membership"]), min_size=1, max_size=4),
     is_nested=st.booleans(),
