@@ -21,6 +21,7 @@ from resilience.core.identity import Nanoseconds
 from resilience.errors import DecodeError
 
 _MARK = re.compile(rb'"(?:iteration\.started|call\.started|regroup|rendezvous)"')
+MOST_FILES = 512  # that are read for the clocks of a large job, agents' beside them
 Meeting = tuple[str, int, int, int, int]
 """Kind, attempt, cycle, call, iteration."""
 
@@ -74,12 +75,16 @@ _decode = encoding.reader(_Head)
 
 
 def clocks(files: Mapping[str, Sequence[Path]]) -> tuple[Clock, ...]:
-    """Return the clocks of several nodes. files: record files by node. One node has one clock: ()."""
+    """Return the clocks of several nodes. files: record files by node. One node has one clock: ().
+
+    Of a large job's nodes some ranks are read: each rank's meetings bound its node's clock by themselves."""
     if len(files) < 2:
         return ()
     meetings: defaultdict[Meeting, dict[str, Seen]] = defaultdict(dict)
+    of_node = max(1, MOST_FILES // len(files))
     for paths in files.values():
-        for path in paths:
+        agents = [path for path in paths if path.stem.endswith("-agent")]
+        for path in [*agents, *[path for path in paths if path not in agents][:of_node]]:
             _note(path, meetings)
     nodes = sorted(files)
     first = nodes[0]
