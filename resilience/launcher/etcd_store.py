@@ -5,6 +5,7 @@ whole directory for each look at a key, has no compare_set, and splits keys wher
 
 from __future__ import annotations
 
+import contextlib
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from resilience.core.encoding import text
 from resilience.errors import ConfigurationError
 
 T = TypeVar("T")
-FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks at a key that is waited for
 FOLDER = "/resilience"
 
 
@@ -45,14 +45,15 @@ class EtcdStore(dist.Store):
         return all(self._read(key) is not None for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Raises: LookupError if the keys are not there in time."""
+        """Wait until all keys are there. A key costs three requests at most, unless it comes and goes.
+
+        Raises: TimeoutError."""
         limit = (self._timeout if timeout is None else timeout).total_seconds()
-        deadline, pause = time.monotonic() + limit, FIRST_PAUSE
-        while not self.check(keys):
-            if time.monotonic() + pause > deadline:
-                raise TimeoutError(f"{keys} are not in etcd after {limit:g} s")
-            time.sleep(pause)
-            pause = min(1.2 * pause, LAST_PAUSE)
+        deadline = time.monotonic() + limit
+        for key in keys:
+            while not self._is_there(key, deadline - time.monotonic()):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{key} is not in etcd after {limit:g} s")
 
     def add(self, key: str, amount: int) -> int:
         while True:
@@ -80,6 +81,8 @@ class EtcdStore(dist.Store):
             return False
         return True
 
+    deleteKey = delete_key  # noqa: N815 - a PrefixStore calls it by this name
+
     def forget(self) -> None:
         """Delete everything that is in the folder."""
         import etcd
@@ -99,6 +102,22 @@ class EtcdStore(dist.Store):
             return False
         return True
 
+    def _is_there(self, key: str, limit: float) -> bool:
+        """Return True if a key is there. If it is not, wait first until something happens to it, `limit` seconds at
+        most: etcd holds its answer back until then."""
+        import etcd
+
+        place = self._place(key)
+        try:
+            self._ask(lambda: self._client.read(place))
+            return True
+        except etcd.EtcdKeyNotFound as error:
+            index = int(error.payload["index"])
+        if limit > 0:
+            with contextlib.suppress(etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
+                self._ask(lambda: self._client.watch(place, index=index + 1, timeout=limit))
+        return False
+
     def _read(self, key: str) -> str | None:
         import etcd
 
@@ -114,6 +133,8 @@ class EtcdStore(dist.Store):
         try:
             return operation()
         except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
+            raise
+        except (etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
             raise
         except (etcd.EtcdException, urllib3.exceptions.HTTPError) as error:
             raise ConnectionError(f"etcd does not answer: {error}") from error

@@ -5,13 +5,18 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.adapters.connecting import await_server
+from resilience.launcher import etcd_store
 from tests.process.rendezvousing import agents, meet
 from tests.support.ranks import free_port
 from tests.support.server import ForkServer
@@ -104,3 +109,25 @@ def test_what_a_killed_attempt_has_left_is_not_the_next_ones(
             assert [told.cycle for told in meet([agent])] == [0]
             agent.do("set_closed", "the job failed")
             agent.kill()
+
+
+def test_wait_for_a_key_costs_etcd_three_requests_however_long_it_takes(endpoint: str) -> None:
+    host, _, port = endpoint.partition(":")
+    parameters = RendezvousParameters(backend="etcd", endpoint=endpoint, run_id="job", min_nodes=1, max_nodes=1)
+    waiting, writing = (etcd_store.connect(parameters, host, int(port)) for _ in range(2))
+    asked: list[str] = []
+    execute = waiting._client.api_execute
+    waiting._client.api_execute = lambda path, *args, **options: asked.append(path) or execute(path, *args, **options)
+    with pytest.raises(TimeoutError, match="not in etcd after 1 s"):
+        waiting.wait(["key"], timedelta(seconds=1))
+    assert len(asked) <= 3
+    asked.clear()
+    waiter = threading.Thread(target=waiting.wait, args=(["key"], timedelta(seconds=60)))
+    waiter.start()
+    while len(asked) < 2:  # it has looked, and waits
+        time.sleep(0.01)
+    writing.set("other", "1")
+    writing.set("key", "1")
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert len(asked) == 3
