@@ -430,12 +430,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars: list[Bar] = []
     tables: Tables = {}
     for group in (
+        cost(),  # first, for the memory of a process is measured by its peak
         real(read.data, tables),
         synthetic(read.trials),
         stated(read.trials),
         clusters(read.trials, tables),
         censoring(),
-        cost(),
     ):
         for bar in group:
             print(bar.line(), flush=True)
