@@ -60,6 +60,13 @@ def test_node_waits_for_the_others_once_it_is_through_and_well() -> None:
         assert node.is_waiting is is_waiting
 
 
+def test_what_a_node_notes_twice_counts_once() -> None:
+    store = Store()
+    node = CycleNodes(store, 0, "abc", "a")
+    assert [node.note("failed"), node.note("failed")] == [True, False]
+    assert look(node, store) == Nodes(3, unhealthy=1)
+
+
 def test_cycles_know_nothing_of_each_other() -> None:
     store = Store()
     CycleNodes(store, 0, "ab", "a").note("failed")

@@ -154,14 +154,17 @@ def test_agent_that_joins_again_reads_no_entry_twice() -> None:
 
 
 def test_waiting_ends_when_the_agent_is_told_or_at_the_limit_and_the_others_know() -> None:
-    for interrupted_at, kind in ((5.0, "closed"), (float("inf"), "late")):
+    for interrupted_at, kind, why in (
+        (5.0, "closed", "was told to stop"),
+        (float("inf"), "late", "found no place within 60 s (join_timeout)"),
+    ):
         run = Run()
         run.interrupted_at = interrupted_at
         led(run)
         found = join(run, agent(run, "own", msgspec.structs.replace(TERMS, join_limit=60.0)))
         assert isinstance(found, Refusal) and found.kind == kind
         assert run.log()[0] == Arrived(seat("own"))
-        assert isinstance(run.log()[1], Left)
+        assert run.log()[1] == Left("own", why)
         assert run.keys("leader/") == ["leader/0/0"]  # it gives up no lead of another one
         assert run.store.data[NOTICES] == "0"
 
@@ -304,6 +307,17 @@ def test_agent_that_cannot_read_yet_that_it_was_taken_for_lost_looks_again() -> 
     assert run.log()[3] == Arrived(seat("own"))
 
 
+def test_agent_that_was_taken_for_lost_while_it_ran_arrives_once() -> None:
+    run = Run()
+    own = running(run, "a")
+    run.counts("b")
+    run.run(agent(run, "other").tell_lost("own"))
+    run.writes(Left("a"), Arrived(seat("b"), known=0))
+    assert isinstance(join(run, own), Formation)
+    assert [entry.seat for entry in run.log() if isinstance(entry, Arrived)] == [seat("b"), seat("own")]
+    assert run.keys("lost/") == []
+
+
 def test_leader_that_was_taken_for_lost_arrives_again_also_if_nobody_told_it() -> None:
     run = Run()
     at(run, 1.0, lambda: run.writes(Left("own", "gave no sign of life")))
@@ -425,7 +439,7 @@ def test_ranks_that_cannot_be_for_a_while_have_the_whole_last_call_in_each_cycle
     run.counts("a")
     run.counts("b")
     run.writes(Arrived(ranked["b"]))
-    at(run, 4.0, lambda: run.writes(Arrived(ranked["a"])))
+    at(run, 7.0, lambda: run.writes(Arrived(ranked["a"])))  # the first last call is over by then
     assert isinstance(run.run(own.join(ranked["own"])), Formation)
     run.writes(Arrived(ranked["b"], known=0), Left("a"))
     at(run, run.now + 4.0, lambda: run.writes(Arrived(ranked["a"], known=0)))
@@ -484,7 +498,7 @@ def test_next_cycle_is_noticed_at_the_next_look_where_it_may_be_formed_without_a
     entry: Arrived | Left,
 ) -> None:
     run = Run()
-    own = running(run, "a")
+    own = running(run, "a", terms=msgspec.structs.replace(TERMS, most=4))
     run.writes(entry)
     assert not run.run(own.look()).is_over
     formed(run, own.formation, "a", "new")

@@ -49,6 +49,15 @@ def test_entry_that_is_written_just_before_its_place_is_given_up_is_read() -> No
     assert run.log() == [Arrived(seat("late"))]
 
 
+def test_entry_whose_place_was_given_up_is_written_at_the_end() -> None:
+    run = Run()
+    run.before = lambda operation: isinstance(operation, CompareSet) and run.store.data.setdefault(
+        "log/0", encode(Nothing())
+    )
+    assert run.run(RendezvousLog().append(Left("late"))) == 1
+    assert run.log() == [Nothing(), Left("late")]
+
+
 def test_reader_that_is_two_cycles_behind_starts_from_the_newest_formation() -> None:
     run = Run()
     writer = RendezvousLog()
@@ -116,6 +125,19 @@ def test_pointer_to_a_formation_that_is_missing_is_an_error() -> None:
     run.store.data["newest"] = "3"
     with pytest.raises(StoreError, match="the formation of cycle 3 is missing"):
         run.run(RendezvousLog().newest(Formation()))
+
+
+def test_newcomer_finds_the_newest_formation_where_the_pointer_lags_behind_and_where_it_is_closed() -> None:
+    run = Run()
+    last = Formation()
+    assert run.run(RendezvousLog().newest(last)) == last
+    for _ in range(3):
+        last = formed(run, last)
+    run.store.data["newest"] = "0"  # the agent that formed the later ones died before it wrote more
+    assert run.keys("formation/") == ["formation/1/a", "formation/2/a"]
+    assert run.run(RendezvousLog().newest(Formation())) == last
+    run.run(RendezvousLog().write(last, Formation(cycle=3, closed="over", by="a")))
+    assert run.run(RendezvousLog().newest(Formation())).closed == "over"
 
 
 def test_first_formation_of_a_cycle_stands_and_only_what_is_needed_stays() -> None:

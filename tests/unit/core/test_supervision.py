@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from resilience.core import events, gathering
+from resilience.core import cycle, events, gathering
 from resilience.core.agent_protocol import Emit, HighestStep
 from resilience.core.budget import Budget
 from resilience.core.cycle import Verdict
@@ -40,6 +40,9 @@ class Agent:
     def stops(self, number: int) -> Verdict:
         self.asked(number)
         return self._run(self._supervision.stopped_while_waiting(), self._perform)
+
+    def over(self, verdict: Verdict) -> None:
+        self._run(self._supervision.over(verdict))
 
     def breaks(self) -> Verdict:
         return self._run(self._supervision.ended_by_error("RuntimeError"))
@@ -105,6 +108,31 @@ def test_job_has_the_end_that_was_first_where_one_agent_fails_and_another_is_tol
     assert (stopped.outcome, stopped.exit_code) == ("preempted", 130)
     assert Agent("c", store, 3).stops(signal.SIGTERM).exit_code == 143  # its own signal's
     assert Agent("a", store, 3).breaks() == stopped
+
+
+def test_agent_that_fails_ends_its_cycle_if_it_has_a_seat_and_the_job_also_if_its_cycle_starts_again() -> None:
+    for has_seat in (True, False):
+        store = Store()
+        assert Agent("a", store, 3, has_seat=has_seat).breaks().outcome == "failed"
+        assert ("end/4" in store.data) is has_seat
+    store = Store()
+    store.set("end/4", cycle.encode(Verdict("interrupted", "b", again="membership")))
+    ended = Agent("a", store, 3).breaks()
+    assert (ended.outcome, ended.again) == ("failed", None)
+    assert Agent("b", store, 3).stops(signal.SIGINT) == ended
+
+
+def test_node_that_leaves_is_put_on_record_and_does_not_end_the_job() -> None:
+    store = Store()
+    agent = Agent("a", store, 1)
+    verdict = agent.stops(signal.SIGTERM)
+    assert (verdict.outcome, verdict.again) == ("preempted", None)
+    assert any(isinstance(event, events.NodeExcluded) for event in agent.emitted)
+    agent.over(verdict)
+    assert "cycle/5" not in store.data
+    other = Agent("b", store, 1)
+    other.over(Verdict("failed", "b", exit_code=1, detail="its workers cannot be started"))
+    assert "cycle/5" in store.data
 
 
 def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None:
