@@ -31,6 +31,11 @@ class Phases(msgspec.Struct, frozen=True):
         at = bisect_left(self.positions, number - WIDE)
         return at == len(self.positions) or self.positions[at] > number + WIDE
 
+    def is_expected(self, number: int) -> bool:
+        """Whether an occurrence is at a position at which all runs were slow."""
+        at = bisect_left(self.positions, number)
+        return at < len(self.positions) and self.positions[at] == number
+
 
 class Course(msgspec.Struct, frozen=True):
     """One run from its cold start. slow: seconds by position, of all that may be slow. median: seconds. reach: how many

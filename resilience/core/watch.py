@@ -60,7 +60,8 @@ class OfRanks(msgspec.Struct, frozen=True):
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """A learned limit that holds outside known phases after a cold start; in a phase, the usual limit holds."""
+    """A learned limit that holds outside known phases after a cold start, once the first phase came where it was
+    expected: a job that goes on from a checkpoint has its phases elsewhere. In a phase, the usual limit holds."""
 
     limit: Limit
     phases: Phases
@@ -148,6 +149,7 @@ class Observation(msgspec.Struct, frozen=True):
     heartbeat_gaps: int = 0  # how many have ended
     step_gaps: int = 0
     outside_gaps: int = 0
+    aligned: frozenset[str] = frozenset()  # deadlines whose phases came where they were expected since then
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
@@ -450,7 +452,8 @@ def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence
     if first is not None and occurrence <= first.occurrences:
         return first.limits.get(seen.start, usual)
     outside = limits.outside.get(deadline)
-    if outside is not None and seen.start == "cold" and outside.phases.is_outside(occurrence - 1):
+    is_known = outside is not None and seen.start == "cold" and deadline in seen.aligned
+    if outside is not None and is_known and outside.phases.is_outside(occurrence - 1):
         return outside.limit
     if first is not None:
         return usual

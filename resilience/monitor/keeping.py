@@ -19,6 +19,7 @@ from resilience.core import deadlines, encoding
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
 from resilience.core.identity import Origin
+from resilience.core.phases import SLOW, Phases
 from resilience.core.timeouts import Seen, fallback, staleness
 from resilience.core.watch import SILENCE, Doing, Finding, Learned
 from resilience.errors import DecodeError
@@ -75,6 +76,8 @@ class Keeper:
         self._counts: Counter[str] = Counter()  # occurrences since the last start
         self._left_at: float | None = None  # when the last section was left, while none is open
         self._learned: Mapping[str, Learned] = {}
+        self._phases: Mapping[str, Phases] = {}
+        self._was_slow: dict[str, bool] = {}  # at all expected positions so far, by deadline
         self._seen: dict[str, _Seen] = {}
         self._gaps: list[tuple[float, float]] = []  # begin, seconds: out of sections, unless one was open around them
         self._silent_from = 0.0  # of the initial heartbeat
@@ -86,9 +89,14 @@ class Keeper:
         """Return the histograms of this rank's sections and heartbeats, of all cycles."""
         return self._recorder.state.timings()
 
-    def expect(self, learned: Mapping[str, Learned]) -> None:
-        """Compare what comes with what limits were learned from."""
-        self._learned = learned
+    def expect(self, learned: Mapping[str, Learned], phases: Mapping[str, Phases]) -> None:
+        """Compare what comes with what limits were learned from. phases: positions that are known to be slow."""
+        self._learned, self._phases = learned, phases
+
+    @property
+    def aligned(self) -> frozenset[str]:
+        """Deadlines that were slow at all positions so far at which that was expected, and at one at least."""
+        return frozenset(name for name, is_slow in self._was_slow.items() if is_slow)
 
     def stale(self) -> list[tuple[str, str, float]]:
         """Return (deadline, why, fallback in seconds) of limits that are not to be believed any more; each once."""
@@ -177,6 +185,7 @@ class Keeper:
         if self._starting is not None and began >= self._starting.at:
             start, self._starting = self._starting, None
             self._counts.clear()
+            self._was_slow.clear()
             self._gaps.clear()
             self._left_at = None
             self._learn_what_the_run_is()
@@ -241,6 +250,10 @@ class Keeper:
         at = began + time.time() - time.monotonic()
         self._recorder.add(name, seconds, at, "cut" if is_failed else "ok", is_failed)
         known = self._learned.get(name)
+        phases = self._phases.get(name)
+        if known is not None and phases is not None and phases.is_expected(self._counts[name] - 1):
+            is_slow = seconds >= SLOW * known.median_s
+            self._was_slow[name] = is_slow and self._was_slow.get(name, True)
         if known is not None and not is_failed and self._counts[name] > known.first:
             seen = self._seen.setdefault(name, _Seen(hour_began=at))
             if at - seen.hour_began >= HOUR:

@@ -260,7 +260,7 @@ class RankMonitor:
         if self._keeper is None:
             self._keeper = Keeper(folder, origin)
             self._keeper.process_started(origin.cycle, self._is_cold)
-        self._keeper.expect(limits.learned)
+        self._keeper.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
         self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
@@ -345,6 +345,7 @@ class RankMonitor:
             heartbeat_gaps=self._ended(deadlines.HEARTBEAT),
             step_gaps=self._ended(deadlines.STEP),
             outside_gaps=self._ended(deadlines.OUT_OF_SECTION),
+            aligned=frozenset() if self._keeper is None else self._keeper.aligned,
             section_left_at=view.section_left_at,
             open_sections=tuple(
                 Sign(section.name, section.entered_at, self._ended(deadlines.of_section(section.name)) + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from resilience.core.phases import Course, Phases, recurring
@@ -37,8 +39,14 @@ def test_nothing_is_known_beyond_the_second_longest_run(number: int) -> None:
     assert not Phases((10,), 50).is_outside(number)
 
 
-def seen(gaps: int, start: str = "cold") -> Observation:
-    return Observation(doing=Doing.FUNCTION, step_at=0.0, step_gaps=gaps, start=start)  # type: ignore[arg-type]
+def seen(gaps: int, start: str = "cold", aligned: Collection[str] = ("step",)) -> Observation:
+    return Observation(
+        doing=Doing.FUNCTION,
+        step_at=0.0,
+        step_gaps=gaps,
+        start=start,  # type: ignore[arg-type]
+        aligned=frozenset(aligned),
+    )
 
 
 def test_short_limit_holds_outside_phases_after_a_cold_start_only() -> None:
@@ -56,3 +64,4 @@ def test_short_limit_holds_outside_phases_after_a_cold_start_only() -> None:
     assert [allowed(seen(gaps)) for gaps in (8, 9, 10, 11, 12)] == [2.0, 60.0, 60.0, 60.0, 2.0]
     assert allowed(seen(50)) == 60.0
     assert allowed(seen(20, "warm")) == 60.0
+    assert allowed(seen(20, aligned=())) == 60.0  # its phases may come elsewhere

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from resilience.core.identity import Origin
+from resilience.core.phases import Phases
 from resilience.core.watch import Doing, Finding, Learned
 from resilience.monitor.keeping import Keeper
 from resilience.monitor.page import Closed, MonitorSide, OpenEntry, Page, PageView
@@ -138,9 +139,26 @@ def test_time_from_the_last_sign_to_the_end_of_a_program_that_ended_well_counts(
 
 
 def test_slow_first_occurrence_makes_no_limit_stale(keeper: Keeper) -> None:
-    keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2, first=1)})
+    keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2, first=1)}, {})
     keeper.take([section("data", 1.0, 30.0), section("data", 40.0, 0.1)], [])
     assert keeper.stale() == []
     keeper.take([section("data", 41.0, 0.9)], [])
     ((name, _, fallback),) = keeper.stale()
     assert (name, fallback) == ("data", pytest.approx(4.5))
+
+
+def test_phases_are_believed_while_each_comes_where_it_is_expected(keeper: Keeper) -> None:
+    keeper.expect({"data": Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2)}, {"data": Phases((2, 4, 6), 50)})
+
+    def take(*seconds: float) -> frozenset[str]:
+        for each in seconds:
+            keeper.take([section("data", 1.0, each)], [])
+        return keeper.aligned
+
+    assert take(0.1, 0.1) == frozenset()  # none has come yet
+    assert take(0.9) == {"data"}
+    assert take(0.1, 0.9) == {"data"}
+    assert take(0.1, 0.1) == frozenset()  # one did not come: the job is elsewhere
+    keeper.process_started(cycle=1)
+    assert take(0.1, 0.1, 0.9) == {"data"}
+    assert take(*[0.1] * 2) == frozenset()
