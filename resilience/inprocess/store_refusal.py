@@ -20,7 +20,7 @@ from resilience.errors import ServerGone, StoreError
 
 KEY = "resilience/hosted"
 HOSTED = "yes"
-LIMIT = 30.0  # seconds for the others to read the reason
+LIMIT = 60.0  # seconds for the others to read the reason
 LOOK_EVERY = 0.1  # seconds
 CHUNK = 5.0  # seconds of one wait
 

@@ -39,7 +39,7 @@ if cycle == 0 and rank == 0:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_worker_that_exits_with_0_when_it_is_ended_for_a_hang_has_failed(launch: Launch, nproc: int) -> None:
-    limits = ("--ft-rank-heartbeat-timeout", "1", "--ft-rank-termination-signal", "SIGTERM")
+    limits = ("--ft-rank-heartbeat-timeout", "6", "--ft-rank-termination-signal", "SIGTERM")
     job = launch(HANGS_AND_EXITS_WITH_0, *limits, nproc=nproc)
     assert job.wait() == [0]
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
@@ -50,7 +50,7 @@ def test_worker_that_exits_with_0_when_it_is_ended_for_a_hang_has_failed(launch:
 
 
 def test_job_that_only_hangs_and_has_no_restart_left_does_not_exit_with_0(launch: Launch) -> None:
-    limits = ("--ft-rank-heartbeat-timeout", "1", "--ft-rank-termination-signal", "SIGTERM")
+    limits = ("--ft-rank-heartbeat-timeout", "6", "--ft-rank-termination-signal", "SIGTERM")
     job = launch(HANGS_AND_EXITS_WITH_0, *limits, "--max-restarts", "0", nproc=1)
     assert job.wait() == [1]
     assert job.of(events.JobEnded)[0].event.outcome == "exhausted"

@@ -86,7 +86,7 @@ def test_monitor_that_cannot_host_beside_the_agents_store_tells_all_ranks_why(
 
 def test_monitor_that_cannot_host_in_a_plain_environment_tells_all_ranks_why(start: Start) -> None:
     job = start(3, TARGET, env={"RESILIENCE_JOB_ID": "job"}, port=free_port(), timeout=280.0, open_files=80)
-    for rank in job.wait_ranks():  # within 60 s
+    for rank in job.wait_ranks(150):  # `timeout` is longer
         assert rank.type == "StoreError", rank
         assert "host the stores of 3 ranks" in rank.error and "the limit is 80" in rank.error
     assert_reported_and_gone(job, 3)

@@ -188,5 +188,6 @@ def test_trace_of_a_real_job_tells_whom_it_waited_for_and_loads(real: Path, tmp_
     assert [event["args"]["name"] for event in shown if event["name"] == "process_name"] != []
     assert {"launcher.cycle", "inprocess.iteration", "restart", "interruption"} <= {event["name"] for event in shown}
     assert not [event["name"] for event in shown if "no end on record" in event["name"]]
-    arrows = [event for event in shown if event["ph"] == "s"]
-    assert len(arrows) == 1  # of the other rank's restart to the one that failed
+    arrows = {kind: [event for event in shown if event["ph"] == kind] for kind in "sf"}
+    assert len({event["tid"] for event in arrows["s"]}) == 1  # from the one that failed …
+    assert len({event["tid"] for event in arrows["f"]}) == len(arrows["f"]) == 2  # … to the restart of each rank
