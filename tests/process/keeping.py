@@ -195,12 +195,9 @@ class WaitingInitialize(Initialize):
 
 class WaitingCheck(HealthCheck):
     def __call__(self, state: State, error: Exception | None) -> tuple[State, Exception | None]:
-        if not self.has_run:
-            self.has_run = True
+        if error is None:  # before the function; a rank that is interrupted earlier comes here after a fault only
             _wait_or_fail(state)
         return state, error
-
-    has_run = False
 
 
 def wait_in_a_hook(hook: str) -> int:
