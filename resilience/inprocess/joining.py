@@ -19,9 +19,9 @@ from resilience.inprocess.store import Notice, hosting
 SERVING_PAUSE = 0.1  # seconds between two looks whether the store of an earlier call has been replaced
 
 
-def connect(factory: Callable[..., Any], kwargs: dict[str, Any], notice: Notice) -> Any:
+def connect(factory: Callable[..., Any], kwargs: dict[str, Any], notice: Notice, is_rank: bool = False) -> Any:
     """Return a connection to a store that another process hosts. Raises: what the factory raises."""
-    with hosting(False, notice):
+    with hosting(False, notice, is_rank):
         return factory(**kwargs)
 
 
@@ -31,16 +31,18 @@ def serving_key(notice: Notice) -> str:
 
 
 def join(
-    factory: Callable[..., Any], kwargs: dict[str, Any], notice: Notice, limit: float
+    factory: Callable[..., Any], kwargs: dict[str, Any], notice: Notice, limit: float, is_rank: bool = False
 ) -> tuple[Any, list[Connection]]:
     """Return a client of this call's store, which another process hosts, and the client's connections.
+
+    is_rank: this is the rank's own process, which is to learn why there is no store.
 
     After the first call of a process, the monitor of an earlier call may still hold the port: its store is left again
     until the one of this call is there. Raises: what the factory raises; StoreError after `limit` seconds."""
     deadline = time.monotonic() + limit
     while True:
         try:
-            store, opened = patience.connect(lambda: connect(factory, kwargs, notice))
+            store, opened = patience.connect(lambda: connect(factory, kwargs, notice, is_rank))
         except ServerGone:
             if time.monotonic() >= deadline:
                 raise

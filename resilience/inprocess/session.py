@@ -129,7 +129,7 @@ class Session:
             if self._monitor.error:
                 _raise_of_store_factory(wrapper, self._notice, self._monitor.error)
         limit = wrapper.barrier_timeout.total_seconds()
-        self._base, own = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
+        self._base, own = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit, is_rank=True)
         self._watch_base, watchers = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
         self._patience = Patience(self._base, own, limit, self.page.asks_store, self.page.store_answered)
         self.watch_patience = Patience(self._watch_base, watchers, limit)

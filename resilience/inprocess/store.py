@@ -70,10 +70,11 @@ class Notice:
 
 
 class _Part(NamedTuple):
-    """What a process does for the Wrapper's store."""
+    """What a process does for the Wrapper's store. is_rank: it is the rank's own process, not its monitor."""
 
     is_host: bool
     notice: Notice
+    is_rank: bool
 
 
 # None: outside any Wrapper. A context variable, because threads of one monitor connect on their own.
@@ -81,11 +82,11 @@ _part: ContextVar[_Part | None] = ContextVar("_part", default=None)
 
 
 @contextmanager
-def hosting(is_host: bool, notice: Notice | None = None) -> Iterator[None]:
+def hosting(is_host: bool, notice: Notice | None = None, is_rank: bool = False) -> Iterator[None]:
     """Decide for the body, in this thread, whether a TCPStore that is made there becomes the server.
 
     notice: where the address of a store beside the launcher's own is published and read."""
-    token = _part.set(_Part(is_host, notice or Notice("resilience/")))
+    token = _part.set(_Part(is_host, notice or Notice("resilience/"), is_rank))
     try:
         yield
     finally:
@@ -252,7 +253,8 @@ class TCPStore(dist.TCPStore, StoreMixin):
         host = _given(host_name, there.host, "host_name", "MASTER_ADDR")
         number = _given(port, there.port, "port", "MASTER_PORT")
         size = world_size if world_size is not None else there.world_size
-        place = _place(_part.get(), there, host, number, size or 1, limit)
+        part = _part.get()
+        place = _place(part, there, host, number, size or 1, limit)
         self._critical_ranks = (HOST_RANK,) if place.is_outside else ()
         self.is_hosted_here = place.listener is not None
         address = _reach(place.host, place.port, limit)
@@ -273,8 +275,8 @@ class TCPStore(dist.TCPStore, StoreMixin):
             raise _unusable(f"could not use the store at {host}:{number}", place, error) from error
         if place.is_plain and self.is_hosted_here:
             accept(self)
-        elif place.is_plain:
-            raise_if_refused(self, rank_and_world_size()[0], limit)
+        elif part is not None and place.is_plain:
+            raise_if_refused(self, rank_and_world_size()[0] if part.is_rank else None, limit)
         if place.publish is not None:
             place.publish(f"{place.host}:{place.port}")
 

@@ -44,10 +44,13 @@ class Refusal:
     def await_read(self) -> None:
         """Wait until all other ranks have read the reason, LIMIT seconds at most."""
         deadline = time.monotonic() + LIMIT
-        keys = tuple(f"{KEY}/{rank}" for rank in range(1, self._size))
         with contextlib.suppress(StoreError):
-            while not execute(Check(keys), self._store) and time.monotonic() < deadline:
+            while not self.is_read() and time.monotonic() < deadline:
                 time.sleep(LOOK_EVERY)
+
+    def is_read(self) -> bool:
+        """Return whether all other ranks have read the reason. Raises: StoreError."""
+        return bool(execute(Check(tuple(f"{KEY}/{rank}" for rank in range(1, self._size))), self._store))
 
 
 def accept(store: Any) -> None:
@@ -55,9 +58,10 @@ def accept(store: Any) -> None:
     execute(Set(KEY, HOSTED), store)
 
 
-def raise_if_refused(store: Any, rank: int, limit: float) -> None:
+def raise_if_refused(store: Any, rank: int | None, limit: float) -> None:
     """Raise the reason if the store at hand is only there to tell it, also if it tells nothing within `limit` seconds.
 
+    rank: whose process reads it; None in a monitor, whose rank has to read it too.
     Raises: StoreError; ServerGone where to connect anew may help."""
     try:
         if not wait(store, KEY, limit, CHUNK):
@@ -68,5 +72,6 @@ def raise_if_refused(store: Any, rank: int, limit: float) -> None:
             raise
         raise ServerGone(str(error)) from error
     if answer != HOSTED:
-        execute(Set(f"{KEY}/{rank}", "1"), store)
+        if rank is not None:
+            execute(Set(f"{KEY}/{rank}", "1"), store)
         raise StoreError(str(answer))

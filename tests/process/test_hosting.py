@@ -14,6 +14,8 @@ from resilience.adapters.serving import listen
 from resilience.analysis.load import load
 from resilience.analysis.report import report
 from resilience.core import events
+from resilience.errors import StoreError
+from resilience.inprocess.store_refusal import Refusal, raise_if_refused
 from tests.support.ranks import Job, free_port
 
 Start = Callable[..., Job]
@@ -90,6 +92,16 @@ def test_monitor_that_cannot_host_in_a_plain_environment_tells_all_ranks_why(sta
         assert rank.type == "StoreError", rank
         assert "host the stores of 3 ranks" in rank.error and "the limit is 80" in rank.error
     assert_reported_and_gone(job, 3)
+
+
+def test_reason_for_a_refused_store_is_served_until_ranks_have_read_it_not_only_their_monitors() -> None:
+    refusal = Refusal(socket.create_server(("127.0.0.1", 0)), "127.0.0.1", 2, "too few descriptors")
+    client = dist.TCPStore("127.0.0.1", refusal._store.port, wait_for_workers=False)
+    for rank, is_read in ((None, False), (1, True)):
+        with pytest.raises(StoreError, match="too few descriptors"):
+            raise_if_refused(client, rank, 30.0)
+        assert refusal.is_read() is is_read
+    refusal.await_read()
 
 
 def test_port_that_is_taken_in_a_plain_environment_is_named(start: Start, stranger: int) -> None:
