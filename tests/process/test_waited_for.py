@@ -19,6 +19,7 @@ from tests.support.ranks import Job
 Start = Callable[..., Job]
 TRAIN = f"{waited_for.__name__}:{waited_for.train.__name__}"
 LIMITS = {"RESILIENCE_STEP_TIMEOUT": "3"}
+SLOW = pytest.mark.slow  # like one that is always run, and there are many
 WHAT = {"py_loop": "busy_without_progress", "sleep": "hung", "lock": "waits_for_lock", "barrier": "desynchronised"}
 
 
@@ -29,7 +30,7 @@ def of_wrapper(start: Start, world: int, **options: object) -> Incident:
     return incident
 
 
-@pytest.mark.parametrize("how", ["py_loop", "sleep", "lock"])
+@pytest.mark.parametrize("how", [pytest.param("py_loop", marks=SLOW), pytest.param("sleep", marks=SLOW), "lock"])
 def test_rank_that_hangs_while_others_wait_in_backward_is_named_alone(start: Start, how: str) -> None:
     incident = of_wrapper(start, 4, how=how, culprit=2)
     assert culprits(incident) == [(2, WHAT[how])]
@@ -38,7 +39,7 @@ def test_rank_that_hangs_while_others_wait_in_backward_is_named_alone(start: Sta
 
 
 @pytest.mark.parametrize("world", [4, 2])
-@pytest.mark.parametrize("with_ddp", [True, False])
+@pytest.mark.parametrize("with_ddp", [True, pytest.param(False, marks=SLOW)])
 def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: int, with_ddp: bool) -> None:
     incident = of_wrapper(start, world, how="barrier", culprit=1, with_ddp=with_ddp)
     assert culprits(incident) == [(1, "desynchronised")]
@@ -81,7 +82,15 @@ for step in range(STEPS):
 """
 
 
-@pytest.mark.parametrize(("how", "world"), [("py_loop", 4), ("sleep", 4), ("lock", 4), ("barrier", 4), ("barrier", 2)])
+@pytest.mark.parametrize(
+    ("how", "world"),
+    [
+        ("py_loop", 4),
+        ("barrier", 4),
+        ("barrier", 2),
+        *(pytest.param(how, 4, marks=SLOW) for how in ("sleep", "lock")),
+    ],
+)
 def test_rank_that_the_others_wait_for_is_named_alone_under_the_launcher(
     launch: Callable[..., Launched], how: str, world: int
 ) -> None:
