@@ -179,10 +179,13 @@ def block_in_a_finalizer() -> int:
 
 
 def _wait_or_fail(state: State) -> None:
-    """Rank 1 fails in the first iteration; the others wait for a file that nobody writes."""
+    """Rank 1 fails in the first iteration, once all others wait for a file that nobody writes."""
     if state.iteration == 0:
         if state.rank == 1:
+            while len(list(Path().glob("waits.*"))) < state.world_size - 1:
+                time.sleep(0.01)
             raise ValueError("by schedule")
+        Path(f"waits.{state.rank}").touch()
         while not Path("never").exists():
             time.sleep(0.01)
 
@@ -195,9 +198,12 @@ class WaitingInitialize(Initialize):
 
 class WaitingCheck(HealthCheck):
     def __call__(self, state: State, error: Exception | None) -> tuple[State, Exception | None]:
-        if error is None:  # before the function; a rank that is interrupted earlier comes here after a fault only
+        if not self.has_run:
+            self.has_run = True
             _wait_or_fail(state)
         return state, error
+
+    has_run = False
 
 
 def wait_in_a_hook(hook: str) -> int:
