@@ -76,8 +76,6 @@ EQUIVALENT = {
         "swapped: if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED: / "
         "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:",
     ): "a result satisfies at most one of the two conditions",
-    ("Supervision.signalled", "if leaves -> True"): "it is said to a person only",
-    ("Supervision.signalled", "if leaves -> False"): "it is said to a person only",
     (
         "Supervision.signalled",
         "without yield Emit(events.StopRequested(detail, self.rules.grace, leaves))",
@@ -87,10 +85,6 @@ EQUIVALENT = {
         "if on_signal(asked) == 'stop' -> False",
     ): "it is asked once more when this agent is on the list, and the answer is the same",
     ("Supervision.requested", "if verdict.again is not None -> True"): "a job that ends has no next cycle",
-    (
-        "Supervision.look",
-        "if not is_new and self._look_at is not None and (now < self._look_at) -> False",
-    ): "it is how often an agent looks at the others",
     ("Supervision.look", "without condition not is_new"): "it is how soon an agent looks at the others",
     ("Supervision._weigh", "if nodes.waiting > 1 -> True"): "it is said to a person only",
     ("Supervision._weigh", "if nodes.waiting > 1 -> False"): "it is said to a person only",

@@ -47,6 +47,9 @@ SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _TO_JOB = {"title": "Overview of the job", "url": "/d/resilience-overview?var-job=${__data.fields.job_id}"}
 ROOM = 4  # of a runbook's height for its heading
 
+# Metrics are labelled with the name of the run, such as job@1, spans and log lines with the job's id.
+ID_OF_RUN = "/^([^@]*)/"
+
 # Series that a variable finds its values in, and the label that holds them.
 VARIABLES = {
     "job": ("resilience_job_info", "job_id"),
@@ -122,6 +125,7 @@ def _grid(place: Place) -> model.GridPos:
 
 def _variables(datasource: str, matchers: tuple[str, ...], is_of_one_job: bool) -> list[Any]:
     jobs, nodes = (f"label_values({matched(selector, matchers)}, {label})" for selector, label in VARIABLES.values())
+    ids = f"label_values({matched(select(VARIABLES['job'][0], scope=(JOB,)), matchers)}, job_id)"
     chosen = model.VariableOption(selected=True, text=datasource, value=datasource)
     source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(chosen)
     if not is_of_one_job:
@@ -129,6 +133,7 @@ def _variables(datasource: str, matchers: tuple[str, ...], is_of_one_job: bool) 
     return [
         source,
         _query_variable("job", "Job", jobs).sort(model.VariableSort.NATURAL_DESC),
+        _query_variable("id", "Job id", ids).regex(ID_OF_RUN).hide(model.VariableHide.HIDE_VARIABLE),
         _query_variable("node", "Node", nodes)
         .sort(model.VariableSort.NATURAL_ASC)
         .multi(True)
@@ -165,8 +170,8 @@ def _links(others: tuple[Board, ...], is_of_one_job: bool) -> list[Any]:
     links += [_link(board.title.rpartition("/ ")[2], f"/d/{board.uid}") for board in others]
     if not is_of_one_job:
         return links
-    traceql = '{ span.resilience.job.id = "$job" && name = "restart" }'
-    logql = '{service_name="resilience", job_id="$job"} | json'
+    traceql = '{ span.resilience.job.id = "$id" && name = "restart" }'
+    logql = '{service_name="resilience", job_id="$id"} | json'
     links.append(_link("Traces", _explore("traces", {"query": traceql, "queryType": "traceql"})))
     links.append(_link("Logs", _explore("logs", {"expr": logql})))
     return links

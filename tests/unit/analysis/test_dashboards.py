@@ -339,3 +339,13 @@ def test_export_into_what_is_no_folder_is_an_error(tmp_path: Path, capsys: pytes
     (tmp_path / "file").write_text("")
     assert main(["dashboards", "export", str(tmp_path / "file")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", ["job", "job@1", "job@12"])
+def test_links_to_logs_and_traces_use_the_jobs_id_whatever_the_attempt(run: str) -> None:
+    board = json.loads((ROOT / "dashboards" / "grafana" / "overview.json").read_text())
+    (variable,) = (each for each in board["templating"]["list"] if each["name"] == "id")
+    found = re.search(variable["regex"].strip("/"), run)
+    assert found is not None and found[1] == "job"
+    explored = [link["url"] for link in board["links"] if link["url"].startswith("/explore")]
+    assert len(explored) == 2 and all("$id" in url and "$job" not in url for url in explored)
