@@ -84,6 +84,18 @@ EQUIVALENT = {
         "Supervision._mode",
         "if on_signal(asked) == 'stop' -> False",
     ): "it is asked once more when this agent is on the list, and the answer is the same",
+    (
+        "Supervision.ended_by_error",
+        "if standing.again is None -> False",
+    ): "the rendezvous is closed with that verdict already",
+    (
+        "Supervision._why_not_continued",
+        "if verdict is None -> True",
+    ): "the verdict that stands is read once more",
+    (
+        "Supervision._why_not_continued",
+        "if verdict.again is not None -> True",
+    ): "the rendezvous is closed already, and the leader finds that",
     ("Supervision.requested", "if verdict.again is not None -> True"): "a job that ends has no next cycle",
     ("Supervision.look", "without condition not is_new"): "it is how soon an agent looks at the others",
     ("Supervision._weigh", "if nodes.waiting > 1 -> True"): "it is said to a person only",
@@ -131,7 +143,7 @@ LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
     cycle_nodes: (test_cycle_nodes, test_waiting_costs),
     control: (test_control,),
     stopping: (test_stopping,),
-    supervision: (test_supervision,),
+    supervision: (test_supervision, test_waiting_costs),
 }
 
 WITHOUT_SCHEDULES = tuple(module for module in LAUNCHER if module is not supervision)

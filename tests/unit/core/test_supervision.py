@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from resilience.core import cycle, events, gathering
 from resilience.core.agent_protocol import Emit, HighestStep
 from resilience.core.budget import Budget
 from resilience.core.cycle import Verdict
-from resilience.core.gathering import Formation, Seat
+from resilience.core.gathering import Arrived, Formation, Seat
 from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.supervision import Rules, Supervision, Workers
 from resilience.launcher.driving import Driver
@@ -20,11 +22,18 @@ NODES = ("a", "b", "c")
 class Agent:
     """One of three agents of a cycle. None of them is known to be gone."""
 
-    def __init__(self, name: str, store: Store, least: int, is_host: bool = False, has_seat: bool = True) -> None:
+    def __init__(
+        self, name: str, store: Store, least: int, is_host: bool = False, has_seat: bool = True, back: str = ""
+    ) -> None:
+        """back: nodes that wait for the next cycle."""
         seats = tuple(Seat(each, each, "here", 1) for each in NODES if has_seat or each != name)
         rendezvous = Rendezvous(name, name, Terms(least, len(NODES)))
         rendezvous.formation = Formation(cycle=4, seats=seats)
-        rendezvous.gathering = gathering.begin(rendezvous.formation)
+        rendezvous.gathering = gathering.fold(
+            gathering.begin(rendezvous.formation),
+            [Arrived(Seat(each, each, "here", 1), known=4) for each in NODES if each in back],
+        )
+        self._rendezvous = rendezvous
         self.emitted: list[events.Event] = []
         self._supervision = Supervision(rendezvous, Rules("any-failed", Budget(3)), is_host)
         self._run = Driver(store, lambda: False).run
@@ -40,6 +49,9 @@ class Agent:
     def stops(self, number: int) -> Verdict:
         self.asked(number)
         return self._run(self._supervision.stopped_while_waiting(), self._perform)
+
+    def why_not_continued(self) -> str:
+        return self._run(self._rendezvous.why_not_continued(4), self._perform)
 
     def over(self, verdict: Verdict) -> None:
         self._run(self._supervision.over(verdict))
@@ -120,6 +132,25 @@ def test_agent_that_fails_ends_its_cycle_if_it_has_a_seat_and_the_job_also_if_it
     ended = Agent("a", store, 3).breaks()
     assert (ended.outcome, ended.again) == ("failed", None)
     assert Agent("b", store, 3).stops(signal.SIGINT) == ended
+
+
+def test_agent_that_leaves_and_then_fails_does_not_end_the_job() -> None:
+    store = Store()
+    store.set("end/4", cycle.encode(Verdict("interrupted", "b", again="membership")))
+    agent = Agent("a", store, 1)
+    agent.stops(signal.SIGTERM)
+    agent.breaks()
+    assert "cycle/5" not in store.data
+
+
+@pytest.mark.parametrize(("back", "lost"), [("", "a, b, c"), ("a", "b, c"), ("abc", "a, b, c")])
+def test_cycle_without_a_verdict_is_charged_as_the_loss_of_those_that_have_not_come_back(back: str, lost: str) -> None:
+    store = Store()
+    assert Agent("a", store, 1, back=back).why_not_continued() == ""
+    verdict = cycle.decode(store.data["end/4"].decode())
+    assert verdict.failure is not None and verdict.failure.what == f"node {lost} is lost"
+    assert Agent("b", store, 1, back="abc").why_not_continued() == ""
+    assert cycle.decode(store.data["end/4"].decode()) == verdict
 
 
 def test_node_that_leaves_is_put_on_record_and_does_not_end_the_job() -> None:
