@@ -88,12 +88,23 @@ HANGS = Board(
                 ),
                 Panel(
                     title="Limits that were exceeded",
-                    description="In each interval, by detector and section.",
+                    description=(
+                        "In each interval, by detector and section. Suspected: later than ever before, below the limit. "
+                        "On trial: a limit that only reports."
+                    ),
                     unit="none",
                     queries=(
                         Query(
                             stepped("resilience_hangs_detected_total", by=("detector", "section")),
                             "{{detector}} {{section}}",
+                        ),
+                        Query(
+                            stepped("resilience_suspicions_total", by=("detector", "section")),
+                            "suspected: {{detector}} {{section}}",
+                        ),
+                        Query(
+                            stepped("resilience_shadow_alarms_total", by=("detector", "section")),
+                            "on trial: {{detector}} {{section}}",
                         ),
                     ),
                     view="bars",
