@@ -89,7 +89,7 @@ HANGS = Board(
                 Panel(
                     title="Limits that were exceeded",
                     description=(
-                        "In each interval, by detector and section. Suspected: later than ever before, below the limit. "
+                        "In each interval, by detector and section. Suspected: later than ever, below the limit. "
                         "On trial: a limit that only reports."
                     ),
                     unit="none",
