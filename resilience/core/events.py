@@ -154,7 +154,7 @@ class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     at that moment, innermost frame last, which tells who waited for whom. `silent_for_s`: for how long the rank of
     the first record had been silent, if it hung: all ranks that were at work have lost that time. `sections`: those
     that were open, outermost first. `collectives`: the last ones that it entered. `hang`: in which way it hung itself,
-    if another rank's hang is the reason."""
+    if another rank's hang is the reason. `waits_in`: the kernel's function that its main thread slept in."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, where known
@@ -164,6 +164,7 @@ class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     sections: tuple[str, ...] = ()
     collectives: tuple[Collective, ...] = ()
     hang: Hang | None = None
+    waits_in: str = ""
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):

@@ -122,6 +122,7 @@ class Watcher:
             self.outcome = LOST
         self.decided_at = time.monotonic()
         stack = () if self.outcome == COMPLETED else failure.stack_of(self._main)  # before anything moves
+        waits_in = "" if self.outcome == COMPLETED else processes.waits_in(os.getpid())
         self.decided.set()
         if self.outcome != COMPLETED:
             first = self._first_record()
@@ -129,7 +130,7 @@ class Watcher:
             is_hang = first is not None and first.interruption in HANGS
             if is_hang:
                 collective_calls.note_recorded()
-            self._emit(OutcomeSeen(by=by, stack=stack, silent_for_s=silent_for_s))
+            self._emit(OutcomeSeen(by=by, stack=stack, silent_for_s=silent_for_s, waits_in=waits_in))
             if is_hang:
                 self._await_witnesses()
             self._free_main_thread()

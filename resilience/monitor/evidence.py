@@ -84,10 +84,11 @@ class Witness:
         is_same = record.iteration == view.iteration or not self.has_iterations
         return self._with_signs(record, view, seen, limits) if is_same else record
 
-    def see(self, silent_for: float | None) -> None:
+    def see(self, silent_for: float | None, waits_in: str = "") -> None:
         """Keep the state of the program as it is now, before anything is sent to it: a signal ends a system call, and a
-        stopped process goes on to be killed. silent_for: seconds without a sign of life; None takes no time."""
-        self._seen = self._process_info(silent_for), processes.waits_in(self.program.pid)
+        stopped process goes on to be killed. silent_for: seconds without a sign of life; None takes no time.
+        waits_in: what the program has seen of itself."""
+        self._seen = self._process_info(silent_for), waits_in or processes.waits_in(self.program.pid)
 
     def look(self) -> events.WorkerSeen:
         """Return where the program is now, though no limit of its own is exceeded."""

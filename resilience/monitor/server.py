@@ -293,8 +293,8 @@ class RankMonitor:
                     sections = tuple(section.name for section in view.open_sections)
                     entered = last_collectives(self._page.collectives())
                     hang = None
-                    if event.silent_for_s is not None:  # a rank hangs, and nothing has been cut or signalled yet
-                        self._witness.see(None)
+                    if event.silent_for_s is not None:  # a rank hangs; soon this one is cut and interrupted
+                        self._witness.see(None, event.waits_in)
                         hang = self._witness.hang(event.stack, is_gil_held=False)
                     event = msgspec.structs.replace(
                         event, step=view.step, sections=sections, collectives=entered, hang=hang
