@@ -261,7 +261,7 @@ class Drain:
         return now >= until or all(shower.is_stuck(now) for shower in busy)
 
     def _is_over(self) -> bool:
-        return self._finish_by is not None and not self._streams and self._is_passed_on(self._finish_by)
+        return self._has_finished and not self._streams and self._is_passed_on(self._finish_by or 0.0)
 
     # -- monitors -------------------------------------------------------------------------------
 

@@ -18,7 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from resilience.adapters.channel import listen, pair
 from resilience.core import events
+from resilience.launcher.drain import Drain
+from resilience.launcher.streams import Finish, Finished, decode_for_agent, encode
 from tests.process.launching import Launched, launcher
 from tests.support import disks
 from tests.support.account import Account
@@ -181,6 +184,29 @@ def test_killed_drain_process_is_replaced_and_no_write_fails(launch: Launch) -> 
     assert job.wait() == [0], job.job.output()
     assert len(kept(job)) == 5 * PER_MB + len("before\n")
     assert [record.event.why for record in job.of(events.DrainLost)] == ["SIGKILL"]
+
+
+class LateWriter(Drain):
+    """Its files are written right after it was asked for the first time whether they are."""
+
+    times = 0
+
+    def _is_passed_on(self, until: float) -> bool:
+        self.times += 1
+        return self.times > 1
+
+
+def test_drain_process_says_that_all_is_passed_on_before_it_ends(tmp_path: Path) -> None:
+    ours, theirs = pair()
+    with listen(tmp_path / "drain") as listener:
+        process = LateWriter(theirs, listener)
+        ours.send(encode(Finish()))
+        process.run()
+        said = ours.receive(0.0)
+    assert said is not None
+    assert decode_for_agent(said) == Finished()
+    ours.close()
+    theirs.close()
 
 
 def test_stopped_drain_process_is_continued_and_loses_nothing(launch: Launch) -> None:
