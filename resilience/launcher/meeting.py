@@ -195,10 +195,11 @@ def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain:
 
 
 def _reach(host: str, port: int, limit: float, is_interrupted: Callable[[], bool]) -> tuple[str, str]:
-    """Wait for the server; answers its address, and ours as it sees us."""
+    """Wait for the server; return its address, and ours on the way to it."""
     try:
         target = await_server(host, port, limit, is_interrupted)
-        with socket.create_connection((target, port), timeout=limit) as line:
+        with socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM) as line:
+            line.connect((target, port))  # sends nothing: the kernel looks up the route
             return target, str(line.getsockname()[0])
     except OSError as error:
         raise _unreachable(host, port, limit, error) from error
