@@ -55,7 +55,7 @@ def test_walk_over_transfers_ends_at_the_stage_that_hangs(start: Start) -> None:
     assert culprits(incident) == [(1, "waits_for_lock")]
     assert cleared(incident) == [0, 2, 3]
     waits = job.of(events.OutcomeSeen, rank=2)[0].event.collectives
-    assert [each.op for each in waits if each.is_transfer and not each.left] == ["transfer"]
+    assert {each.op for each in waits if each.is_transfer} == {"transfer"}  # left where the rank was seen after its cut
 
 
 @pytest.fixture

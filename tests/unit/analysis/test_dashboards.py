@@ -77,7 +77,7 @@ def test_panel_asks_for_what_exists(board: Board, panel: Panel) -> None:
 def test_variables_and_annotations_ask_for_what_exists(board: Board) -> None:
     made = dashboard(board)
     queries = {each["name"]: each["query"]["query"] for each in made["templating"]["list"] if each["type"] == "query"}
-    assert list(queries) == ["job", "node"]
+    assert list(queries) == ["job", "id", "node"]
     assert selectors_in(queries["job"]) == "resilience_job_info"
     assert "job_id" in KNOWN["resilience_job_info"].labels
     assert "node" in check(selectors_in(queries["node"]), KNOWN)
