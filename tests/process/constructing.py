@@ -68,6 +68,7 @@ def host_a_store_of_its_own(port: int) -> int:
         show("connects", rank)
         store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        dist.barrier()  # a rank that has built its group may still be what another one connects to
         dist.destroy_process_group()
         return call.iteration
 
@@ -87,6 +88,7 @@ def build_a_group_over_a_store_of_its_own(port: int) -> int:
             raise ValueError("by schedule")
         show("builds", rank)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        dist.barrier()  # as above
         dist.destroy_process_group()
         return call.iteration
 
