@@ -50,6 +50,7 @@ SURE = 0.9
 """The confidence that a decision which acts on a verdict needs: to exclude a node, or count a fault against a rank."""
 NAMED = 0.5
 """The confidence below which a rank is only a candidate."""
+NOTICED_WITHIN_NS = 1_000_000_000  # monitors notice two ends in another order than they came, on a busy machine
 _HUNG: Class = "hung"
 _HANGS: Mapping[Hang, Class] = {
     "stopped": "stopped",
@@ -136,7 +137,7 @@ def judge(seen: Evidence) -> Verdict:
     hangs = {record.rank: record.hang for record in seen.records if record.hang is not None}
     entered = {record.rank: record.last_collectives for record in seen.records if record.last_collectives}
     seen = msgspec.structs.replace(seen, hangs=hangs | seen.hangs, collectives=entered | seen.collectives)
-    symptoms = _without_consequences(_without_lost_monitors(_symptoms(seen)))
+    symptoms = _without_stops(_without_consequences(_without_lost_monitors(_symptoms(seen))))
     verdict = _named(_store_lost(seen) or _common(seen, symptoms) or _culprits(seen, symptoms))
     guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
     reported = [found.rank for found in symptoms.values() if found.rank not in guilty]
@@ -206,6 +207,27 @@ def _without_consequences(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
         rank: msgspec.structs.replace(found, is_own=False, confidence=0.0, reason=follows[rank])
         if rank in follows
         else found
+        for rank, found in symptoms.items()
+    }
+
+
+def _without_stops(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
+    """Return the symptoms; a launcher tells the others to stop when a process has died: then they only follow."""
+    ends = [
+        found for found in symptoms.values() if found.is_own and found.record.interruption is Interruption.TERMINATED
+    ]
+    died = [found.record.detected_wall_ns for found in ends if found.what != "told_to_stop"]
+    began = min((at for at in died if at is not None), default=None)
+    if began is None:
+        return symptoms
+    follows = {
+        found.rank
+        for found in ends
+        if found.what == "told_to_stop" and (found.record.detected_wall_ns or 0) > began - NOTICED_WITHIN_NS
+    }
+    why = "told to stop when another rank's process had died"
+    return {
+        rank: msgspec.structs.replace(found, is_own=False, confidence=0.0, reason=why) if rank in follows else found
         for rank, found in symptoms.items()
     }
 

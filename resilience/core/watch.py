@@ -452,7 +452,7 @@ def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence
     if first is not None and occurrence <= first.occurrences:
         return first.limits.get(seen.start, usual)
     outside = limits.outside.get(deadline)
-    is_known = outside is not None and seen.start == "cold" and deadline in seen.aligned
+    is_known = seen.start == "cold" and deadline in seen.aligned
     if outside is not None and is_known and outside.phases.is_outside(occurrence - 1):
         return outside.limit
     if first is not None:

@@ -73,8 +73,16 @@ def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event) -> str:
         ended = (each for each in incidents if each.kind == "terminated" and each.verdict.what != "told_to_stop")
         return next(ended, incidents[-1] if incidents else None)
 
-    # The ranks of the cycle before are gone: what they have on record is all.
-    told = incident(folder, wanted, lambda _: True, choose, hurry)
+    def complete(records: list[Record]) -> bool:
+        """The ranks of the cycle before are gone, but a monitor may not have written yet how its rank ended."""
+        known = {record.event.record.rank for record in records if isinstance(record.event, events.Interrupted)}
+        known |= {
+            record.origin.initial_rank or 0 for record in records if isinstance(record.event, events.MonitorEnded)
+        }
+        sizes = [record.origin.world_size for record in records]
+        return len(known) >= max((size for size in sizes if size), default=len(known) + 1)
+
+    told = incident(folder, wanted, complete, choose, hurry)
     return f"started again by the launcher (cycle {origin.cycle}): {_why(told)}, {_size(origin)}"
 
 

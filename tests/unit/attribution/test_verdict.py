@@ -96,6 +96,26 @@ def test_lost_monitor_is_no_cause_of_another_ranks_hang(is_first: bool) -> None:
     assert judge(seen).first == 1
 
 
+def ended(rank: int, by: str, at_s: float) -> InterruptionRecord:
+    end = Exit(signal=by)
+    return InterruptionRecord(rank, Interruption.TERMINATED, exit=end, detected_wall_ns=round(at_s * 1e9))
+
+
+@pytest.mark.parametrize("at_s", [100.0, 99.5, 130.0])
+def test_rank_that_is_told_to_stop_when_another_one_has_died_only_follows(at_s: float) -> None:
+    """A launcher ends the others; their monitors may notice it before the first one's does."""
+    seen = Evidence((ended(0, "SIGTERM", at_s), ended(1, "SIGKILL", 100.0)), first=0, active=frozenset({0, 1}))
+    assert blamed(seen) == [(1, "killed")]
+    assert judge(seen).first == 1
+    (cleared,) = judge(seen).exonerated
+    assert (cleared.ranks, cleared.reason) == ((0,), "told to stop when another rank's process had died")
+
+
+def test_rank_that_was_told_to_stop_long_before_another_one_died_is_blamed() -> None:
+    seen = Evidence((ended(0, "SIGTERM", 90.0), ended(1, "SIGKILL", 100.0)), first=0, active=frozenset({0, 1}))
+    assert (0, "told_to_stop") in blamed(seen)
+
+
 def test_lost_monitor_is_blamed_where_nothing_else_is_on_record() -> None:
     lost = InterruptionRecord(3, Interruption.MONITOR_PROCESS_EXCEPTION, "its monitor is gone")
     assert blamed(Evidence((lost,), first=3, active=RANKS, answered=RANKS)) == [(3, "monitor_lost")]

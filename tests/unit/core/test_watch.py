@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from resilience.core import watch
+from resilience.core.phases import Phases
 from resilience.core.silences import Rule, Silence
 from resilience.core.watch import (
     AskRestart,
@@ -30,6 +31,7 @@ from resilience.core.watch import (
     Limits,
     NoteUnknown,
     Observation,
+    Outside,
     Represent,
     Sign,
     StandIn,
@@ -289,6 +291,38 @@ def test_first_occurrences_after_each_kind_of_start_have_learned_limits_of_their
         assert first(start=start, heartbeat_at=START, heartbeat_gaps=1) == allowed
         assert first(start=start, section_left_at=START, outside_gaps=1) == allowed
         assert first(start=start, heartbeats_from=START) == allowed
+
+
+def test_short_limit_holds_outside_known_phases_of_a_cold_start_whose_phases_came_where_they_should(
+    watcher: ModuleType,
+) -> None:
+    short = Outside(Limit(2.0), Phases((100,), 500))
+    limits = limits_of(sections={"data": Limit(SOFT)}, step=Limit(SOFT), outside={"data": short, "step": short})
+
+    def data(occurrence: int, **signs: Any) -> float:
+        known = {"start": "cold", "aligned": frozenset({"data"}), **signs}
+        seen = in_function(open_sections=(Sign("data", START, occurrence),), **known)
+        return watch_over(watcher, limits, seen)[0][0] - START
+
+    assert data(10) == 2.0
+    assert data(101) == data(501) == SOFT  # in the phase, and where nothing is known
+    assert data(10, start="warm") == data(10, aligned=frozenset({"step"})) == SOFT
+    at_step_10 = in_function(step_at=START, step_gaps=9, start="cold", aligned=frozenset({"step"}))
+    assert watch_over(watcher, limits, at_step_10)[0][0] == START + 2.0
+    unlearned = limits_of(step=Limit(SOFT))
+    assert watch_over(watcher, unlearned, at_step_10)[0][0] == START + SOFT
+
+
+def test_learned_first_limits_go_before_the_warm_up(watcher: ModuleType) -> None:
+    limits = limits_of(
+        heartbeat=Limit(SOFT),
+        first={"heartbeat": First(1, {"cold": Limit(30.0)})},
+        warmup={"heartbeat": Limit(40.0)},
+        warmup_occurrences=3,
+    )
+    for gaps, allowed in ((0, 30.0), (1, SOFT)):
+        seen = in_function(start="cold", heartbeat_at=START, heartbeat_gaps=gaps)
+        assert watch_over(watcher, limits, seen)[0][0] == START + allowed
 
 
 def test_learned_limits_do_not_hold_for_a_program_that_is_over(watcher: ModuleType) -> None:
