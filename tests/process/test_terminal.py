@@ -109,7 +109,8 @@ class Terminal:
 
 # Keys become signals for the group of a session that has the terminal.
 IN_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as a shell has it, also where the tests run in the background
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
