@@ -350,7 +350,12 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
     silent = sorted(seen.active - seen.answered - set(symptoms))
     if silent and seen.answered:
         return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
-    stuck = {rank: _HANGS[word] for rank, word in sorted(seen.hangs.items()) if word in _HANGS and rank in seen.active}
+    stuck = {
+        # A section tells more than the lock that the rank waits for in it, also where its own limit was exceeded first.
+        rank: hung_in(seen.sections.get(rank, ()), _HANGS[word]) if word == "on_lock" else _HANGS[word]
+        for rank, word in sorted(seen.hangs.items())
+        if word in _HANGS and rank in seen.active
+    }
     inside = [rank for rank in elsewhere if is_inside(places[rank])]
     compared = _walk(seen)
     if compared.mismatch is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from resilience.attribution.advice import advise
@@ -12,6 +13,7 @@ from resilience.core.attribution import (
     ExceptionInfo,
     Exit,
     Frame,
+    Hang,
     Interruption,
     InterruptionRecord,
     OpenSection,
@@ -55,18 +57,21 @@ def test_ranks_that_wait_in_backward_are_cleared_and_the_one_that_is_elsewhere_i
     assert judge(seen).culprits[0].confidence > 0.5
 
 
+@pytest.mark.parametrize("word", ["in_call", "on_lock"])
 @pytest.mark.parametrize(
     ("section", "what"), [("data", "input_stall"), ("save_checkpoint", "storage_stall"), ("step", "hung"), ("", "hung")]
 )
-def test_hang_has_the_same_class_whichever_rank_is_noticed_first(section: str, what: str) -> None:
+def test_hang_has_the_same_class_whichever_rank_is_noticed_first(section: str, what: str, word: Hang) -> None:
+    what = "waits_for_lock" if (what, word) == ("hung", "on_lock") else what
     names = (section,) if section else ()
     stacks = dict.fromkeys(RANKS, BACKWARD) | {1: LOADS}
     sections = dict.fromkeys(RANKS, ("step",)) | {1: names}
-    own = silent(1, LOADS, hang="in_call", open_sections=tuple(OpenSection(name, 60.0) for name in names))
+    own = silent(1, LOADS, hang=word, open_sections=tuple(OpenSection(name, 60.0) for name in names))
     waits = silent(0, BACKWARD, hang="in_collective", open_sections=(OpenSection("step", 60.0),))
     for records in ((own,), (waits,), (waits, own), (own, waits)):
         first = records[0].rank
         seen = Evidence(records, first=first, active=RANKS, stacks=stacks, sections=sections, answered=RANKS)
+        seen = msgspec.structs.replace(seen, hangs={1: word})
         assert blamed(seen) == [(1, what)], records
 
 
