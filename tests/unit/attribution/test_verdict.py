@@ -57,6 +57,15 @@ def test_ranks_that_wait_in_backward_are_cleared_and_the_one_that_is_elsewhere_i
     assert judge(seen).culprits[0].confidence > 0.5
 
 
+def test_rank_that_has_seen_itself_wait_is_cleared_though_its_monitor_looked_when_the_restart_had_begun() -> None:
+    restarting = (STEP, Frame("/site-packages/resilience/inprocess/call.py", 396, "_failed"))
+    records = (silent(2, LOADS, hang="on_lock"), silent(0, restarting, hang="in_call"))
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: "on_lock"}
+    seen = Evidence(records, first=2, active=RANKS, stacks=stacks, hangs=hangs, answered=RANKS)
+    assert blamed(seen) == [(2, "waits_for_lock")]
+
+
 @pytest.mark.parametrize("word", ["in_call", "on_lock"])
 @pytest.mark.parametrize(
     ("section", "what"), [("data", "input_stall"), ("save_checkpoint", "storage_stall"), ("step", "hung"), ("", "hung")]
