@@ -168,8 +168,9 @@ def _symptoms(seen: Evidence) -> dict[int, Symptom]:
     """The most telling symptom of each rank, the first reporter's first; own faults win over echoes."""
     found: dict[int, Symptom] = {}
     for record in seen.records:
-        if record.hang is not None and seen.hangs.get(record.rank) == "in_collective":
-            # It has seen so itself before anything was cut. Its monitor may have looked when the restart had begun.
+        if record.hang == "in_call" and seen.hangs.get(record.rank) == "in_collective":
+            # It has seen so itself before anything was cut. Its monitor may have looked when the restart had begun. Any
+            # other word of the monitor stands: the signal that asks for stacks may have ended what the rank was in.
             record = msgspec.structs.replace(record, hang="in_collective")
         new = symptom(record, seen.signalled.get(record.rank), seen.stacks.get(record.rank, ()))
         old = found.get(new.rank)

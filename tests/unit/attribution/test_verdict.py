@@ -66,6 +66,20 @@ def test_rank_that_has_seen_itself_wait_is_cleared_though_its_monitor_looked_whe
     assert blamed(seen) == [(2, "waits_for_lock")]
 
 
+def test_rank_that_held_the_interpreters_lock_is_blamed_though_it_waits_for_the_others_by_now() -> None:
+    stacks = dict.fromkeys(RANKS, BACKWARD)
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective")
+    seen = Evidence(
+        (silent(1, LOADS, hang="holds_gil"),),
+        first=1,
+        active=RANKS,
+        stacks=stacks | {1: LOADS},
+        hangs=hangs,
+        answered=RANKS,
+    )
+    assert blamed(seen) == [(1, "blocked_in_native_code")]
+
+
 @pytest.mark.parametrize("word", ["in_call", "on_lock"])
 @pytest.mark.parametrize(
     ("section", "what"), [("data", "input_stall"), ("save_checkpoint", "storage_stall"), ("step", "hung"), ("", "hung")]
