@@ -23,6 +23,7 @@ THREAD = "resilience-writes"
 MOST = 4096  # jobs that wait for the disk
 ASK_LIMIT = 5.0  # seconds for a place to prove that it can be used
 STALL = 1.0  # seconds for one of them, after which the disk is taken for one that does not answer
+READ_LIMIT = 2.0  # seconds for a disk to show what it has: longer than STALL, so only one that hangs exceeds it
 NO_ANSWER = "the disk does not answer"
 
 T = TypeVar("T")

@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from resilience.adapters.background import READ_LIMIT
 from resilience.core import cycle, events
 from resilience.core.cycle import Verdict
 from resilience.core.group_ranks import worker_ranks
@@ -41,7 +42,8 @@ from resilience.launcher.running import Ended, Running
 if TYPE_CHECKING:
     from resilience.launcher.node import Node
 
-SETTLE = 0.3  # seconds in which a dead worker's monitor has told what it knows
+SETTLE = 2 * READ_LIMIT + 0.5  # seconds for the monitors of dead workers to tell what they know: a few milliseconds
+# where the disk is quick; only one that hangs, or a monitor that is stopped, takes all of it
 
 
 class Agent(LocalElasticAgent):
@@ -203,8 +205,9 @@ class Agent(LocalElasticAgent):
         stopping = self._node.stopping
         if any(map(stopping.may_be_preemption, failures)) and stopping.await_signal():
             return self._requested()
+        deadline = time.monotonic() + SETTLE
         for end in failures:
-            self._node.witnesses.await_record(end, SETTLE)
+            self._node.witnesses.await_record(end, deadline)
             self._node.witnesses.record_of(end)
         return self._node.after_failure(failures)
 

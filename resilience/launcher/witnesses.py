@@ -163,9 +163,8 @@ class Witnesses:
         self.hear()  # a monitor tells of a hang before it sends the first signal
         return ended.pid in self._killed
 
-    def await_record(self, ended: Ended, limit: float) -> None:
-        """Wait until a dead worker's monitor has told what it knows, `limit` seconds at most."""
-        deadline = time.monotonic() + limit
+    def await_record(self, ended: Ended, deadline: float) -> None:
+        """Wait until a dead worker's monitor has told what it knows, or until `deadline` (monotonic seconds)."""
         while ended.pid not in self._gone and time.monotonic() < deadline:
             self.hear()
             if self._monitors.is_monitored(ended.local_rank):

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from resilience.adapters import files, processes, stacks
-from resilience.adapters.background import WRITER
+from resilience.adapters.background import READ_LIMIT, WRITER
 from resilience.adapters.channel import connect
 from resilience.core import events, hangs, watch
 from resilience.core.attribution import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
@@ -25,8 +25,6 @@ from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, PageView
 
 SAMPLE_EVERY = 0.5  # seconds at least between two looks at the CPU time; the monitor wakes once a second
-DRAIN_LIMIT = 0.3  # seconds for what a worker has just written to be in its files; it takes a few milliseconds
-READ_LIMIT = 0.3  # seconds for the disk to show the end of a log
 SAMPLE = 0.06  # seconds of a look for this purpose: six ticks of the clock that counts CPU time
 
 
@@ -159,11 +157,11 @@ class Witness:
 
     def _log_tail(self) -> tuple[str, ...]:
         """The last lines of the logs, those of the last log first of all."""
-        if self.drain:
+        if self.drain and not WRITER.is_stalled:
             with contextlib.suppress(OSError):  # it is gone, or slow: then the files lack what it has
-                asking = connect(self.drain, DRAIN_LIMIT)
+                asking = connect(self.drain, READ_LIMIT)
                 asking.send(b"keep")
-                asking.receive(DRAIN_LIMIT)
+                asking.receive(READ_LIMIT)
                 asking.close()
         lines: tuple[str, ...] = ()
         for path in reversed(self.logs):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.adapters.background import WRITER
+from resilience.adapters.background import READ_LIMIT, WRITER
 from resilience.core import deadlines, encoding
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
@@ -28,7 +28,6 @@ from resilience.telemetry.durations import End, Header, Recorder
 from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
-READ_LIMIT = 0.5  # seconds for the disk to show what the run is
 LATER = 1e-3  # seconds by which a sign has to be later than another one that it may be
 
 

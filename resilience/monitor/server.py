@@ -39,7 +39,6 @@ from resilience.telemetry import signs
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 
-READ_LIMIT = 0.5  # seconds for the disk to show what the monitors before have left
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are weighed again

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from resilience.adapters.background import WRITER, BackgroundFile
+from resilience.adapters.background import READ_LIMIT, WRITER, BackgroundFile
 from resilience.core import encoding
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import EARLY, HEARTBEAT, Start, section_of
@@ -135,7 +135,6 @@ class _Running(msgspec.Struct):
     median: float = 0.0
 
 
-READ_LIMIT = 0.5  # seconds for the disk to show what an earlier recorder has left
 CLOSE_LIMIT = 0.5  # seconds for it to take the last values
 
 

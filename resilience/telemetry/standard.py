@@ -78,13 +78,13 @@ class Ending:
         how = "completed" if not error else f"failed ({error.partition(':')[0]})"
         count = f" after {restarts} restart{'' if restarts == 1 else 's'} in place" if restarts else ""
         self._line = f"{how}{count}; to see what happened:\n  resilience report {folder}"
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            atexit.register(self._say)
+        self._pid = os.getpid()
 
-    def _say(self) -> None:
+    def say(self) -> None:
+        """Say it, if a call has ended here."""
         if self._pid == os.getpid():  # a child that was forked without another program ends its interpreter too
             show(self._line)
 
 
 ENDING = Ending()
+atexit.register(ENDING.say)  # here and not in a call, which leaves nothing behind

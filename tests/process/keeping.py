@@ -26,6 +26,8 @@ from resilience.inprocess.state import State
 
 ELEMENTS_PER_MIB = 1 << 18  # of float32
 BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
+SETTLE_LIMIT = 2.0  # seconds
+MADE_ONCE = 3  # entries at which something may be there for the first time
 Entry = dict[str, int]
 
 
@@ -38,13 +40,18 @@ class Trainer:
         self.model.trainer = self
 
 
-def _entry(models: list[weakref.ref[Any]]) -> Entry:
+def _entry(models: list[weakref.ref[Any]], entries: list[Entry]) -> Entry:
+    """What is alive now, and how many descriptors and threads there are once what is just closing has closed: not more
+    than at the entry before, or what there is after SETTLE_LIMIT."""
     process = psutil.Process()
-    return {
-        "alive": sum(model() is not None for model in models),
-        "descriptors": process.num_fds(),
-        "threads": process.num_threads(),
-    }
+    alive = sum(model() is not None for model in models)
+    deadline = time.monotonic() + SETTLE_LIMIT
+    while True:
+        now = {"descriptors": process.num_fds(), "threads": process.num_threads()}
+        is_settled = bool(entries) and all(value <= entries[-1][name] for name, value in now.items())
+        if len(entries) < MADE_ONCE or is_settled or time.monotonic() >= deadline:
+            return now | {"alive": alive}
+        time.sleep(0.01)
 
 
 def _peak_bytes() -> int:
@@ -66,7 +73,7 @@ def restart_with_a_cyclic_model(restarts: int, mib: int) -> dict[str, Any]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> None:
         assert call is not None
-        entries.append(_entry(models))
+        entries.append(_entry(models, entries))
         dist.init_process_group("gloo")
         trainer = Trainer(mib)
         trainer.groups = [dist.new_group(), dist.group.WORLD]
@@ -96,7 +103,7 @@ def restart_with_fsdp2(restarts: int) -> list[Entry]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> list[Entry]:
         assert call is not None
-        entries.append(_entry(models))
+        entries.append(_entry(models, entries))
         dist.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
@@ -126,7 +133,7 @@ def restart_beside_a_kept_group(restarts: int) -> list[Entry]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> list[Entry]:
         assert call is not None
-        entries.append(_entry([]))
+        entries.append(_entry([], entries))
         if not kept:
             dist.init_process_group("gloo")
             kept.append(dist.new_group())

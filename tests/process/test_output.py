@@ -20,6 +20,7 @@ import pytest
 
 from resilience.adapters.channel import listen, pair
 from resilience.core import events
+from resilience.core.attribution import Interruption
 from resilience.launcher.drain import Drain
 from resilience.launcher.streams import Finish, Finished, decode_for_agent, encode
 from tests.process.launching import Launched, launcher
@@ -30,7 +31,7 @@ from tests.support.server import ROOT
 
 Launch = Callable[..., Launched]
 MB = 1 << 20
-PTRACE_ATTACH = 16
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 LINE = "x" * 79 + "\n"
 # Writes this many MiB of lines that all differ, and says so afterwards.
 WRITE = """
@@ -252,6 +253,24 @@ def test_last_lines_of_a_worker_whose_file_was_just_rotated_are_on_record(launch
     (found,) = job.job.of(events.Interrupted)
     tail = found.event.record.log_tail
     assert tail[-1] == "after" and tail[-2].startswith("000015 1023")
+
+
+def test_exception_is_on_record_though_the_drain_process_is_slow_to_keep_what_the_worker_wrote(launch: Launch) -> None:
+    job = launch("say('up')\nawait_file('go')\nif cycle == 0: raise ValueError('slowly')", nproc=1)
+    job.await_worker("up.0.0")
+    pid = job.worker_pid(0)
+    drain = drain_of(job)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.ptrace(PTRACE_ATTACH, drain.pid, None, None) == 0  # its parent does not see that it is stopped
+    os.waitpid(drain.pid, 0x40000000)  # __WALL: it has stopped
+    (job.folder / "go").touch()
+    await_true(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    time.sleep(0.6)  # its monitor has asked for the last lines; a disk may take a second to have them
+    assert libc.ptrace(PTRACE_DETACH, drain.pid, None, None) == 0
+    assert job.wait() == [0], job.job.output()
+    (found,) = job.job.of(events.Interrupted)
+    assert found.event.record.interruption is Interruption.EXCEPTION
+    assert found.event.record.exception.type == "ValueError"
 
 
 # -- the terminal -------------------------------------------------------------------------------------
