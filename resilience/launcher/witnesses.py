@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch.distributed.elastic.agent.server.api import Worker
 
-from resilience.adapters.background import WRITER
+from resilience.adapters.background import READ_LIMIT, WRITER
 from resilience.core import events
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.control import Request
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from resilience.launcher.monitors import Monitors
     from resilience.launcher.running import Ended, Running
 
-SIGNS_LIMIT = 0.5  # seconds for the disk to show what workers have shown last
 LOOK = 0.002  # seconds between looks for what a monitor is to tell
 LOOK_LIMIT = 1.0  # seconds for a look at workers that are about to be stopped; it needs 0.1
 
@@ -202,7 +201,7 @@ class Witnesses:
         shown: list[signs.Signs] = []
         with contextlib.suppress(OSError):  # the disk does not answer
             folder, node, ranks = self._account.folder, self._account.node, set(self._had)
-            shown = WRITER.ask(lambda: signs.read_of(folder, node, ranks), SIGNS_LIMIT)
+            shown = WRITER.ask(lambda: signs.read_of(folder, node, ranks), READ_LIMIT)
         steps = [each.step for each in shown if each.origin.attempt == origin.attempt]
         steps += [record.step for record in self._records.values()]
         self._step = max([self._step, *(step for step in steps if step is not None)])

@@ -33,7 +33,7 @@ from resilience.monitor.server import RankMonitor
 
 LOG_TAIL_LINES = 200
 MOST_APPLICANTS = 8  # connections that have been let in and have not attached yet
-REAP_LIMIT = 0.3  # seconds for the agent to tell how a worker ended, where that cannot be seen
+REAP_LIMIT = 2.0  # seconds for the agent to tell how a worker ended, where only its parent can see that
 
 Tell = Callable[[messages.ToAgent, Sequence[int]], None]
 
