@@ -332,7 +332,7 @@ def test_look_at_a_worker_that_does_not_hang_says_where_it_is(one: Node) -> None
     one.hear(messages.Connected)
     one.monitors.look()
     assert one.hear(messages.Looked).worker_pid == worker.pid
-    (seen,) = one.records(events.WorkerSeen)
+    seen = one.await_record(events.WorkerSeen)
     assert (seen.event.hang, seen.event.step, seen.origin.initial_rank) == ("in_call", 7, 0)
     assert seen.event.stack[-1].function in ("wait", "<module>")  # on its way there
     let_on(worker)

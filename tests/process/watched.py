@@ -12,15 +12,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilience.core.events import Event
+from resilience.core.events import Event, MonitorEnded
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.core.watch import Limits
 from resilience.launcher.monitors import Message, Monitors
+from resilience.monitor import messages
 from tests.support.account import Account
 from tests.support.server import ROOT
 
 LIMIT = 30.0  # seconds that anything may take
+KEEP_LIMIT = 5.0  # seconds for the disk to have the last records of a watch
 NONE = Limits()
 
 Kind = TypeVar("Kind")
@@ -77,7 +79,14 @@ class Node:
         return [message for _, message in self.heard if isinstance(message, kind)]
 
     def records(self, kind: type[Event]) -> list[Record]:
-        """What stands on record of this kind."""
+        """What stands on record of this kind. The disk gets the last records of a watch after the agent has heard of
+        its end."""
+        deadline = time.monotonic() + KEEP_LIMIT
+        while len(self._on_record(MonitorEnded)) < len(self.said(messages.Gone)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._on_record(kind)
+
+    def _on_record(self, kind: type[Event]) -> list[Record]:
         return [record for record in self.account.records() if isinstance(record.event, kind)]
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
@@ -91,7 +100,7 @@ class Node:
         """Wait until it stands on record, listening to the monitors meanwhile."""
         deadline = time.monotonic() + LIMIT
         while True:
-            for record in self.records(kind):
+            for record in self._on_record(kind):
                 if where(record.event):
                     return record
             assert time.monotonic() < deadline, f"no {kind.__name__} on record"
