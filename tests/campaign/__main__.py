@@ -14,7 +14,9 @@ from pathlib import Path
 from tests.campaign import cases, scoring
 from tests.campaign.cases import Case
 from tests.campaign.contestants import CONTESTANTS, Verdict
-from tests.campaign.running import Outcome, run, undisturbed
+from tests.campaign.running import Measures, Outcome, run, undisturbed
+
+SETS = {"single": cases.whole, "wide": cases.wide}
 
 
 def main() -> int:
@@ -34,15 +36,16 @@ def main() -> int:
     deadline = time.monotonic() + options.minutes * 60
     print(f"{len(chosen)} cases, {len(done)} of them done; jobs in {work}, results in {results}", flush=True)
     contestant = CONTESTANTS[options.contestant]
-    right = ""
+    right: dict[str, str] = {}
     for number, case in enumerate(chosen):
         if (contestant.name, case.number) in done:
             continue
         if time.monotonic() > deadline:
             print(f"the time is up after {number} cases; --resume goes on")
             break
-        right = right or undisturbed(contestant, work / "undisturbed")
-        outcome = run(case, contestant, work / case.name, right)
+        if case.kind not in right:
+            right[case.kind] = undisturbed(contestant, case.kind, work / f"undisturbed-{case.kind}")
+        outcome = run(case, contestant, work / case.name, right[case.kind])
         done[contestant.name, case.number] = outcome
         with results.open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
@@ -63,7 +66,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="the fixed cases that all have to pass")
     parser.add_argument("--cases", type=int, default=1000, help="how many of the whole campaign (default 1000)")
     parser.add_argument("--first-seed", type=int, default=1000, help="seed of the first case (default 1000)")
-    parser.add_argument("--worlds", type=lambda text: tuple(map(int, text.split(","))), default=(2, 4, 8))
+    parser.add_argument("--set", choices=sorted(SETS), default="single", help="one fault in DDP, or everything else")
+    parser.add_argument("--numbers", type=_numbers, help="only these cases: 3,17")
+    parser.add_argument("--worlds", type=_numbers, default=(2, 4, 8))
     parser.add_argument("--contestant", choices=sorted(CONTESTANTS), default="ours")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no case after that (default 120)")
     parser.add_argument("--resume", action="store_true", help="leave out what results.jsonl has already")
@@ -73,9 +78,15 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def _chosen(options: argparse.Namespace) -> Iterator[Case]:
-    every = cases.quick() if options.quick else cases.whole(options.cases, options.worlds, options.first_seed)
-    for case in every:
+    every = SETS[options.set](options.cases, options.worlds, options.first_seed)
+    for case in cases.quick() if options.quick else every:
+        if options.numbers and case.number not in options.numbers:
+            continue
         if options.contestant == "ours" or case.mode == "launcher":  # the mode is ours; for others one is enough
             yield case
 
@@ -87,20 +98,27 @@ def load(path: Path) -> Iterator[Outcome]:
         case = cases.from_json(json.dumps(plain.pop("case")))
         verdict = plain.pop("verdict")
         blamed = tuple((rank, confidence) for rank, confidence in verdict.pop("blamed"))
-        yield Outcome(case=case, verdict=Verdict(**verdict, blamed=blamed), **plain)
+        measures = Measures(**plain.pop("measures", {}))
+        struck = tuple(plain.pop("struck", (plain["is_injected"], False)))
+        yield Outcome(case=case, verdict=Verdict(**verdict, blamed=blamed), struck=struck, measures=measures, **plain)
 
 
 def _line(number: int, count: int, outcome: Outcome) -> str:
     bar = "#" * (20 * number // count)
     said = outcome.verdict
     what = "unknown" if said.is_unknown else f"rank {said.rank} {said.what} {said.confidence:g}"
+    spent = outcome.measures
     state = "wedged" if outcome.is_wedged else "recovered" if outcome.recovered else "ended"
     mark = "ok" if scoring.is_passed(outcome) else "--"
     case = outcome.case
     return (
         f"[{bar:20}] {number}/{count} {mark} {case.name} rank {case.rank} step {case.step}: {state}, {what}, "
-        f"{outcome.duration_s:.0f} s"
+        f"{outcome.duration_s:.0f} s, detect {_s(spent.detect_s)}, recover {_s(spent.recover_s)}"
     )
+
+
+def _s(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"
 
 
 if __name__ == "__main__":

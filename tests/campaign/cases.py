@@ -4,36 +4,58 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MODES = ("wrapper", "launcher", "both")
+KINDS = ("ddp", "fsdp2", "loader", "async", "pipeline")
 STEPS = 12
+LIMIT = "CAMPAIGN_LIMIT"  # variable of a job: seconds until a hang is noticed
+GROUP_TIMEOUT = "CAMPAIGN_GROUP_TIMEOUT"  # the same for collectives, for a contestant that has no other limit
 
-FAULTS: dict[str, tuple[str, ...]] = {
+ENDS: dict[str, tuple[str, ...]] = {
     "exception": ("exception",),
     "exit": ("exited",),
     "sigkill": ("killed",),
     "sigsegv": ("crashed",),
     "sigterm": ("told_to_stop",),
+}
+"""Faults that show at once."""
+
+HANGS: dict[str, tuple[str, ...]] = {
     "sigstop": ("stopped",),
     "sleep": ("hung",),
     "lock": ("waits_for_lock",),
     "py_loop": ("busy_without_progress",),
     "gil": ("blocked_in_native_code",),
     "barrier": ("desynchronised",),
-    "slow": (),
 }
-"""Each fault, and the classes that are right for it. `slow` is harmless: a rank that is slow within its limits."""
+"""Faults that show when a limit is exceeded."""
+
+FAULTS: dict[str, tuple[str, ...]] = {**ENDS, **HANGS, "slow": ()}
+"""The faults of the first campaign, and the classes that are right for each. `slow` is harmless: a rank that is slow
+within its limits."""
+
+MORE: dict[str, tuple[str, ...]] = {"exit0": ("exited",), "sigabrt": ("crashed",)}
+LOADER: dict[str, tuple[str, ...]] = {"loader_kill": ("exception",), "loader_hang": ("input_stall",)}
+"""Faults of a process that loads the data of a rank."""
+HARMLESS: dict[str, tuple[str, ...]] = {"slow": (), "checkpoint": (), "monitor": ("monitor_lost",)}
+"""Nothing has to be noticed, and no rank may restart. `monitor`: the process that watches a rank is killed; the verdict
+may say that, and no more."""
+CLASSES = {**FAULTS, **MORE, **LOADER, **HARMLESS}
 
 QUICK = ("exception", "sigkill", "exit", "sigstop", "lock", "barrier", "slow")
+GROUPS = ("pair", "fsdp2", "harmless", "loader", "eight", "pair", "async", "pipeline")
+NEAR_MS = 200
+"""If two ranks end within this time, either may be noticed first."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One job with one fault. classes: the right ones; none if nothing has to be noticed. ambiguous: the truth does
-    not name one rank, so the case counts for no verdict."""
+    """One job with one fault, or two. classes: the right ones; none if nothing has to be noticed. ambiguous: the truth
+    does not name one rank, so the case counts for no verdict. kind: of training. second: the fault of another rank,
+    delay_ms after the first one."""
 
     number: int
     seed: int
@@ -44,14 +66,38 @@ class Case:
     step: int
     classes: tuple[str, ...] = field(default_factory=tuple)
     ambiguous: str = ""
+    kind: str = "ddp"
+    second: str = ""
+    second_rank: int = -1
+    second_classes: tuple[str, ...] = ()
+    delay_ms: int = 0
 
     @property
     def is_harmless(self) -> bool:
-        return not self.classes
+        return self.fault in HARMLESS and self.second in ("", *HARMLESS)
 
     @property
     def name(self) -> str:
-        return f"{self.number:04}-{self.mode}-{self.world}-{self.fault}"
+        faults = self.fault + (f"+{self.second}" if self.second else "")
+        kind = "" if self.kind == "ddp" else f"-{self.kind}"
+        return f"{self.number:04}-{self.mode}-{self.world}{kind}-{faults}"
+
+    def guilty(self, struck: Sequence[bool] = (True, True)) -> dict[int, tuple[str, ...]]:
+        """Return the ranks that are not healthy, with the right classes of each. struck: which of the faults did."""
+        both = ((self.rank, self.classes), (self.second_rank, self.second_classes))
+        return {rank: classes for (rank, classes), did in zip(both, struck, strict=True) if did and classes}
+
+    def firsts(self, struck: Sequence[bool] = (True, True)) -> set[int]:
+        """Return the ranks of which the verdict has to name one first. An end is noticed before a hang; two ends in
+        their order, unless they are near; of two hangs either may be first."""
+        if not self.second or not all(struck):
+            return set(self.guilty(struck))
+        if self.fault in HARMLESS or self.second in HARMLESS:
+            return {self.second_rank if self.fault in HARMLESS else self.rank}
+        ends = [rank for rank, fault in ((self.rank, self.fault), (self.second_rank, self.second)) if fault in ENDS]
+        if len(ends) == 2 and self.delay_ms >= NEAR_MS:
+            return {self.rank}
+        return set(ends) or {self.rank, self.second_rank}
 
 
 def quick() -> Iterator[Case]:
@@ -64,7 +110,7 @@ def quick() -> Iterator[Case]:
 
 
 def whole(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> Iterator[Case]:
-    """Yield the cases of the whole campaign: every mode, fault and size, then the same with further seeds."""
+    """Yield the cases with one fault in DDP: every mode, fault and size, then the same with further seeds."""
     every = [(mode, world, fault) for world in worlds for fault in FAULTS for mode in MODES]
     for number in range(count):
         if number % len(every) == 0:
@@ -73,7 +119,30 @@ def whole(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) ->
         yield _case(number, first + number, mode, world, fault)
 
 
-def _case(number: int, seed: int, mode: str, world: int, fault: str) -> Case:
+def wide(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> Iterator[Case]:
+    """Yield pairs of faults, harmless events, and single faults in other kinds of training and at the largest size."""
+    for number in range(count):
+        seed = first + number
+        chance = random.Random(f"wide {seed}")
+        group, mode = GROUPS[number % len(GROUPS)], MODES[number % len(MODES)]
+        small = [world for world in worlds if world < max(worlds)] or list(worlds)
+        faults = [fault for fault in (*FAULTS, *MORE) if fault not in HARMLESS]
+        if group == "pair":
+            yield _pair(number, seed, mode, max(small), chance)
+            continue
+        kind, world, fault = "ddp", chance.choice(small), chance.choice(faults)
+        if group == "eight":
+            world = max(worlds)
+        elif group == "harmless":
+            kind, fault = chance.choice(KINDS), chance.choice(list(HARMLESS))
+        else:
+            kind = group
+            if group == "loader" and chance.random() < 0.5:
+                fault = chance.choice(list(LOADER))
+        yield _case(number, seed, mode, world, fault, kind)
+
+
+def _case(number: int, seed: int, mode: str, world: int, fault: str, kind: str = "ddp") -> Case:
     chance = random.Random(seed)
     ambiguous = "with two ranks, either may have left the order" if (fault, world) == ("barrier", 2) else ""
     return Case(
@@ -84,8 +153,29 @@ def _case(number: int, seed: int, mode: str, world: int, fault: str) -> Case:
         fault=fault,
         rank=chance.randrange(world),
         step=chance.randrange(4, 8),
-        classes=FAULTS[fault],
+        classes=CLASSES[fault],
         ambiguous=ambiguous,
+        kind=kind,
+    )
+
+
+def _pair(number: int, seed: int, mode: str, world: int, chance: random.Random) -> Case:
+    first, second = chance.sample(range(world), 2)
+    faults = [chance.choice([*ENDS, *HANGS, *MORE, "monitor"]), chance.choice([*ENDS, *HANGS])]
+    return Case(
+        number=number,
+        seed=seed,
+        mode=mode,
+        world=world,
+        fault=faults[0],
+        rank=first,
+        step=chance.randrange(4, 8),
+        classes=CLASSES[faults[0]],
+        ambiguous="two ranks that each left the order, in one group" if faults == ["barrier", "barrier"] else "",
+        second=faults[1],
+        second_rank=second,
+        second_classes=CLASSES[faults[1]],
+        delay_ms=chance.randrange(501),
     )
 
 
@@ -95,4 +185,5 @@ def to_json(case: Case) -> str:
 
 def from_json(text: str) -> Case:
     plain: dict[str, Any] = json.loads(text)
-    return Case(**{**plain, "classes": tuple(plain["classes"])})
+    tuples = {name: tuple(plain[name]) for name in ("classes", "second_classes") if name in plain}
+    return Case(**{**plain, **tuples})

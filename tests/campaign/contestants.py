@@ -7,20 +7,20 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from tests.campaign.cases import STEPS, Case
+from tests.campaign.cases import GROUP_TIMEOUT, LIMIT, STEPS, Case
 
-HEARTBEAT_S = 6  # of a worker that the launcher watches
 PORTS = 21000
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a contestant says of a case. rank: None if it names none. blamed: all ranks that it names, with its
-    confidence. is_unknown: it says that it does not know."""
+    confidence, in any incident. is_unknown: it says that it does not know. detected_ns: Unix time."""
 
     rank: int | None = None
     what: str = ""
@@ -28,6 +28,7 @@ class Verdict:
     blamed: tuple[tuple[int, float], ...] = ()
     is_unknown: bool = True
     incidents: int = 0
+    detected_ns: int | None = None
 
 
 class Contestant(Protocol):
@@ -43,8 +44,13 @@ class Contestant(Protocol):
     def verdict(self, case: Case, folder: Path) -> Verdict: ...
 
 
-def _train(folder: Path, mode: str) -> list[str]:
-    return ["-m", "tests.campaign.train", str(folder), str(STEPS), mode]
+def limit_s(case: Case) -> int:
+    """Return the seconds of silence after which a rank hangs: more where many processes share the processors."""
+    return 6 if case.world <= 4 else 12
+
+
+def _train(case: Case, folder: Path, mode: str) -> list[str]:
+    return ["-m", "tests.campaign.train", str(folder), str(STEPS), mode, case.kind]
 
 
 class Ours:
@@ -57,7 +63,8 @@ class Ours:
         shared = {
             "RESILIENCE_RUN_DIR": str(folder / "runs"),
             "RESILIENCE_JOB_ID": "job",
-            "RESILIENCE_STEP_TIMEOUT": "6",
+            "RESILIENCE_STEP_TIMEOUT": str(limit_s(case)),
+            LIMIT: str(limit_s(case)),
         }
         if case.mode == "wrapper":
             port = str(PORTS + case.number % 5000)
@@ -65,15 +72,15 @@ class Ours:
             for rank in range(case.world):
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.world)}
                 address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-                ranks.append(([sys.executable, *_train(folder, "wrapper")], shared | place | address))
+                ranks.append(([sys.executable, *_train(case, folder, "wrapper")], shared | place | address))
             return ranks
         options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3"]
         if case.mode == "launcher":
-            options.append(f"--ft-rank-heartbeat-timeout={HEARTBEAT_S}")
+            options.append(f"--ft-rank-heartbeat-timeout={limit_s(case)}")
         else:
             options.append("--ft-restart-policy=min-healthy")
         program = str(Path(sys.executable).with_name("resilience"))
-        return [([program, "run", *options, *_train(folder, case.mode)], shared)]
+        return [([program, "run", *options, *_train(case, folder, case.mode)], shared)]
 
     def verdict(self, case: Case, folder: Path) -> Verdict:
         runs = sorted((folder / "runs").glob("job*"))
@@ -84,15 +91,21 @@ class Ours:
         incidents: list[dict[str, Any]] = json.loads(done.stdout)["incidents"] if done.returncode == 0 else []
         if not incidents:
             return Verdict()
-        told = incidents[0]["verdict"]
+        # A lost monitor is an incident of its own, and no answer to what else broke.
+        chief = next((each for each in incidents if each["verdict"]["what"] != "monitor_lost"), incidents[0])
+        told, detected = chief["verdict"], chief.get("detected_wall_ns")
+        blamed = tuple(
+            (int(culprit["rank"]), float(culprit["confidence"]))
+            for each in incidents
+            for culprit in each["verdict"].get("culprits", [])
+        )
         culprits = told.get("culprits", [])
-        blamed = tuple((int(each["rank"]), float(each["confidence"])) for each in culprits)
-        chief = next(
+        named = next(
             (each for each in culprits if each["rank"] == told.get("first")), culprits[0] if culprits else None
         )
-        if chief is None or told["what"] == "unknown":
-            return Verdict(None, told["what"], 0.0, blamed, True, len(incidents))
-        return Verdict(chief["rank"], chief["what"], chief["confidence"], blamed, False, len(incidents))
+        if named is None or told["what"] == "unknown":
+            return Verdict(None, told["what"], 0.0, blamed, True, len(incidents), detected)
+        return Verdict(named["rank"], named["what"], named["confidence"], blamed, False, len(incidents), detected)
 
 
 class Torchrun:
@@ -102,16 +115,19 @@ class Torchrun:
     gives_verdicts = True
     variables: ClassVar[dict[str, str]] = {}
     _ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
+    _STAMP = re.compile(r"^E(\d{4}) (\d\d:\d\d:\d\d)\.(\d{6}) .*failed \(exitcode", re.M)
     _CLASSES: ClassVar = {"-9": "killed", "-15": "told_to_stop", "-11": "crashed", "-6": "crashed", "1": "exception"}
 
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3"]
-        return [([sys.executable, "-m", "torch.distributed.run", *options, *_train(folder, "plain")], self.variables)]
+        return [
+            ([sys.executable, "-m", "torch.distributed.run", *options, *_train(case, folder, "plain")], self.variables)
+        ]
 
     def verdict(self, case: Case, folder: Path) -> Verdict:
         """Its summary stands on stderr when the job fails for good, and a line for each failed worker before."""
         text = (folder / "output").read_text(errors="replace")
-        found = self._ROOT.search(text)
+        found, at = self._ROOT.search(text), self._noticed_ns(folder, text)
         if found is not None:
             rank, code = int(found[1]), found[2]
         else:
@@ -119,14 +135,23 @@ class Torchrun:
             if line is None:
                 return Verdict()
             rank, code = int(line[2]), line[1]
-        return Verdict(rank, self._CLASSES.get(code, "exited"), 1.0, ((rank, 1.0),), False, 1)
+        return Verdict(rank, self._CLASSES.get(code, "exited"), 1.0, ((rank, 1.0),), False, 1, at)
+
+    def _noticed_ns(self, folder: Path, text: str) -> int | None:
+        """Return when its first line about a failed worker was written, by the stamp that it has: local time."""
+        line = self._STAMP.search(text)
+        if line is None:
+            return None
+        written = time.localtime((folder / "output").stat().st_mtime)
+        moment = time.strptime(f"{written.tm_year}{line[1]} {line[2]}", "%Y%m%d %H:%M:%S")
+        return int(time.mktime(moment)) * 10**9 + int(line[3]) * 1000
 
 
 class TunedTorchrun(Torchrun):
     """torchrun with a store of its own for each restart, and a limit for collectives like the limits of ours."""
 
     name = "torchrun, tuned"
-    variables: ClassVar = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "CAMPAIGN_GROUP_TIMEOUT": "6"}
+    variables: ClassVar = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", GROUP_TIMEOUT: "6"}
 
 
 CONTESTANTS: dict[str, Contestant] = {each.name: each for each in (Ours(), Torchrun(), TunedTorchrun())}

@@ -1,7 +1,8 @@
-"""Breaks one rank, once.  Uses the standard library and nothing of the package.
+"""Breaks one rank, or two, once.  Uses the standard library and nothing of the package.
 
 The truth lies in truth.json beside the job. The rank that it names breaks when it comes to the step. A file that says
-so is written just before, so no fault strikes twice."""
+so is written just before, so no fault strikes twice. A second rank breaks a known time after the first one: by a signal
+or an exit from a thread, wherever its main thread is then; in any other way only if the restart has not begun yet."""
 
 from __future__ import annotations
 
@@ -12,35 +13,74 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 SLOW_S = 0.8  # a slow step, within all limits
-SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP, "sigsegv": signal.SIGSEGV}
+CHECKPOINT_S = 3.0  # a long checkpoint, within all limits
+FIRST_LIMIT_S = 10.0  # for the first fault to strike
+SIGNALS = {
+    "sigkill": signal.SIGKILL,
+    "sigterm": signal.SIGTERM,
+    "sigstop": signal.SIGSTOP,
+    "sigsegv": signal.SIGSEGV,
+    "sigabrt": signal.SIGABRT,
+}
+EXITS = {"exit": 7, "exit0": 0}
+PLACES = {"checkpoint": "save", "loader_kill": "loader", "loader_hang": "loader"}
+"""Where a fault strikes, if not at the beginning of a step."""
 
 
-def strike(folder: Path, rank: int, step: int) -> None:
+def strike(folder: Path, rank: int, step: int, place: str = "step") -> None:
     """Break this rank, if it is its turn."""
     truth = json.loads((folder / "truth.json").read_text())
-    if (rank, step) != (truth["rank"], truth["step"]):
+    if step != truth["step"]:
         return
+    if rank == truth["rank"] and PLACES.get(truth["fault"], "step") == place:
+        if _once(folder / "injected"):
+            break_by(truth["fault"])
+    elif rank == truth["second_rank"] and place == "step" and _once(folder / "armed"):
+        _strike_second(folder, truth)
+
+
+def _strike_second(folder: Path, truth: dict[str, Any]) -> None:
+    def strike() -> None:
+        deadline = time.monotonic() + FIRST_LIMIT_S
+        while not (folder / "injected").exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(truth["delay_ms"] / 1000)
+        if _once(folder / "injected-second"):
+            break_by(truth["second"])
+
+    if truth["second"] in SIGNALS or truth["second"] in EXITS:
+        threading.Thread(target=strike, daemon=True).start()
+    else:
+        strike()
+
+
+def _once(path: Path) -> bool:
     try:
-        (folder / "injected").open("x").write(str(time.time_ns()))
+        with path.open("x") as file:
+            file.write(str(time.time_ns()))
     except FileExistsError:
-        return
-    break_by(truth["fault"])
+        return False
+    return True
 
 
 def break_by(fault: str) -> None:
     match fault:
         case "exception":
             raise ValueError("by schedule")
-        case "exit":
+        case "exit" | "exit0":
             sys.stdout.flush()
-            os._exit(7)
-        case "sigkill" | "sigterm" | "sigstop" | "sigsegv":
+            os._exit(EXITS[fault])
+        case "sigkill" | "sigterm" | "sigstop" | "sigsegv" | "sigabrt":
             os.kill(os.getpid(), SIGNALS[fault])
             time.sleep(600 if fault == "sigterm" else 0)
-        case "sleep":
+        case "loader_kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sleep" | "loader_hang":
             time.sleep(600)
         case "lock":
             lock = threading.Lock()
@@ -56,8 +96,26 @@ def break_by(fault: str) -> None:
             dist.barrier()
         case "slow":
             time.sleep(SLOW_S)
+        case "checkpoint":
+            time.sleep(CHECKPOINT_S)
+        case "monitor":
+            for pid in watchers(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
 
 
 def spin() -> None:
     while True:
         pass
+
+
+def watchers(watched: int) -> Iterator[int]:
+    """Yield the monitors of a process: processes that are named so, and hold a pidfd of it."""
+    for process in Path("/proc").iterdir():
+        try:
+            if b"monitor" not in (process / "cmdline").read_bytes() or int(process.name) == watched:
+                continue
+            infos = [info.read_text() for info in (process / "fdinfo").iterdir()]
+        except (OSError, ValueError):
+            continue
+        if any(f"Pid:\t{watched}\n" in info for info in infos):
+            yield int(process.name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -17,13 +18,27 @@ from tests.campaign.cases import STEPS, Case, to_json
 from tests.campaign.contestants import Contestant, Verdict, environment
 
 LIMIT_S = 90.0  # for a job that takes 10 s without a fault, on a busy machine
+MORE_S = 45.0  # for each of: 8 ranks, a second fault, another kind of training
 MARK = "CAMPAIGN_CASE"
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a fault cost, None if it is not known. detect_s: from the fault to the incident. recover_s: from the last
+    fault until all ranks that go on have begun a step. steps_lost: steps that were begun, and done again. healthy_lost:
+    ranks without a fault that were not there at the end. restarts: how often the ranks started anew, at most."""
+
+    detect_s: float | None = None
+    recover_s: float | None = None
+    steps_lost: int | None = None
+    healthy_lost: int | None = None
+    restarts: int | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of a case. recovered: the job reached its end. is_equal: with the parameters of an undisturbed run.
-    orphans: processes that were left 3 s after the end."""
+    orphans: processes that were left 3 s after the end. struck: whether each fault did."""
 
     case: Case
     contestant: str
@@ -34,9 +49,16 @@ class Outcome:
     is_wedged: bool
     duration_s: float
     orphans: int
+    struck: tuple[bool, bool] = (True, True)
+    measures: Measures = field(default_factory=Measures)
 
 
-def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "", limit: float = LIMIT_S) -> Outcome:
+def limit_of(case: Case) -> float:
+    """Return the seconds after which a case is ended."""
+    return LIMIT_S + MORE_S * ((case.world > 4) + bool(case.second) + (case.kind != "ddp"))
+
+
+def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "") -> Outcome:
     """Run a case in a folder that does not exist yet. undisturbed: the result of a run without a fault."""
     folder.mkdir(parents=True)
     (folder / "truth.json").write_text(to_json(case))  # before anything is started
@@ -56,7 +78,7 @@ def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "",
             for command, variables in contestant.commands(case, folder)
         ]
         try:
-            is_wedged = not _await(processes, began + limit)
+            is_wedged = not _await(processes, began + limit_of(case))
             duration = time.monotonic() - began
             if not is_wedged:
                 _await_gone(mark, time.monotonic() + 3.0)
@@ -67,22 +89,76 @@ def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "",
                 process.wait()
     result = folder / "result"
     recovered = result.exists() and not is_wedged
+    verdict = contestant.verdict(case, folder)
+    strikes = [_moment(folder / "injected"), _moment(folder / "injected-second")]
+    struck = (strikes[0] is not None, strikes[1] is not None)
     return Outcome(
         case=case,
         contestant=contestant.name,
-        verdict=contestant.verdict(case, folder),
+        verdict=verdict,
         recovered=recovered,
         is_equal=recovered and result.read_text() == undisturbed,
-        is_injected=(folder / "injected").exists(),
+        is_injected=struck[0],
         is_wedged=is_wedged,
         duration_s=duration,
         orphans=orphans,
+        struck=struck,
+        measures=measure(
+            steps_of(folder / "steps.jsonl"),
+            [at for at in strikes if at is not None],
+            set(case.guilty(struck)),
+            verdict.detected_ns,
+        ),
     )
 
 
-def undisturbed(contestant: Contestant, folder: Path) -> str:
+def _moment(path: Path) -> int | None:
+    return int(path.read_text()) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rank began a step. entry: which call of the training function it was in."""
+
+    at_ns: int
+    rank: int
+    step: int
+    entry: str
+
+
+def steps_of(path: Path) -> list[Step]:
+    """Return the steps that a job's ranks noted."""
+    return [Step(*json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def measure(steps: list[Step], strikes: list[int], guilty: set[int], detected_ns: int | None) -> Measures:
+    """Return what the faults at these moments cost."""
+    if not strikes or not steps:
+        return Measures()
+    begun: dict[str, Step] = {}
+    entries: dict[int, set[str]] = {}
+    for step in sorted(steps, key=lambda step: step.at_ns):
+        begun.setdefault(step.entry, step)
+        entries.setdefault(step.rank, set()).add(step.entry)
+    last = {step.rank: begun[step.entry] for step in steps}  # the last entry of each rank
+    at_end = {step.rank for step in steps if step.step == STEPS - 1}
+    again = [step for rank, step in last.items() if rank in at_end and step.at_ns > max(strikes)]
+    before = [step for step in steps if step.at_ns <= max(strikes)]
+    resumed = min((step.step for step in again), default=None)
+    reached = max((step.step for step in before), default=None)
+    lost = None if resumed is None or reached is None else max(0, reached - resumed)
+    return Measures(
+        detect_s=None if detected_ns is None else (detected_ns - min(strikes)) / 1e9,
+        recover_s=(max(step.at_ns for step in again) - max(strikes)) / 1e9 if again else None,
+        steps_lost=lost if again or not at_end else 0,
+        healthy_lost=len({step.rank for step in before} - guilty - at_end) if at_end else None,
+        restarts=max(len(of_rank) for of_rank in entries.values()) - 1,
+    )
+
+
+def undisturbed(contestant: Contestant, kind: str, folder: Path) -> str:
     """Return the result of a run in which nothing breaks: the same for all sizes."""
-    case = Case(0, 0, "launcher", 2, "none", rank=-1, step=STEPS)
+    case = Case(0, 0, "launcher", 2, "none", rank=-1, step=STEPS, kind=kind)
     outcome = run(case, contestant, folder)
     assert outcome.recovered, f"a job without a fault did not come to its end: see {folder}"
     return (folder / "result").read_text()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from statistics import median
 
-from tests.campaign.running import Outcome
+from tests.campaign.cases import HARMLESS, Case
+from tests.campaign.running import Measures, Outcome
 
 NAMED = 0.5  # a rank that is named with more than this is accused
 
@@ -34,24 +36,26 @@ class Share:
 
 
 def is_first(outcome: Outcome) -> bool:
-    return outcome.verdict.rank == outcome.case.rank
+    return outcome.verdict.rank in outcome.case.firsts(outcome.struck)
 
 
 def is_right_class(outcome: Outcome) -> bool:
-    return outcome.verdict.what in outcome.case.classes
+    return outcome.verdict.what in outcome.case.guilty(outcome.struck).get(outcome.verdict.rank or 0, ())
 
 
 def accused(outcome: Outcome) -> list[int]:
     """Return the healthy ranks that are named with a confidence above NAMED."""
-    guilty = set() if outcome.case.is_harmless else {outcome.case.rank}
+    guilty = outcome.case.guilty(outcome.struck)
     return [rank for rank, confidence in outcome.verdict.blamed if confidence > NAMED and rank not in guilty]
 
 
 def is_passed(outcome: Outcome) -> bool:
-    """Whether a case of the quick form is as it has to be: the job comes to its end with the right parameters, nobody
-    healthy is accused, and where one rank is the truth it is named, with its class."""
+    """Return True if a case is as it has to be: the job comes to its end with the right parameters, no healthy rank is
+    accused or lost, nothing harmless restarts it, and where one rank is the truth it is named, with its class."""
     held = outcome.recovered and outcome.is_equal and outcome.is_injected and not outcome.orphans
-    if not held or accused(outcome):
+    if not held or accused(outcome) or outcome.measures.healthy_lost:
+        return False
+    if outcome.case.is_harmless and outcome.measures.restarts:
         return False
     return outcome.case.is_harmless or bool(outcome.case.ambiguous) or (is_first(outcome) and is_right_class(outcome))
 
@@ -65,12 +69,32 @@ COLUMNS: tuple[tuple[str, Callable[[Sequence[Outcome]], Share]], ...] = (
     ("healthy rank accused", lambda all_: _share(lambda each: bool(accused(each)), list(all_))),
     ("wedged", lambda all_: Share(sum(each.is_wedged for each in all_), len(all_))),
     ("processes left", lambda all_: Share(sum(each.orphans > 0 for each in all_), len(all_))),
+    ("healthy rank lost", lambda all_: _known(all_, lambda each: each.measures.healthy_lost)),
+    ("harmless event restarted", lambda all_: _known(harmless(all_), lambda each: each.measures.restarts)),
+)
+
+MEASURES: tuple[tuple[str, Callable[[Measures], float | None]], ...] = (
+    ("time to detect, s", lambda measures: measures.detect_s),
+    ("time to recover, s", lambda measures: measures.recover_s),
+    ("steps lost", lambda measures: measures.steps_lost),
 )
 
 
 def judged(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return the outcomes in which one rank is the truth and the fault has struck."""
-    return [each for each in outcomes if each.is_injected and not each.case.is_harmless and not each.case.ambiguous]
+    return [
+        each for each in outcomes if each.case.firsts(each.struck) and not is_harmless(each) and not each.case.ambiguous
+    ]
+
+
+def is_harmless(outcome: Outcome) -> bool:
+    """Return True if nothing had to be noticed, of what struck."""
+    faults = (outcome.case.fault, outcome.case.second)
+    return all(fault in ("", *HARMLESS) for fault, did in zip(faults, outcome.struck, strict=True) if did)
+
+
+def harmless(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [each for each in outcomes if is_harmless(each)]
 
 
 def answered(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -81,12 +105,30 @@ def _share(is_good: Callable[[Outcome], bool], outcomes: Sequence[Outcome]) -> S
     return Share(sum(map(is_good, outcomes)), len(outcomes))
 
 
+def _known(outcomes: Iterable[Outcome], number: Callable[[Outcome], int | None]) -> Share:
+    """Return the share of the outcomes of which the number is known that have one above 0."""
+    numbers = [value for each in outcomes if (value := number(each)) is not None]
+    return Share(sum(value > 0 for value in numbers), len(numbers))
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return median and 90th percentile."""
+    if not values:
+        return "-"
+    ordered = sorted(values)
+    high = ordered[min(len(ordered) - 1, 9 * len(ordered) // 10)]
+    return f"{median(ordered):.2g}, {high:.2g} ({len(ordered)})"
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the shares of each contestant and mode as a table of Markdown."""
     keys = sorted({key for each in outcomes for key in _keys(each)})
     groups = [[each for each in outcomes if key in _keys(each)] for key in keys]
     lines = [_row("", keys), f"|---|{'---|' * len(keys)}", _row("cases", [str(len(each)) for each in groups])]
     lines += [_row(name, [str(share(each)) for each in groups]) for name, share in COLUMNS]
+    for name, value in MEASURES:
+        known = [[number for each in group if (number := value(each.measures)) is not None] for group in groups]
+        lines.append(_row(name, [_spread(numbers) for numbers in known]))
     return "\n".join(lines) + "\n"
 
 
@@ -114,15 +156,24 @@ def by_fault(outcomes: Sequence[Outcome]) -> str:
     names = sorted({each.contestant for each in outcomes})
     columns = [f"{name}: {what}" for name in names for what in ("recovered", "right rank")]
     lines = [_row("fault", columns), f"|---|{'---|' * len(columns)}"]
-    for fault in sorted({each.case.fault for each in outcomes}):
+    for fault in sorted({_heading(each.case) for each in outcomes}):
         cells = []
         for name in names:
-            cases = [each for each in outcomes if (each.contestant, each.case.fault) == (name, fault)]
+            cases = [each for each in outcomes if (each.contestant, _heading(each.case)) == (name, fault)]
             named = judged(cases)
             cells.append(f"{sum(each.recovered for each in cases)} of {len(cases)}" if cases else "-")
             cells.append(f"{sum(map(is_first, named))} of {len(named)}" if named else "-")
         lines.append(_row(fault, cells))
     return "\n".join(lines) + "\n"
+
+
+def _heading(case: Case) -> str:
+    """A pair is a row by itself, and so is a kind of training or a size that is not the usual one."""
+    if case.second:
+        return "two faults"
+    if case.fault in HARMLESS:
+        return case.fault
+    return case.kind if case.kind != "ddp" else "8 ranks" if case.world == 8 else case.fault
 
 
 def page(outcomes: Sequence[Outcome]) -> str:

@@ -1,89 +1,63 @@
-"""The job of the campaign: a DDP model that is trained for some steps, with a checkpoint after each.
+"""The job of the campaign: a model that is trained for some steps, with a checkpoint after each.
 
-    python -m tests.campaign.train FOLDER STEPS wrapper|launcher|both|plain
+    python -m tests.campaign.train FOLDER STEPS wrapper|launcher|both|plain KIND
 
-`plain` has nothing of the package in it: it runs under any launcher."""
+`plain` has nothing of the package in it: it runs under any launcher. Each step of each rank is noted in a file."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import json
 import os
 import sys
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.campaign import injector
-
-SOFT, HARD = 6.0, 12.0
-GROUP_TIMEOUT = "CAMPAIGN_GROUP_TIMEOUT"  # seconds, for a contestant that has no other limit
-_kept: list[torch.nn.Module] = []
-"""torch 2.13 deadlocks if DDP's reducer is freed, under the GIL, while gloo's thread lets go of the last collective."""
+from tests.campaign.cases import GROUP_TIMEOUT, LIMIT
+from tests.campaign.jobs import KINDS, Job, Section
 
 
-def train(folder: Path, steps: int, note: Callable[[int], object]) -> None:
+def train(folder: Path, steps: int, kind: str, note: Callable[[int], object], section: Section) -> None:
     """Train from the last checkpoint to the end, and leave what the parameters are then."""
-    rank, initial_rank = int(os.environ["RANK"]), int(os.environ.get("INITIAL_RANK", os.environ["RANK"]))
-    torch.manual_seed(0)
+    initial_rank = int(os.environ.get("INITIAL_RANK", os.environ["RANK"]))
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get(GROUP_TIMEOUT, "300"))))
-    layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    model = DistributedDataParallel(layers.double())
-    _kept.append(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    begin = load(folder, model)
+    job: Job = KINDS[kind](folder, initial_rank, section)
+    begin = job.load()
+    entry = f"{os.getpid()}-{time.monotonic_ns()}"
     for step in range(begin, steps):
         note(step)
+        _note(folder, initial_rank, step, entry)
         injector.strike(folder, initial_rank, step)
-        torch.manual_seed(step)  # the same batch on every rank: the result does not depend on how many there are
-        loss = model(torch.randn(8, 16, dtype=torch.float64)).square().mean()
-        loss.backward()
-        for parameter in model.parameters():  # the mean over any number of ranks is the same then, bit for bit
-            assert parameter.grad is not None
-            parameter.grad.copy_(parameter.grad.float())
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(loss.detach())
-        if rank == 0:
-            save(folder, model, step + 1)
+        job.advance(step)
+        with section("checkpoint"):
+            injector.strike(folder, initial_rank, step, "save")
+            job.save(step + 1)
         dist.barrier()
-    if rank == 0:
-        (folder / "result").write_text(digest(model))
+    result = job.digest()
+    if dist.get_rank() == 0:
+        (folder / "result").write_text(result)
     dist.barrier()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
 
 
-def save(folder: Path, model: torch.nn.Module, step: int) -> None:
-    path = folder / "checkpoint.new"
-    torch.save({"step": step, "model": model.state_dict()}, path)
-    path.rename(folder / "checkpoint")
-
-
-def load(folder: Path, model: torch.nn.Module) -> int:
-    path = folder / "checkpoint"
-    if not path.exists():
-        return 0
-    state = torch.load(path)
-    model.load_state_dict(state["model"])
-    return int(state["step"])
-
-
-def digest(model: torch.nn.Module) -> str:
-    """Return a hash of all parameters, bit for bit."""
-    parts = [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+def _note(folder: Path, rank: int, step: int, entry: str) -> None:
+    """Note that a rank begins a step. entry: which call of `train` it is."""
+    with (folder / "steps.jsonl").open("a") as file:
+        file.write(json.dumps([time.time_ns(), rank, step, entry]) + "\n")
 
 
 def main() -> None:
-    folder, steps, mode = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    folder, steps, mode, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.environ["INITIAL_RANK"] = os.environ["RANK"]
     if mode == "plain":
-        train(folder, steps, lambda step: None)
+        train(folder, steps, kind, lambda step: None, _no_section)
         return
     import resilience
 
@@ -92,15 +66,21 @@ def main() -> None:
         resilience.heartbeat()
 
     if mode == "launcher":
-        train(folder, steps, note)
+        train(folder, steps, kind, note, resilience.section)
         return
     from resilience.inprocess import CallWrapper, Wrapper
 
-    @Wrapper(soft_timeout=timedelta(seconds=SOFT), hard_timeout=timedelta(seconds=HARD))
+    limit = float(os.environ[LIMIT])
+
+    @Wrapper(soft_timeout=timedelta(seconds=limit), hard_timeout=timedelta(seconds=2 * limit))
     def wrapped(call: CallWrapper | None = None) -> None:
-        train(folder, steps, note)
+        train(folder, steps, kind, note, resilience.section)
 
     wrapped()
+
+
+def _no_section(name: str) -> AbstractContextManager[object]:
+    return contextlib.nullcontext()
 
 
 if __name__ == "__main__":

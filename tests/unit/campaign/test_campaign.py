@@ -9,11 +9,26 @@ from pathlib import Path
 import pytest
 
 from tests.campaign import cases, injector, scoring
+from tests.campaign.__main__ import load
 from tests.campaign.cases import Case
 from tests.campaign.contestants import CONTESTANTS, Verdict
-from tests.campaign.running import Outcome
+from tests.campaign.running import Measures, Outcome, Step, measure
 
 KILL = Case(3, 7, "wrapper", 4, "sigkill", 2, 5, ("killed",))
+PAIR = Case(
+    4,
+    8,
+    "wrapper",
+    4,
+    "sigkill",
+    2,
+    5,
+    ("killed",),
+    second="sleep",
+    second_rank=1,
+    second_classes=("hung",),
+    delay_ms=300,
+)
 RIGHT = Verdict(2, "killed", 0.95, ((2, 0.95),), False, 1)
 
 
@@ -40,8 +55,59 @@ def test_whole_campaign_has_every_fault_in_every_mode_and_size() -> None:
     assert kinds == {(mode, world, fault) for mode in cases.MODES for world in (2, 4, 8) for fault in cases.FAULTS}
 
 
-def test_case_is_what_its_file_says() -> None:
-    assert cases.from_json(cases.to_json(KILL)) == KILL
+def test_wide_campaign_has_pairs_harmless_events_every_kind_and_eight_ranks_in_every_mode() -> None:
+    every = list(cases.wide(24 * 20))
+    assert every == list(cases.wide(24 * 20))
+    for mode in cases.MODES:
+        of_mode = [case for case in every if case.mode == mode]
+        assert {case.kind for case in of_mode} == set(cases.KINDS)
+        assert {case.fault for case in of_mode if case.is_harmless} == set(cases.HARMLESS)
+        assert any(case.world == 8 for case in of_mode)
+        pairs = [case for case in of_mode if case.second]
+        assert all(case.rank != case.second_rank and 0 <= case.delay_ms <= 500 for case in pairs)
+    assert {case.fault for case in every if case.second} >= {*cases.ENDS, *cases.HANGS, "monitor"}
+
+
+@pytest.mark.parametrize("case", [KILL, PAIR])
+def test_case_is_what_its_file_says(case: Case) -> None:
+    assert cases.from_json(cases.to_json(case)) == case
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "delay_ms", "struck", "expected"),
+    [
+        ("sigkill", "sleep", 300, (True, True), {2}),
+        ("sleep", "sigkill", 300, (True, True), {1}),
+        ("sigkill", "exit", 300, (True, True), {2}),
+        ("sigkill", "exit", 100, (True, True), {1, 2}),
+        ("lock", "sleep", 300, (True, True), {1, 2}),
+        ("lock", "sleep", 300, (True, False), {2}),
+        ("monitor", "sleep", 300, (True, True), {1}),
+    ],
+)
+def test_truth_of_a_pair_says_who_may_be_named_first(
+    first: str, second: str, delay_ms: int, struck: tuple[bool, bool], expected: set[int]
+) -> None:
+    classes = {"classes": cases.CLASSES[first], "second_classes": cases.CLASSES[second]}
+    case = replace(PAIR, fault=first, second=second, delay_ms=delay_ms, **classes)
+    assert case.firsts(struck) == expected
+
+
+def test_measures_are_those_of_the_steps_that_the_ranks_noted() -> None:
+    steps = [Step(second * 10**9, rank, second, f"old-{rank}") for second in range(6) for rank in range(3)]
+    steps += [Step((5 + step) * 10**9, rank, step, f"new-{rank}") for step in range(4, cases.STEPS) for rank in (0, 1)]
+    cost = measure(steps, [5_500_000_000], {2}, 6_000_000_000)
+    assert cost == Measures(detect_s=0.5, recover_s=3.5, steps_lost=1, healthy_lost=0, restarts=1)
+    assert measure(steps, [5_500_000_000], {1}, None).healthy_lost == 1
+    calm = [Step(step * 10**9, rank, step, f"old-{rank}") for step in range(cases.STEPS) for rank in range(2)]
+    assert measure(calm, [5_500_000_000], set(), None) == Measures(None, None, 0, 0, 0)
+    assert measure([], [], set(), None) == Measures()
+
+
+def test_outcome_without_measures_is_still_read() -> None:
+    source = Path(__file__).parents[2] / "campaign" / "results.jsonl"
+    first = next(iter(load(source)))
+    assert first.measures == Measures() and first.struck == (True, False)
 
 
 def test_injector_shares_no_code_with_the_package() -> None:
@@ -60,6 +126,7 @@ def test_every_fault_has_a_truth_and_a_way_to_strike() -> None:
     source = Path(injector.__file__).read_text()
     assert [fault for fault in cases.FAULTS if f'"{fault}"' not in source] == []
     assert {fault for fault, classes in cases.FAULTS.items() if not classes} == {"slow"}
+    assert [fault for fault in cases.CLASSES if f'"{fault}"' not in source] == []
 
 
 @pytest.mark.parametrize(
@@ -73,6 +140,7 @@ def test_every_fault_has_a_truth_and_a_way_to_strike() -> None:
         outcome(verdict=replace(RIGHT, what="exited")),
         outcome(verdict=replace(RIGHT, blamed=((2, 0.95), (0, 0.6)))),
         outcome(verdict=Verdict()),
+        outcome(measures=Measures(healthy_lost=1)),
     ],
 )
 def test_quick_case_fails_for_anything_that_is_not_as_it_has_to_be(wrong: Outcome) -> None:
@@ -83,6 +151,20 @@ def test_harmless_case_passes_if_nobody_is_accused() -> None:
     slow = replace(KILL, fault="slow", classes=())
     assert scoring.is_passed(outcome(slow, Verdict()))
     assert not scoring.is_passed(outcome(slow, RIGHT))
+    assert not scoring.is_passed(outcome(slow, Verdict(), measures=Measures(restarts=1)))
+
+
+def test_killed_monitor_may_be_said_and_no_more() -> None:
+    monitor = replace(KILL, fault="monitor", classes=("monitor_lost",))
+    said = Verdict(2, "monitor_lost", 0.9, ((2, 0.9),), False, 1)
+    assert scoring.is_passed(outcome(monitor, said))
+    assert not scoring.is_passed(outcome(monitor, replace(said, rank=1, blamed=((1, 0.9),))))
+
+
+def test_either_rank_of_a_pair_may_be_blamed_but_only_one_be_first() -> None:
+    second = Verdict(1, "hung", 0.9, ((1, 0.9), (2, 0.95)), False, 1)
+    assert scoring.accused(outcome(PAIR, second)) == []
+    assert not scoring.is_passed(outcome(PAIR, second)) and scoring.is_passed(outcome(PAIR))
 
 
 def test_ambiguous_and_unanswered_cases_count_apart() -> None:
