@@ -40,10 +40,11 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """This agent does not take part any more; it said so, or others found it lost."""
+    """This agent does not take part any more. is_lost: another agent writes it, because this one is silent."""
 
     id: str
     reason: str = ""
+    is_lost: bool = False
 
 
 class Excluded(msgspec.Struct, frozen=True, tag="excluded"):
@@ -99,13 +100,16 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Gathering(msgspec.Struct, frozen=True):
-    """What is known of the next cycle. arrived: by id, in order; gone: ids that left since `last`."""
+    """What is known of the next cycle. arrived: by id, in order; gone: ids that left since `last`; entries: how much of
+    the log has been read; lost: agents that were taken for lost while they waited for a place, each with the place of
+    the entry that says so. Such an agent may only have been stopped for a while. Then it has to arrive again."""
 
     last: Formation = Formation()
     arrived: Mapping[str, Seat] = {}
     gone: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
     entries: int = 0
+    lost: Mapping[str, int] = {}
 
     @property
     def candidates(self) -> list[Seat]:
@@ -165,16 +169,18 @@ def begin(last: Formation) -> Gathering:
 def fold(gathering: Gathering, entries: Sequence[Entry]) -> Gathering:
     """Take further entries of the log into account, in order."""
     arrived, gone, excluded = dict(gathering.arrived), set(gathering.gone), set(gathering.excluded)
-    last = gathering.last
-    for entry in entries:
+    last, lost = gathering.last, dict(gathering.lost)
+    for place, entry in enumerate(entries, gathering.entries):
         match entry:
             case Arrived(seat, known):
                 is_used_up = known < last.cycle and last.rank_of(seat.id) is not None  # by its seat in that cycle
                 if seat.node not in excluded and not is_used_up:
                     arrived[seat.id] = seat
                     gone.discard(seat.id)
-            case Left(id):
-                arrived.pop(id, None)
+                    lost.pop(seat.id, None)
+            case Left(id, _, is_lost):
+                if arrived.pop(id, None) is not None and is_lost:
+                    lost[id] = place
                 gone.add(id)
             case Excluded(node):
                 excluded.add(node)
@@ -187,6 +193,7 @@ def fold(gathering: Gathering, entries: Sequence[Entry]) -> Gathering:
         gone=frozenset(gone),
         excluded=frozenset(excluded),
         entries=gathering.entries + len(entries),
+        lost=lost,
     )
 
 

@@ -67,6 +67,7 @@ class Rendezvous:
         self._duplicates: dict[str, Seconds] = {}  # id -> since when its rank is another node's too
         self._wrong = Timer(terms.last_call)  # ranks that cannot be
         self._lease: str | None = None  # key of the leadership that this agent holds
+        self._announced: dict[str, int] = {}  # losses that this agent has announced as a leader: `Gathering.lost`
         self._seat: Seat | None = None  # with which it has arrived
         self._arrived_at = -1  # place of the entry that says so
         self._asked_at, self._looks_since_asked = -1, 0  # when it asked for the newest cycle: entries, looks
@@ -190,11 +191,8 @@ class Rendezvous:
         if excluded is not None:
             return Refusal("closed", f"node {self.node} is excluded: {excluded}")
         if lost is not None:
-            yield from self.read()
-            if self.gathering.entries <= int(lost) and self._seat is not None:
-                return None  # the entry that says so cannot be read yet: looks again
             yield Delete(f"lost/{self.id}")
-            yield from self.read()  # it may have been taken for lost once more before
+            yield from self.read()  # what a leader had read before it wrote that key can be read here
             yield from self._arrive_again()
         self._notices = notices
         return None
@@ -226,6 +224,7 @@ class Rendezvous:
             return known.last  # this agent stood still, and the others went on
         if (yield from self._arrive_again()):
             return None  # looks again
+        yield from self._announce_losses()
         if is_time and (yield from self._tell_lost([*(seat.id for seat in known.missing), *known.arrived])):
             return None
         if (yield from self._refuse_duplicates()):
@@ -259,10 +258,18 @@ class Rendezvous:
         return bool(lost)
 
     def tell_lost(self, id: str) -> Protocol[None]:
-        """Write down that an agent is lost. It may only have stood still: then it reads that it has to arrive again."""
-        place = yield from self._log.append(Left(id, f"gave no sign of life for {self.terms.lost_after:g} s"))
-        yield Set(f"lost/{id}", str(place))
-        yield Add(NOTICES, 1)
+        """Write down that an agent is lost."""
+        yield from self._log.append(Left(id, f"gave no sign of life for {self.terms.lost_after:g} s", is_lost=True))
+
+    def _announce_losses(self) -> Protocol[None]:
+        """Tell each agent that was taken for lost while it waited that it has to arrive again. It reads no log, and it
+        may only have been stopped for a while. Each leader does this for the whole log, since the agent that wrote the
+        entry may have died."""
+        for id, place in self.gathering.lost.items():
+            if self._announced.get(id) != place:
+                yield Set(f"lost/{id}", "1")
+                yield Add(NOTICES, 1)
+                self._announced[id] = place
 
     def _refuse_duplicates(self) -> Protocol[bool]:
         """Return True if two agents claim one rank. The later one is refused, unless the other turns out to

@@ -168,6 +168,18 @@ def test_nothing_but_torch_and_what_forks_is_imported_before_the_program(tmp_pat
     assert found[0] - found[1] == set()
 
 
+def test_launch_inside_a_worker_runs_the_same(tmp_path: Path) -> None:
+    inner = tmp_path / "inner.py"
+    inner.write_text("import os\nprint('inner', os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n")
+    script = tmp_path / "script.py"
+    for place, launcher in (("theirs", TORCHRUN), ("ours", OURS)):
+        command = [sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", "2", str(inner)]
+        script.write_text(f"import subprocess\nprint('outer', flush=True)\nsubprocess.run({command!r}, check=True)\n")
+        outcome = run(launcher, ("--standalone", "--nproc-per-node", "1", str(script)), tmp_path / place, tmp_path, "")
+        assert (outcome.status, outcome.shown) == (0, ["inner 0 2", "inner 1 2", "outer"])
+        assert len(list((tmp_path / place / "runs").glob("[!.]*"))) == (2 if place == "ours" else 0)
+
+
 KILLED_FIVE_TIMES = """
 import os, pathlib, signal, time
 count = pathlib.Path(__file__).with_name(f"{os.environ['PLACE']}.{os.environ['RANK']}")

@@ -69,9 +69,13 @@ class Launched(NamedTuple):
     place: Path
 
     def wait(self) -> int | None:
-        """Wait for the agent. Return its exit status."""
-        (ended,) = self.job.wait_ranks(90.0)
-        return ended.code
+        """Wait for the only agent. Return its exit status."""
+        (status,) = self.wait_all()
+        return status
+
+    def wait_all(self) -> list[int | None]:
+        """Wait for all agents. Return their exit statuses."""
+        return [ended.code for ended in self.job.wait_ranks(90.0)]
 
     def said(self, name: str, rank: int = 0) -> str:
         """Wait until a worker has said this. Return its text."""
@@ -93,26 +97,31 @@ Launch = Callable[..., Launched]
 
 @pytest.fixture
 def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
-    """Return a function that starts a job of one node."""
+    """Return a function that starts a job. agents: its nodes, all on this host; the first one hosts the store."""
 
     def begin(
         launcher: str,
         script: str,
         *options: str,
         nproc: int = 1,
+        agents: int = 1,
         program: str = "",
         stdout: str = "",
         cwd: str = "",
         **env: str,
     ) -> Launched:
+        def own(number: int) -> dict[str, str]:
+            return {"RESILIENCE_NODE": f"node{number}", "PET_RDZV_CONF": f"is_host={int(number == 0)}"}
+
         place = tmp_path / launcher
         place.mkdir(exist_ok=True)
         path = tmp_path / "script.py"
         path.write_text(PREAMBLE + textwrap.dedent(script))
         job = start(
-            1,
+            agents,
             f"{__name__}:agent",
-            env={"PLACE": str(place), "OMP_NUM_THREADS": "1", "RESILIENCE_NODE": "node0", **env},
+            env={"PLACE": str(place), "OMP_NUM_THREADS": "1", **env},
+            env_of=own,
             launcher=launcher,
             arguments=[
                 *([] if "--rdzv-id" in options else ["--standalone"]),
@@ -166,6 +175,36 @@ def test_job_completes_in_a_working_directory_that_can_only_be_read(
     assert job.shown == "ran\n"
 
 
+def test_disk_that_does_not_answer_stops_a_worker_of_torchrun_that_is_redirected_to_it_and_none_of_ours(
+    launch: Launch, tmp_path: Path
+) -> None:
+    script = """
+    say("up", str(os.getpid()))
+    await_file("go")
+    print("more", flush=True)
+    say("printed")
+    """
+    with disks.freezing(tmp_path / "disk") as disk:
+        for launcher in LAUNCHERS:
+            folder = str(disk.folder / launcher)
+            options = ("--log-dir", folder, "--redirects", "3") if launcher == "torchrun" else ("--run-dir", folder)
+            job = launch(launcher, script, *options)
+            worker = psutil.Process(int(job.said("up")))
+            disk.freeze()
+            (job.place / "go").touch()
+            if launcher == "torchrun":
+                until = time.monotonic() + 60.0
+                while worker.status() != psutil.STATUS_DISK_SLEEP:
+                    assert time.monotonic() < until, worker.status()
+                    time.sleep(0.01)
+                assert not (job.place / "printed.0").exists()
+            else:
+                job.said("printed")
+            disk.thaw()
+            assert job.wait() == 0
+            job.said("printed")
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_stopped_agent_blocks_no_write(launch: Launch, launcher: str) -> None:
     job = launch(launcher, "say('up')\nawait_file('go')\nwrite(2)\nsay('written')")
@@ -191,6 +230,27 @@ def test_reader_that_comes_late_and_is_slow_gets_every_byte(launch: Launch, tmp_
             time.sleep(0.002)
     assert job.wait() == 0
     assert size == 8 * PER_MB
+
+
+def test_reader_that_reads_nothing_stops_the_workers_of_torchrun_and_none_of_ours(
+    launch: Launch, tmp_path: Path
+) -> None:
+    for launcher in LAUNCHERS:
+        pipe = tmp_path / f"pipe of {launcher}"
+        os.mkfifo(pipe)
+        job = launch(launcher, "say('up')\nwrite(24)\nsay('written')", stdout=str(pipe))
+        size = 0
+        with pipe.open("rb", buffering=0) as reading:
+            job.said("up")
+            if launcher == "ours":
+                job.said("written")
+            else:
+                assert not (job.place / "written.0").exists()  # a pipe holds 64 KiB of its 24 MiB
+            while piece := reading.read(1 << 20):
+                size += len(piece)
+        assert job.wait() == 0
+        job.said("written")
+        assert (size == 24 * PER_MB) is (launcher == "torchrun")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -282,6 +342,48 @@ def test_sigterm_whose_workers_end_with_0_is_143_and_1_under_torchrun(launch: La
         statuses[launcher] = job.wait()
     assert statuses == {"torchrun": 1, "ours": 143}
     assert "preempted cleanly" in job.errors
+
+
+def test_sigterm_to_all_agents_is_a_preemption_and_a_failure_under_torchrun(launch: Launch) -> None:
+    script = """
+    say(f"up {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+    await_file("never")
+    """
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script, "--nnodes", "1:2", "--max-restarts", "1", *meeting("job"), agents=2)
+        for rank in range(2):
+            job.said("up 0", rank)
+        for number in (1, 0):
+            job.job.signal(number, signal.SIGTERM)
+        assert job.wait_all() == [143 if launcher == "ours" else 1] * 2
+        assert not list(job.place.glob("up 1.*"))
+    assert {record.event.outcome for record in job.job.of(events.JobEnded)} == {"preempted"}
+
+
+def test_second_ctrl_c_ends_the_workers_that_heed_nothing_and_those_of_torchrun_outlive_a_third(launch: Launch) -> None:
+    script = """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: say(signal.Signals(number).name))
+    parent = os.getppid()
+    say("up")
+    until = time.monotonic() + 80
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.01)
+    say("orphaned")
+    """
+    statuses = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script, "--shutdown-timeout", "600")
+        heard = ("up", "SIGINT", "SIGTERM") if launcher == "torchrun" else ("up", "SIGTERM")
+        for name in heard:
+            job.said(name)
+            job.job.signal(0, signal.SIGINT)
+        statuses[launcher] = job.wait()
+        if launcher == "torchrun":
+            job.said("orphaned")
+    assert statuses == {"torchrun": 1, "ours": 130}
+    assert not (job.place / "orphaned.0").exists()
+    assert [record.event.signal for record in job.job.of(events.WorkerExited)] == ["SIGKILL"]
 
 
 # -- like a fresh interpreter -------------------------------------------------------------------------

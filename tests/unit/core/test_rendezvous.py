@@ -37,6 +37,13 @@ def led(run: Run, cycle: int = 0, by: str = "leader") -> None:
     run.store.data[f"leader/{cycle}/0"] = by
 
 
+def take_for_lost(run: Run, leader: Rendezvous, id: str) -> None:
+    """A leader takes a waiting agent for lost, reads that in the log, and announces it."""
+    run.run(leader.tell_lost(id))
+    run.run(leader.read())
+    run.run(leader._announce_losses())
+
+
 def at(run: Run, when: float, act: Callable[[], object]) -> None:
     """Let something happen at a moment, before the operation that comes next."""
     done: list[float] = []
@@ -243,10 +250,10 @@ def test_agent_that_is_taken_for_lost_while_it_waits_arrives_again() -> None:
     run = Run()
     led(run)
     other = agent(run, "other")
-    at(run, 3.0, lambda: run.run(other.tell_lost("own")))
+    at(run, 3.0, lambda: take_for_lost(run, other, "own"))
     run.interrupted_at = 8.0
     join(run, agent(run, "own"))
-    assert run.log()[:3] == [Arrived(seat("own")), Left("own", "gave no sign of life for 8 s"), Arrived(seat("own"))]
+    assert run.log()[:3] == [Arrived(seat("own")), Left("own", "gave no sign of life for 8 s", True), Arrived(seat("own"))]
     assert run.keys("lost/") == []
 
 
@@ -259,7 +266,7 @@ def test_agent_that_is_taken_for_lost_twice_arrives_again_after_the_second_time(
     def before(operation: object) -> None:
         if run.now >= 3.0 and not done:
             done.append(operation)
-            run.run(other.tell_lost("own"))
+            take_for_lost(run, other, "own")
         elif len(done) == 1 and getattr(operation, "key", "") == "lost/own" and not isinstance(operation, Set):
             done.append(operation)
             run.writes(Left("own", "once more"), Arrived(seat("own")), Left("own", "and again"))
@@ -280,11 +287,11 @@ def test_agent_that_is_taken_for_lost_as_it_deletes_the_news_of_the_first_time_a
     def before(operation: object) -> None:
         if run.now >= 3.0 and not done:
             done.append(operation)
-            run.run(other.tell_lost("own"))
+            take_for_lost(run, other, "own")
             run.writes(Arrived(seat("own")))  # it found out by itself
         elif len(done) == 1 and isinstance(operation, Delete) and operation.key == "lost/own":
             done.append(operation)
-            run.run(other.tell_lost("own"))
+            take_for_lost(run, other, "own")
 
     run.before = before
     run.interrupted_at = 5.0
@@ -292,19 +299,43 @@ def test_agent_that_is_taken_for_lost_as_it_deletes_the_news_of_the_first_time_a
     assert [type(entry) for entry in run.log()] == [Arrived, Left, Arrived, Left, Arrived, Left]
 
 
-def test_agent_that_cannot_read_yet_that_it_was_taken_for_lost_looks_again() -> None:
+def test_agent_that_is_taken_for_lost_by_one_that_dies_at_once_hears_of_it_from_the_next_leader() -> None:
     run = Run()
     led(run)
-    other = agent(run, "other")
+    own, other = agent(run, "own"), agent(run, "other")
+    at(run, 3.0, lambda: run.writes(Left("own", "gave no sign of life", is_lost=True)))  # nothing more than that
+    at_once = run.before
 
-    def lost_behind_a_hole() -> None:
-        run.store.perform(Add("log/count", 1))  # whose writer has died
-        run.run(other.tell_lost("own"))
+    def before(operation: object) -> None:
+        at_once(operation)
+        if run.now >= 5.0 and not other.gathering.entries:
+            run.run(other.read())
+            run.run(other._announce_losses())
 
-    at(run, 3.0, lost_behind_a_hole)
+    run.before = before
     run.interrupted_at = 12.0
-    join(run, agent(run, "own"))
-    assert run.log()[3] == Arrived(seat("own"))
+    join(run, own)
+    assert [type(entry) for entry in run.log()] == [Arrived, Left, Arrived, Left]
+
+
+def test_leader_announces_each_loss_of_a_waiting_agent_once_and_nothing_else() -> None:
+    run = Run()
+    leader = agent(run, "leader")
+    for id, entries, announced in (
+        ("lost", [Arrived(seat("lost")), Left("lost", is_lost=True)], 1),
+        ("back", [Arrived(seat("back")), Left("back", is_lost=True), Arrived(seat("back"))], 0),
+        ("again", [Arrived(seat("again")), Left("again", is_lost=True)], 1),
+        ("again", [Arrived(seat("again")), Left("again", is_lost=True)], 1),
+        ("ran", [Left("ran", is_lost=True)], 0),
+        ("left", [Arrived(seat("left")), Left("left", "was told to stop")], 0),
+    ):
+        run.writes(*entries)
+        before = int(run.store.data[NOTICES])
+        for _ in range(3):
+            run.run(leader.read())
+            run.run(leader._announce_losses())
+        assert int(run.store.data[NOTICES]) - before == announced
+        assert (f"lost/{id}" in run.store.data) == bool(announced)
 
 
 def test_agent_that_was_taken_for_lost_while_it_ran_arrives_once() -> None:
@@ -474,7 +505,7 @@ def test_neighbour_that_is_silent_is_told_lost_and_then_the_one_before_it_is_loo
             run.falls_silent("a")
     assert lost[3] == frozenset() and lost[5] == frozenset("b") and lost[-1] == frozenset("ab")
     assert [entry.id for entry in run.log() if isinstance(entry, Left)] == ["b", "a"]
-    assert run.keys("lost/") == ["lost/a", "lost/b"]
+    assert run.keys("lost/") == []  # no agent waits for a place
 
 
 def test_cycle_is_over_for_an_agent_that_the_others_took_for_lost_or_went_on_without() -> None:

@@ -268,6 +268,20 @@ def test_agent_that_was_stopped_while_it_waits_for_a_place_is_not_forgotten() ->
             assert report.ends == ("completed",) * 3
 
 
+def test_waiting_agent_is_not_forgotten_where_the_one_that_takes_it_for_lost_dies_right_after_it_wrote_so() -> None:
+    """Node 2 leads. Another node leads after it, and node 1, which was stopped for a while, has to hear of its loss."""
+    four = {"comes": (0.0, 0.2, 0.4, 45.0), "terms": msgspec.structs.replace(TERMS, least=4, most=4, join_limit=100.0)}
+    for stopped_at in (8, 14, 20):
+        for dies_at in range(30, 90):
+            run(
+                Pause(1, stopped_at, 14.0, frozen=True),
+                Crash(2, dies_at),
+                **four,
+                node_hosts_store=False,
+                comes_back=2.0,
+            )
+
+
 def test_agent_that_arrives_again_and_has_a_place_already_is_not_given_the_one_after_it() -> None:
     """Its workers would be at work in two cycles."""
     Job(draw(45555)).run()
