@@ -253,7 +253,11 @@ def test_agent_that_is_taken_for_lost_while_it_waits_arrives_again() -> None:
     at(run, 3.0, lambda: take_for_lost(run, other, "own"))
     run.interrupted_at = 8.0
     join(run, agent(run, "own"))
-    assert run.log()[:3] == [Arrived(seat("own")), Left("own", "gave no sign of life for 8 s", True), Arrived(seat("own"))]
+    assert run.log()[:3] == [
+        Arrived(seat("own")),
+        Left("own", "gave no sign of life for 8 s", True),
+        Arrived(seat("own")),
+    ]
     assert run.keys("lost/") == []
 
 
@@ -318,6 +322,37 @@ def test_agent_that_is_taken_for_lost_by_one_that_dies_at_once_hears_of_it_from_
     assert [type(entry) for entry in run.log()] == [Arrived, Left, Arrived, Left]
 
 
+def test_leader_tells_an_agent_that_it_takes_for_lost_while_it_waits() -> None:
+    run = Run()
+    for id in "ab":
+        run.counts(id)
+        run.writes(Arrived(seat(id)))
+    run.falls_silent("a")
+    run.interrupted_at = 20.0
+    join(run, agent(run, "own", msgspec.structs.replace(TERMS, least=4, most=4)))
+    assert run.keys("lost/") == ["lost/a"]
+    assert run.store.data[NOTICES] == "2"  # the other one: it gave up the lead
+
+
+def test_agent_that_waits_reads_no_log_for_a_notice_that_is_none_of_its_business() -> None:
+    run = Run()
+    led(run)
+    run.writes(*[Nothing()] * 5)
+    at(run, 3.0, lambda: run.run(agent(run, "other").exclude("another", "its device fails")))
+    reads: list[str] = []
+    looked = run.before
+
+    def before(operation: object) -> None:
+        looked(operation)
+        if isinstance(operation, Read):
+            reads.extend(operation.keys)
+
+    run.before = before
+    run.interrupted_at = 12.0
+    join(run, agent(run, "own"))
+    assert "excluded/own" in reads and not [key for key in reads if key.startswith("log/")]
+
+
 def test_leader_announces_each_loss_of_a_waiting_agent_once_and_nothing_else() -> None:
     run = Run()
     leader = agent(run, "leader")
@@ -343,6 +378,8 @@ def test_agent_that_was_taken_for_lost_while_it_ran_arrives_once() -> None:
     own = running(run, "a")
     run.counts("b")
     run.run(agent(run, "other").tell_lost("own"))
+    run.store.perform(Set("lost/own", "1"))  # of an earlier wait, that ended before it was read
+    run.store.perform(Add(NOTICES, 1))
     run.writes(Left("a"), Arrived(seat("b"), known=0))
     assert isinstance(join(run, own), Formation)
     assert [entry.seat for entry in run.log() if isinstance(entry, Arrived)] == [seat("b"), seat("own")]
