@@ -1,13 +1,17 @@
-"""What is told of one interruption?  The incident as a value, whoever restarted."""
+"""What is one incident?  An interruption and what came of it, as a value, for both layers.
+
+`incidents` and `launch_incidents` gather what an iteration or a cycle knows; what follows from that for an incident of
+either layer (its time, its cost, its place in the code, what was done for evidence, the advice) is computed here."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from resilience.attribution.advice import advise, named
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
@@ -121,10 +125,82 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.records[0] if self.records else None
 
 
-def where(
+class Progress(NamedTuple):
+    """How far the job had come. reached: the highest step that had begun; resumed: the lowest one after the restart.
+    seconds_a_step: how long a step took before, None if that is not known."""
+
+    reached: int | None
+    resumed: int | None
+    seconds_a_step: Callable[[], float | None]
+
+
+def completed(
+    incident: Incident,
+    before: Sequence[Incident],
+    restarts: Mapping[int, float],
+    progress: Progress,
+    wall_ns: int | None,
+    stacks: Mapping[int, tuple[Frame, ...]],
+    swallowed: Sequence[tuple[int, str]] = (),
+) -> Incident:
+    """Return the incident with its number and with everything that follows from its records.
+
+    before: earlier incidents of the job. restarts: how long each rank was away, in seconds. wall_ns: when it was noticed, if no record says so. stacks: of ranks when they
+    were stopped. swallowed: ranks that did not let an interrupt end them, and where."""
+    verdict, records, chief = incident.verdict, incident.records, incident.chief
+    of_chief = _of_chief(records)
+    seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
+    repeated = _alike(records, before)
+    progress_unknown = any(record.progress_unknown for record in of_chief)
+    restart, code = spread(restarts), None if chief is None or chief.exit is None else chief.exit.code
+    return msgspec.structs.replace(
+        incident,
+        number=len(before) + 1,
+        kind=verdict.what if chief is None else chief.interruption.value,
+        detected_wall_ns=min((at for at, _ in seen), default=wall_ns),
+        since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=wall_ns),
+        where=_where(verdict.first, records, stacks),
+        restart=restart,
+        cost=_cost(progress, silence_of(records), restart),
+        advice=advise(verdict, len(repeated), progress_unknown, swallowed, code),
+        same_as=repeated,
+    )
+
+
+def silence_of(records: Sequence[InterruptionRecord]) -> float | None:
+    """Return for how many seconds the rank of the first record had been silent, None if it had not."""
+    return max((each.silent_for_s for each in _of_chief(records) if each.silent_for_s is not None), default=None)
+
+
+def _of_chief(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
+    return [record for record in records if record.rank == records[0].rank]
+
+
+def _cost(progress: Progress, silence: float | None, restart: Spread | None) -> Cost:
+    reached, resumed, seconds_a_step = progress
+    lost = None if reached is None or resumed is None else max(0, reached - resumed)
+    a_step = seconds_a_step() if lost else 0.0
+    return Cost(
+        lost_steps=lost,
+        hang_s=silence,
+        restart_s=None if restart is None else restart.max_s,
+        rework_s=None if lost is None or a_step is None else lost * a_step,
+    )
+
+
+def evidence_in_words(by_method: Mapping[str, Iterable[int]], sent: Mapping[int, tuple[str, str]]) -> list[str]:
+    """Return how the ranks' stacks were taken, and which signals monitors sent to which rank, and why."""
+    done = [
+        f"{'no stack could be taken' if method == 'none' else f'stacks taken by {method}'} of {named(ranks)}"
+        for method, ranks in sorted(by_method.items())
+    ]
+    return done + [f"{signals} sent to rank {rank} ({reason})" for rank, (signals, reason) in sorted(sent.items())]
+
+
+def _where(
     rank: int | None, records: Iterable[InterruptionRecord], stacks: Mapping[int, tuple[Frame, ...]]
 ) -> Frame | None:
-    """Return the line of the user's own code where this rank broke, or was. stacks: of ranks when they were stopped."""
+    """The line of the user's own code where this rank broke, or was."""
     if rank is None:
         return None
     for record in records:
@@ -133,11 +209,6 @@ def where(
             if frame is not None:
                 return frame
     return user_frame(stacks.get(rank, ()))
-
-
-def exit_code(record: InterruptionRecord | None) -> int | None:
-    """Return the exit code that a record knows."""
-    return None if record is None or record.exit is None else record.exit.code
 
 
 def spread(
@@ -165,7 +236,7 @@ def spreads(
     return tuple(Phase(name, spread_of) for name, spread_of in found if spread_of is not None)
 
 
-def alike(records: Sequence[InterruptionRecord], before: Sequence[Incident]) -> tuple[int, ...]:
+def _alike(records: Sequence[InterruptionRecord], before: Sequence[Incident]) -> tuple[int, ...]:
     """Earlier incidents of which the chief record has the same fingerprint."""
     if not records or records[0].exception is None:
         return ()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from resilience.attribution import launch_incidents
-from resilience.attribution.advice import advise, named
-from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, exit_code, spread, spreads, where
+from resilience.attribution.advice import named
+from resilience.attribution.incident import Incident, Progress, Status, completed, evidence_in_words, spreads
 from resilience.attribution.symptoms import gives_up, symptom
 from resilience.attribution.verdict import Evidence, Verdict, judge
 from resilience.core import events
@@ -91,34 +91,20 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     verdict = judge(_evidence(iteration, gave_up))
     records = (*_ordered(iteration, verdict), *gave_up)
     following = Iteration() if has_given_up else following
-    chief = records[0] if records else None
-    of_chief = [record for record in records if chief is not None and record.rank == chief.rank]
-    silence = max((record.silent_for_s for record in of_chief if record.silent_for_s is not None), default=None)
-    repeated = alike(records, before)
-    restart = spread(
-        {
-            rank: max(0.0, end.duration_s)
-            for rank, end in iteration.restarts.items()
-            if following.started.get(rank) != "inactive"  # a spare has no progress to show
-        }
-    )
-    seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
+    restarts = {
+        rank: max(0.0, end.duration_s)
+        for rank, end in iteration.restarts.items()
+        if following.started.get(rank) != "inactive"  # a spare has no progress to show
+    }
     excluded = tuple(sorted(iteration.excluded | {rank for rank, end in iteration.ended.items() if end == "left"}))
     status = _status(history, key, iteration, following)
-    return Incident(
-        number=len(before) + 1,
-        attempt=key[0],
-        cycle=key[1],
-        call=key[2],
-        iteration=key[3],
+    incident = Incident(
+        *(0, *key),
         status=status,
-        kind=chief.interruption.value if chief is not None else verdict.what,
+        kind="",
         verdict=verdict,
         records=records,
         reported_first=iteration.first_reporter,
-        detected_wall_ns=min((at for at, _ in seen), default=iteration.wall_ns),
-        since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=iteration.wall_ns),
-        where=where(verdict.first, records, iteration.stacks),
         world_size=iteration.world_size,
         active_world_size=iteration.active_world_size,
         next_world_size=following.world_size,
@@ -126,18 +112,10 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         excluded=excluded,
         stepped_in=_stepped_in(iteration, following),
         phases=spreads(history.restart_phases(key), events.PHASES),
-        restart=restart,
-        cost=_cost(history, key, iteration, silence, restart),
         actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY),
-        advice=advise(
-            verdict,
-            len(repeated),
-            any(record.progress_unknown for record in of_chief),
-            iteration.swallowed,
-            exit_code(chief),
-        ),
-        same_as=repeated,
     )
+    progress = Progress(_reached(iteration), _resumed(iteration), partial(_seconds_a_step, history, key))
+    return completed(incident, before, restarts, progress, iteration.wall_ns, iteration.stacks, iteration.swallowed)
 
 
 def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> Evidence:
@@ -197,18 +175,6 @@ def _stepped_in(iteration: Iteration, following: Iteration) -> tuple[int, ...]:
     )
 
 
-def _cost(history: History, key: Place, iteration: Iteration, silence: float | None, restart: Spread | None) -> Cost:
-    reached, resumed = _reached(iteration), _resumed(iteration)
-    lost = max(0, reached - resumed) if reached is not None and resumed is not None else None
-    a_step = _seconds_a_step(history, key) if lost else 0.0
-    return Cost(
-        lost_steps=lost,
-        hang_s=silence,
-        restart_s=None if restart is None else restart.max_s,
-        rework_s=None if lost is None or a_step is None else lost * a_step,
-    )
-
-
 def _reached(iteration: Iteration) -> int | None:
     """The highest step that a rank was about to do when the iteration was interrupted."""
     steps = [*iteration.steps.values(), *(record.step for record in iteration.records if record.step is not None)]
@@ -243,12 +209,8 @@ def _seconds_a_step(history: History, key: Place) -> float | None:
 def _actions(
     iteration: Iteration, following: Iteration, excluded: tuple[int, ...], status: Status, is_entry: bool
 ) -> tuple[str, ...]:
-    done: list[str] = []
-    for method, ranks in sorted(iteration.stacks_by.items()):
-        words = "no stack could be taken" if method == "none" else f"stacks taken by {method}"
-        done.append(f"{words} of {named(ranks)}")
-    for rank, (reason, signals) in sorted(iteration.sent.items()):
-        done.append(f"{', '.join(dict.fromkeys(signals))} sent to rank {rank} ({reason})")
+    sent = {rank: (", ".join(dict.fromkeys(signals)), reason) for rank, (reason, signals) in iteration.sent.items()}
+    done = evidence_in_words(iteration.stacks_by, sent)
     for rank, place in sorted(iteration.stuck.items()):
         done.append(f"abort did not free rank {rank} (in {place}): its process had to go")
     if excluded:

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
-from resilience.attribution.advice import advise, named
-from resilience.attribution.incident import Cost, Incident, Spread, Status, alike, exit_code, spread, spreads, where
+from resilience.attribution.advice import named
+from resilience.attribution.incident import (
+    Incident,
+    Progress,
+    Status,
+    completed,
+    evidence_in_words,
+    silence_of,
+    spreads,
+)
 from resilience.attribution.verdict import Evidence, judge
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
 from resilience.history.cycles import NODE_LOST, RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
 from resilience.history.history import History
-from resilience.history.iterations import Iteration
+from resilience.history.iterations import AT_ENTRY, Iteration
 
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are no failure, whatever was seen then
 
@@ -52,52 +61,34 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     blamed = [culprit.rank for culprit in verdict.culprits]
     first = blamed[0] if blamed and mover not in blamed else verdict.first if mover is None else mover
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
-    chief = records[0] if records else None
-    of_chief = [record for record in records if chief is not None and record.rank == chief.rank]
-    silence = max((record.silent_for_s for record in of_chief if record.silent_for_s is not None), default=None)
-    repeated = alike(records, before)
-    restart = spread(
-        {
-            away.rank: away.duration_s
-            for node in parts.keys() & following.keys()
-            for away in restarts_of(parts[node], following[node])
-        }
-    )
+    restarts = {
+        away.rank: away.duration_s
+        for node in parts.keys() & following.keys()
+        for away in restarts_of(parts[node], following[node])
+    }
     lowest = {node: min(part.workers, default=0) for node, part in (parts | following).items()}
-    ended_wall = [part.ended_wall_ns for part in parts.values() if part.ended is not None]
-    seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
+    ended = [part for part in parts.values() if part.ended is not None]
     status = _status(cycles, place, parts, following)
-    excluded = tuple(sorted(rank for node in lost for rank in parts[node].workers if node in parts))
-    return Incident(
-        number=len(before) + 1,
-        attempt=place[0],
-        cycle=place[1],
-        call=0,
-        iteration=-1,
+    next_size = None if later is None else cycles.world_size(later)
+    incident = Incident(
+        *(0, *place, 0, AT_ENTRY),
         status=status,
-        kind=chief.interruption.value if chief is not None else verdict.what,
+        kind="",
         verdict=verdict,
         layer="launcher",
-        detail=next((part.ended.detail for part in parts.values() if part.ended is not None and part.ended.detail), ""),
+        detail=next((part.ended.detail for part in ended if part.ended is not None and part.ended.detail), ""),
         records=records,
         reported_first=first if mover is None else mover,
-        detected_wall_ns=min((at for at, _ in seen), default=min(ended_wall, default=None)),
-        since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=min(ended_wall, default=None)),
-        where=where(verdict.first, records, evidence.stacks),
         world_size=size,
         active_world_size=size,
-        next_world_size=None if later is None else cycles.world_size(later),
-        next_active_world_size=None if later is None else cycles.world_size(later),
-        excluded=excluded,
+        next_world_size=next_size,
+        next_active_world_size=next_size,
+        excluded=tuple(sorted(rank for node in lost for rank in parts[node].workers if node in parts)),
         phases=spreads(history.restart_phases(place), RESTART, lowest),
-        restart=restart,
-        cost=_cost(parts, following, records, silence, restart),
         actions=_actions(parts, following, lost, status, first),
-        advice=advise(
-            verdict, len(repeated), any(record.progress_unknown for record in of_chief), (), exit_code(chief)
-        ),
-        same_as=repeated,
     )
+    wall_ns = min((part.ended_wall_ns for part in ended), default=None)
+    return completed(incident, before, restarts, _progress(parts, following, records), wall_ns, evidence.stacks)
 
 
 def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
@@ -195,24 +186,14 @@ def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
     return evidence
 
 
-def _cost(
-    parts: dict[str, NodeCycle],
-    following: dict[str, NodeCycle],
-    records: tuple[InterruptionRecord, ...],
-    silence: float | None,
-    restart: Spread | None,
-) -> Cost:
+def _progress(
+    parts: dict[str, NodeCycle], following: dict[str, NodeCycle], records: tuple[InterruptionRecord, ...]
+) -> Progress:
     reached = max((record.step for record in records if record.step is not None), default=None)
-    told = [worker.first_step for part in following.values() for worker in part.workers.values()]
-    resumed = min((step[1] for step in told if step is not None), default=None)
-    lost = None if reached is None or resumed is None else max(0, reached - resumed)
-    a_step = None if reached is None or not lost else _seconds_a_step(parts, reached, silence or 0.0)
-    return Cost(
-        lost_steps=lost,
-        hang_s=silence,
-        restart_s=None if restart is None else restart.max_s,
-        rework_s=0.0 if lost == 0 else None if lost is None or a_step is None else lost * a_step,
-    )
+    steps = [worker.first_step for part in following.values() for worker in part.workers.values()]
+    resumed = min((step[1] for step in steps if step is not None), default=None)
+    silence = silence_of(records) or 0.0
+    return Progress(reached, resumed, partial(_seconds_a_step, parts, 0 if reached is None else reached, silence))
 
 
 def _seconds_a_step(parts: dict[str, NodeCycle], reached: int, silence: float) -> float | None:
@@ -239,21 +220,13 @@ def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], fol
 def _actions(
     parts: dict[str, NodeCycle], following: dict[str, NodeCycle], lost: list[str], status: Status, first: int | None
 ) -> tuple[str, ...]:
-    done: list[str] = []
     workers = {rank: worker for part in parts.values() for rank, worker in sorted(part.workers.items())}
     by_method: defaultdict[str, list[int]] = defaultdict(list)
     for rank, worker in workers.items():
         if worker.evidence is not None:
             by_method[worker.evidence].append(rank)
-    for method, ranks in sorted(by_method.items()):
-        done.append(
-            f"{'no stack could be taken' if method == 'none' else f'stacks taken by {method}'} of {named(ranks)}"
-        )
-    done += [
-        f"{worker.signals[0]} sent to rank {rank} ({worker.signals[1]})"
-        for rank, worker in sorted(workers.items())
-        if worker.signals is not None
-    ]
+    sent = {rank: worker.signals for rank, worker in workers.items() if worker.signals is not None}
+    done = evidence_in_words(by_method, sent)
     stopped = [rank for rank, worker in workers.items() if worker.exit is not None and worker.exit.expected]
     if stopped and status != "continued":
         done.append(f"{named(stopped)} stopped")
