@@ -145,8 +145,9 @@ def completed(
 ) -> Incident:
     """Return the incident with its number and with everything that follows from its records.
 
-    before: earlier incidents of the job. restarts: how long each rank was away, in seconds. wall_ns: when it was noticed, if no record says so. stacks: of ranks when they
-    were stopped. swallowed: ranks that did not let an interrupt end them, and where."""
+    before: earlier incidents of the job. restarts: how long each rank was away, in seconds. wall_ns: when the
+    interruption was noticed, if no record says so. stacks: of ranks when they were stopped. swallowed: ranks that did
+    not let an interrupt end them, and where."""
     verdict, records, chief = incident.verdict, incident.records, incident.chief
     of_chief = _of_chief(records)
     seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]

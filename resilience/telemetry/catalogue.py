@@ -149,7 +149,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_interruptions_total",
         "counter",
-        "Interruption records; origin tells faults (the store has them first, or a process ended) from what followed.",
+        "Interruptions. origin: first, at most one in each iteration or cycle that failed, or cascade, what followed.",
         ("interruption", "category", "origin"),
         (_E.Interrupted, _E.OutcomeSeen, _E.MonitorEnded, _E.CycleEnded),
     ),

@@ -5,20 +5,19 @@ order apart for each rank and counts what all ranks of the node see once, so a r
 gives the numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
 prometheus_client only puts the values into words (`collect`), when asked.
 
-What the user names (sections) is cut off at MAX_SECTIONS. Histograms are those of the node, not of a rank."""
+What users and torch name is cut off at MAX_SECTIONS and MOST_NAMES. Histograms are those of the node, not of a rank."""
 
 from __future__ import annotations
 
 import math
+import re
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from resilience.attribution.first_and_cascade import interruptions_of
-from resilience.attribution.symptoms import category_of, symptom
+from resilience.attribution.first_and_cascade import Interruptions
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record
@@ -28,7 +27,6 @@ from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.history.timeline import Timeline
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
-from resilience.telemetry.elastic_metrics import ElasticMetrics
 from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
 from resilience.telemetry.limit_metrics import LimitMetrics
@@ -40,9 +38,13 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
 LAYER, LAUNCHER = "inprocess", "launcher"
+MOST_NAMES = 8  # of torchelastic's calls, sources, states and values
+_ELASTIC_CALL = re.compile(r"(?P<call>.+)\.(?P<what>success|failure|duration\.ms)")
+_ELASTIC_ROLE = re.compile(r"workers\.(?P<role>.*)\.(?P<what>\w+)")
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
 Ranks = Literal["all", "unhealthy", "none"]
 _PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
+_INTERRUPTIONS = "resilience_interruptions_total"
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
 _EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
 
@@ -54,13 +56,6 @@ class About(msgspec.Struct, frozen=True):
     folder: str
     version: str
     torch: str
-
-
-class _Pending(msgspec.Struct):
-    """Interruptions of one iteration that wait to be told apart into first and cascade."""
-
-    first: int | None = None
-    waiting: list[tuple[int, bool | None, str, str]] = []  # rank, is first (None: if its rank is), kind, category
 
 
 IterationKey = tuple[int, int, int, int]
@@ -87,7 +82,6 @@ class MetricView:
         self._timeline = Timeline() if timeline is None else timeline
         self._history = self._timeline.history
         self._limits = LimitMetrics()
-        self._elastic = ElasticMetrics()
         self._signs: Mapping[int, Signs] = {}
         self.look: Callable[[], Mapping[int, Signs]] | None = None  # answers what the ranks show at a scrape
         self._lock = threading.Lock()
@@ -104,8 +98,8 @@ class MetricView:
         }
         self._timings = Timings()
         self._newest = (0, 0)  # attempt and cycle
-        self._names: set[str] = set()  # of sections, that are labels
-        self._pending: dict[IterationKey, _Pending] = defaultdict(_Pending)
+        self._names: dict[str, set[str]] = {}  # by what they name: words of users and of torch that are labels
+        self._interruptions = Interruptions()
         self._ended: set[IterationKey] = set()
         self._monitors: set[tuple[int, int]] = set()  # ranks that are monitored, and by which process
         self._lost_monitors: set[tuple[int, int]] = set()
@@ -134,7 +128,7 @@ class MetricView:
         origin, event = record.origin, record.event
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         self._limits.take(record)
-        self._elastic.take(event)
+        self._interruptions.take(record)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
         self.final.take(record)
         began = self._values["resilience_start_timestamp_seconds"]
@@ -145,14 +139,17 @@ class MetricView:
                 if event.reason != "sink" or origin.role != "monitor":
                     labels = (str(event.signal), _reason(event.reason))
                     self._count("resilience_telemetry_dropped_total", labels, event.count)
+            case events.ElasticMeasured():
+                self._elastic(event)
+            case events.ElasticTold(_, source, state):
+                labels = (self._known("source", source), self._known("state", state))
+                self._count("resilience_elastic_events_total", labels)
             case events.ExportFailed():
                 labels = (
                     _EXPORT_SIGNALS[event.exporter],
                     "start" if event.reason.startswith("cannot start") else "send",
                 )
                 self._count("resilience_telemetry_errors_total", labels)
-            case events.Interrupted() if not origin.is_launchers:
-                self._interrupted(origin, event)
         for interval in intervals:
             self._take_interval(interval)
         if origin.initial_rank is None:
@@ -160,6 +157,21 @@ class MetricView:
         self._take_of_watcher(record)
         if not origin.is_launchers:
             self._take_of_rank(record)
+
+    def _elastic(self, event: events.ElasticMeasured) -> None:
+        """Take a metric of torchelastic's. Names that follow its scheme for calls are counted and timed; of all others
+        the last value is shown. The user's word for the role of workers is left out, so that labels stay few."""
+        call = _ELASTIC_CALL.fullmatch(event.name)
+        if call is None:
+            of_role = _ELASTIC_ROLE.fullmatch(event.name)
+            name = self._known("name", event.name if of_role is None else f"workers.{of_role['what']}")
+            self._values["resilience_elastic_value"][(name,)] = event.value
+            return
+        label = self._known("call", call["call"])
+        if call["what"] == "duration.ms":
+            self._observe("resilience_elastic_call_duration_seconds", (label,), event.value / 1000)
+        else:
+            self._count("resilience_elastic_calls_total", (label, call["what"]), event.value)
 
     def _take_of_watcher(self, record: Record) -> None:
         """What monitors say of a rank, those of a Wrapper and those of the launcher."""
@@ -201,10 +213,6 @@ class MetricView:
             case events.RankStoodInFor():
                 if event.initial_rank == origin.initial_rank:
                     self._iteration_ended(origin, event.result == "completed")
-            case events.OutcomeSeen():
-                self._first_known(origin, event.by)
-            case events.MonitorEnded():
-                self._monitor_ended(origin)
 
     def _take_interval(self, interval: Interval) -> None:
         """Time the restarts of both layers, and their phases."""
@@ -229,43 +237,9 @@ class MetricView:
             outcome = "completed" if is_completed else "interrupted"
             self._count("resilience_restart_iterations_total", (LAYER, outcome))
 
-    # -- first and cascade ----------------------------------------------------------------------
-
-    def _interrupted(self, origin: Origin, event: events.Interrupted) -> None:
-        record = event.record
-        key = _key(origin) if record.iteration is None else (*_key(origin)[:3], record.iteration)
-        pending = self._pending[key]
-        found = symptom(record)
-        # What only echoes another rank's fault is never the first; a death, or an error that is known to be the rank's
-        # own, is a fault of its own.
-        is_first = False if not found.is_own else True if found.rule == 1 or record.origin == "own" else None
-        pending.waiting.append((record.rank, is_first, record.interruption.value, category_of(record)))
-        if pending.first is not None:
-            self._settle(pending, pending.first)
-
-    def _first_known(self, origin: Origin, first: int | None) -> None:
-        if first is not None:
-            pending = self._pending[_key(origin)]
-            pending.first = first
-            self._settle(pending, first)
-
-    def _monitor_ended(self, origin: Origin) -> None:
-        """Count what nobody on this node will tell apart any more: the rank's own is the first known."""
-        assert origin.initial_rank is not None
-        for pending in self._pending.values():
-            if any(rank == origin.initial_rank for rank, *_ in pending.waiting):
-                self._settle(pending, origin.initial_rank)
-
-    def _settle(self, pending: _Pending, first: int) -> None:
-        for rank, is_first, interruption, category in pending.waiting:
-            place = "first" if (rank == first if is_first is None else is_first) else "cascade"
-            labels = (interruption, category, place)
-            self._count("resilience_interruptions_total", labels)
-        pending.waiting = []
-
     # -- values ---------------------------------------------------------------------------------
 
-    def _count(self, name: str, labels: Labels, amount: int = 1) -> None:
+    def _count(self, name: str, labels: Labels, amount: float = 1) -> None:
         values = self._values[name]
         values[labels] = values.get(labels, 0) + amount
 
@@ -273,10 +247,14 @@ class MetricView:
         add(self._histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
 
     def _section(self, name: str) -> str:
-        """The label for a section: its name while there are few of them."""
-        if name not in self._names and len(self._names) < MAX_SECTIONS:
-            self._names.add(name)
-        return name if name in self._names else OTHER
+        return self._known("section", name, MAX_SECTIONS)
+
+    def _known(self, what: str, name: str, most: int = MOST_NAMES) -> str:
+        """The label for a name: itself, while there are few of them."""
+        names = self._names.setdefault(what, set())
+        if len(names) < most:
+            names.add(name)
+        return name if name in names else OTHER
 
     def samples(self) -> dict[tuple[str, Labels], float]:
         """Return every value by (name, labels); of a histogram the sum and each bucket by itself."""
@@ -297,11 +275,10 @@ class MetricView:
             now_ns = None if self._clock is None else self._clock()
             ready = {name: dict(values) for name, values in self._values.items()}
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
-            self._add_times(ready, now_ns)
+            self._add_corrected(ready, now_ns)
             for node, parts in self._history.cycles.nodes.items():
                 for place, part in sorted(parts.items()):
                     self._add_cycle(ready, node, place, part)
-            self._add_elastics(ready, histograms)
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
             self._show_ranks(ready, now_ns)
             if self.final.outcome is not None:
@@ -314,17 +291,17 @@ class MetricView:
                 rows: Mapping[Labels, Any] = (histograms if metric.kind == "histogram" else ready)[metric.name]
                 yield metric, sorted(rows.items())
 
-    def _add_times(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
-        """Rank-seconds by cause. What is known of the present may be corrected later; a counter does not fall."""
+    def _add_corrected(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
+        """Counters whose present value later records may correct: the interruptions, and rank-seconds by cause. A
+        counter does not fall."""
         spent = RankSeconds()
         for of_rank in self._history.spent(lambda _: now_ns).values():
             spent.add(of_rank)
-        now = {(cause,): getattr(spent, cause) for cause in CAUSES if getattr(spent, cause)}
-        for name, values in ((_PRODUCTIVE, {(): spent.work}), (_LOST, now)):
-            shown = self._values[name]
-            for labels, value in values.items():
-                shown[labels] = max(shown.get(labels, 0), value / 1e9)
-            ready[name] = dict(shown)
+        shown = self._values
+        _raise(shown[_PRODUCTIVE], {(): spent.work / 1e9})
+        _raise(shown[_LOST], {(cause,): getattr(spent, cause) / 1e9 for cause in CAUSES if getattr(spent, cause)})
+        _raise(shown[_INTERRUPTIONS], self._interruptions.counted(self._history.cycles.nodes))
+        ready.update({name: dict(shown[name]) for name in (_PRODUCTIVE, _LOST, _INTERRUPTIONS)})
 
     def _add_cycle(self, ready: dict[str, dict[Labels, float]], node: str, place: Cycle, part: NodeCycle) -> None:
         """What a cycle of the launcher adds, from what is known of it now: files are read in any order."""
@@ -337,17 +314,6 @@ class MetricView:
             return
         outcome = _OUTCOMES.get(part.ended.outcome, "aborted")
         _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
-        for labels in interruptions_of(part):
-            _increase(ready["resilience_interruptions_total"], labels)
-
-    def _add_elastics(
-        self, ready: dict[str, dict[Labels, float]], histograms: dict[str, dict[Labels, Buckets]]
-    ) -> None:
-        ready.update({name: dict(values) for name, values in self._elastic.counts.items()})
-        ready["resilience_elastic_value"] = dict(self._elastic.last)
-        name = "resilience_elastic_call_duration_seconds"
-        for labels, value in self._elastic.observed:
-            add(histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, None)
 
     def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Values of single ranks, of as many as are to be shown."""
@@ -435,6 +401,11 @@ class MetricView:
 
 def _increase(values: dict[Labels, float], labels: Labels) -> None:
     values[labels] = values.get(labels, 0) + 1
+
+
+def _raise(values: dict[Labels, float], now: Mapping[Any, float]) -> None:
+    for labels, value in now.items():
+        values[labels] = max(values.get(labels, 0), value)
 
 
 def _key(origin: Origin) -> IterationKey:

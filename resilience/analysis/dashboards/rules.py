@@ -104,7 +104,7 @@ _FAULTY_NODE = _asked(
 )
 
 _JOB = ", ".join(OF_JOB)
-_FIRST = 'origin="first"'
+_FIRST = 'origin="first", interruption!="unresponsive"'  # another node counts a node that is lost
 _BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
 _ENDS = fold("sum", OF_JOB, "resilience_section_duration_seconds_count")
 _RANKS = fold("sum", OF_JOB, "resilience_ranks")
@@ -412,7 +412,8 @@ ALERTS = (
         culprit="node {{ $labels.node }}",
         runbook=Runbook(
             "Three faults or more within six hours began on this node, of a job that has others. What only followed "
-            "from another node's fault is not counted. That names where the symptom is; it proves no broken hardware.",
+            "from another node's fault is not counted, nor is a node that was lost: another one counts it. That names "
+            "where the symptom is; it proves no broken hardware.",
             (
                 "Dashboard *Restarts*, nodes that failed first: does it stand out from the others?",
                 "`resilience report RUN`: the verdicts that name its ranks, and how sure they are.",

@@ -19,9 +19,12 @@ from resilience.analysis.query import asked
 from resilience.analysis.report import Report, report
 from resilience.analysis.status import Watcher
 from resilience.analysis.trace import otlp, spans_of
+from resilience.attribution.first_and_cascade import Interruptions
 from resilience.cli import main
 from resilience.cli.render import seconds as in_words
+from resilience.core import events
 from resilience.core.records import Record
+from resilience.history.history import History
 from resilience.telemetry.span import Span
 from tests.fixtures.count import count
 from tests.fixtures.jobs import JOBS, unpacked
@@ -30,6 +33,7 @@ from tests.support.server import ROOT
 
 LAYERS = ("inprocess", "launcher")
 CAUSES = ("startup", "restart", "hang", "idle")
+INTERRUPTIONS = "resilience_interruptions_total"
 RESTARTS, PHASES = "resilience_restart_duration_seconds", "resilience_restart_phase_duration_seconds_sum"
 
 
@@ -95,6 +99,37 @@ def test_report_and_metrics_have_the_seconds_that_were_counted(job: Recorded) ->
         assert getattr(times, f"{cause}_s") * times.ranks == pytest.approx(spent[cause], abs=1e-6), cause
         assert counters[cause] == pytest.approx(spent[cause], abs=1e-6), cause
     assert counters["work"] == pytest.approx(spent["work"], abs=1e-6)
+
+
+def test_metrics_count_one_first_interruption_for_each_incident(job: Recorded) -> None:
+    """A Wrapper inside the launcher and the launcher see the same death: it counts once."""
+    metrics = counted(job.records).items()
+    firsts = sum(n for labels, n in metrics if labels[0] == INTERRUPTIONS and labels[-1] == "first")
+    assert firsts == (0 if job.name == "agent-killed" else len(job.report.incidents))  # no agent is left to count it
+
+
+def test_counts_of_interruptions_never_fall_while_records_arrive(job: Recorded) -> None:
+    for node in {record.origin.node for record in job.records}:
+        history, interruptions = History(has_details=False), Interruptions()
+        before: Counter[Any] = Counter()
+        for record in sorted((r for r in job.records if r.origin.node == node), key=lambda r: r.mono_ns):
+            history.take(record)
+            interruptions.take(record)
+            if isinstance(record.event, COUNTS):
+                now = interruptions.counted(history.cycles.nodes)
+                assert before <= now, record
+                before = now
+
+
+COUNTS = (
+    events.Interrupted,
+    events.OutcomeSeen,
+    events.IterationStarted,
+    events.MonitorEnded,
+    events.WorkerExited,
+    events.RestartDecided,
+    events.CycleEnded,
+)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -20,8 +20,7 @@ from resilience.core import events
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
-from resilience.telemetry.elastic_metrics import MOST_NAMES
-from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.metrics import MOST_NAMES, MetricView
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.busy_node import busy_node
