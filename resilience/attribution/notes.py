@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from resilience.core import events
+from resilience.core.deadlines import SECTION, limited
 from resilience.core.watched import watched_in_words
 
 
@@ -57,10 +58,10 @@ def _note(event: events.Event) -> str | None:
             where = f"in section {event.kind!r}" if event.kind else "outside sections"
             return f"a hang was suspected {where}, where no limit is set; allowed were {event.allowed_s:g} s"
         case events.RankSuspected():
-            where, longest = event.limit.removeprefix("section:"), f"{event.longest_s:.3g} s"
+            where, longest = _place(event.limit), f"{event.longest_s:.3g} s"
             return f"a rank was late in {where}: longer than {longest}, and its limit is {event.allowed_s:.3g} s"
         case events.TimeoutExceededInShadow():
-            where = event.limit.removeprefix("section:")
+            where = _place(event.limit)
             return f"a limit on trial would have ended a rank in {where}: {event.allowed_s:.3g} s (nothing was done)"
         case events.ProgressUnknown():
             return "nothing was armed that shows progress: a loop that gets nowhere would not be noticed"
@@ -108,3 +109,8 @@ def _note(event: events.Event) -> str | None:
         case events.ExportStarted(note=note) if note:
             return f"metrics are served at {event.endpoint}: {note}"
     return None
+
+
+def _place(limit: str) -> str:
+    kind, name = limited(limit)
+    return name if kind == SECTION else limit

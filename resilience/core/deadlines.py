@@ -7,7 +7,7 @@ are a deadline of their own: of a cold start, of a warm one, and of an iteration
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Start = Literal["cold", "warm", "iteration"]
 """How a rank starts. cold: for the first time in this run, or a node of the job does. warm: a new process on the same
@@ -20,7 +20,9 @@ INITIAL_HEARTBEAT = "initial_heartbeat"
 OUT_OF_SECTION = "out_of_section"
 FIRST = ".first"
 _AGAIN: Mapping[Start, str] = {"cold": "", "warm": ".warm", "iteration": ".iteration"}
-_SECTION = "section:"
+SECTION, HOOK, SILENCE = "section", "hook", "silence"
+"""Kinds of limits that hold for something that has a name. silence: the innermost open section's, "" outside."""
+_SECTION = f"{SECTION}:"
 
 DEFINITIONS: Mapping[str, str] = {
     "NAME": "from opening section NAME to closing it; no exception leaves it",
@@ -49,10 +51,35 @@ def section_of(deadline: str) -> str | None:
     return None if deadline in DEFINITIONS else deadline
 
 
+class Limited(NamedTuple):
+    """What a limit of `core.watch` holds for. kind: one of those above, or the limit's own name. name: of the section
+    or hook, empty for other kinds."""
+
+    kind: str
+    name: str = ""
+
+    @property
+    def section(self) -> str:
+        """The section that the limit holds for, empty if it holds for none."""
+        return self.name if self.kind in (SECTION, SILENCE) else ""
+
+
+def limit_of(kind: str, name: str) -> str:
+    """Return the name of the limit that holds for a section, a hook or a silence, as records have it."""
+    return f"{kind}:{name}"
+
+
+def limited(limit: str) -> Limited:
+    """Return what a limit holds for, by its name in records."""
+    kind, _, name = limit.partition(":")
+    return Limited(kind, name)
+
+
 def of_limit(limit: str) -> str:
-    """Return the deadline that a limit of `core.watch` enforces, empty if it enforces none."""
-    if limit.startswith(_SECTION):
-        return of_section(limit.removeprefix(_SECTION))
+    """Return the deadline that a limit enforces, empty if it enforces none."""
+    kind, name = limited(limit)
+    if kind == SECTION:
+        return of_section(name)
     return limit if limit in (STEP, HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION) else ""
 
 

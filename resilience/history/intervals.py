@@ -6,6 +6,7 @@ import msgspec
 
 from resilience.core import events
 from resilience.core.attribution import InterruptionRecord
+from resilience.core.deadlines import limited
 from resilience.core.identity import Key, Origin
 from resilience.core.records import Record
 from resilience.history.cycles import Cycle
@@ -120,9 +121,8 @@ def anchor(opened: Open) -> Interval:
 def hang(record: Record, event: events.RankFellSilent, key: Key, parent: Key) -> Interval:
     start = record.wall_ns - round(max(0.0, event.silent_for_s) * 1e9)
     facts: dict[str, Fact] = {"detector": event.limit, "timeout_s": event.allowed_s, "severity": event.severity}
-    kind, _, name = event.limit.partition(":")
-    if name and kind in ("section", "silence"):
-        facts["section"] = name
+    if section := limited(event.limit).section:
+        facts["section"] = section
     return Interval("monitor.hang", key, parent, record.origin, start, record.wall_ns, facts=facts)
 
 

@@ -21,7 +21,7 @@ from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTI
 from resilience.core.identity import Origin
 from resilience.core.phases import SLOW, Phases
 from resilience.core.timeouts import Seen, fallback, staleness
-from resilience.core.watch import SILENCE, Doing, Finding, Learned
+from resilience.core.watch import Doing, Finding, Learned
 from resilience.errors import DecodeError
 from resilience.monitor.page import Closed, OpenEntry, PageView
 from resilience.telemetry.durations import End, Header, Recorder
@@ -217,8 +217,8 @@ class Keeper:
         now = time.monotonic()
         limit = "" if finding is None else finding.limit
         silent_for = 0.0 if finding is None else finding.silent_for
-        kind = limit.partition(f"{SILENCE}:")[2]
-        killed = deadlines.of_section(kind) if kind else deadlines.of_limit(limit)
+        section = deadlines.limited(limit).section
+        killed = deadlines.of_section(section) if section else deadlines.of_limit(limit)
         for entry in view.open_sections:
             self._note_start(entry.entered_at)
             name = deadlines.of_section(entry.name)

@@ -19,6 +19,7 @@ import msgspec
 
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.core import events
+from resilience.core.deadlines import limited
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
@@ -179,13 +180,10 @@ class MetricView:
         assert origin.initial_rank is not None
         match event:
             case events.RankFellSilent():
-                detector, _, section = event.limit.partition(":")
-                section = self._section(section) if detector in ("section", "silence") else ""
-                self._count("resilience_hangs_detected_total", (detector, section))
+                self._count("resilience_hangs_detected_total", self._limit(event.limit))
             case events.RankSuspected() | events.TimeoutExceededInShadow():
-                detector, _, section = event.limit.partition(":")
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
-                self._count(f"resilience_{name}_total", (detector, self._section(section) if section else ""))
+                self._count(f"resilience_{name}_total", self._limit(event.limit))
             case events.MonitorStarted():
                 self._monitors.add((origin.initial_rank, origin.pid))
             case events.MonitorLost():
@@ -248,6 +246,11 @@ class MetricView:
 
     def _section(self, name: str) -> str:
         return self._known("section", name, MAX_SECTIONS)
+
+    def _limit(self, name: str) -> Labels:
+        """The labels for a limit: its kind, and the section that it holds for."""
+        limit = limited(name)
+        return limit.kind, self._section(limit.section) if limit.section else ""
 
     def _known(self, what: str, name: str, most: int = MOST_NAMES) -> str:
         """The label for a name: itself, while there are few of them."""

@@ -6,9 +6,26 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resilience.core import deadlines, watch
-from resilience.core.deadlines import DEFINITIONS, Start, first_of, of_limit, of_section, section_of, split
+from resilience.core.deadlines import (
+    DEFINITIONS,
+    HEARTBEAT,
+    HOOK,
+    SECTION,
+    SILENCE,
+    STEP,
+    Start,
+    first_of,
+    limit_of,
+    limited,
+    of_limit,
+    of_section,
+    section_of,
+    split,
+)
 from tests.support.server import ROOT
 
 NAMES = (
@@ -66,3 +83,16 @@ def test_page_of_the_docs_has_every_definition() -> None:
     page = " ".join(Path(ROOT / "docs" / "calibration.md").read_text().split())
     for name, definition in DEFINITIONS.items():
         assert f"| `{name}` | {definition} |" in page
+
+
+@given(st.sampled_from((SECTION, SILENCE, HOOK)), st.text())
+def test_name_of_a_limit_says_what_it_holds_for_whatever_the_user_calls_it(kind: str, name: str) -> None:
+    """A section may be called `silence:data`: its limit holds for that section, not for one called `data`."""
+    found = limited(limit_of(kind, name))
+    assert found == (kind, name)
+    assert found.section == ("" if kind == HOOK else name)
+
+
+@pytest.mark.parametrize("limit", [STEP, HEARTBEAT, "watchdog", "leave", SILENCE])
+def test_limit_that_holds_for_nothing_with_a_name_is_its_own_kind(limit: str) -> None:
+    assert limited(limit) == (limit, "")
