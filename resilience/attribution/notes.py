@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resilience.core import events
-from resilience.core.deadlines import SECTION, limited
+from resilience.core.deadlines import limited
 from resilience.core.watched import watched_in_words
 
 
@@ -113,4 +113,4 @@ def _note(event: events.Event) -> str | None:
 
 def _place(limit: str) -> str:
     kind, name = limited(limit)
-    return name if kind == SECTION else limit
+    return name if kind == "section" else limit

@@ -21,7 +21,7 @@ from resilience.core.attribution import (
     InterruptionRecord,
 )
 from resilience.core.communication import left_communication, lost_loader_process
-from resilience.core.deadlines import HOOK, limited
+from resilience.core.deadlines import limited
 from resilience.core.user_frames import is_ours, is_users
 
 Class = Literal[
@@ -209,7 +209,7 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Sympt
     state = process.state if process is not None else None
     if detector == "abort":
         return Symptom(rank, "hung", record, 3, 0.0, False, "could not be freed by the abort of this restart")
-    if limited(detector).kind == HOOK:
+    if limited(detector).kind == "hook":
         return Symptom(rank, "hook_hung", record, 2, 0.9, True)
     if state in ("T", "t"):
         return Symptom(rank, "stopped", record, 4, 0.9, True)

@@ -20,9 +20,9 @@ INITIAL_HEARTBEAT = "initial_heartbeat"
 OUT_OF_SECTION = "out_of_section"
 FIRST = ".first"
 _AGAIN: Mapping[Start, str] = {"cold": "", "warm": ".warm", "iteration": ".iteration"}
-SECTION, HOOK, SILENCE = "section", "hook", "silence"
-"""Kinds of limits that hold for something that has a name. silence: the innermost open section's, "" outside."""
-_SECTION = f"{SECTION}:"
+LimitKind = Literal["section", "hook", "silence"]
+"""Kinds of limits that hold for something with a name. silence: of the innermost open section, no name outside."""
+_SECTION = "section:"
 
 DEFINITIONS: Mapping[str, str] = {
     "NAME": "from opening section NAME to closing it; no exception leaves it",
@@ -61,12 +61,12 @@ class Limited(NamedTuple):
     @property
     def section(self) -> str:
         """The section that the limit holds for, empty if it holds for none."""
-        return self.name if self.kind in (SECTION, SILENCE) else ""
+        return self.name if self.kind in ("section", "silence") else ""
 
 
-def limit_of(kind: str, name: str) -> str:
+def limit_of(kind: LimitKind, name: str) -> str:
     """Return the name of the limit that holds for a section, a hook or a silence, as records have it."""
-    return f"{kind}:{name}"
+    return kind if kind == "silence" and not name else f"{kind}:{name}"
 
 
 def limited(limit: str) -> Limited:
@@ -78,7 +78,7 @@ def limited(limit: str) -> Limited:
 def of_limit(limit: str) -> str:
     """Return the deadline that a limit enforces, empty if it enforces none."""
     kind, name = limited(limit)
-    if kind == SECTION:
+    if kind == "section":
         return of_section(name)
     return limit if limit in (STEP, HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION) else ""
 

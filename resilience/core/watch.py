@@ -14,20 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core.deadlines import (
-    HEARTBEAT,
-    HOOK,
-    INITIAL_HEARTBEAT,
-    OUT_OF_SECTION,
-    SECTION,
-    SILENCE,
-    STEP,
-    Start,
-    limit_of,
-    limited,
-    of_limit,
-    of_section,
-)
+from resilience.core import deadlines
+from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_limit, of_section
 from resilience.core.phases import Phases
 from resilience.core.silences import Rule, Silence
 
@@ -390,7 +378,7 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
             rows.append(("watchdog", seen.ran_at, Limit(hard=limits.watchdog.hard)))
         return rows
     if seen.doing is Doing.HOOK:
-        return [(limit_of(HOOK, seen.hook), seen.since, limits.hook)]
+        return [(deadlines.limit_of("hook", seen.hook), seen.since, limits.hook)]
     # Entering what it is doing proved that the main thread ran.
     ran_at = seen.since if seen.watchdog_at is None else max(seen.since, seen.watchdog_at)
     rows = [("watchdog", ran_at, limits.watchdog)]
@@ -409,7 +397,8 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
         limit = _for_occurrence(limits, seen, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
         rows.append((INITIAL_HEARTBEAT, _silent_from(seen, seen.heartbeats_from), limit))
     for section in seen.open_sections:
-        rows.append((limit_of(SECTION, section.name), section.seen_at, section_limit(limits, seen, section)))
+        name = deadlines.limit_of("section", section.name)
+        rows.append((name, section.seen_at, section_limit(limits, seen, section)))
     if not seen.open_sections and seen.section_left_at is not None:
         limit = _for_occurrence(limits, seen, OUT_OF_SECTION, seen.outside_gaps + 1, limits.out_of_section)
         rows.append((OUT_OF_SECTION, seen.section_left_at, limit))
@@ -428,14 +417,15 @@ def _is_learned(limits: Limits, limit: str) -> bool:
 
 def _silence_row(rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
     """Return the limit that the rule gives where nobody has set one."""
-    allowed = silence.allowed
-    limit = Limit(hard=allowed) if rule.margin is None else Limit(allowed, allowed + rule.margin)
-    return limit_of(SILENCE, silence.kind) if silence.kind else SILENCE, silence.since, limit
+    limit = (
+        Limit(hard=silence.allowed) if rule.margin is None else Limit(silence.allowed, silence.allowed + rule.margin)
+    )
+    return deadlines.limit_of("silence", silence.kind), silence.since, limit
 
 
 def is_silence_weighed(limits: Limits, seen: Observation) -> bool:
     """Whether the rule for silences holds for what the rank is doing: no limit does that somebody has set."""
-    return any(limited(name).kind == SILENCE for name, _, _ in in_force(limits, seen))
+    return any(deadlines.limited(name).kind == "silence" for name, _, _ in in_force(limits, seen))
 
 
 def _watched(rows: list[tuple[str, Seconds, Limit]]) -> set[str]:

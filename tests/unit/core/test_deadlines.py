@@ -13,10 +13,8 @@ from resilience.core import deadlines, watch
 from resilience.core.deadlines import (
     DEFINITIONS,
     HEARTBEAT,
-    HOOK,
-    SECTION,
-    SILENCE,
     STEP,
+    LimitKind,
     Start,
     first_of,
     limit_of,
@@ -85,14 +83,14 @@ def test_page_of_the_docs_has_every_definition() -> None:
         assert f"| `{name}` | {definition} |" in page
 
 
-@given(st.sampled_from((SECTION, SILENCE, HOOK)), st.text())
-def test_name_of_a_limit_says_what_it_holds_for_whatever_the_user_calls_it(kind: str, name: str) -> None:
+@given(st.sampled_from(get_args(LimitKind)), st.text())
+def test_name_of_a_limit_says_what_it_holds_for_whatever_the_user_calls_it(kind: LimitKind, name: str) -> None:
     """A section may be called `silence:data`: its limit holds for that section, not for one called `data`."""
     found = limited(limit_of(kind, name))
     assert found == (kind, name)
-    assert found.section == ("" if kind == HOOK else name)
+    assert found.section == ("" if kind == "hook" else name)
 
 
-@pytest.mark.parametrize("limit", [STEP, HEARTBEAT, "watchdog", "leave", SILENCE])
+@pytest.mark.parametrize("limit", [STEP, HEARTBEAT, "watchdog", "leave", "silence"])
 def test_limit_that_holds_for_nothing_with_a_name_is_its_own_kind(limit: str) -> None:
     assert limited(limit) == (limit, "")
