@@ -396,9 +396,8 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     elif seen.heartbeats_from is not None:
         limit = _for_occurrence(limits, seen, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
         rows.append((INITIAL_HEARTBEAT, _silent_from(seen, seen.heartbeats_from), limit))
-    for section in seen.open_sections:
-        name = deadlines.limit_of("section", section.name)
-        rows.append((name, section.seen_at, section_limit(limits, seen, section)))
+    for each in seen.open_sections:
+        rows.append((deadlines.limit_of("section", each.name), each.seen_at, section_limit(limits, seen, each)))
     if not seen.open_sections and seen.section_left_at is not None:
         limit = _for_occurrence(limits, seen, OUT_OF_SECTION, seen.outside_gaps + 1, limits.out_of_section)
         rows.append((OUT_OF_SECTION, seen.section_left_at, limit))
@@ -417,9 +416,8 @@ def _is_learned(limits: Limits, limit: str) -> bool:
 
 def _silence_row(rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
     """Return the limit that the rule gives where nobody has set one."""
-    limit = (
-        Limit(hard=silence.allowed) if rule.margin is None else Limit(silence.allowed, silence.allowed + rule.margin)
-    )
+    allowed, margin = silence.allowed, rule.margin
+    limit = Limit(hard=allowed) if margin is None else Limit(allowed, allowed + margin)
     return deadlines.limit_of("silence", silence.kind), silence.since, limit
 
 
