@@ -23,6 +23,8 @@ THREAD = "resilience-writes"
 MOST = 4096  # jobs that wait for the disk
 ASK_LIMIT = 5.0  # seconds for a place to prove that it can be used
 STALL = 1.0  # seconds for one of them, after which the disk is taken for one that does not answer
+LAST_LIMIT = 10.0  # seconds for a slow disk to take the last lines; one that does not answer is given STALL
+LOOK = 0.05  # seconds between two looks whether the disk still answers
 READ_LIMIT = 2.0  # seconds for a disk to show what it has: longer than STALL, so only one that hangs exceeds it
 NO_ANSWER = "the disk does not answer"
 
@@ -63,7 +65,7 @@ class Writer:
         self._jobs.put(job)
         return True
 
-    def end(self, limit: float) -> None:
+    def end(self, limit: float = LAST_LIMIT) -> None:
         """Do what was submitted, at most `limit` seconds, and end the thread. A later job starts another one."""
         thread = self._thread
         if thread is not None:
@@ -98,14 +100,19 @@ class Writer:
         self._jobs.put(None)
         self._forget()
 
-    def flush(self, limit: float) -> bool:
-        """Wait until all that was submitted is done, at most `limit` seconds; return whether it is."""
+    def flush(self, limit: float = LAST_LIMIT) -> bool:
+        """Wait until all that was submitted is done, as long as the disk answers, at most `limit` seconds; return
+        whether it is."""
         if self._thread is None:
             return True
-        with contextlib.suppress(OSError):
-            self.ask(lambda: None, limit)
-            return True
-        return False
+        is_done = threading.Event()
+        deadline = time.monotonic() + limit
+        if self.is_stalled or not self.submit(is_done.set):
+            return False
+        while not is_done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
+            if self.is_stalled or time.monotonic() >= deadline:
+                return is_done.is_set()
+        return True
 
     def replace(self, path: Path, content: bytes) -> bool:
         """Write a whole file, later; return False if it is refused. Where the disk does not answer, it is: a newer
@@ -162,8 +169,9 @@ class BackgroundFile:
         lost, self._lost = self._lost, 0
         return lost
 
-    def close(self, limit: float) -> None:
-        """Wait until the lines are written, at most `limit` seconds, and close the file. A later write opens it."""
+    def close(self, limit: float = LAST_LIMIT) -> None:
+        """Wait until the lines are written, as long as the disk answers, at most `limit` seconds, and close the file. A
+        later write opens it."""
         if WRITER.submit(self._file.close):
             WRITER.flush(limit)
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 How = Literal["forked", "executed"]
-LAST_LIMIT = 1.0  # seconds for the disk to take the monitor's last records
 LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; one that hosts a store may be needed for longer
 
 _leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
@@ -327,7 +326,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
     outlet.start()
     monitor.run()
-    WRITER.flush(LAST_LIMIT)
+    WRITER.flush()
 
 
 def _redirect_output(logfile: str) -> None:

@@ -34,7 +34,6 @@ from resilience.monitor import messages
 from resilience.monitor.worker import WorkerMonitor, resumed
 
 MOST_WAITING = 16  # connections that wait for a worker to be assigned
-LAST_LIMIT = 1.0  # seconds for the disk to take the last records
 OUTBOX = 256  # messages kept for an agent that does not read
 
 
@@ -333,7 +332,7 @@ def main(arguments: Sequence[str]) -> None:
     ignore_job_signals()
     line, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
     Program(Channel(line), listener).run()
-    WRITER.flush(LAST_LIMIT)
+    WRITER.flush()
 
 
 if __name__ == "__main__":

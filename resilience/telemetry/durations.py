@@ -135,9 +135,6 @@ class _Running(msgspec.Struct):
     median: float = 0.0
 
 
-CLOSE_LIMIT = 0.5  # seconds for it to take the last values
-
-
 class Recorder:
     """Keeps one rank's durations. Used by one thread, the monitor's."""
 
@@ -231,7 +228,7 @@ class Recorder:
 
     def close(self, at: float) -> None:
         self.flush(at)
-        self._values.close(CLOSE_LIMIT)
+        self._values.close()
         self.dropped += self._values.take_lost()
 
     def _add_to_period(self, name: str, running: _Running, seconds: float, at: float) -> None:

@@ -29,7 +29,6 @@ from resilience.telemetry import progress, span
 
 SCHEMA = 1
 LINE_LIMIT = 0.5  # seconds that a line waits for the disk, once: until it answers again, further lines do not wait
-CLOSE_LIMIT = 0.5  # seconds for it to take the last lines
 Context = Mapping[str, Any]
 _Launched = tuple[BackgroundFile, Callable[[], Context], span.Trace | None]
 
@@ -80,8 +79,8 @@ def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
     context: answers {"origin": Origin} and, where known, "step" and "section" of this moment."""
     global _file, _context, _parent
     if _file is not None:
-        _file.close(CLOSE_LIMIT)
-        WRITER.end(CLOSE_LIMIT)  # a thread that stays would keep the next call from forking its monitor
+        _file.close()
+        WRITER.end()  # a thread that stays would keep the next call from forking its monitor
     _file = None if path is None else BackgroundFile(path)
     _context = context
     _parent = None if path is None else span.parse_traceparent(Exporting.from_environment().traceparent)

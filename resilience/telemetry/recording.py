@@ -19,7 +19,6 @@ from resilience.core.records import Record, from_line, to_line
 from resilience.errors import DecodeError
 
 JOB_FILE = "job.json"
-CLOSE_LIMIT = 1.0  # seconds for the disk to take the last records
 READ_AT_ONCE = 4 << 20  # bytes of one file a look
 
 
@@ -79,7 +78,7 @@ class RecordFile:
 
     def close(self) -> None:
         """Wait a moment until all is written, and close the file."""
-        self._file.close(CLOSE_LIMIT)
+        self._file.close()
 
 
 class RecordTail:

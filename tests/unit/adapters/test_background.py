@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def test_disk_that_does_not_answer_is_known_and_asked_no_more(
     with pytest.raises(OSError, match="the disk does not answer"):
         writer.ask(lambda: 7, 1000.0)
     assert not writer.replace(Path("/nowhere/file"), b"")
+    answers.set()
+    writer.end(60.0)
+
+
+def test_last_lines_are_waited_for_as_long_as_the_disk_answers(
+    answers: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, done = Writer(), list[int]()
+    for number in range(30):
+        writer.submit(lambda number=number: (time.sleep(0.05), done.append(number)))  # type: ignore[misc]
+    assert writer.flush()
+    assert done == list(range(30))
+    monkeypatch.setattr(background, "STALL", 0.05)
+    writer.submit(answers.wait)
+    assert not writer.flush(1000.0)
     answers.set()
     writer.end(60.0)
 
