@@ -92,6 +92,11 @@ class Report(msgspec.Struct, frozen=True):
     completeness: Completeness
 
     @property
+    def is_ended(self) -> bool:
+        """Whether the end of the run is on record; if not, the report reaches up to the last record."""
+        return not self.open and (self.launched is None or self.launched.outcome is not None)
+
+    @property
     def end(self) -> str:
         """How the run ended, in words."""
         parts = []
@@ -168,7 +173,7 @@ def as_json(found: Report) -> dict[str, Any]:
     plain["times"]["ettr"] = None if found.times is None else found.times.ettr
     plain["completeness"]["is_whole"] = found.completeness.is_whole
     plain["incidents"] = [to_json(incident) for incident in found.incidents]
-    return {"schema": SCHEMA, **plain, "end": found.end}
+    return {"schema": SCHEMA, **plain, "is_ended": found.is_ended, "end": found.end}
 
 
 def _program(run: Run | Reader) -> tuple[str, ...]:

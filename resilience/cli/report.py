@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -99,16 +100,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.incident is not None:
         show(incident_lines(found.incidents[0], width, is_whole=True))
     else:
-        show(report_lines(found, width))
+        show(report_lines(found, width, time.time_ns()))
     return 0
 
 
 # -- the whole report --------------------------------------------------------------------------
 
 
-def report_lines(found: Report, width: int) -> Iterator[Line]:
-    """Yield the report for a terminal of `width` columns."""
-    yield from _header(found, width)
+def report_lines(found: Report, width: int, now_ns: int) -> Iterator[Line]:
+    """Yield the report for a terminal of `width` columns. now_ns: UTC."""
+    yield from _header(found, width, now_ns)
     if found.incidents:
         yield ()
         yield from incident_table(found.incidents, width)
@@ -136,10 +137,12 @@ def _rest(total: int) -> Iterator[Line]:
         yield ((f"  … and {total - LISTED} more; --json has them all", "dim"),)
 
 
-def _header(found: Report, width: int) -> Iterator[Line]:
+def _header(found: Report, width: int, now_ns: int) -> Iterator[Line]:
     functions = ", ".join(found.functions)
     name = found.job_id + (f", attempt {found.attempt}" if found.attempt else "")
     yield (("Run ", "bold"), (name, "bold cyan"), (f"  {cut(functions, width - 6 - len(name))}", "dim"))
+    if as_of := as_of_in_words(found, now_ns):
+        yield from field("as of", as_of, width, "bold yellow", indent=2)
     took = None
     if found.started_wall_ns is not None and found.last_wall_ns is not None:
         took = (found.last_wall_ns - found.started_wall_ns) / 1e9
@@ -178,6 +181,15 @@ def _header(found: Report, width: int) -> Iterator[Line]:
     else:
         none = "none" if found.completeness.is_whole else "none in what can be read"
         yield from field("incidents", none, width, indent=2)
+
+
+def as_of_in_words(found: Report, now_ns: int) -> str:
+    """Return up to when a run without an end on record is known, "" for others. now_ns: UTC."""
+    if found.is_ended or found.last_wall_ns is None:
+        return ""
+    return (
+        f"{clock(found.last_wall_ns)} UTC, {seconds(max(0, now_ns - found.last_wall_ns) / 1e9)} ago (the last record)"
+    )
 
 
 def incomplete_in_words(found: Completeness) -> str:

@@ -7,6 +7,7 @@ everything can still be read. Light and dark as the reader's system has it; prin
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,7 +27,14 @@ from resilience.attribution.stack_groups import Group, stack_groups
 from resilience.cli.evidence import last_lines
 from resilience.cli.markup import escape
 from resilience.cli.render import Line, clock, count, date, phase_name, plain, seconds, short_path
-from resilience.cli.report import TIMES_UNKNOWN, incident_lines, incomplete_in_words, report_lines, what_if_in_words
+from resilience.cli.report import (
+    TIMES_UNKNOWN,
+    as_of_in_words,
+    incident_lines,
+    incomplete_in_words,
+    report_lines,
+    what_if_in_words,
+)
 from resilience.cli.report_drawings import (
     lanes_figure,
     section_bars,
@@ -62,10 +70,10 @@ class Told:
 
     def page(self) -> str:
         """Return the whole page."""
-        found = self.found
+        found, now_ns = self.found, time.time_ns()
         parts = [
             f"<h1>Run {escape(found.job_id)}{f', attempt {found.attempt}' if found.attempt else ''}</h1>",
-            _headline(found),
+            _headline(found, now_ns),
             f'<p class="dim">{escape(", ".join(found.functions))} · {found.world_size or "?"} ranks on '
             f"{escape(_ranks_or(found.nodes))} · from {date(found.started_wall_ns)} to {clock(found.last_wall_ns)}</p>",
             "<h2>What the ranks did</h2>",
@@ -77,7 +85,7 @@ class Told:
             _sections(found.sections),
             self._incidents(),
             "<h2>The whole report as text</h2><details><summary>as <code>resilience report</code> prints it</summary>"
-            f"<pre tabindex=0>{_text(report_lines(found, TEXT_WIDTH))}</pre></details>",
+            f"<pre tabindex=0>{_text(report_lines(found, TEXT_WIDTH, now_ns))}</pre></details>",
         ]
         style, script = ((Path(__file__).parent / name).read_text("utf-8") for name in ("report.css", "report.js"))
         return (
@@ -125,7 +133,7 @@ def write(path: Path, folder: Path) -> None:
 # -- first of all ----------------------------------------------------------------------------------
 
 
-def _headline(found: Report) -> str:
+def _headline(found: Report, now_ns: int) -> str:
     is_bad = bool(found.lost or found.left) or (
         found.launched is not None and bool(found.launched.exit_code) and not found.launched.is_clean
     )
@@ -136,6 +144,7 @@ def _headline(found: Report) -> str:
     ettr = None if found.times is None else found.times.ettr
     share = "" if ettr is None else f"; {ettr:.1%} of the time was productive"
     missing = incomplete_in_words(found.completeness)
+    as_of = as_of_in_words(found, now_ns)
     alike: defaultdict[str, list[Incident]] = defaultdict(list)
     for incident in found.incidents:
         alike[_in_a_line(incident)].append(incident)
@@ -146,6 +155,7 @@ def _headline(found: Report) -> str:
     return (
         f'<div class="verdict{" bad" if is_bad else " unsure" if missing else ""}">'
         + (f"<p><b>Records are {escape(missing)}</b>; what follows is what can be read.</p>" if missing else "")
+        + (f"<p><b>As of {as_of}</b>, when this page was written.</p>" if as_of else "")
         + f"<p><b>{what}{cost}</b>{share}.</p>{said}{more}"
         f"<p>{escape(found.end)}</p></div>"
     )

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -18,6 +19,7 @@ from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
 from resilience.cli.render import cut, painted, plain, seconds, show, table, wrap
 from resilience.cli.report import incident_lines, report_lines
+from resilience.cli.report_html import Told
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
 
@@ -38,8 +40,8 @@ def make(tmp_path: Path) -> Callable[..., Path]:
     return made
 
 
-def lines_of(folder: Path, width: int = WIDTH) -> list[str]:
-    return [plain(line) for line in report_lines(report(load(folder)), width)]
+def lines_of(folder: Path, width: int = WIDTH, now_ns: int = 0) -> list[str]:
+    return [plain(line) for line in report_lines(report(load(folder)), width, now_ns)]
 
 
 # -- what it shows -----------------------------------------------------------------------------
@@ -60,6 +62,28 @@ def test_every_line_of_a_launched_job_fits(kind: launch_streams.Kind, width: int
     faults = [launch_streams.Fault("raise", 3), launch_streams.Fault(kind, 2)]
     folder = launch_streams.launched(faults, nodes=2).write(tmp_path / "runs" / "launched")
     assert max(len(line) for line in lines_of(folder, width)) <= width
+
+
+def test_report_of_a_run_without_an_end_says_until_when_it_reaches(tmp_path: Path) -> None:
+    running = launch_streams.launched(is_running=True)
+    last_ns = max(record.wall_ns for record in running.records)
+    folder = running.write(tmp_path / "runs" / "running")
+    at = time.strftime("%H:%M:%S", time.gmtime(last_ns / 1e9))
+    lines = lines_of(folder, now_ns=last_ns + 37 * 10**9)
+    assert lines[1].split() == ["as", "of", at, "UTC,", "37", "s", "ago", "(the", "last", "record)"]
+    page = Told(folder).page()
+    assert f"As of {at} UTC, " in page
+    ended = launch_streams.launched().write(tmp_path / "runs" / "ended")
+    assert not [line for line in lines_of(ended, now_ns=last_ns) if "as of" in line]
+    assert "As of" not in Told(ended).page()
+
+
+def test_json_says_whether_the_end_is_on_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for is_running in (True, False):
+        folder = launch_streams.launched(is_running=is_running).write(tmp_path / "runs" / str(is_running))
+        assert main(["report", str(folder), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["is_ended"] is not is_running and found["last_wall_ns"] > 0
 
 
 def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
