@@ -8,7 +8,8 @@ from __future__ import annotations
 from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES
-from resilience.attribution.verdict import Verdict
+from resilience.attribution.verdict import Culprit, Verdict
+from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.hangs import WORDS as HANGS
 
@@ -18,14 +19,13 @@ NOBODY = "no rank is to blame"
 
 def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
     """Return who failed first, and of what. has_nodes: the node matters, because there are several."""
-    verdict = incident.verdict
+    verdict, chief = incident.verdict, chief_culprit(incident.verdict)
     if verdict.what == "store_lost":
         return "the job's store was lost"
     if verdict.candidates and not verdict.culprits:
         return f"which rank failed first is not known (candidates: {candidates_in_words(verdict)})"
-    if not verdict.culprits:
+    if chief is None:
         return f"{NOBODY} ({'the cause is not known' if verdict.what == 'unknown' else CLASSES[verdict.what]})"
-    chief = next((each for each in verdict.culprits if each.rank == verdict.first), verdict.culprits[0])
     record = next((each for each in incident.records if each.rank == chief.rank), None)
     if verdict.what == "common":
         who = f"{named(culprit.rank for culprit in verdict.culprits)} failed alike"
@@ -33,6 +33,24 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
         on_node = f" on {record.node}" if has_nodes and record is not None and record.node else ""
         who = f"rank {chief.rank}{on_node} failed first"
     return f"{who} ({cause_in_words(record) if record is not None else CLASSES[chief.what]})"
+
+
+def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged:
+    """Return the verdict as an event, so that records, spans, logs and metrics have the words of the terminal."""
+    chief = chief_culprit(incident.verdict)
+    return events.IncidentJudged(
+        failure_in_words(incident, has_nodes),
+        incident.verdict.what,
+        incident.cycle,
+        None if incident.layer == "launcher" else incident.iteration,
+        None if chief is None else chief.rank,
+        0.0 if chief is None else chief.confidence,
+    )
+
+
+def chief_culprit(verdict: Verdict) -> Culprit | None:
+    """Return the culprit that is named first, None if no rank is named."""
+    return next((each for each in verdict.culprits if each.rank == verdict.first), next(iter(verdict.culprits), None))
 
 
 def candidates_in_words(verdict: Verdict) -> str:

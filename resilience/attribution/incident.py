@@ -160,7 +160,7 @@ def completed(
         kind=verdict.what if chief is None else chief.interruption.value,
         detected_wall_ns=min((at for at, _ in seen), default=wall_ns),
         since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=wall_ns),
-        where=_where(verdict.first, records, stacks),
+        where=where(verdict.first, records, stacks, incident.reported_first),
         restart=restart,
         cost=_cost(progress, silence_of(records), restart),
         advice=advise(verdict, len(repeated), progress_unknown, swallowed, code),
@@ -198,15 +198,22 @@ def evidence_in_words(by_method: Mapping[str, Iterable[int]], sent: Mapping[int,
     return done + [f"{signals} sent to rank {rank} ({reason})" for rank, (signals, reason) in sorted(sent.items())]
 
 
-def _where(
-    rank: int | None, records: Iterable[InterruptionRecord], stacks: Mapping[int, tuple[Frame, ...]]
+def where(
+    rank: int | None,
+    records: Iterable[InterruptionRecord],
+    stacks: Mapping[int, tuple[Frame, ...]],
+    first: int | None = None,
 ) -> Frame | None:
-    """The line of the user's own code where this rank broke, or was."""
+    """Return the line of the user's own code where this rank broke, or was. stacks: of ranks when they learned of the
+    interruption. first: whose record the store has first. The record of another rank's hang may have been made when the
+    restart had begun: its own stack from before comes first."""
     if rank is None:
         return None
     for record in records:
         if record.rank == rank:
-            frame = user_frame(record.exception.stack if record.exception is not None else main_stack(record))
+            is_late = record.interruption in HANGS and first not in (None, rank)
+            taken = stacks.get(rank) if is_late else None
+            frame = user_frame(record.exception.stack if record.exception is not None else taken or main_stack(record))
             if frame is not None:
                 return frame
     return user_frame(stacks.get(rank, ()))

@@ -150,16 +150,21 @@ def category_of(record: InterruptionRecord) -> Category:
     return category(symptom(record))
 
 
-def symptom(record: InterruptionRecord, signalled: str | None = None, stack: tuple[Frame, ...] = ()) -> Symptom:
+def symptom(
+    record: InterruptionRecord,
+    signalled: str | None = None,
+    stack: tuple[Frame, ...] = (),
+    sections: tuple[str, ...] = (),
+) -> Symptom:
     """Look at one record alone. signalled: the limit for which our monitor signalled the rank. stack: of
-    its main thread, where the record has none."""
+    its main thread, where the record has none. sections: that the rank itself saw open before anything was cut."""
     kind = record.interruption
     if kind is Interruption.TERMINATED:
         return _exit_symptom(record, signalled)
     if kind in (Interruption.EXCEPTION, Interruption.BASE_EXCEPTION):
         return _exception_symptom(record)
     if kind in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT):
-        return _hang_symptom(record, main_stack(record) or stack)
+        return _hang_symptom(record, main_stack(record) or stack, sections)
     if kind is Interruption.MONITOR_PROCESS_EXCEPTION:
         return Symptom(record.rank, "monitor_lost", record, 1, 0.9, True)
     if record.detector is not None and record.detector.name == "completion_barrier":
@@ -203,7 +208,7 @@ def _exception_symptom(record: InterruptionRecord) -> Symptom:
     return Symptom(record.rank, what, record, 2, 0.9, True)
 
 
-def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Symptom:
+def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections: tuple[str, ...]) -> Symptom:
     rank, detector = record.rank, record.detector.name if record.detector is not None else ""
     process = record.process
     state = process.state if process is not None else None
@@ -224,7 +229,7 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...]) -> Sympt
     if detector != "watchdog" and hangs.is_busy(process):
         return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
     otherwise: Class = "waits_for_lock" if record.hang == "on_lock" else "hung"
-    what = hung_in((section.name for section in record.open_sections), otherwise)
+    what = hung_in((*(section.name for section in record.open_sections), *sections), otherwise)
     return Symptom(rank, what, record, 7, 0.7 if stack else 0.5, True)
 
 

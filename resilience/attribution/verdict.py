@@ -172,7 +172,8 @@ def _symptoms(seen: Evidence) -> dict[int, Symptom]:
             # It has seen so itself before anything was cut. Its monitor may have looked when the restart had begun. Any
             # other word of the monitor stands: the signal that asks for stacks may have ended what the rank was in.
             record = msgspec.structs.replace(record, hang="in_collective")
-        new = symptom(record, seen.signalled.get(record.rank), seen.stacks.get(record.rank, ()))
+        rank = record.rank
+        new = symptom(record, seen.signalled.get(rank), seen.stacks.get(rank, ()), seen.sections.get(rank, ()))
         old = found.get(new.rank)
         is_graver = new.record.interruption is Interruption.HARD_TIMEOUT and old is not None and old.rule > 2
         if old is None or (new.is_own and not old.is_own) or (is_graver and new.is_own >= old.is_own):

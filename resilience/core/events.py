@@ -539,6 +539,20 @@ class RestartDecided(Event, frozen=True, tag="restart.decided"):
     same_in_a_row: int
 
 
+class IncidentJudged(Event, frozen=True, tag="incident.judged"):
+    """The verdict on an interruption, in the words that the terminal shows. It is reached once the ranks' records are
+    there, so after the restart. cycle, iteration: what was interrupted; iteration is None for a cycle of the launcher.
+    rank: that is blamed first, None if no rank is named. confidence: 0 to 1, of that rank."""
+
+    level: ClassVar[Level] = "warning"
+    sentence: str
+    what: str
+    cycle: int
+    iteration: int | None = None
+    rank: int | None = None
+    confidence: float = 0.0
+
+
 class JobEnded(Event, frozen=True, tag="job.ended"):
     """The agent leaves: the job is over on this node. `is_clean`: it was preempted, and all workers of the node ended
     with exit status 0 in time."""
@@ -745,6 +759,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     WorkerSeen,
     OthersSeen,
     RestartDecided,
+    IncidentJudged,
     JobEnded,
     StopRequested,
     ControlRequested,
@@ -815,6 +830,7 @@ AnyEvent = (
     | WorkerSeen
     | OthersSeen
     | RestartDecided
+    | IncidentJudged
     | JobEnded
     | StopRequested
     | ControlRequested

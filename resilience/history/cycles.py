@@ -81,6 +81,13 @@ class Worker:
         self.seen: events.WorkerSeen | None = None  # where it was when another rank hung
         self.called_ns: int | None = None  # a Wrapper's function was called
 
+    def is_stopped(self, ran_until: int | None) -> bool:
+        """Return True if the agent ended it on purpose. ran_until: when the cycle's run ended, if it has."""
+        if self.exit is None or not self.exit.expected:
+            return False
+        is_late = ran_until is not None and self.exited_ns is not None and self.exited_ns > ran_until
+        return self.exit.code != 0 or is_late
+
     def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
         if self.progress is None:
             self.progress = (at_ns, wall_ns, sign)
@@ -134,8 +141,9 @@ class NodeCycle:
 
     @property
     def stopped(self) -> set[int]:
-        """Ranks that the agent ended on purpose."""
-        return {rank for rank, worker in self.workers.items() if worker.exit is not None and worker.exit.expected}
+        """Ranks that the agent ended on purpose. One that ended with status 0 while the cycle ran did so by itself."""
+        ran_until = next((stage.ended_ns for stage in self.stages if stage.phase == "run"), None)
+        return {rank for rank, worker in self.workers.items() if worker.is_stopped(ran_until)}
 
     @property
     def silent_ns(self) -> int:

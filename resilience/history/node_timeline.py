@@ -12,7 +12,7 @@ from resilience.core.identity import JOB, ROOT, Key, Origin, node_key, restart_k
 from resilience.core.records import Record
 from resilience.history.cycles import Cycle, NodeCycle, Stage, restarts_of
 from resilience.history.history import History
-from resilience.history.intervals import Fact, Interval, Open, anchor, hang, instant
+from resilience.history.intervals import Fact, Interval, Noted, Open, anchor, hang, instant
 
 _LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes that no restart follows
 _LEADING = ("gate", "rendezvous")  # phases that end before it is known which cycle they lead to
@@ -30,6 +30,7 @@ class NodeTimeline:
         self._last: Cycle | None = None  # that began; None once the job has ended
         self._at_ns = 0  # of the agent's last record
         self._phase: Open | None = None
+        self._last_words: list[Noted] = []  # on the last cycle, when nothing of it is open any more
 
     def take(self, record: Record) -> list[Interval]:
         origin, event = record.origin, record.event
@@ -56,6 +57,8 @@ class NodeTimeline:
             case events.WorkerStarted(worker_rank=rank):
                 self._part(place).note(record)
                 return self._imported(place, rank)
+            case events.IncidentJudged() if event.cycle == place[1]:
+                self._last_words.append(Noted(event, record.wall_ns))
             case _:
                 self._part(place).note(record)
         return []
@@ -148,7 +151,7 @@ class NodeTimeline:
             facts: dict[str, Fact] = {"exit_code": event.exit_code, "is_clean": event.is_clean}
             began = min(self._began[origin.attempt], record.wall_ns)
             ended = (origin, began, record.wall_ns, event.outcome, "rank", facts)
-            found.append(Interval("resilience.job", JOB, None, *ended))
+            found.append(Interval("resilience.job", JOB, None, *ended, noted=tuple(self._last_words)))
         return found
 
     def _given_up(self, place: Cycle, at_ns: int, outcome: str, closed_by: str) -> list[Interval]:

@@ -120,7 +120,7 @@ class StoreOutlet:
         self._alert(suspicion_in_words(rank, suspicion))
 
     def started(self, origin: Origin) -> None:
-        self._line = telling.of_restart(self._folder, origin, self._alert) or self._line
+        self._line = telling.of_restart(self._folder, origin, self._alert, self._emit) or self._line
 
     def hung_up(self) -> None:
         if self._line is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience.adapters.environment import has_agent, is_quiet
-from resilience.attribution.first_failure import failure_in_words
+from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.core import events
 from resilience.core.identity import Origin
@@ -19,23 +19,26 @@ from resilience.core.records import Record
 from resilience.history.iterations import AT_ENTRY
 from resilience.telemetry.restart_lines import Line, incident
 
+Emit = Callable[[events.Event], object]
 UNKNOWN = "the account does not show which rank failed first"
 
 
-def of_restart(folder: Path, origin: Origin, say: Callable[[str], object]) -> Line | None:
-    """Say who failed first, some time after an iteration has begun, if that was a restart and this is rank 0.
+def of_restart(folder: Path, origin: Origin, say: Callable[[str], object], emit: Emit) -> Line | None:
+    """Say which rank failed first, some time after an iteration has begun, if that was a restart and this is rank 0.
+    The verdict is stated as an event too, so that every view has the same words.
 
     origin: of the rank, in the new iteration. Returns at once; None if there is nothing to say."""
-    if origin.rank != 0 or is_quiet():
+    if origin.rank != 0:
         return None
+    say = (lambda line: None) if is_quiet() else say
     if origin.iteration:
-        return Line(lambda hurry: _in_place(folder, origin, hurry), say)
+        return Line(lambda hurry: _in_place(folder, origin, hurry, emit), say)
     if origin.cycle and not origin.call and not has_agent():
-        return Line(lambda hurry: _by_a_launcher(folder, origin, hurry), say)
+        return Line(lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say)
     return None
 
 
-def _in_place(folder: Path, origin: Origin, hurry: threading.Event) -> str:
+def _in_place(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) -> str:
     assert origin.iteration is not None
     call = (origin.attempt, origin.cycle, origin.call)
     before = origin.iteration - 1
@@ -59,10 +62,10 @@ def _in_place(folder: Path, origin: Origin, hurry: threading.Event) -> str:
         return next((each for each in incidents if (each.call, each.iteration) == (origin.call, before)), None)
 
     told = incident(folder, wanted, complete, choose, hurry)
-    return f"restart {origin.iteration} in place: {_why(told)}, {_size(origin)}"
+    return f"restart {origin.iteration} in place: {_why(told, emit)}, {_size(origin)}"
 
 
-def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event) -> str:
+def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) -> str:
     place = (origin.attempt, origin.cycle - 1)
 
     def wanted(record: Record) -> bool:
@@ -83,11 +86,15 @@ def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event) -> str:
         return len(known) >= max((size for size in sizes if size), default=len(known) + 1)
 
     told = incident(folder, wanted, complete, choose, hurry)
-    return f"started again by the launcher (cycle {origin.cycle}): {_why(told)}, {_size(origin)}"
+    return f"started again by the launcher (cycle {origin.cycle}): {_why(told, emit)}, {_size(origin)}"
 
 
-def _why(told: Incident | None) -> str:
-    return UNKNOWN if told is None else failure_in_words(told)
+def _why(told: Incident | None, emit: Emit) -> str:
+    if told is None:
+        return UNKNOWN
+    verdict = judged(told)
+    emit(verdict)
+    return verdict.sentence
 
 
 def _size(origin: Origin) -> str:

@@ -37,6 +37,7 @@ class Account:
         origin = Origin(job_id=job_id, node=node, role="agent", pid=os.getpid(), attempt=attempt)
         self._emitter = Emitter(origin, [self._file, console])
         self.console = console
+        console.emit = self.emit
         self._cycle_began = time.monotonic()
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from resilience.adapters import terminal
@@ -63,6 +63,7 @@ class Console:
         self._detail = ""  # of the cycle before
         self._late: threading.Timer | None = None
         self._line: Line | None = None  # of the last restart
+        self.emit: Callable[[events.Event], object] = lambda event: None  # states what only this console finds out
 
     def take(self, record: Record) -> bool:
         """Show an event if it is for people. Always taken: what is not shown here is in the record file."""
@@ -109,6 +110,11 @@ class Console:
         if not self._is_quiet:
             self._put(text)
 
+    @property
+    def has_nodes(self) -> bool:
+        """Return True if the job is on several nodes."""
+        return self._met is not None and self._met.nodes > 1
+
     def _finish_line(self) -> None:
         if self._line is not None:
             self._line.finish()
@@ -138,14 +144,15 @@ class Console:
                 self._late.cancel()
                 self._late = None
         if isinstance(event, events.CycleStarted):
-            if event.why == "failure" and self.is_first and not self._is_quiet:
+            if event.why == "failure" and self.is_first:
                 met, same, detail = self._met, self._same, self._detail
                 assert met is not None
                 self._line = telling.of_restart(
                     self._folder,
                     record.origin,
-                    met.nodes > 1,
+                    self.has_nodes,
                     lambda why: self._show("warning", _restart(event, why or detail, met, same)),
+                    self.emit,
                 )
             self._same = 1
 

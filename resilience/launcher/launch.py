@@ -151,16 +151,20 @@ def launch(command: Command) -> int:
             drain.finish(signals.has_any, PREEMPTED_LIMIT if verdict.outcome == "preempted" else FINISH_LIMIT)
             console.losses(drain.losses())
         is_clean = verdict.outcome == "preempted" and agent.is_clean
+        first, sentence = None, ""
+        if verdict.outcome not in ("completed", "preempted"):  # before the end, which is the last record
+            state = account.emit if console.is_first else lambda event: None
+            first, sentence = telling.first_failure(folder, account.origin, console.has_nodes, state)
         account.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], is_clean))
         made = agent.get_event_succeeded() if verdict.exit_code == 0 or is_clean else agent.get_event_failed()
         elastic_events.record(made, config.event_log_handler)
         if verdict.outcome == "completed":
             console.completed(success(folder, node.restarts_used))
         elif not is_quiet:
-            failure, failures = node.failure_of(telling.first_failure(folder, account.origin)), node.failures()
+            failure, failures = node.failure_of(first), node.failures()
             if failure is not None and failure.node != name and not console.is_first:
-                failure, failures = None, []  # another node has it
-            console.last_words(summary(verdict, folder, failure, failures, is_clean, node.has_left))
+                failure, failures, sentence = None, [], ""  # another node has it
+            console.last_words(summary(verdict, folder, failure, failures, is_clean, node.has_left, sentence))
         node.over(verdict)
         return verdict.exit_code
 

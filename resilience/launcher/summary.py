@@ -23,15 +23,16 @@ def summary(
     failures: Sequence[str] = (),
     is_clean: bool = False,
     has_left: bool = False,
+    sentence: str = "",
 ) -> str:
     """Return the last message of a launcher whose job did not complete. failures: lines of a table. is_clean: it was
-    preempted, and all workers here ended with exit status 0. has_left: only this node goes."""
+    preempted, and all workers here ended with exit status 0. has_left: only this node goes. sentence: the verdict."""
     what = _WORDS["excluded"] if has_left else CLEAN if is_clean else _WORDS[verdict.outcome]
     lines = [f"resilience run: the job {what}" + (f": {verdict.detail}" if verdict.detail else "")]
     if verdict.outcome == "preempted":  # whatever failed before, the job had coped with it
         record, failures = None, ()
     if record is not None:
-        lines += _failure(record)
+        lines += _failure(record, sentence)
     if len(failures) > 2:
         lines += ["  all failures:", *(f"    {line}" for line in failures)]
     lines += _command(folder)
@@ -61,12 +62,13 @@ _WORDS = {
 }
 
 
-def _failure(record: InterruptionRecord) -> list[str]:
+def _failure(record: InterruptionRecord, sentence: str) -> list[str]:
     where = f"rank {record.rank}" + (f" on {record.node}" if record.node else "")
-    lines = [f"  first failure: {where}: {record.message}"]
+    lines = [f"  {sentence}" if sentence else f"  first failure: {where}: {record.message}"]
     exception = record.exception
     if exception is not None:
-        lines.append(f"  {exception.type}: {exception.message}")
+        if f"{exception.type}: {exception.message}" not in sentence:
+            lines.append(f"  {exception.type}: {exception.message}")
         frame = user_frame(exception.stack) or (exception.stack[-1] if exception.stack else None)
         if frame is not None:
             lines.append(f"  at {frame.file}:{frame.line} in {frame.function}")

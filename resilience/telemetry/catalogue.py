@@ -89,6 +89,13 @@ METRICS: tuple[Metric, ...] = (
         (_E.CallStarted, _E.RendezvousCompleted, _E.CycleStarted),
     ),
     Metric(
+        "resilience_verdict_timestamp_seconds",
+        "gauge",
+        "When the last verdict on an interruption was reached, in Unix time; sentence: in the words of the terminal.",
+        ("sentence",),
+        (_E.IncidentJudged,),
+    ),
+    Metric(
         "resilience_start_timestamp_seconds",
         "gauge",
         "When this node's part of the job began, in Unix time.",

@@ -151,6 +151,8 @@ class MetricView:
                     "start" if event.reason.startswith("cannot start") else "send",
                 )
                 self._count("resilience_telemetry_errors_total", labels)
+            case events.IncidentJudged(sentence):  # the last one alone: a sentence is a series
+                self._values["resilience_verdict_timestamp_seconds"] = {(sentence,): record.wall_ns / 1e9}
         for interval in intervals:
             self._take_interval(interval)
         if origin.initial_rank is None:

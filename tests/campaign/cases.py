@@ -37,7 +37,7 @@ FAULTS: dict[str, tuple[str, ...]] = {**ENDS, **HANGS, "slow": ()}
 """The faults of the first campaign, and the classes that are right for each. `slow` is harmless: a rank that is slow
 within its limits."""
 
-MORE: dict[str, tuple[str, ...]] = {"exit0": ("exited",), "sigabrt": ("crashed",)}
+MORE: dict[str, tuple[str, ...]] = {"exit0": ("exited", "went_on"), "sigabrt": ("crashed",)}
 LOADER: dict[str, tuple[str, ...]] = {"loader_kill": ("exception",), "loader_hang": ("input_stall",)}
 """Faults of a process that loads the data of a rank."""
 HARMLESS: dict[str, tuple[str, ...]] = {"slow": (), "checkpoint": (), "monitor": ("monitor_lost",)}
@@ -94,7 +94,8 @@ class Case:
             return set(self.guilty(struck))
         if self.fault in HARMLESS or self.second in HARMLESS:
             return {self.second_rank if self.fault in HARMLESS else self.rank}
-        ends = [rank for rank, fault in ((self.rank, self.fault), (self.second_rank, self.second)) if fault in ENDS]
+        both = ((self.rank, self.fault), (self.second_rank, self.second))
+        ends = [rank for rank, fault in both if fault in (*ENDS, *MORE)]
         if len(ends) == 2 and self.delay_ms >= NEAR_MS:
             return {self.rank}
         return set(ends) or {self.rank, self.second_rank}

@@ -87,8 +87,11 @@ class Ours:
         if not runs:
             return Verdict()
         program = str(Path(sys.executable).with_name("resilience"))
-        done = subprocess.run([program, "report", str(runs[0]), "--json"], capture_output=True, timeout=120, text=True)
-        incidents: list[dict[str, Any]] = json.loads(done.stdout)["incidents"] if done.returncode == 0 else []
+        command = [program, "report", str(runs[0]), "--json"]
+        done = subprocess.run(command, env=environment(folder, {}), capture_output=True, timeout=120, text=True)
+        if done.returncode != 0:
+            return Verdict(what=f"no report: {done.stderr[-200:]}")
+        incidents: list[dict[str, Any]] = json.loads(done.stdout)["incidents"]
         if not incidents:
             return Verdict()
         # A lost monitor is an incident of its own, and no answer to what else broke.

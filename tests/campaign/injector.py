@@ -27,6 +27,7 @@ SIGNALS = {
     "sigsegv": signal.SIGSEGV,
     "sigabrt": signal.SIGABRT,
 }
+MONITORS = (b"resilience.monitor", b"resilience-monitor", b"resilience.inprocess.monitor")
 EXITS = {"exit": 7, "exit0": 0}
 PLACES = {"checkpoint": "save", "loader_kill": "loader", "loader_hang": "loader"}
 """Where a fault strikes, if not at the beginning of a step."""
@@ -109,10 +110,11 @@ def spin() -> None:
 
 
 def watchers(watched: int) -> Iterator[int]:
-    """Yield the monitors of a process: processes that are named so, and hold a pidfd of it."""
+    """Yield the monitors of a process: processes of that name that hold a pidfd of it."""
     for process in Path("/proc").iterdir():
         try:
-            if b"monitor" not in (process / "cmdline").read_bytes() or int(process.name) == watched:
+            command = (process / "cmdline").read_bytes()
+            if not any(name in command for name in MONITORS) or int(process.name) == watched:
                 continue
             infos = [info.read_text() for info in (process / "fdinfo").iterdir()]
         except (OSError, ValueError):

@@ -189,7 +189,7 @@ def test_job_that_fails_ends_with_who_failed_first_and_the_command(terminal: Ope
     job = terminal([*OURS, "--nproc-per-node", "2", "--max-restarts", "0"], script)
     assert job.wait() == 1
     last = job.text.split("resilience run: the job failed")[1]
-    assert "first failure: rank 1 on " in last and "ValueError: bad" in last
+    assert "  rank 1 failed first (ValueError: bad)\n" in last
     assert job.lines[-1] == f"  resilience report {the_run(tmp_path)}"
 
 

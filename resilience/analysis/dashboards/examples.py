@@ -73,6 +73,10 @@ def _faults(node: str) -> str:
     return _series("resilience_interruptions_total", 'interruption="terminated", category="host", origin="first"', node)
 
 
+def _verdict(node: str, sentence: str) -> str:
+    return _series("resilience_verdict_timestamp_seconds", f'sentence="{sentence}"', node)
+
+
 def _restart(layer: str, le: str) -> str:
     labels = f'layer="{layer}", le="{le}"'
     return _series("resilience_restart_duration_seconds_bucket", labels)
@@ -147,6 +151,18 @@ CASES: dict[str, tuple[Case, ...]] = {
             "15m",
             ((_job(), "5"),),
             {"culprit": "node n1, where 5 faults began within 6 hours"},
+        ),
+        # Of two nodes' verdicts the newest.
+        Case(
+            {
+                _ITERATION: "0x5 1+1x4 5x20",
+                _ENDED: "_x6 1+1x4 5x20",
+                _verdict("n0", "rank 1 failed first (ValueError: bad)"): "_x6 360x2 stale",
+                _verdict("n1", "rank 3 failed first (SIGKILL)"): "_x9 540x20",
+            },
+            "15m",
+            ((_job(), "5"),),
+            {"verdict": "rank 3 failed first (SIGKILL)"},
         ),
         Case({_ITERATION: "0x5 1+1x2 3x20", _ENDED: "_x6 1+1x2 3x20"}, "15m"),
         # Who exports has changed: the same counters under another instance.

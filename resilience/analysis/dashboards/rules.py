@@ -103,6 +103,12 @@ _FAULTY_NODE = _asked(
     UNKNOWN,
 )
 
+_VERDICT = _asked(
+    f"topk(1, last_over_time(resilience_verdict_timestamp_seconds{_OF_JOB}[6h]))",
+    '{{ . | first | label "sentence" }}',
+    UNKNOWN,
+)
+
 _JOB = ", ".join(OF_JOB)
 _FIRST = 'origin="first", interruption!="unresponsive"'  # another node counts a node that is lost
 _BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
@@ -588,8 +594,12 @@ def runbook_place(alert: str) -> int:
 
 
 def said(alert: Alert, grafana: str) -> dict[str, str]:
-    """Return what an alert says. grafana: URL under which Grafana is reached."""
+    """Return what an alert says; one about restarts has the last verdict, in the words of the terminal.
+
+    grafana: URL under which Grafana is reached."""
     culprit = {"culprit": alert.culprit} if alert.culprit else {}
+    if alert.board == "restarts":
+        culprit["verdict"] = _VERDICT
     return {
         "summary": alert.summary,
         **culprit,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.attribution.first_failure import LONGEST, cause_in_words, failure_in_words
+from resilience.attribution.first_failure import LONGEST, cause_in_words, failure_in_words, judged
 from resilience.attribution.incident import Incident
 from resilience.attribution.verdict import Culprit, Verdict
+from resilience.core import events
 from resilience.core.attribution import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord
 
 KILLED = InterruptionRecord(
@@ -25,6 +26,18 @@ def test_rank_that_the_verdict_blames_is_named_and_not_the_one_that_reported_fir
     verdict = Verdict("killed", "host", first=0, culprits=(Culprit(1, "killed", 0.95, 1),))
     assert failure_in_words(incident(verdict, ECHO, KILLED)) == "rank 1 failed first (SIGKILL)"
     assert failure_in_words(incident(verdict, ECHO, KILLED), has_nodes=True) == "rank 1 on b failed first (SIGKILL)"
+
+
+def test_event_of_a_verdict_has_the_words_of_the_terminal() -> None:
+    verdict = Verdict("killed", "host", first=1, culprits=(Culprit(1, "killed", 0.95, 1),))
+    found = incident(verdict, KILLED)
+    assert judged(found) == events.IncidentJudged(failure_in_words(found), "killed", 0, 0, 1, 0.95)
+    nobody = judged(incident(Verdict("unknown", "unknown"), ECHO))
+    assert (nobody.rank, nobody.confidence, nobody.sentence) == (
+        None,
+        0.0,
+        "no rank is to blame (the cause is not known)",
+    )
 
 
 def test_unsure_verdict_says_so() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.advice import ADVICE, advise, ranks_in_words
-from resilience.attribution.incident import Incident, to_json
+from resilience.attribution.incident import Incident, to_json, where
 from resilience.attribution.incidents import fold
 from resilience.attribution.symptoms import Class, category_of, is_inside
 from resilience.attribution.verdict import Evidence, Verdict, judge
@@ -23,6 +23,7 @@ from resilience.core.attribution import (
     Frame,
     Interruption,
     InterruptionRecord,
+    ThreadStack,
 )
 from resilience.core.identity import Origin
 from resilience.core.records import Record
@@ -62,6 +63,16 @@ def culprits(incident: Incident) -> set[int]:
     return {culprit.rank for culprit in incident.verdict.culprits}
 
 
+def agents(told: Job, *stated: tuple[int, events.Event]) -> list[Record]:
+    """Return what the agent of a job's node says, each some nanoseconds after its last record."""
+    last = max(told.records, key=lambda record: record.mono_ns)
+    origin = Origin(last.origin.job_id, last.origin.node, "agent", 7)
+    return [
+        Record(number, last.wall_ns + ago, last.mono_ns + ago, origin, event)  # type: ignore[arg-type]
+        for number, (ago, event) in enumerate(stated)
+    ]
+
+
 # -- who, what, why ----------------------------------------------------------------------------
 
 
@@ -73,6 +84,31 @@ def test_each_kind_of_fault_is_one_incident_with_the_right_culprit(kind: Kind) -
         assert (incident.verdict.what, incident.category) == (what, category)
         expected = {"fault": {1}, "other": {0}, "all": {0, 1, 2, 3}, "nobody": set()}[whom]
         assert culprits(incident) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "exited", "blamed"),
+    [(0, None, 1, {1}), (None, "SIGTERM", 1, set()), (0, None, 3, set())],
+)
+def test_worker_that_ends_with_status_0_in_the_middle_is_blamed_unless_its_agent_ended_it(
+    code: int | None, signal: str | None, exited: int, blamed: set[int]
+) -> None:
+    """Its agent takes status 0 for an end that was expected."""
+    told = job([Fault("exit", 1, 0)], world=4)
+    cycle = ((0, events.CycleStarted("first", 0, 3)), (2, events.CyclePhaseEnded("run", "completed", 1.0)))
+    records = agents(told, *cycle, (exited, events.WorkerExited(1, 1, 7, code, signal, True)))
+    found = fold([*told.records, *sorted(records, key=lambda record: record.mono_ns)])
+    assert {culprit.rank for incident in found for culprit in incident.verdict.culprits} == blamed
+
+
+def test_line_of_a_hang_is_where_the_rank_saw_itself_if_its_record_was_made_when_the_restart_had_begun() -> None:
+    late = InterruptionRecord(
+        1, Interruption.SOFT_TIMEOUT, detector=Detector("step", 6.0), stacks=(ThreadStack("MainThread", (TRAIN,)),)
+    )
+    stacks = {1: (TRAIN, LOAD)}
+    assert where(1, [late], stacks, first=0) == LOAD
+    assert where(1, [late], stacks, first=1) == TRAIN
+    assert where(1, [late], {}, first=0) == TRAIN
 
 
 @given(

@@ -91,7 +91,8 @@ def test_hang_has_the_same_class_whichever_rank_is_noticed_first(section: str, w
     sections = dict.fromkeys(RANKS, ("step",)) | {1: names}
     own = silent(1, LOADS, hang=word, open_sections=tuple(OpenSection(name, 60.0) for name in names))
     waits = silent(0, BACKWARD, hang="in_collective", open_sections=(OpenSection("step", 60.0),))
-    for records in ((own,), (waits,), (waits, own), (own, waits)):
+    late = silent(1, BARRIER[:1], hang=word)  # made when the restart had begun: the rank has left its section
+    for records in ((own,), (waits,), (waits, own), (own, waits), (waits, late)):
         first = records[0].rank
         seen = Evidence(records, first=first, active=RANKS, stacks=stacks, sections=sections, answered=RANKS)
         seen = msgspec.structs.replace(seen, hangs={1: word})

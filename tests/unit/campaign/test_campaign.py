@@ -78,6 +78,7 @@ def test_case_is_what_its_file_says(case: Case) -> None:
     [
         ("sigkill", "sleep", 300, (True, True), {2}),
         ("sleep", "sigkill", 300, (True, True), {1}),
+        ("sigabrt", "sleep", 300, (True, True), {2}),
         ("sigkill", "exit", 300, (True, True), {2}),
         ("sigkill", "exit", 100, (True, True), {1, 2}),
         ("lock", "sleep", 300, (True, True), {1, 2}),

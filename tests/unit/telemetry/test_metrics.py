@@ -209,6 +209,7 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.ElasticMeasured("SimpleElasticAgent.run.duration.ms", 20.0),
         events.ElasticMeasured("workers.default.flakiness", 3.0),
         events.ElasticTold("torchelastic.worker.status.SUCCEEDED", "AGENT", "SUCCEEDED"),
+        events.IncidentJudged("rank 1 failed first (SIGKILL)", "killed", 0, 0, 1, 0.95),
     ]
     told.append([Record(n, n, n, origin, event) for n, event in enumerate(extra)])  # type: ignore[arg-type]
     for kind in get_args(launch_streams.Kind):
