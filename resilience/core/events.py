@@ -449,13 +449,15 @@ class CycleStarted(Event, frozen=True, tag="cycle.started"):
 class CycleEnded(Event, frozen=True, tag="cycle.ended"):
     """The workers of a cycle are gone from this node; `duration_s` from the cycle's start.
 
-    silent_for_s: of the rank whose hang ended the cycle, on any node. step: the highest before that."""
+    silent_for_s: of the rank whose hang ended the cycle, on any node. step: the highest before that. failed_node: the
+    node of the rank that failed first, empty if no rank did."""
 
     outcome: CycleOutcome
     duration_s: Seconds
     detail: str = ""
     silent_for_s: Seconds | None = None
     step: int | None = None
+    failed_node: str = ""
 
 
 class CyclePhaseStarted(Event, frozen=True, tag="cycle.phase.started"):

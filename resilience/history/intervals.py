@@ -29,8 +29,8 @@ class Interval(msgspec.Struct, frozen=True):
     the same cycle. key and parent begin with "job" where it is part of the whole attempt instead of a cycle. outcome:
     "" of an instant, "open" where no end is on record. closed_by: "rank" or "monitor" as recorded, "call" where it was
     still open as the call ended, "reader" where no end is on record. facts: what else is known. cause: the interruption
-    that a restart follows. previous: the same in the iteration or cycle before, with its cycle. each_s: for how long
-    each rank of a node was away."""
+    that a restart follows; of another node only its part of the cycle is known. previous: the same in the iteration or
+    cycle before, with its cycle. each_s: for how long each rank of a node was away."""
 
     name: str
     key: Key

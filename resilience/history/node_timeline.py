@@ -244,10 +244,15 @@ class NodeTimeline:
                 told = (origin, start, max(start, stage.ended_wall_ns), "completed", closed_by)
                 found.append(Interval("detect", (*key, "detect"), key, *told))
         facts: dict[str, Fact] = {"interruption.kind": kind}
-        cause = self._part(failed).cause(before)
+        cause = self._part(failed).cause(before) or self._failed_elsewhere(before)
         opened = Open("restart", key, node_key(self._name), origin, start, facts)
         whole = opened.ended(origin, start, max(start, end), outcome, closed_by, None, cause)
         return [*found, msgspec.structs.replace(whole, each_s=tuple(restart.duration_s for restart in restarts))]
+
+    def _failed_elsewhere(self, facts: NodeCycle) -> Key | None:
+        """The failed node's part of the cycle. Only that node has on record which rank's interruption it was."""
+        failed = "" if facts.ended is None else facts.ended.failed_node
+        return node_key(failed) if failed not in ("", self._name) else None
 
     # -- shared --------------------------------------------------------------------------------
 

@@ -64,8 +64,9 @@ class Account:
         failure = verdict.failure
         step = failure.step if failure is not None and failure.step >= 0 else None
         silent_for_s = None if failure is None else failure.silent_for_s
+        failed_node = failure.node if failure is not None and failure.rank >= 0 else ""
         took = time.monotonic() - self._cycle_began
-        self.emit(CycleEnded(verdict.outcome, took, verdict.detail[:500], silent_for_s, step))
+        self.emit(CycleEnded(verdict.outcome, took, verdict.detail[:500], silent_for_s, step, failed_node))
 
     @contextmanager
     def phase(self, phase: CyclePhase) -> Iterator[None]:

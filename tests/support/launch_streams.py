@@ -247,7 +247,8 @@ class _Teller:
             self._agent(node, events.CyclePhaseEnded("stop", "completed", LEG_S["stop"]))
             silent = 2.01 if fault.kind == "hang" else None
             step = self._first_step + LAST_STEP if outcome == "failed" and self._signs else None
-            ended = events.CycleEnded(outcome, (self._now - self._began) / 1e9, detail, silent, step)
+            failed = where if fault.rank in gone else ""
+            ended = events.CycleEnded(outcome, (self._now - self._began) / 1e9, detail, silent, step, failed)
             self._agent(node, ended)
             if outcome in ("preempted", "exhausted"):
                 self._agent(node, events.JobEnded(outcome, 1, detail))

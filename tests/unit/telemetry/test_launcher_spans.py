@@ -84,20 +84,27 @@ def test_each_restart_is_one_span_on_each_node_under_the_cycle_that_failed(spans
     assert sorted(found) == [(0, "completed"), (0, "completed"), (1, "completed"), (1, "completed")]
 
 
-def test_restart_points_at_the_interruption_that_it_follows(spans: list[Span]) -> None:
+def test_restart_points_at_the_interruption_that_it_follows_or_at_the_node_that_had_it(spans: list[Span]) -> None:
     known = by_id(spans)
-    causes = {
-        (span.attributes["resilience.cycle"], span.attributes["host.name"]): [
-            (known[link.span_id].attributes["resilience.rank.initial"], link.kind) for link in span.links
-        ]
-        for span in named(spans, "restart")
-    }
+    causes = {}
+    for span in named(spans, "restart"):
+        (link,) = span.links
+        cause = known[link.span_id]
+        assert (link.kind, cause.trace_id) == ("caused_by", span.trace_id)
+        place = cause.attributes["host.name"], cause.attributes.get("resilience.rank.initial")
+        causes[span.attributes["resilience.cycle"], span.attributes["host.name"]] = (cause.name, *place)
     assert causes == {
-        (0, "node0"): [],
-        (0, "node1"): [(2, "caused_by")],
-        (1, "node0"): [(1, "caused_by")],
-        (1, "node1"): [],
+        (0, "node0"): ("launcher.node", "node1", None),
+        (0, "node1"): ("interruption", "node1", 2),
+        (1, "node0"): ("interruption", "node0", 1),
+        (1, "node1"): ("launcher.node", "node0", None),
     }
+
+
+def test_restart_after_the_loss_of_a_node_points_at_nothing_because_nothing_of_it_was_exported() -> None:
+    spans = spans_of(launched([Fault("node", 2)], nodes=3).records)
+    restarts = named(spans, "restart")
+    assert restarts and not [link for span in restarts for link in span.links]
 
 
 def test_exemplar_of_a_restart_opens_the_trace_that_holds_the_restart(spans: list[Span]) -> None:
