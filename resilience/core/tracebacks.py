@@ -2,7 +2,8 @@
 
 A program that is not ours leaves nothing but its last lines. The last traceback among them gives type, message and
 frames, those that Python prints above it its causes; a prefix that torch puts in front of each line (`[rank0]: `) is
-dropped. The fingerprint is that of an exception which was caught here (`core.fingerprints`)."""
+dropped. A traceback without its last line is one of an unknown exception. The fingerprint is that of an exception which
+was caught here (`core.fingerprints`)."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from resilience.core import fingerprints
 from resilience.core.attribution import Cause, ExceptionInfo, Frame
 
 BEGIN = "Traceback (most recent call last):"
+CUT_OFF = "unknown exception"  # of a traceback without its last line
 MOST_FRAMES = 60
 MOST_CAUSES = 5
 MOST_MESSAGE = 2000  # characters
@@ -26,6 +28,7 @@ _RELATIONS: dict[str, Literal["cause", "context"]] = {
 }
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d{1,9}), in (.+)$')
+_DUMPED = re.compile(r"^object (type name|repr)\s*: (.+)$")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 
 
@@ -66,9 +69,12 @@ def _raised(text: Sequence[str]) -> ExceptionInfo | None:
         elif line[:1] not in ("", " "):
             raised = _RAISED.match(line)
             if raised is None:
+                name, message = _dumped(text[number:])
                 break
             name, message = raised[1], "\n".join([raised[2] or "", *_more(text[number + 1 :])]).strip()
             break
+    if not name and frames:
+        name = CUT_OFF
     if not name:
         return None
     stack = tuple(frames[-MOST_FRAMES:])
@@ -78,6 +84,13 @@ def _raised(text: Sequence[str]) -> ExceptionInfo | None:
         fingerprint=fingerprints.of_exception(name, message, stack),
         stack=stack,
     )
+
+
+def _dumped(lines: Sequence[str]) -> tuple[str, str]:
+    """Return type and `repr` of an exception, where another one came while the interpreter printed it: then CPython
+    shows the object in the place of the last line."""
+    fields = {match[1]: match[2] for line in lines if (match := _DUMPED.match(line))}
+    return fields.get("type name", ""), fields.get("repr", "")
 
 
 def _more(lines: Sequence[str]) -> list[str]:

@@ -387,18 +387,16 @@ def settled(at_most: Held | None = None) -> Held:
     return held
 
 
-def restart_often(restarts: int) -> list[Held]:
-    """Fail in every iteration but the last. Return what the process holds when it has settled, after half of the
-    restarts and after all: in one of the first 60 it touches 3.6 MiB of code and of its heap, once."""
+def restart_often(restarts: int, looks: int) -> list[Held]:
+    """Fail in every iteration but the last. Return what the process holds when it has settled, `looks` times, after
+    equal numbers of restarts: at the first look what is made once is there."""
     seen: list[Held] = []
 
     @Wrapper()
     def function(call: CallWrapper | None = None) -> list[Held]:
         assert call is not None
-        if call.iteration == restarts // 2:
-            seen.append(settled())
-        elif call.iteration == restarts:
-            seen.append(settled(at_most=seen[0]))
+        if call.iteration > 0 and call.iteration % (restarts // looks) == 0:
+            seen.append(settled(at_most=seen[0] if seen else None))
         dist.init_process_group("gloo")
         ones = torch.ones(1)
         dist.all_reduce(ones)

@@ -93,10 +93,9 @@ def abort_slowly(seconds: float) -> int:
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         dist.init_process_group("gloo", timeout=timedelta(minutes=30))
-        if call.iteration == 0:
-            if rank == dist.get_world_size() - 1:
-                raise ValueError("by schedule")
-            dist.all_reduce(torch.ones(1))
+        if call.iteration == 0 and rank == dist.get_world_size() - 1:
+            raise ValueError("by schedule")
+        dist.all_reduce(torch.ones(1))  # a rank that destroyed its group would fail the other, which still builds it
         dist.destroy_process_group()
         return call.iteration
 

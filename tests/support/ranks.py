@@ -62,7 +62,7 @@ class Job:
     pids: list[int] = field(default_factory=list)  # by initial rank
     finished: dict[int, Finished] = field(default_factory=dict)
     ran_to_its_end: bool = False
-    leave_limit: float = 10.0  # seconds for a finished job's last processes to be gone
+    leave_limit: float = 60.0  # seconds for a finished job's last processes to be gone
 
     @cached_property
     def account(self) -> Account:

@@ -77,6 +77,33 @@ def test_chain_of_causes_is_cut() -> None:
     assert len(found.causes) == MOST_CAUSES
 
 
+TORN = ["Traceback (most recent call last):", '  File "train.py", line 31, in <module>', "    next(loader)"]
+
+
+def test_exception_is_known_though_another_one_came_while_it_was_printed() -> None:
+    dump = [
+        "     object address  : 0x7f6f8d3a6e40",
+        "object refcount : 5",
+        "object type     : 0x7f6fb0050f20",
+        "object type name: ConnectionResetError",
+        "object repr     : ConnectionResetError(104, 'Connection reset by peer')",
+        "lost sys.stderr",
+    ]
+    raised = parse(TORN + dump)
+    assert raised is not None
+    assert (raised.type, raised.message) == (
+        "ConnectionResetError",
+        "ConnectionResetError(104, 'Connection reset by peer')",
+    )
+    assert raised.stack == (Frame("train.py", 31, "<module>"),)
+
+
+def test_traceback_without_its_last_line_is_an_unknown_exception() -> None:
+    raised = parse(TORN)
+    assert raised is not None and (raised.type, raised.message) == ("unknown exception", "")
+    assert parse(TORN[:1]) is None
+
+
 def test_note_is_part_of_the_message_where_only_the_traceback_is_known() -> None:
     frame = '  File "a.py", line 1, in <module>'
     found = parse(["Traceback (most recent call last):", frame, "ValueError: no", "a note"])
