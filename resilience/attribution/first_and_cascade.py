@@ -131,7 +131,7 @@ def _is_launchers(seen: _Seen, part: NodeCycle) -> bool:
         return False  # there is no launcher
     worker = part.workers.get(seen.rank)
     end = None if worker is None else worker.exit
-    return part.ended is None if end is None else end.expected
+    return part.ended is None if end is None else seen.rank in part.stopped
 
 
 def _of_cycle(part: NodeCycle, is_known: bool) -> Iterator[Labels]:

@@ -117,7 +117,12 @@ def origin_of(error: BaseException, is_cutting: bool) -> FaultOrigin:
         return "consequence"
     if failures is not None:
         return "communication"
-    return "communication" if any(map(_left_communication, (error, *_chain(error)))) else "own"
+    return "communication" if left_communication_call(error) else "own"
+
+
+def left_communication_call(error: BaseException) -> bool:
+    """Return True if an exception, or what led to it, left a communication call: a peer's end shows there too."""
+    return any(map(_left_communication, (error, *_chain(error))))
 
 
 def _of_checkpoint(error: BaseException) -> dict[int, Any] | None:

@@ -12,6 +12,7 @@ from resilience.adapters.environment import local_rank
 from resilience.adapters.health import cuda
 from resilience.errors import FaultCounterExceeded, TimeoutError
 from resilience.inprocess import options
+from resilience.inprocess.failure import left_communication_call
 from resilience.inprocess.state import State
 
 
@@ -54,7 +55,8 @@ class CudaHealthCheck(HealthCheck):
 class FaultCounter(HealthCheck):
     """Excludes this rank once it has itself failed more than `max_rank_faults` times; None: never.
 
-    `faults_count` is the number so far. Faults of other ranks do not count.
+    `faults_count` is the number so far. Faults of other ranks do not count, and no error that left a communication
+    call: another rank may have made it, so a verdict on it is too unsure to exclude a rank.
     Raises: FaultCounterExceeded; ConfigurationError."""
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
@@ -62,7 +64,7 @@ class FaultCounter(HealthCheck):
         self.faults_count = 0
 
     def __call__(self, state: State, exc: Exception | None = None) -> tuple[State, Exception | None]:
-        if exc is None:
+        if exc is None or left_communication_call(exc):
             return state, exc
         self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:

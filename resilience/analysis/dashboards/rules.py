@@ -426,7 +426,8 @@ ALERTS = (
                 "On the node: `dmesg` (Xid, MCE, link down), temperature, ECC counters, disk, free memory.",
             ),
             (
-                "Drain the node, and let the job go on with a spare; run the vendor's diagnosis before it comes back.",
+                "The verdicts that name its ranks have a confidence of 0.9 or more: drain the node, and let the job go "
+                "on with a spare; run the vendor's diagnosis before it comes back.",
                 "All its faults are one exception of user code at one rank: the data of that rank, not the node.",
             ),
         ),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.advice import ADVICE, advise, ranks_in_words
+from resilience.attribution.first_and_cascade import Interruptions
 from resilience.attribution.incident import Incident, to_json, where
 from resilience.attribution.incidents import fold
 from resilience.attribution.symptoms import Class, category_of, is_inside
@@ -28,6 +29,7 @@ from resilience.core.attribution import (
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.core.user_frames import user_frame
+from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY
 from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job
 
@@ -99,6 +101,11 @@ def test_worker_that_ends_with_status_0_in_the_middle_is_blamed_unless_its_agent
     records = agents(told, *cycle, (exited, events.WorkerExited(1, 1, 7, code, signal, True)))
     found = fold([*told.records, *sorted(records, key=lambda record: record.mono_ns)])
     assert {culprit.rank for incident in found for culprit in incident.verdict.culprits} == blamed
+    interruptions = Interruptions()
+    for record in told.records:
+        interruptions.take(record)
+    counted = interruptions.counted(History().take_all(records).cycles.nodes)
+    assert counted["terminated", "user_code", "first"] == len(blamed)
 
 
 def test_line_of_a_hang_is_where_the_rank_saw_itself_if_its_record_was_made_when_the_restart_had_begun() -> None:

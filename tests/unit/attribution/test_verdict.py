@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
+import resilience
 from resilience.attribution.advice import advise
 from resilience.attribution.verdict import SURE, Evidence, judge
 from resilience.core.attribution import (
@@ -113,6 +117,18 @@ def test_of_two_ranks_that_wait_in_different_places_neither_is_blamed_with_confi
     verdict = judge(seen)
     assert (verdict.what, verdict.culprits) == ("unknown", ())
     assert [candidate.rank for candidate in verdict.candidates] == [0, 1]
+
+
+def test_no_decision_of_a_running_job_rests_on_a_verdict() -> None:
+    """What decides has to be at hand in time, and is named in docs/account.md; a verdict is only said."""
+    package = Path(resilience.__file__).parent
+    readers = {
+        str(path.relative_to(package))
+        for layer in ("core", "inprocess", "launcher", "monitor", "adapters")
+        for path in (package / layer).glob("*.py")
+        if re.search(r"attribution\.(verdict|incident|incidents|launch_incidents) import", path.read_text())
+    }
+    assert readers == {"inprocess/telling.py", "launcher/telling.py"}
 
 
 @pytest.mark.parametrize("is_first", [True, False])

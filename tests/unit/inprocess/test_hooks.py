@@ -73,6 +73,15 @@ def test_faults_of_others_and_checks_before_the_start_do_not_count() -> None:
     assert counter.faults_count == 0
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError("peer"), RuntimeError("wrapped")])
+def test_error_that_left_a_communication_call_excludes_no_rank(error: Exception) -> None:
+    """Its verdict has a confidence of 0.4: a peer's end shows there too."""
+    error.__cause__ = ConnectionResetError("peer")
+    counter, state = FaultCounter(0), State(rank=1, world_size=4)
+    assert counter(state, error) == (state, error)
+    assert counter.faults_count == 0
+
+
 def test_without_a_bound_faults_are_only_counted() -> None:
     counter = FaultCounter()
     for _ in range(5):
