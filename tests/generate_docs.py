@@ -1,5 +1,5 @@
-"""Writes the pages of the docs that are made from the code: events, metrics, settings, config, API reference; and
-the table of options in the page on migration.
+"""Writes the pages that are made from the code: events, metrics, settings, config, API reference, the table of options
+in the page on migration, the list of stable names, and CHANGELOG.md from the fragments in docs/changes.
 
 `python -m tests.generate_docs` writes them; with `--check` it only says which are stale, and exits with 1."""
 
@@ -19,8 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from resilience import __version__
 from resilience.adapters.environment import settings_table
 from resilience.analysis.entries import Entry
+from resilience.cli import VERBS
 from resilience.core.events import CATALOGUE
 from resilience.core.records import Record
 from resilience.launcher import ft_options
@@ -29,12 +31,15 @@ from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
 from resilience.telemetry.catalogue import METRICS
 from resilience.telemetry.log import LogLine
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+STABLE_NAMES = "schema/stable-names.txt"
+CHANGE_KINDS = ("added", "changed", "fixed", "removed")
 OPTIONS_BEGIN = "<!-- The table is made by tests/generate_docs.py from resilience/launcher/ft_options.py. -->"
 OPTIONS_END = "<!-- End of the table. -->"
 MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"
 API = (
-    ("resilience", ("section", "heartbeat", "step", "get_logger", "traceparent")),
+    ("resilience", ("section", "heartbeat", "step", "stop_requested", "get_logger", "traceparent")),
     ("resilience.inprocess", ("Wrapper", "CallWrapper", "Compose")),
     ("resilience.inprocess.state", ("State", "Status")),
     ("resilience.inprocess.initialize", ("Initialize", "RetryController")),
@@ -173,6 +178,74 @@ def api_page() -> str:
     return _page(lines)
 
 
+def stable_names() -> set[str]:
+    """Return every name that docs/compatibility.md promises to keep, one line each: its kind, then the name."""
+    names = {f"command {verb}" for verb in VERBS}
+    for kind in CATALOGUE:
+        tag = kind.__struct_config__.tag
+        names |= {f"event {tag}"} | {f"event {tag} {field}" for field in kind.__struct_fields__}
+    for metric in METRICS:
+        names |= {f"metric {metric.name}"} | {f"metric {metric.name} {label}" for label in metric.labels}
+    names |= {f"config {name}" for name in FIELDS} | {f"option {flag(name)}" for name in FIELDS}
+    names |= {f"option --{option.name.replace('_', '-')}" for option in dataclasses.fields(Options)}
+    names |= {f"variable {name}" for name in re.findall(r"^\| `(RESILIENCE_\w+)`", settings_table(), re.MULTILINE)}
+    for module, public in API:
+        for name in public:
+            thing = getattr(importlib.import_module(module), name)
+            names |= {f"python {module}.{name}"}
+            names |= {f"python {module}.{name}.{member}" for member in _public_members(thing)}
+            names |= {f"python {module}.{name}({parameter})" for parameter in _parameters(thing)}
+    return names
+
+
+def stable_names_page() -> str:
+    """Return the list with the names that are new. Names that have gone stay in it until a person deletes them."""
+    path = DOCS / STABLE_NAMES
+    listed = set(path.read_text().splitlines()) if path.exists() else set()
+    return "\n".join(sorted(listed | stable_names())) + "\n"
+
+
+def changelog() -> str:
+    """Return CHANGELOG.md: the fragments in docs/changes, by kind. Raises: ValueError for one without a kind."""
+    changes: dict[str, list[str]] = {kind: [] for kind in CHANGE_KINDS}
+    for path in sorted((DOCS / "changes").glob("*.md")):
+        if path.name != "README.md":
+            for kind, text in changes_in(path.name, path.read_text()):
+                changes[kind].append(text)
+    lines = [
+        "# Changelog\n",
+        "<!-- Made by tests/generate_docs.py from docs/changes; add a file there. -->\n\n",
+        "Names that stay, and how they may change: [docs/compatibility.md](docs/compatibility.md).\n",
+        f"\n## {__version__} (not released)\n",
+    ]
+    for kind, texts in changes.items():
+        if texts:
+            lines += [f"\n### {kind.capitalize()}\n\n", *texts]
+    return _page(lines)
+
+
+def changes_in(name: str, fragment: str) -> list[tuple[str, str]]:
+    """Return the changes of one fragment: the kind of each, and its text as an item of a list.
+
+    A paragraph that begins with a kind begins a change; other paragraphs continue it."""
+    changes: list[tuple[str, str]] = []
+    for paragraph in fragment.strip().split("\n\n"):
+        kind, colon, sentence = paragraph.partition(": ")
+        if colon and kind in CHANGE_KINDS:
+            changes.append((kind, f"- {_indented(sentence[0].upper() + sentence[1:])}\n"))
+        elif changes:
+            kind, text = changes[-1]
+            changes[-1] = (kind, f"{text}\n  {_indented(paragraph)}\n")
+        else:
+            raise ValueError(f"docs/changes/{name}: begins with {paragraph[:20]!r}, expected one of {CHANGE_KINDS}")
+    return changes
+
+
+def _indented(paragraph: str) -> str:
+    """Return a paragraph as an item of a list holds it; links lead from the repository's root."""
+    return paragraph.replace("\n", "\n  ").replace("](../", "](docs/")
+
+
 def _described(name: str, thing: object) -> list[str]:
     lines = [f"\n### `{name}`\n\n```text\n{name}{_signature(thing)}\n```\n\n{_doc(thing)}\n"]
     if isinstance(thing, type):
@@ -185,6 +258,19 @@ def _described(name: str, thing: object) -> list[str]:
                 signature = "" if isinstance(member, property) else _signature(target)
                 lines.append(f"\n**`{attribute}{signature}`** {' '.join(_doc(member).split())}\n")
     return lines
+
+
+def _public_members(thing: object) -> list[str]:
+    """Return the names of a class's methods and properties, or of an enum's values; none for a function."""
+    members = vars(thing).items() if isinstance(thing, type) else ()
+    kinds = (types.FunctionType, classmethod, staticmethod, property, enum.Enum)
+    return [name for name, member in members if not name.startswith("_") and isinstance(member, kinds)]
+
+
+def _parameters(thing: object) -> list[str]:
+    if isinstance(thing, enum.EnumMeta) or (isinstance(thing, type) and "__init__" not in vars(thing)):
+        return []  # an inherited signature depends on the version of Python
+    return [name for name in inspect.signature(thing).parameters if not name.startswith("_")]  # type: ignore[arg-type]
 
 
 def _signature(thing: object) -> str:
@@ -247,6 +333,7 @@ PAGES = {
     "config.md": config_page,
     "api.md": api_page,
     "migration.md": migration_page,
+    STABLE_NAMES: stable_names_page,
     "schema/log-line.schema.json": log_line_schema,
     "schema/record.schema.json": record_schema,
     "schema/timeline.schema.json": timeline_schema,
@@ -255,7 +342,7 @@ PAGES = {
 
 def main(arguments: list[str]) -> int:
     stale = []
-    for name, make in PAGES.items():
+    for name, make in {**PAGES, "../CHANGELOG.md": changelog}.items():
         path, text = DOCS / name, make()
         if not path.exists() or path.read_text() != text:
             stale.append(name)

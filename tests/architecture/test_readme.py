@@ -40,7 +40,7 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
     dead = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in pages

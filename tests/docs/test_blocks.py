@@ -1,4 +1,4 @@
-"""Every code block in the README and the docs runs.
+"""Every code block in the docs and in the pages of the repository's root runs.
 
     python               as a script, on one rank; `ranks=2`: on as many
     python continues     after the page's earlier python blocks, in the same script
@@ -25,7 +25,7 @@ from markdown_it import MarkdownIt
 from tests.support.ranks import Job, started
 from tests.support.server import ROOT, ForkServer
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SHOWN = {"text", "json", "yaml", "toml", "diff", "prometheus"}
 
 
