@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from html import escape
 from pathlib import Path
@@ -101,8 +102,9 @@ def _stat(panel: Panel, named: Named, box: Box) -> list[str]:
 def _rows(panel: Panel, named: Named, box: Box) -> list[str]:
     x, y, w, _ = box
     parts = []
-    ordered = sorted(named, key=lambda each: -float(each[1]["value"][1]))
-    largest = float(ordered[0][1]["value"][1]) or 1.0
+    largest = max(float(series["value"][1]) for _, series in named) or 1.0
+    is_sorted = all(query.expr.startswith("sort") for query in panel.queries)  # and stays as it was answered
+    ordered = named if is_sorted else sorted(named, key=lambda each: -float(each[1]["value"][1]))
     for number, (name, series) in enumerate(ordered[:MOST_ROWS]):
         value, at = float(series["value"][1]), y + 18 + number * 19
         if panel.view == "gauge":
@@ -208,22 +210,7 @@ def _name(legend: str, series: Series) -> str:
     labels = series["metric"]
     if not legend:
         return "  ".join(f"{name} {value}" for name, value in sorted(labels.items()) if value)
-    for name in (
-        "layer",
-        "phase",
-        "cause",
-        "state",
-        "interruption",
-        "outcome",
-        "section",
-        "source",
-        "detector",
-        "node",
-    ):
-        legend = legend.replace(f"{{{{{name}}}}}", labels.get(name, ""))
-    for name, value in labels.items():
-        legend = legend.replace(f"{{{{{name}}}}}", value)
-    return legend
+    return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), legend).strip()
 
 
 def _text(
@@ -244,8 +231,9 @@ def main() -> None:
             scene.watching.prometheus.await_query(f"vector(time()) > {scene.began + LENGTH}", 2 * LENGTH)
             for board in BOARDS:
                 found = answers(scene, board)
-                (PICTURES / f"{board.name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
-                (PICTURES / f"{board.name}.svg").write_text(draw(board, found))
+                plain = json.dumps(found, separators=(",", ":")).replace(folder, "/home/me")
+                (PICTURES / f"{board.name}.json").write_text(plain + "\n")
+                (PICTURES / f"{board.name}.svg").write_text(draw(board, json.loads(plain)))
     finally:
         server.close()
 

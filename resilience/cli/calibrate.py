@@ -18,6 +18,7 @@ from resilience.analysis.calibrate import DEFAULT, Target, calibrate, unlike
 from resilience.cli import calibrate_backtest, calibrate_plot
 from resilience.cli.arguments import Parser
 from resilience.cli.render import Line, cut, say, say_json, seconds, show, table, width_of_terminal, wrap
+from resilience.cli.run_argument import run_or_file
 from resilience.core import encoding
 from resilience.core.calibration import unlike_runs
 from resilience.core.configuration import differences
@@ -54,7 +55,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Learn how long healthy sections, steps and heartbeats may take, from runs that were recorded."
     parser.epilog = EPILOG
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run folder, timings file, or table (.csv, .csv.gz)"
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="run folder, job within RESILIENCE_RUN_DIR, timings file, or table (.csv, .csv.gz)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write the limits here (YAML); an old one there is taken over"
@@ -94,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, fit, print, write."""
     target = _target(arguments)
     old = _previous(arguments.out)
-    given = timings.read(arguments.runs, frozenset(arguments.section), _progress("reading"))
+    runs = [run_or_file(path) for path in arguments.runs]
+    given = timings.read(runs, frozenset(arguments.section), _progress("reading"))
     for note in (*given.notes, *unlike(given.runs)):
         say(f"resilience calibrate: {note}", sys.stderr)
     if given.unmatched:

@@ -33,9 +33,9 @@ def find_run(text: str | None) -> Path:
     """Return the run folder that an argument means. Raises: ConfigurationError, naming the runs there are."""
     root = Path(Settings.from_environment().run_dir)
     if text is not None:
-        for folder in (Path(text), _newest_attempt(root, text), root / text, root / safe_name(text)):
-            if folder is not None and is_run(folder):
-                return folder
+        folder = _named(root, text)
+        if folder is not None:
+            return folder
         below = runs_in(Path(text))
         if len(below) == 1:
             return below[0]
@@ -53,6 +53,16 @@ def find_run(text: str | None) -> Path:
             f"there are no runs in {root}; name the folder of one, or set RESILIENCE_RUN_DIR to where they are"
         )
     return known[0]
+
+
+def run_or_file(path: Path) -> Path:
+    """Return the run folder that a name means; a path that exists, or that names no run, as it is."""
+    return path if path.exists() else _named(Path(Settings.from_environment().run_dir), str(path)) or path
+
+
+def _named(root: Path, text: str) -> Path | None:
+    found = (Path(text), _newest_attempt(root, text), root / text, root / safe_name(text))
+    return next((folder for folder in found if folder is not None and is_run(folder)), None)
 
 
 def _newest_attempt(root: Path, job_id: str) -> Path | None:

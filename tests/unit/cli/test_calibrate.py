@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from resilience.adapters import timeouts_file
+from resilience.analysis import timings
 from resilience.cli import main
 from resilience.errors import ConfigurationError
 from resilience.telemetry.durations import Header, Recorder
@@ -152,6 +153,27 @@ def test_timings_of_a_run_are_lined_up_over_ranks(tmp_path: Path, capsys: pytest
     assert found["n"] == pytest.approx(24_000, rel=0.01)  # occurrences, not durations of ranks
     assert found["ranks"] == 2
     assert found["median_s"] == pytest.approx(0.25, rel=0.02)
+
+
+def test_run_is_named_by_its_job_as_for_the_other_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path / "runs"))
+    for run in ("job6", "job7", "job7@1"):  # the newest attempt is meant
+        folder = tmp_path / "runs" / run
+        recorder = Recorder(folder, Header(run=run, node="host", rank=0, world_size=1), at=0.0)
+        recorder.started("cold", 0.0)
+        for i in range(50 if run != "job7" else 5):
+            recorder.add("step", 0.25, i * 0.3)
+        recorder.close(20.0)
+        (folder / "records").mkdir()
+    main(["calibrate", "job6", "job7", "--json"])
+    assert (
+        json.loads(capsys.readouterr().out)["deadlines"]["step"]["n"] == 2 * 49
+    )  # the first one is a deadline of its own
+    with pytest.raises(ConfigurationError, match="job8 does not exist; a run folder, a table or a timings file"):
+        timings.read([Path("job8")])
+    assert main(["calibrate", "job8"]) == 2
 
 
 @pytest.mark.parametrize(
