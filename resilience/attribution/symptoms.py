@@ -161,7 +161,8 @@ def symptom(
     kind = record.interruption
     if kind is Interruption.TERMINATED:
         return _exit_symptom(record, signalled)
-    if kind in (Interruption.EXCEPTION, Interruption.BASE_EXCEPTION):
+    is_ending = record.stage == "ending" and record.exception is not None  # then it matters why, not that it takes long
+    if kind in (Interruption.EXCEPTION, Interruption.BASE_EXCEPTION) or is_ending:
         return _exception_symptom(record)
     if kind in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT):
         return _hang_symptom(record, main_stack(record) or stack, sections)

@@ -352,6 +352,7 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
         if not symptoms or not gone or len(gone) * 2 > len(seen.active):
             return [], "unknown", set()
         return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else 0.4, 7) for rank in gone], "went_on", {7}
+    ending = {rank for rank, found in symptoms.items() if found.record.stage == "ending"}  # for an error that followed
     silent = sorted(seen.active - seen.answered - set(symptoms))
     if silent and seen.answered:
         return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
@@ -359,9 +360,9 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
         # A section tells more than the lock that the rank waits for in it, also where its own limit was exceeded first.
         rank: hung_in(seen.sections.get(rank, ()), _HANGS[word]) if word == "on_lock" else _HANGS[word]
         for rank, word in sorted(seen.hangs.items())
-        if word in _HANGS and rank in seen.active
+        if word in _HANGS and rank in seen.active - ending
     }
-    inside = [rank for rank in elsewhere if is_inside(places[rank])]
+    inside = [rank for rank in elsewhere if is_inside(places[rank]) and rank not in ending]
     compared = _walk(seen)
     if compared.mismatch is not None:
         odd = compared.mismatch.odd or compared.mismatch.ranks
@@ -377,6 +378,9 @@ def _absent(seen: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culpr
         found = stuck or {rank: hung_in(seen.sections.get(rank, ()), _HUNG) for rank in inside}
         confidence = 0.7 if len(found) == 1 else 0.4
         return [Culprit(rank, what, confidence, 7) for rank, what in found.items()], next(iter(found.values())), {7}
+    gone = sorted(seen.returned & seen.active) if ending else []
+    if gone and len(gone) * 2 <= len(seen.active):
+        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else 0.4, 7) for rank in gone], "went_on", {7}
     if not seen.active <= set(places):
         return [], "hung", set()
     return _odd_ones(seen, places)

@@ -425,9 +425,10 @@ def phases_of(node: str, before: NodeCycle | None, this: NodeCycle | None) -> It
 
 
 def _read(seen: InterruptionRecord, record: Record, at_ns: int) -> InterruptionRecord:
-    """The record with what its place adds: the exception of a dead program stands in its last lines."""
+    """The record with what its place adds: the exception of a program that is over stands in its last lines."""
     exception = seen.exception
-    if exception is None and seen.interruption is Interruption.TERMINATED and seen.log_tail:
+    is_over = seen.interruption is Interruption.TERMINATED or seen.stage == "ending"
+    if exception is None and is_over and seen.log_tail:
         exception = tracebacks.parse(seen.log_tail)
     return msgspec.structs.replace(
         seen,

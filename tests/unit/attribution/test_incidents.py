@@ -108,6 +108,16 @@ def test_worker_that_ends_with_status_0_in_the_middle_is_blamed_unless_its_agent
     assert counted["terminated", "user_code", "first"] == len(blamed)
 
 
+@pytest.mark.parametrize(("stage", "type_"), [("ending", "ValueError"), ("run", None)])
+def test_error_of_a_rank_that_takes_long_to_end_is_read_from_its_last_lines(stage: str, type_: str | None) -> None:
+    lines = ("Traceback (most recent call last):", '  File "/home/me/train.py", line 3, in train', "ValueError: bad")
+    hung = InterruptionRecord(1, Interruption.HARD_TIMEOUT, stage=stage, log_tail=lines)
+    origin = Origin("job", "node", "monitor", 7, initial_rank=1, layer="launcher")
+    history = History().take_all([Record(0, 5, 5, origin, events.Interrupted(hung))])
+    ((seen,),) = [part.seen for parts in history.cycles.nodes.values() for part in parts.values()]
+    assert (seen.record.exception.type if seen.record.exception is not None else None) == type_
+
+
 def test_line_of_a_hang_is_where_the_rank_saw_itself_if_its_record_was_made_when_the_restart_had_begun() -> None:
     late = InterruptionRecord(
         1, Interruption.SOFT_TIMEOUT, detector=Detector("step", 6.0), stacks=(ThreadStack("MainThread", (TRAIN,)),)

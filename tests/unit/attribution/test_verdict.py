@@ -32,6 +32,7 @@ BARRIER = (
     Frame("/home/me/train.py", 31, "train"),
     Frame("/site-packages/torch/distributed/distributed_c10d.py", 5000, "barrier"),
 )
+CLOSED = ExceptionInfo("RuntimeError", "Connection closed by peer", "f", BACKWARD)
 
 
 def silent(rank: int, stack: tuple[Frame, ...], **known: object) -> InterruptionRecord:
@@ -68,6 +69,27 @@ def test_rank_that_has_seen_itself_wait_is_cleared_though_its_monitor_looked_whe
     hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: "on_lock"}
     seen = Evidence(records, first=2, active=RANKS, stacks=stacks, hangs=hangs, answered=RANKS)
     assert blamed(seen) == [(2, "waits_for_lock")]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (CLOSED, [(2, "went_on")]),
+        (ExceptionInfo("ValueError", "bad batch", "f", LOADS), [(1, "exception")]),
+    ],
+)
+def test_rank_that_takes_long_to_end_after_an_error_is_judged_by_the_error(
+    error: ExceptionInfo, expected: list[tuple[int, str]]
+) -> None:
+    """Rank 2 ended with status 0. Ranks 1 and 3 raised, and waited for the processes of their data loaders."""
+    ending = [
+        silent(rank, (STEP,), hang="in_loop", stage="ending", exception=raised)
+        for rank, raised in ((1, error), (3, CLOSED))
+    ]
+    hangs: dict[int, Hang] = {0: "in_collective", 1: "in_loop", 3: "in_loop"}
+    records = (silent(0, BACKWARD, hang="in_collective"), *ending)
+    seen = Evidence(records, first=0, active=RANKS, hangs=hangs, returned=frozenset((2,)))
+    assert blamed(seen) == expected
 
 
 def test_rank_that_held_the_interpreters_lock_is_blamed_though_it_waits_for_the_others_by_now() -> None:
