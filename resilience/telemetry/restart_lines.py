@@ -2,18 +2,19 @@
 
 The answer is that of the report: the newest records of all ranks are folded into an incident. They are read from the
 run folder once the restart is over, in a thread of their own, so neither a restart nor a rank waits for them. Only the
-end of each file is read, and in a large job only the files that changed last. If no incident is found in time, the
-caller says what it knows itself."""
+end of each file is read, and in a large job only the files that changed last, and those of the ranks that they name as
+the first. If no incident is found in time, the caller says what it knows itself."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from resilience.attribution.incident import Incident
+from resilience.core import events
 from resilience.core.records import Record
 from resilience.telemetry.recording import RecordTail
 
@@ -59,22 +60,39 @@ def incident(
     deadline = time.monotonic() + LIMIT
     tails: dict[Path, RecordTail] = {}
     records: dict[Path, list[Record]] = {}
-    while True:
-        is_last = hurry.is_set() or time.monotonic() >= deadline
-        for path in _newest(folder / "records"):
+
+    def read(paths: Iterable[Path]) -> None:
+        for path in paths:
             tail = tails.setdefault(path, RecordTail(path, LAST_BYTES))
             records.setdefault(path, []).extend(filter(wanted, tail.added()))
+
+    while True:
+        is_last = hurry.is_set() or time.monotonic() >= deadline
+        files = _newest_first(folder / "records")
+        read(files[:MOST_FILES])
+        read(_of_the_first(files[MOST_FILES:], records.values()))
         known = [record for path in sorted(records) for record in records[path]]
         if is_last or complete(known):
-            return choose(fold(known))
+            found = choose(fold(known))
+            is_partial = len(files) > len(records)
+            # Of a part of the records, that no rank is blamed says nothing.
+            return None if found is not None and is_partial and not found.verdict.culprits else found
         hurry.wait(LOOK_EVERY)
 
 
-def _newest(folder: Path) -> list[Path]:
-    """Return the record files that changed last."""
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the record files, the one that changed last first."""
     try:
         with os.scandir(folder) as entries:
             files = [(entry.stat().st_mtime, entry.path) for entry in entries if entry.name.endswith(".jsonl")]
     except OSError:
         return []
-    return [Path(path) for _, path in sorted(files, reverse=True)[:MOST_FILES]]
+    return [Path(path) for _, path in sorted(files, reverse=True)]
+
+
+def _of_the_first(files: Iterable[Path], known: Iterable[Iterable[Record]]) -> list[Path]:
+    """Return the files of the ranks whose record the store has first, as the other ranks say."""
+    ranks = {
+        str(record.event.by) for records in known for record in records if isinstance(record.event, events.OutcomeSeen)
+    }
+    return [path for path in files if path.stem.rpartition("-")[2] in ranks]

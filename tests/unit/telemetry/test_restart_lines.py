@@ -1,0 +1,47 @@
+"""The incident that a restart's line tells of, from a part of the record files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from resilience.attribution.incident import Incident
+from resilience.core.records import to_line
+from resilience.telemetry import restart_lines
+from tests.support.record_streams import Fault, Kind, job
+
+
+def told(folder: Path) -> Incident | None:
+    hurry = threading.Event()
+    hurry.set()
+    return restart_lines.incident(folder, lambda _: True, lambda _: True, lambda found: next(iter(found), None), hurry)
+
+
+@pytest.mark.parametrize("kind", ["exception", "kill", "hang"])
+def test_rank_that_was_first_is_named_though_only_other_files_changed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    write(tmp_path, kind)
+    monkeypatch.setattr(restart_lines, "MOST_FILES", 2)
+    found = told(tmp_path)
+    assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
+
+
+def test_part_of_the_records_that_blames_no_rank_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "communication")
+    found = told(tmp_path)
+    assert found is not None and not found.verdict.culprits
+    monkeypatch.setattr(restart_lines, "MOST_FILES", 2)
+    assert told(tmp_path) is None
+
+
+def write(folder: Path, kind: Kind) -> None:
+    """Write the files of a job of 6 ranks; that of rank 1, which breaks, is the oldest."""
+    (folder / "records").mkdir()
+    for rank, records in job([Fault(kind, 1, 0)], world=6).files.items():
+        path = folder / "records" / f"node-{rank}.jsonl"
+        path.write_bytes(b"".join(map(to_line, records)))
+        os.utime(path, (1000 + (rank != 1), 1000 + (rank != 1)))
