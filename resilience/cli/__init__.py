@@ -26,6 +26,7 @@ VERBS = {
     "trace": "tell whom a restart waited for; write a run's spans for trace viewers",
     "status": "show how a job is doing now: ranks, steps, open sections, restarts",
     "dashboards": "write dashboards, rules and alerts for Prometheus and Grafana",
+    "completion": "print a script that completes these commands in bash or zsh",
 }
 WRONG_USE = 2  # exit status
 
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         say(f"resilience {__version__}")
         return 0
+    if arguments[:1] == ["help"] and len(arguments) == 2:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         say(_help())
         return 0 if arguments else WRONG_USE
@@ -82,5 +85,5 @@ def _help() -> str:
         "",
     ]
     lines += [f"  {verb:12}{what}" for verb, what in VERBS.items()]
-    lines += ["", "resilience COMMAND --help tells the options of a command."]
+    lines += ["", "resilience help COMMAND shows the options of a command."]
     return "\n".join(lines)

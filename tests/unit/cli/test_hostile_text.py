@@ -57,6 +57,7 @@ CALLS: dict[str, list[list[str]]] = {
         [f"/nowhere/{NAME}"],
         ["diff", f"/nowhere/{NAME}", f"/nowhere/{NAME}"],
     ],
+    "completion": [["bash"], ["zsh"], [HOSTILE]],
     "dashboards": [
         ["export", "OUT", "--datasource", HOSTILE, "--grafana", HOSTILE],
         ["export", f"/proc/{NAME}"],
