@@ -137,7 +137,7 @@ def judge(seen: Evidence) -> Verdict:
     hangs = {record.rank: record.hang for record in seen.records if record.hang is not None}
     entered = {record.rank: record.last_collectives for record in seen.records if record.last_collectives}
     seen = msgspec.structs.replace(seen, hangs=hangs | seen.hangs, collectives=entered | seen.collectives)
-    symptoms = _without_stops(_without_consequences(_without_lost_monitors(_symptoms(seen))))
+    symptoms = _without_stops(seen, _without_consequences(_without_lost_monitors(_symptoms(seen))))
     verdict = _named(_store_lost(seen) or _common(seen, symptoms) or _culprits(seen, symptoms))
     guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
     reported = [found.rank for found in symptoms.values() if found.rank not in guilty]
@@ -216,12 +216,15 @@ def _without_consequences(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
     }
 
 
-def _without_stops(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
-    """Return the symptoms; a launcher tells the others to stop when a process has died: then they only follow."""
+def _without_stops(seen: Evidence, symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
+    """Return the symptoms; a launcher tells the others to stop when a process has died: then they only follow.
+
+    A process that had answered an interruption before it died did not begin it."""
     ends = [
         found for found in symptoms.values() if found.is_own and found.record.interruption is Interruption.TERMINATED
     ]
-    died = [found.record.detected_wall_ns for found in ends if found.what != "told_to_stop"]
+    first = [found for found in ends if found.what != "told_to_stop" and found.rank not in seen.answered]
+    died = [found.record.detected_wall_ns for found in first]
     began = min((at for at in died if at is not None), default=None)
     if began is None:
         return symptoms
@@ -306,7 +309,12 @@ def _culprits(seen: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         # They were alive, and elsewhere.
         at_fault = _CATEGORIES.get(blamed[0].what, "user_code")
         return Verdict(blamed[0].what, at_fault, culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
-    blamed.sort(key=lambda culprit: (culprit.rank != seen.first, -culprit.confidence, culprit.rank))
+
+    def order(culprit: Culprit) -> tuple[bool, float, float, int]:
+        arrival = _arrival(symptoms[culprit.rank].record)
+        return culprit.rank != seen.first, arrival, -culprit.confidence, culprit.rank
+
+    blamed.sort(key=order)
     chief = blamed[0]
     return Verdict(chief.what, category(symptoms[chief.rank]), culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
 

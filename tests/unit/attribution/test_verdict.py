@@ -183,6 +183,16 @@ def test_rank_that_was_told_to_stop_long_before_another_one_died_is_blamed() -> 
     assert (0, "told_to_stop") in blamed(seen)
 
 
+def test_rank_that_died_while_it_restarted_told_nobody_to_stop() -> None:
+    """Rank 3 only passed on that rank 2 had gone. Rank 1 had answered before it was killed, 0.2 s later."""
+    stopped = msgspec.structs.replace(ended(2, "SIGTERM", 100.0), arrival_order=3)
+    killed = msgspec.structs.replace(ended(1, "SIGKILL", 100.2), arrival_order=4)
+    echo = InterruptionRecord(3, Interruption.EXCEPTION, exception=CLOSED, origin="consequence", arrival_order=1)
+    verdict = judge(Evidence((killed, stopped, echo), first=3, active=RANKS, answered=frozenset({0, 1, 3})))
+    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "told_to_stop"), (1, "killed")]
+    assert verdict.first == 2
+
+
 def test_lost_monitor_is_blamed_where_nothing_else_is_on_record() -> None:
     lost = InterruptionRecord(3, Interruption.MONITOR_PROCESS_EXCEPTION, "its monitor is gone")
     assert blamed(Evidence((lost,), first=3, active=RANKS, answered=RANKS)) == [(3, "monitor_lost")]
