@@ -368,6 +368,12 @@ def _whole(name: str) -> int | None:
     return int(text) if text else None
 
 
+def torchrun_restarts_left() -> int | None:
+    """Return how often torchrun may start the ranks anew, None where another launcher or none has started them."""
+    most, count = _whole("TORCHELASTIC_MAX_RESTARTS"), _whole("TORCHELASTIC_RESTART_COUNT")
+    return None if most is None else most - (count or 0)
+
+
 def torchrun_default(option: str) -> str | None:
     """Return the default that PET_<OPTION> sets for an option of torchrun, None where it is not set."""
     return os.environ.get(f"PET_{option}") or None

@@ -51,6 +51,25 @@ def say(stream: object, text: str) -> None:
         os.close(own)
 
 
+def path_of_stderr() -> str:
+    """Return the path of the terminal that this process's stderr is, empty if it is none."""
+    try:
+        return os.ttyname(STDERR) if os.isatty(STDERR) else ""
+    except OSError:
+        return ""
+
+
+def say_at(path: str, text: str) -> None:
+    """Write text to a terminal, as far as it takes it now; never raises. For a process that does not keep it open."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            if os.isatty(descriptor):
+                put(descriptor, text.encode(errors="backslashreplace"), time.monotonic())
+        finally:
+            os.close(descriptor)
+
+
 def put(descriptor: int, data: bytes, until: float) -> int:
     """Write; answers how many bytes were taken. until: on the monotonic clock; what is ready is taken even after it.
 

@@ -442,7 +442,21 @@ def _agree(at: Keys, seat: Seat, limits: Limits) -> Protocol[frozenset[int]]:
     else:
         yield from _await_all(at.frozen, at.end, seat.rank, seat.world_size, limits.barrier)
         (frozen,) = yield Read((at.frozen,))
+    return _ranks(frozen)
+
+
+def _ranks(frozen: str) -> frozenset[int]:
     return frozenset() if frozen == "none" else frozenset(map(int, frozen.split()))
+
+
+def terminated_of(seat: Seat, limit: float) -> Protocol[frozenset[int] | None]:
+    """Return the ranks that do not go on after the iteration of a rank that has left it, None if the others have not
+    agreed on them within `limit` seconds."""
+    at = Keys(seat.iteration)
+    if not (yield Await(at.frozen, limit)):
+        return None
+    (frozen,) = yield Read((at.frozen,))
+    return _ranks(frozen)
 
 
 def _freeze(at: Keys) -> Protocol[str]:

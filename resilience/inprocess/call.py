@@ -92,6 +92,7 @@ class CallWrapper:
         self._watcher: Watcher
         self._account: Account
         self._said_goodbye = False
+        self._others_go_on = False  # without this rank, which has left
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
         self._told: InterruptionRecord | None = None  # of that failure
         self._origin: FaultOrigin = "own"  # of that failure, final when the last call is over
@@ -162,7 +163,7 @@ class CallWrapper:
             finally:
                 session.leave()  # again in Session.open, for an exception that lands here
                 self._let_go()
-                session.ended(self._state.iteration + 1, error)
+                session.ended(self._state.iteration + 1, error, self._others_go_on)
 
     def _let_go(self) -> None:
         """Give back what the call took of this process. A user may keep this object, and hooks the state."""
@@ -185,9 +186,11 @@ class CallWrapper:
                     return self._value
                 if ending.outcome == restart.LEFT:
                     self._say_goodbye()
+                    self._see_who_goes_on(seat, self._limits.last_call)
                     raise self._error or InternalError("a rank left without an error")
         except RankDiscarded as error:
             self._say_goodbye()  # all ranks know: they find the same seats
+            self._others_go_on = True
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
             raise
         except BaseException as error:
@@ -261,8 +264,18 @@ class CallWrapper:
             with contextlib.suppress(BarrierTimeout):  # all that the others need is written by then
                 self._drive(restart.stand_in(seat, self._limits, encode(record)))
             self._say_goodbye()
+            self._see_who_goes_on(seat, 0.0)
         except ResilienceError as lost:
             self._session.emit(events.HookFailed("leave", f"{type(lost).__name__}: {lost}"[:500]))
+
+    def _see_who_goes_on(self, seat: Seat, limit: float) -> None:
+        """Learn whether others go on without this rank, which has left. The last rank 0 of the job says how it ended.
+        So only rank 0 asks, and waits at most `limit` seconds until the others have agreed."""
+        if seat.rank != 0 or seat.world_size == 1:
+            return
+        with contextlib.suppress(ResilienceError):
+            frozen = self._drive(restart.terminated_of(seat, limit))
+            self._others_go_on = frozen is not None and len(frozen) < seat.world_size
 
     # -- performing the protocol ----------------------------------------------------------------
 

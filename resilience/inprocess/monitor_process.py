@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
-from resilience.adapters import background, collective_calls, descriptors, processes, stacks, titles
+from resilience.adapters import background, collective_calls, descriptors, processes, stacks, terminal, titles
 from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed, pair
 from resilience.core.encoding import text
@@ -64,6 +64,7 @@ class Plan:
         self.rank_filter: RankFilter | None = wrapper.rank_filter
         self.initial_rank = state.initial_rank
         self.rank_pid = os.getpid()
+        self.terminal = terminal.path_of_stderr()
         self.logfile = (wrapper.monitor_process_logfile or "").replace("{rank}", str(state.initial_rank))
 
 
@@ -322,6 +323,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         ready=ready,
         emit=lambda *new: monitor.emit(*new),
         alert=lambda line: channel.send(messages.encode(messages.Alert(line))),
+        terminal=plan.terminal,
     )
     monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
     outlet.start()

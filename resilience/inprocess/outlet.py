@@ -37,6 +37,7 @@ from resilience.core.restart import (
     report,
     seat_key,
     stand_in,
+    terminated_of,
     unwitnessed,
     witness,
 )
@@ -49,6 +50,7 @@ from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import Notice, hosting
 from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.monitor import messages
+from resilience.telemetry import standard
 from resilience.telemetry.restart_lines import Line
 
 LOOKS = 100  # consecutive looks, LOOK_EVERY seconds apart, that must find no client if not all are known to have left
@@ -73,8 +75,9 @@ class StoreOutlet:
         ready: Callable[[str], None],
         emit: Callable[..., None],
         alert: Callable[[str], object],
+        terminal: str = "",
     ) -> None:
-        """alert: shows a line at the rank's terminal."""
+        """alert: shows a line at the rank's terminal, while the rank lives; terminal: its path, if stderr is one."""
         self._factory = store_factory
         self._kwargs = store_kwargs
         self._hooks = hooks
@@ -83,6 +86,7 @@ class StoreOutlet:
         self._ready = ready
         self._emit = emit
         self._alert = alert
+        self._terminal = terminal
         self._base: Any = None
         self._hosting_s = 0.0  # that connecting to the base took, or hosting it
         self._patience: Patience | None = None
@@ -210,7 +214,7 @@ class StoreOutlet:
     def _represent(self, record: InterruptionRecord) -> None:
         """Stand in for a rank of somebody else, whose own monitor is gone. Runs in a thread of its own."""
         store = dist.PrefixStore(self._begun.prefix, self._connect())
-        self._emit(self._drive_stand_in(record, store))
+        self._emit(self._drive_stand_in(record, store)[0])
 
     def _interrupt(self, record: InterruptionRecord) -> None:
         assert record.iteration is not None
@@ -219,7 +223,7 @@ class StoreOutlet:
         if seat.iteration == record.iteration:  # its stacks are on record, and it may not be able to say so
             drive(arrive(at.witnessed, seat.rank, seat.world_size), self._store)
         asked = report(at, encode(record), symptom(record).is_own)
-        drive(asked, self._store, self._performing(record, self._store))
+        drive(asked, self._store, lambda operation: note_arrival(operation, self._store, record, self._emit))
         if record.iteration != self._witnessed_in:
             self._witnessed_in = record.iteration
             self._await_witnesses(at, seat)
@@ -252,19 +256,44 @@ class StoreOutlet:
         self._spare = iteration_server(server.host)
 
     def _stand_in(self, record: InterruptionRecord) -> None:
-        self._result = self._drive_stand_in(record, self._store)
+        self._result, seat = self._drive_stand_in(record, self._store)
         self._job_goes_on = True
+        if record.exit is not None and self._terminal and telling.ends_with_ranks() and self._was_last_rank_0(seat):
+            standard.end_of_killed(self._terminal, self._folder, record.exit)
 
-    def _drive_stand_in(self, record: InterruptionRecord, store: StoreLike) -> events.RankStoodInFor:
+    def _was_last_rank_0(self, seat: Seat | None) -> bool:
+        """Return True if no rank goes on after this one, which died in that seat, and it was rank 0. No rank goes on
+        where the store is lost."""
+        if seat is None or seat.rank != 0:
+            return False
+        try:
+            terminated = drive(terminated_of(seat, 0.0), self._store)
+        except (ResilienceError, RuntimeError, OSError):
+            return True
+        return terminated is None or len(terminated) == seat.world_size
+
+    def _drive_stand_in(
+        self, record: InterruptionRecord, store: StoreLike
+    ) -> tuple[events.RankStoodInFor, Seat | None]:
+        """Represent a rank. Return how that went, and the last seat that the rank had."""
         began = time.monotonic()
         result: Any
+        seat: Seat | None = None
+
+        def perform(operation: restart.Operation) -> Any:
+            nonlocal seat
+            if not isinstance(operation, Assign):
+                return note_arrival(operation, store, record, self._emit)
+            seat = self._assign(operation)
+            return seat
+
         try:
-            protocol = stand_in(self._last_seat(record.rank, store), self._begun.waits, encode(record))
-            result = drive(protocol, store, self._performing(record, store), chunk=3600.0)
+            seat = self._last_seat(record.rank, store)
+            result = drive(stand_in(seat, self._begun.waits, encode(record)), store, perform, chunk=3600.0)
             error = ""
         except (ResilienceError, RuntimeError, OSError) as failed:
             result, error = "failed", f"{type(failed).__name__}: {failed}"[:500]
-        return events.RankStoodInFor(record.rank, result, time.monotonic() - began, error)
+        return events.RankStoodInFor(record.rank, result, time.monotonic() - began, error), seat
 
     def _last_seat(self, initial_rank: int, store: StoreLike) -> Seat:
         """The seat the rank published last, or the one it had at the call."""
@@ -280,16 +309,6 @@ class StoreOutlet:
         size = self._begun.origin.world_size
         assert size is not None
         return size
-
-    def _performing(self, record: InterruptionRecord, store: StoreLike) -> Callable[[restart.Operation], Any]:
-        """What the driver asks on behalf of the record's rank."""
-
-        def perform(operation: restart.Operation) -> Any:
-            if isinstance(operation, Assign):
-                return self._assign(operation)
-            return note_arrival(operation, store, record, self._emit)
-
-        return perform
 
     def _assign(self, operation: Assign) -> Seat | None:
         store = hook_store(self._begun.prefix, self._base)

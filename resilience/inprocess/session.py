@@ -307,11 +307,12 @@ class Session:
     def swallowed(self, swallow: Swallow) -> None:
         self.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
 
-    def ended(self, iterations: int, error: str) -> None:
-        """Put the end of the call on record. error: what left it, empty if it completed."""
+    def ended(self, iterations: int, error: str, others_go_on: bool) -> None:
+        """Put the end of the call on record. error: what left it, empty if it completed; others_go_on: without this
+        rank, so this is not the end of the job."""
         outcome: events.Outcome = "left" if error else "completed"
         self.emit(events.CallEnded(outcome, iterations, time.monotonic() - self._began, error))
-        if self.emitter.origin.rank == 0 and not has_agent():
+        if self.emitter.origin.rank == 0 and not others_go_on and not has_agent():
             standard.ENDING.ended(self._folder, iterations - 1, error)
 
     def move_to(self, seat: Seat) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters.environment import has_agent, is_quiet
+from resilience.adapters.environment import has_agent, is_quiet, torchrun_restarts_left
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.core import events
@@ -36,6 +36,12 @@ def of_restart(folder: Path, origin: Origin, say: Callable[[str], object], emit:
     if origin.cycle and not origin.call and not has_agent():
         return Line(lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say)
     return None
+
+
+def ends_with_ranks() -> bool:
+    """Return True if the job is over once none of its ranks goes on. torchrun may start them again. Our own launcher
+    says itself how the job ends."""
+    return not (has_agent() or is_quiet() or torchrun_restarts_left())
 
 
 def _in_place(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from resilience.adapters import terminal
 from resilience.adapters.environment import Launcher, is_quiet
 from resilience.core import events
+from resilience.core.attribution import Exit
 from resilience.core.printable import printable
 from resilience.core.records import Record
 from resilience.core.watched import watched_in_words
@@ -67,7 +68,8 @@ def show(line: str) -> None:
 class Ending:
     """The line at the end of a job without the launcher: how it ended, and the command that explains it.
 
-    Said by the process that was rank 0 last, when its interpreter ends."""
+    The process that was rank 0 last says it when its interpreter ends. If that process is killed within the call, its
+    monitor says it where stderr is a terminal: `end_of_killed`."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -77,13 +79,23 @@ class Ending:
         """A call ended on rank 0. restarts: in place, in this call. error: what left it, empty if it completed."""
         how = "completed" if not error else f"failed ({error.partition(':')[0]})"
         count = f" after {restarts} restart{'' if restarts == 1 else 's'} in place" if restarts else ""
-        self._line = f"{how}{count}; to see what happened:\n  resilience report {folder}"
+        self._line = _end(how + count, folder)
         self._pid = os.getpid()
 
     def say(self) -> None:
         """Say it, if a call has ended here."""
         if self._pid == os.getpid():  # a child that was forked without another program ends its interpreter too
             show(self._line)
+
+
+def end_of_killed(terminal_path: str, folder: Path, status: Exit) -> None:
+    """Say that the job ended with the process of rank 0. status: how that process ended."""
+    how = status.signal or ("exit status unknown" if status.code is None else f"exit code {status.code}")
+    terminal.say_at(terminal_path, printable(f"resilience: {_end(f'rank 0 was ended ({how})', folder)}\n"))
+
+
+def _end(how: str, folder: Path) -> str:
+    return f"{how}; to see what happened:\n  resilience report {folder}"
 
 
 ENDING = Ending()

@@ -276,6 +276,57 @@ def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open) -> None:
     assert len(told) == 1 and "rank 1 failed first (SIGKILL), 2 ranks go on" in told[0]
 
 
+# What leaves the call on some ranks, and what the last line says of the end.
+ENDS = {
+    "all ranks leave": ("sys.exit(3)", 1, "failed (SystemExit)"),
+    "rank 1 is killed": ("if rank == 1: os.kill(os.getpid(), 9)", 1, "rank 0 was ended (SIGTERM)"),
+    "rank 0 is killed": ("if rank == 0: os.kill(os.getpid(), 9)", 1, "rank 0 was ended (SIGKILL)"),
+    "rank 1 leaves": ("if rank == 1: sys.exit(0)", 0, "completed after 1 restart in place"),
+    "rank 0 leaves": ("if rank == 0: sys.exit(0)", 0, "completed after 1 restart in place"),
+    "rank 0 is excluded": ("if rank == 0: 1 / 0", 0, "completed after 1 restart in place"),
+}
+ENDING = """
+import os, sys, torch, torch.distributed as dist
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.health_check import HealthCheck
+
+rank = int(os.environ["RANK"])
+
+class Check(HealthCheck):
+    def __call__(self, state, exc=None):
+        if exc is not None and rank == 0:
+            raise RuntimeError("sick")
+        return state, exc
+
+@Wrapper(health_check=Check())
+def train(call: CallWrapper = None):
+    dist.init_process_group("gloo")
+    for step in range(6):
+        if (call.iteration, step) == (0, 3):
+            CASE
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+try:
+    train()
+except Exception:
+    pass
+"""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_job_of_a_wrapper_under_torchrun_ends_with_one_line_and_the_command(
+    terminal: Open, tmp_path: Path, case: str
+) -> None:
+    act, status, how = ENDS[case]
+    script = ENDING.replace("CASE", act)
+    job = terminal([*TORCHRUN, "--nproc-per-node", "2"], script, RESILIENCE_RUN_DIR="runs")
+    assert job.wait() == status, job.text
+    (line,) = [line for line in job.lines if "to see what happened" in line]
+    assert line.startswith(f"resilience: {how}"), job.text
+    assert job.lines.count(f"  resilience report {the_run(tmp_path)}") == 1
+
+
 def test_ranks_in_a_plain_environment_say_a_restart_once(start: Callable[..., Job]) -> None:
     job = start(2, "tests.process.jobs:train", faults=[fault("exception")])
     job.wait()

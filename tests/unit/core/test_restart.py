@@ -483,3 +483,12 @@ def test_fault_is_put_down_before_the_outcome_wakes_another_rank(protocol: Modul
     drive(protocol.report(Keys(0), "1 failed"), MemoryStore(), log=log)
     keys = [operation.key for operation in log]
     assert keys.index("0/fault") < keys.index("0/outcome")
+
+
+def test_rank_that_has_left_learns_who_does_not_go_on_or_nothing(protocol: ModuleType) -> None:
+    store, seat = MemoryStore(), Seat(0, 0, 3, 3, 4)
+    assert isinstance(protocol.terminated_of(seat, 1.0).send(None), Await)
+    assert drive(protocol.terminated_of(seat, 1.0), store) is None
+    for frozen, ranks in (("none", set()), ("0 2", {0, 2})):
+        store.data["4/frozen"] = frozen
+        assert drive(protocol.terminated_of(seat, 1.0), store) == ranks
