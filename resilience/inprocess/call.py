@@ -92,7 +92,6 @@ class CallWrapper:
         self._watcher: Watcher
         self._account: Account
         self._said_goodbye = False
-        self._others_go_on = False  # without this rank, which has left
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
         self._told: InterruptionRecord | None = None  # of that failure
         self._origin: FaultOrigin = "own"  # of that failure, final when the last call is over
@@ -163,7 +162,7 @@ class CallWrapper:
             finally:
                 session.leave()  # again in Session.open, for an exception that lands here
                 self._let_go()
-                session.ended(self._state.iteration + 1, error, self._others_go_on)
+                session.ended(self._state.iteration + 1, error)
 
     def _let_go(self) -> None:
         """Give back what the call took of this process. A user may keep this object, and hooks the state."""
@@ -185,12 +184,10 @@ class CallWrapper:
                     self._depart(seat)
                     return self._value
                 if ending.outcome == restart.LEFT:
-                    self._say_goodbye()
-                    self._see_who_goes_on(seat, self._limits.last_call)
+                    self._say_goodbye(seat, self._limits.last_call)
                     raise self._error or InternalError("a rank left without an error")
         except RankDiscarded as error:
-            self._say_goodbye()  # all ranks know: they find the same seats
-            self._others_go_on = True
+            self._say_goodbye(seat)  # all ranks know: they find the same seats
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
             raise
         except BaseException as error:
@@ -201,9 +198,10 @@ class CallWrapper:
         finally:
             self._release_watcher()
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, left: Seat | None = None, limit: float = 0.0) -> None:
         self._session.say_goodbye()
         self._said_goodbye = True
+        self._session.see_who_goes_on(left, limit)
 
     def _release_watcher(self) -> None:  # the main thread is out of the function
         if hasattr(self, "_watcher"):
@@ -263,19 +261,9 @@ class CallWrapper:
         try:
             with contextlib.suppress(BarrierTimeout):  # all that the others need is written by then
                 self._drive(restart.stand_in(seat, self._limits, encode(record)))
-            self._say_goodbye()
-            self._see_who_goes_on(seat, 0.0)
+            self._say_goodbye(seat)
         except ResilienceError as lost:
             self._session.emit(events.HookFailed("leave", f"{type(lost).__name__}: {lost}"[:500]))
-
-    def _see_who_goes_on(self, seat: Seat, limit: float) -> None:
-        """Learn whether others go on without this rank, which has left. The last rank 0 of the job says how it ended.
-        So only rank 0 asks, and waits at most `limit` seconds until the others have agreed."""
-        if seat.rank != 0 or seat.world_size == 1:
-            return
-        with contextlib.suppress(ResilienceError):
-            frozen = self._drive(restart.terminated_of(seat, limit))
-            self._others_go_on = frozen is not None and len(frozen) < seat.world_size
 
     # -- performing the protocol ----------------------------------------------------------------
 

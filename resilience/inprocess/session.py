@@ -35,7 +35,7 @@ from resilience.adapters.environment import (
 from resilience.adapters.interrupt import Swallow
 from resilience.adapters.launches import Launch
 from resilience.adapters.patience import Patience
-from resilience.adapters.store import StoreLike, execute
+from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.configuration import Configuration
@@ -45,7 +45,7 @@ from resilience.core.restart import CompareSet, Seat
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
-from resilience.errors import DecodeError, MonitorError
+from resilience.errors import DecodeError, MonitorError, ResilienceError
 from resilience.inprocess import launched, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.joining import join
@@ -82,6 +82,7 @@ class Session:
         self._folder = Path()
         self._began = time.monotonic()
         self._closing = threading.Event()
+        self._others_go_on = False  # without this rank, which has left
         self._call = number
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
         self._monitor: Handle = start(wrapper, state, state.initial_rank == 0, self._notice)
@@ -307,12 +308,19 @@ class Session:
     def swallowed(self, swallow: Swallow) -> None:
         self.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
 
-    def ended(self, iterations: int, error: str, others_go_on: bool) -> None:
-        """Put the end of the call on record. error: what left it, empty if it completed; others_go_on: without this
-        rank, so this is not the end of the job."""
+    def see_who_goes_on(self, left: Seat | None, limit: float) -> None:
+        """Learn whether others go on without this rank. The last rank 0 of a job says how it ended. So only rank 0
+        asks, and waits at most `limit` seconds until the others have agreed. left: the seat it has left, if it has."""
+        if left is not None and left.rank == 0:
+            with contextlib.suppress(ResilienceError):
+                terminated = drive(restart.terminated_of(left, limit), self.store)
+                self._others_go_on = terminated is not None and len(terminated) < left.world_size
+
+    def ended(self, iterations: int, error: str) -> None:
+        """Put the end of the call on record. error: what left it, empty if it completed."""
         outcome: events.Outcome = "left" if error else "completed"
         self.emit(events.CallEnded(outcome, iterations, time.monotonic() - self._began, error))
-        if self.emitter.origin.rank == 0 and not others_go_on and not has_agent():
+        if self.emitter.origin.rank == 0 and not self._others_go_on and not has_agent():
             standard.ENDING.ended(self._folder, iterations - 1, error)
 
     def move_to(self, seat: Seat) -> None:
