@@ -1,0 +1,46 @@
+"""The Python examples pass a strict type checker, as users with `py.typed` run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_blocks import BLOCKS
+from tests.support.server import ROOT
+
+LIMIT = 280.0
+CONFIG = """\
+[mypy]
+strict = True
+python_version = 3.10
+[mypy-torch.*]
+follow_imports = skip
+ignore_missing_imports = True
+[mypy-numpy.*]
+follow_imports = skip
+"""
+CHECKED = ("README.md", "quickstart.md", "usage.md")
+
+
+def examples(folder: Path) -> list[Path]:
+    """Write the Python blocks of the first pages that users read as files, and return these."""
+    blocks = [block for block in BLOCKS if block.kind == "python" and block.page.name in CHECKED]
+    paths = [folder / f"{block.page.stem.lower()}_{block.line}.py" for block in blocks]
+    for path, block in zip(paths, blocks, strict=True):
+        path.write_text(block.code)
+    return paths
+
+
+def test_examples_pass_mypy(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    paths = examples(tmp_path)
+    assert len(paths) >= len(CHECKED)
+    (tmp_path / "mypy.ini").write_text(CONFIG)
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *(path.name for path in paths)]
+    env = {**os.environ, "MYPYPATH": str(ROOT)}
+    checked = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
