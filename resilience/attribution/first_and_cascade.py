@@ -63,7 +63,7 @@ class Interruptions:
                 self._seen[origin.node, place].append(_seen(seen))
             case events.OutcomeSeen(by=int(by)):
                 self._by[origin.node, place] = by
-            case events.MonitorEnded() if origin.initial_rank is not None:
+            case events.MonitorEnded() | events.MonitorLost() if origin.initial_rank is not None:
                 self._over.add((cycle, origin.initial_rank))
 
     def counted(self, nodes: Mapping[str, Mapping[Cycle, NodeCycle]]) -> Counter[Labels]:

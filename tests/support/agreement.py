@@ -23,6 +23,7 @@ from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
 
+INTERRUPTIONS = "resilience_interruptions_total"
 PHASES = "resilience_restart_phase_duration_seconds_sum"
 PRODUCTIVE, LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 
@@ -102,6 +103,13 @@ def assert_agree(records: list[Record]) -> None:
         told, now = report(load(folder)), Watcher(folder, lambda: 0.0).look()
     if now is not None:
         assert_same_header(told, now, metrics)
+
+
+def assert_one_first_interruption_for_each_incident(records: list[Record], without: int = 0) -> None:
+    """without: incidents in which no rank has a fault of its own on record, because all only waited."""
+    counts = counted(records).items()
+    firsts = sum(n for labels, n in counts if labels[0] == INTERRUPTIONS and labels[-1] == "first")
+    assert firsts == len(incidents_of(History().take_all(records))) - without
 
 
 def assert_same_restarts(history: History, metrics: Counter[tuple[str, ...]], spans: list[Span]) -> None:

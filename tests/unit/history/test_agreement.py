@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support import launch_streams, record_streams
-from tests.support.agreement import assert_agree
+from tests.support.agreement import assert_agree, assert_one_first_interruption_for_each_incident
 from tests.support.launch_streams import launched
 from tests.support.nested_streams import nested
 from tests.support.record_streams import job
@@ -19,6 +19,7 @@ from tests.support.record_streams import job
 IN_PLACE = st.lists(st.sampled_from(get_args(record_streams.Kind)), max_size=3, unique=True)
 BY_LAUNCHER = st.lists(st.sampled_from(["kill", "raise", "hang", "membership", "request", "exhausted"]), max_size=3)
 CUT = st.integers(0, 60)
+WAITED = {"waited_for", "communication", "skipped"}  # no rank has a fault of its own on record
 
 
 @given(kinds=IN_PLACE, world=st.integers(4, 6), spares=st.integers(0, 1), cut=CUT, seed=st.integers(0, 99))
@@ -29,6 +30,8 @@ def test_jobs_that_restart_in_place(
     faults = [record_streams.Fault(kind, 1 + n, n, 10 * (n + 1)) for n, kind in enumerate(kinds)]
     records = job(faults, world=world, spares=spares, seed=seed).interleaved(seed)
     assert_agree(records)
+    if "monitor" not in kinds:  # such a fault may share an iteration with another one
+        assert_one_first_interruption_for_each_incident(records, len(WAITED.intersection(kinds)))
     assert_agree(records[: len(records) - cut])
 
 
@@ -40,6 +43,7 @@ def test_jobs_that_the_launcher_restarts(
     told = launched([launch_streams.Fault(kind, 1) for kind in kinds], nodes=nodes, ranks=2, signs=signs)
     records = told.interleaved(seed)
     assert_agree(records)
+    assert_one_first_interruption_for_each_incident(records)
     assert_agree(records[: len(records) - cut])
 
 
@@ -49,6 +53,7 @@ def test_jobs_with_a_wrapper_inside_the_launcher(kinds: list[launch_streams.Kind
     assume("exhausted" not in kinds[:-1])
     records = nested([launch_streams.Fault(kind, 1) for kind in kinds], nodes=nodes).interleaved(0)
     assert_agree(records)
+    assert_one_first_interruption_for_each_incident(records)
     assert_agree(records[: len(records) - cut])
 
 
