@@ -12,6 +12,7 @@ MODES = ("wrapper", "launcher", "both")
 KINDS = ("ddp", "fsdp2", "loader", "async", "pipeline")
 STEPS = 12
 LIMIT = "CAMPAIGN_LIMIT"  # variable of a job: seconds until a hang is noticed
+USER_PORT = "CAMPAIGN_USER_PORT"  # for the store of process groups, where the library takes MASTER_PORT for its own
 GROUP_TIMEOUT = "CAMPAIGN_GROUP_TIMEOUT"  # the same for collectives, for a contestant that has no other limit
 
 ENDS: dict[str, tuple[str, ...]] = {

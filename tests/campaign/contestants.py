@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from tests.campaign.cases import GROUP_TIMEOUT, LIMIT, STEPS, Case
+from tests.campaign.cases import GROUP_TIMEOUT, LIMIT, STEPS, USER_PORT, Case
 
 PORTS = 21000
+PEERS = "CAMPAIGN_PEERS"  # variable of the campaign: a folder in which other contestants are installed
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,54 @@ class TunedTorchrun(Torchrun):
     variables: ClassVar = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", GROUP_TIMEOUT: "6"}
 
 
-CONTESTANTS: dict[str, Contestant] = {each.name: each for each in (Ours(), Torchrun(), TunedTorchrun())}
+class PeerWrapper:
+    """nvidia-resiliency-ext 0.4.1, in process, found in the folder PEERS. It gives no verdict."""
+
+    name = "nvrx, in process"
+    gives_verdicts = False
+    variables: ClassVar[dict[str, str]] = {}
+
+    def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
+        port = PORTS + 2 * (case.number % 2000)
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), USER_PORT: str(port + 1)}
+        common |= {"WORLD_SIZE": str(case.world), LIMIT: str(limit_s(case)), **self.variables}
+        command = [sys.executable, *_train(case, folder, "peer-wrapper")]
+        return [(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(case.world)]
+
+    def verdict(self, case: Case, folder: Path) -> Verdict:
+        return Verdict()
+
+
+class TunedPeerWrapper(PeerWrapper):
+    """A rank in a collective is freed by gloo's timeout alone."""
+
+    name = "nvrx, in process, tuned"
+    variables: ClassVar = {GROUP_TIMEOUT: "6"}
+
+
+class PeerLauncher(Torchrun):
+    """ft_launcher of nvidia-resiliency-ext 0.4.1: torchrun's summary, and limits for heartbeats like those of ours."""
+
+    name = "nvrx, ft_launcher"
+    variables: ClassVar = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
+        limit = limit_s(case)
+        options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3"]
+        options += [f"--ft-rank-heartbeat-timeout={limit}", "--ft-workload-check-interval=1"]
+        options += ["--ft-enable-nic-monitor=False"]
+        launcher = "nvidia_resiliency_ext.fault_tolerance.launcher"
+        arguments = _train(case, folder, "peer-launcher")
+        return [([sys.executable, "-m", launcher, *options, *arguments], self.variables)]
+
+
+EVERYBODY = (Ours(), Torchrun(), TunedTorchrun(), PeerWrapper(), TunedPeerWrapper(), PeerLauncher())
+CONTESTANTS: dict[str, Contestant] = {each.name: each for each in EVERYBODY}
 
 
 def environment(folder: Path, more: dict[str, str]) -> dict[str, str]:
     """Return what each process of a job gets: one thread for arithmetic, and the repository on the path."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get(PEERS)])])
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "TORCHELASTIC_"))},
         "PYTHONPATH": root,

@@ -8,6 +8,7 @@ from math import sqrt
 from statistics import median
 
 from tests.campaign.cases import HARMLESS, Case
+from tests.campaign.contestants import CONTESTANTS
 from tests.campaign.running import Measures, Outcome
 
 NAMED = 0.5  # a rank that is named with more than this is accused
@@ -81,7 +82,8 @@ MEASURES: tuple[tuple[str, Callable[[Measures], float | None]], ...] = (
 
 
 def judged(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes in which one rank is the truth and the fault has struck."""
+    """Return the outcomes in which one rank is the truth, the fault has struck, and the contestant gives verdicts."""
+    outcomes = [each for each in outcomes if CONTESTANTS[each.contestant].gives_verdicts]
     return [
         each for each in outcomes if each.case.firsts(each.struck) and not is_harmless(each) and not each.case.ambiguous
     ]

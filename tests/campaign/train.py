@@ -1,12 +1,14 @@
 """The job of the campaign: a model that is trained for some steps, with a checkpoint after each.
 
-    python -m tests.campaign.train FOLDER STEPS wrapper|launcher|both|plain KIND
+    python -m tests.campaign.train FOLDER STEPS wrapper|launcher|both|plain|peer-wrapper|peer-launcher KIND
 
-`plain` has nothing of the package in it: it runs under any launcher. Each step of each rank is noted in a file."""
+`plain` has nothing of the package in it: it runs under any launcher. `peer-…` is for nvidia-resiliency-ext. Each step
+of each rank is noted in a file."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -15,18 +17,29 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from tests.campaign import injector
-from tests.campaign.cases import GROUP_TIMEOUT, LIMIT
+from tests.campaign.cases import GROUP_TIMEOUT, LIMIT, USER_PORT
 from tests.campaign.jobs import KINDS, Job, Section
 
 
-def train(folder: Path, steps: int, kind: str, note: Callable[[int], object], section: Section) -> None:
-    """Train from the last checkpoint to the end, and leave what the parameters are then."""
+def train(
+    folder: Path,
+    steps: int,
+    kind: str,
+    note: Callable[[int], object],
+    section: Section,
+    group: dict[str, Any] | None = None,
+) -> None:
+    """Train from the last checkpoint to the end, and leave what the parameters are then.
+
+    group: what the default process group is made of, besides the environment."""
     initial_rank = int(os.environ.get("INITIAL_RANK", os.environ["RANK"]))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get(GROUP_TIMEOUT, "300"))))
+    timeout = timedelta(seconds=float(os.environ.get(GROUP_TIMEOUT, "300")))
+    dist.init_process_group("gloo", timeout=timeout, **(group or {}))
     job: Job = KINDS[kind](folder, initial_rank, section)
     begin = job.load()
     entry = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -59,6 +72,9 @@ def main() -> None:
     if mode == "plain":
         train(folder, steps, kind, lambda step: None, _no_section)
         return
+    if mode.startswith("peer"):
+        (_peer_wrapper if mode == "peer-wrapper" else _peer_launcher)(folder, steps, kind)
+        return
     import resilience
 
     def note(step: int) -> None:
@@ -77,6 +93,33 @@ def main() -> None:
         train(folder, steps, kind, note, resilience.section)
 
     wrapped()
+
+
+def _peer_wrapper(folder: Path, steps: int, kind: str) -> None:
+    """As in its examples: the groups have a store of their own, with a prefix for each iteration."""
+    inprocess: Any = importlib.import_module("nvidia_resiliency_ext.inprocess")
+    limit = float(os.environ[LIMIT])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ[USER_PORT])
+    is_master = os.environ["RANK"] == "0"
+    base = dist.TCPStore(
+        address, port, int(os.environ["WORLD_SIZE"]), is_master, multi_tenant=True, wait_for_workers=True
+    )
+
+    def wrapped(call: Any = None) -> None:
+        size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+        store = dist.PrefixStore(str(call.iteration), base)
+        group = {"store": store, "rank": rank, "world_size": size}
+        train(folder, steps, kind, lambda step: call.ping(), _no_section, group)
+
+    wrapped.__annotations__["call"] = inprocess.CallWrapper
+    inprocess.Wrapper(soft_timeout=timedelta(seconds=limit), hard_timeout=timedelta(seconds=2 * limit))(wrapped)()
+
+
+def _peer_launcher(folder: Path, steps: int, kind: str) -> None:
+    client = importlib.import_module("nvidia_resiliency_ext.fault_tolerance").RankMonitorClient()
+    client.init_workload_monitoring()
+    train(folder, steps, kind, lambda step: client.send_heartbeat(), _no_section)
+    client.shutdown_workload_monitoring()
 
 
 def _no_section(name: str) -> AbstractContextManager[object]:

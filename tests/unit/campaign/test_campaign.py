@@ -11,7 +11,7 @@ import pytest
 from tests.campaign import cases, injector, scoring
 from tests.campaign.__main__ import load
 from tests.campaign.cases import Case
-from tests.campaign.contestants import CONTESTANTS, Verdict
+from tests.campaign.contestants import CONTESTANTS, Contestant, Verdict
 from tests.campaign.running import Measures, Outcome, Step, measure
 
 KILL = Case(3, 7, "wrapper", 4, "sigkill", 2, 5, ("killed",))
@@ -172,6 +172,22 @@ def test_ambiguous_and_unanswered_cases_count_apart() -> None:
     ambiguous = replace(KILL, ambiguous="either may be right")
     outcomes = [outcome(), outcome(ambiguous), outcome(verdict=Verdict())]
     assert (len(scoring.judged(outcomes)), len(scoring.answered(outcomes))) == (2, 1)
+
+
+def test_contestant_that_gives_no_verdict_is_not_judged() -> None:
+    silent = replace(outcome(verdict=Verdict()), contestant="nvrx, in process")
+    assert scoring.judged([silent]) == [] and "| unknown | - |" in scoring.table([silent])
+
+
+@pytest.mark.parametrize("contestant", CONTESTANTS.values(), ids=lambda each: each.name)
+def test_contestant_starts_as_many_ranks_as_the_case_has(contestant: Contestant, tmp_path: Path) -> None:
+    """By itself, or by its launcher. Only ours runs with the package."""
+    commands = contestant.commands(KILL, tmp_path)
+    assert len(commands) == KILL.world or any(f"--nproc-per-node={KILL.world}" in part for part in commands[0][0])
+    modes = {"wrapper", "plain", "peer-wrapper", "peer-launcher"} & {
+        part for command, _ in commands for part in command
+    }
+    assert modes == {"wrapper"} if contestant.name == "ours" else "wrapper" not in modes
 
 
 def test_interval_is_wilsons() -> None:
