@@ -4,10 +4,10 @@
 each command and each operand of a condition, lets each guarded write overwrite, and swaps neighbouring steps. A
 mutant lives in memory only. It runs schedules of `testing.cluster`, and the properties of the module's own tests,
 until one breaks. It also takes a rank's initial number for its current one and the other way round, and puts in the
-bugs of BY_HAND. With `--launcher` the launcher's decisions are mutated likewise, methods too, and so that all who use a
-function get the mutant; they run schedules of `tests.launcher_simulation`. That takes long, so without the option only
-the modules of WITHOUT_SCHEDULES are mutated, whose own tests kill every mutant. Prints every mutant with what killed it
-and ends with status 1 if one survives that EQUIVALENT does not explain."""
+bugs of BY_HAND. The launcher's decisions are mutated likewise, methods too, and so that all who use a function get the
+mutant; the modules' own tests kill each of them. With `--launcher` only these modules are mutated, and their mutants
+run schedules of `tests.launcher_simulation` too, which takes long. Prints every mutant with what killed it and ends
+with status 1 if one survives that EQUIVALENT does not explain."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ EQUIVALENT = {
         "Supervision._why_not_continued",
         "if verdict.again is not None -> True",
     ): "the rendezvous is closed already, and the leader finds that",
-    ("Supervision.requested", "if verdict.again is not None -> True"): "a job that ends has no next cycle",
     ("Supervision.look", "without condition not is_new"): "it is how soon an agent looks at the others",
-    ("Supervision._weigh", "if nodes.waiting > 1 -> True"): "it is said to a person only",
     ("Supervision._weigh", "if nodes.waiting > 1 -> False"): "it is said to a person only",
     ("_is_continued", "without yield from ()"): "it is asked for no operation, and what it returns is false",
     (
@@ -146,7 +144,6 @@ LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
     supervision: (test_supervision, test_waiting_costs),
 }
 
-WITHOUT_SCHEDULES = tuple(module for module in LAUNCHER if module is not supervision)
 
 # Bugs that no general rule makes: function -> (beginning of a statement, what it becomes; {} is the statement).
 BY_HAND = {
@@ -455,8 +452,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     survivors = count = 0
     for name, module in modules.items():
-        is_short = options.module is None and not options.launcher and module in WITHOUT_SCHEDULES
-        if options.module is None and options.launcher != (module in LAUNCHER) and not is_short:
+        is_short = options.module is None and not options.launcher and module in LAUNCHER
+        if options.module is None and options.launcher and module not in LAUNCHER:
             continue
         if options.module not in (None, name):
             continue

@@ -255,8 +255,7 @@ class Supervision:
             return None
         self._look_at, self._looks = now + self._rendezvous.terms.interval, self._looks + 1
         around = yield from self._rendezvous.look(self._nodes.key)
-        is_lost = self._rendezvous.id in around.lost  # as others see it: this agent was stopped for a while
-        return (yield from (self._went_on() if around.is_over or is_lost else self._weigh(around)))
+        return (yield from (self._went_on() if around.is_over else self._weigh(around)))
 
     def _went_on(self) -> Protocol[Verdict | None]:
         """There is a next cycle, or none any more, or it is formed without this agent, and nobody has said so."""

@@ -88,3 +88,20 @@ def test_training_resumes_at_the_last_checkpoint_as_if_nothing_had_been(
     kept = json.loads((tmp_path / "out" / FILE).read_text())
     assert set(kept["section_timeouts"]["section"]) == {"checkpoint", "setup", "step", "validation"}
     assert kept["hb_timeouts"]["were_calculated"]
+
+
+def test_lightning_is_not_preloaded_because_it_keeps_the_local_rank_of_its_import(tmp_path: Path) -> None:
+    """docs/launcher.md says so. Where this fails, a newer Lightning may be fit to be preloaded."""
+    pytest.importorskip("lightning", reason="lightning is not installed: `poe install-frameworks`")
+    script = tmp_path / "script.py"
+    script.write_text("print('trained')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "resilience.cli", "run", "--preload", "lightning", "--max-restarts", "0", str(script)],
+        env={**os.environ, "RESILIENCE_RUN_DIR": str(tmp_path / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "lightning cannot be preloaded (torchmetrics reads LOCAL_RANK at its import" in done.stderr

@@ -1,19 +1,23 @@
-"""What signals to an agent ask for, with what other agents have written into the job's store."""
+"""What follows for one agent from signals, from its workers, and from what other agents have written."""
 
 from __future__ import annotations
 
 import signal
+from typing import Any
 
+import msgspec
 import pytest
 
 from resilience.core import cycle, events, gathering
 from resilience.core.agent_protocol import Emit, HighestStep
-from resilience.core.budget import Budget
+from resilience.core.budget import Budget, Failure
+from resilience.core.control import Policy, Request
 from resilience.core.cycle import Verdict
-from resilience.core.gathering import Arrived, Formation, Seat
+from resilience.core.gathering import Arrived, Formation, Left, Seat
 from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.supervision import Rules, Supervision, Workers
 from resilience.launcher.driving import Driver
+from tests.unit.core.agents import TERMS, Run, agent, seat
 from tests.unit.launcher.stores import Store
 
 NODES = ("a", "b", "c")
@@ -170,3 +174,191 @@ def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None
     agent = Agent("a", Store(), 1)
     verdict = agent.look(Workers(True, 300.0, (2,)))
     assert verdict is not None and verdict.outcome == "failed" and "rank 2" in verdict.detail
+
+
+# -- while workers run ----------------------------------------------------------------------------------------------
+
+FOUR = msgspec.structs.replace(TERMS, most=4)
+REASON = Verdict("failed", "other", exit_code=1, detail="its workers cannot be started")
+
+
+def supervise(run: Run, *others: str, policy: Policy = "any-failed", most: int = 3, id: str = "own") -> Supervision:
+    """Return an agent that has a seat in cycle 0 beside these, for 10 s. most: restarts of the job."""
+    own = agent(run, id, FOUR)
+    for other in others:
+        run.counts(other)
+    formation = Formation(cycle=0, seats=(seat(id), *map(seat, others)), by="leader")
+    found = Supervision(own, Rules(policy, Budget(most), apart=30.0), hosts_store=False)
+    run.run(found.budget.open())
+    run.run(own._log.write(Formation(), formation))
+    own.formation, own.gathering = formation, gathering.begin(formation)
+    assert run.run(found.began()) is None
+    run.now += 10.0
+    return found
+
+
+def failure(what: str = "ValueError: bad", **changes: Any) -> Failure:
+    return msgspec.structs.replace(Failure(0, "exception:1", what, "own", 1, -1), **changes)
+
+
+def looks(run: Run, own: Supervision, seconds: float, are_living: bool = True) -> Verdict | None:
+    """Look once a second until there is a verdict."""
+    until = run.now + seconds
+    while run.now < until:
+        verdict = run.run(own.look(Workers(are_living)))
+        if verdict is not None:
+            return verdict
+        run.now += 1.0
+    return None
+
+
+def decisions(run: Run) -> list[events.RestartDecided]:
+    return [event for event in run.emitted if isinstance(event, events.RestartDecided)]
+
+
+def test_failed_worker_restarts_the_cycle_and_the_decision_is_put_on_record_once() -> None:
+    run = Run()
+    own, other = supervise(run, "other"), supervise(run, "own", id="other")
+    verdict = run.run(own.failed(failure()))
+    assert verdict is not None and (verdict.outcome, verdict.again, verdict.rank) == ("failed", "failure", 1)
+    assert run.run(other.failed(failure("OSError: gone", rank=0))) == verdict  # the first one stands
+    assert [(each.verdict, each.why, each.restarts_used) for each in decisions(run)] == [
+        ("restart", "ValueError: bad", 1)
+    ]
+    assert run.run(own.budget.used()) == 1
+
+
+def test_failure_ends_the_job_where_no_restart_is_left_and_says_both_what_failed_and_why_that_is_the_end() -> None:
+    run = Run()
+    verdict = run.run(supervise(run, "other", most=0).failed(failure()))
+    assert verdict is not None and (verdict.outcome, verdict.again, verdict.exit_code) == ("exhausted", None, 1)
+    assert verdict.detail.startswith("ValueError: bad; all 0 restarts are used")
+    assert [each.verdict for each in decisions(run)] == ["stop"]
+    run = Run()
+    verdict = run.run(supervise(run, "other").failed(failure("SyntaxError: bad", is_final=True)))
+    assert verdict is not None and verdict.detail == "the program cannot start: SyntaxError: bad"
+
+
+def test_agent_that_obeys_a_verdict_charges_the_budget_for_one_that_died_before_it_could() -> None:
+    run = Run()
+    own = supervise(run, "other")
+    run.store.data["end/0"] = cycle.encode(Verdict("failed", "other", "failure", failure=failure()))
+    for _ in range(2):
+        verdict = run.run(own.standing())
+        assert verdict is not None and verdict.again == "failure"
+        assert run.run(own.budget.used()) == 1
+    run = Run()
+    own = supervise(run, "other")
+    run.store.data["end/0"] = cycle.encode(Verdict("interrupted", "other", "membership"))
+    assert run.run(own.standing()) is not None
+    assert run.run(own.budget.used()) == 0
+
+
+def test_lost_node_restarts_the_cycle_once_it_is_silent_for_long_enough() -> None:
+    run = Run()
+    own = supervise(run, "a", "b")
+    assert looks(run, own, 60.0) is None
+    run.falls_silent("b")
+    verdict = looks(run, own, 60.0)
+    assert verdict is not None and (verdict.again, verdict.detail) == ("failure", "node b is lost")
+
+
+def test_failure_of_another_node_is_left_to_its_own_agent() -> None:
+    run = Run()
+    own, other = supervise(run, "other"), supervise(run, "own", id="other")
+    run.run(other._nodes.note("failed"))
+    assert looks(run, own, 20.0) is None
+    assert "end/0" not in run.store.data
+
+
+def test_node_that_waits_is_a_reason_for_a_new_cycle_unless_workers_help_themselves() -> None:
+    for policy, again in (("any-failed", "membership"), ("min-healthy", None)):
+        run = Run()
+        own = supervise(run, "other", policy=policy)  # type: ignore[arg-type]
+        assert looks(run, own, 20.0) is None
+        run.writes(Arrived(seat("new")))
+        verdict = looks(run, own, 20.0)
+        assert (None if verdict is None else verdict.again) == again
+
+
+def test_node_whose_workers_end_well_waits_for_the_others_and_not_for_ever() -> None:
+    run = Run()
+    own = supervise(run, "other", policy="min-healthy")
+    assert looks(run, own, 100.0) is None
+    ended_at = run.now
+    verdict = looks(run, own, 100.0, are_living=False)
+    assert verdict is not None and "the workers of own ended well" in verdict.detail
+    assert 30.0 <= run.now - ended_at < 40.0
+
+
+# -- what follows from others ---------------------------------------------------------------------------------------
+
+
+def test_agent_that_the_others_went_on_without_obeys_what_stands_by_then() -> None:
+    closed = cycle.encode(Verdict("completed", "other"))
+    for told, is_closed, interrupted_at, outcome in (
+        (True, True, 1000.0, "failed"),
+        (False, True, 0.0, None),  # its signal is looked at first
+        (False, True, 1000.0, "completed"),
+        (False, False, 1000.0, "interrupted"),
+    ):
+        run = Run()
+        own = supervise(run, "other")
+        run.interrupted_at = interrupted_at
+        if told:
+            run.store.data["end/0"] = cycle.encode(Verdict("failed", "other", "failure", failure=failure()))
+        if is_closed:
+            run.run(agent(run, "closes").close(closed))
+        verdict = run.run(own._went_on())
+        assert (None if verdict is None else verdict.outcome) == outcome
+
+
+def test_agent_looks_whether_the_others_went_on_where_its_cycle_is_over() -> None:
+    run = Run()
+    own = supervise(run, "other")
+    assert looks(run, own, 5.0) is None
+    run.writes(Left("own", "gave no sign of life", is_lost=True))
+    verdict = looks(run, own, 5.0)
+    assert verdict is not None and verdict.detail == "the others went on without this node"
+
+
+def test_closed_rendezvous_is_an_end_of_the_job_with_its_verdict_or_of_this_node_alone() -> None:
+    run = Run()
+    own = supervise(run, "other")
+    verdict = run.run(own.closed("node own is excluded"))
+    assert (verdict.outcome, verdict.detail, own.leaves) == ("excluded", "node own is excluded", "node own is excluded")
+    for words, ends in ((cycle.encode(REASON), REASON), ("over", Verdict("failed", "own", None, 1, "over"))):
+        run = Run()
+        own = supervise(run, "other")
+        run.run(agent(run, "closes").close(words))
+        assert (run.run(own.closed("node own is excluded")), own.leaves) == (ends, "")
+
+
+def test_request_to_exclude_a_node_starts_a_cycle_without_it_and_shutdown_ends_the_job() -> None:
+    run = Run()
+    own = supervise(run, "other")
+    assert run.run(own.requested([])) is None
+    assert run.run(own.excluded()) is None
+    verdict = run.run(own.requested([Request("ExcludeThisNode", "its fan is broken")]))
+    assert verdict is not None and verdict.again == "request"
+    verdict = run.run(own.excluded())
+    assert verdict is not None and verdict.outcome == "excluded" and "its fan is broken" in verdict.detail
+    assert run.store.data["excluded/own"] and own.leaves == verdict.detail
+    assert [event.why for event in run.emitted if isinstance(event, events.NodeExcluded)] == [verdict.detail]
+    run = Run()
+    own = supervise(run, "other")
+    verdict = run.run(own.requested([Request("ShutdownWorkload", "enough")]))
+    assert verdict is not None and verdict.outcome == "shutdown"
+    assert run.run(own.excluded()) is None
+
+
+def test_signal_comes_before_what_a_rank_asks_for_and_says_whether_the_node_leaves() -> None:
+    for number, words in (
+        (signal.SIGTERM, "SIGTERM to the agent of own, which leaves"),
+        (signal.SIGINT, "SIGINT to the agent of own"),
+    ):
+        run = Run()
+        own = supervise(run, "a", "b")
+        run.run(own.signalled(number, number.name))
+        verdict = run.run(own.requested([Request("ShutdownWorkload", "enough")]))
+        assert verdict is not None and (verdict.outcome, verdict.detail) == ("preempted", words)
