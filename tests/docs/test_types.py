@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,4 +44,12 @@ def test_examples_pass_mypy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *(path.name for path in paths)]
     env = {**os.environ, "MYPYPATH": str(ROOT)}
     checked = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_examples_pass_pyright(tmp_path: Path) -> None:
+    names = [path.name for path in examples(tmp_path)]
+    command = ["pyright", "--pythonpath", sys.executable, *names]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
