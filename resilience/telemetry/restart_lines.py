@@ -7,6 +7,7 @@ the first. If no incident is found in time, the caller says what it knows itself
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -91,8 +92,13 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _of_the_first(files: Iterable[Path], known: Iterable[Iterable[Record]]) -> list[Path]:
-    """Return the files of the ranks whose record the store has first, as the other ranks say."""
-    ranks = {
-        str(record.event.by) for records in known for record in records if isinstance(record.event, events.OutcomeSeen)
-    }
+    """Return the files of the ranks whose record the store has first, as the other ranks say, and of workers that
+    failed, as their agents say."""
+    ranks: set[str] = set()
+    for record in itertools.chain.from_iterable(known):
+        match record.event:
+            case events.OutcomeSeen(by=int(rank)):
+                ranks.add(str(rank))
+            case events.WorkerExited(worker_rank=rank, expected=False) | events.OthersSeen(rank=rank):
+                ranks.add(str(rank))
     return [path for path in files if path.stem.rpartition("-")[2] in ranks]

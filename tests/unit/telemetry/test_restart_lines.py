@@ -11,6 +11,8 @@ import pytest
 from resilience.attribution.incident import Incident
 from resilience.core.records import to_line
 from resilience.telemetry import restart_lines
+from tests.support import launch_streams
+from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, Kind, job
 
 
@@ -36,6 +38,20 @@ def test_part_of_the_records_that_blames_no_rank_says_nothing(tmp_path: Path, mo
     assert found is not None and not found.verdict.culprits
     monkeypatch.setattr(restart_lines, "MOST_FILES", 2)
     assert told(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", ["kill", "raise", "hang"])
+def test_worker_that_failed_is_named_though_only_the_agents_files_changed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: launch_streams.Kind
+) -> None:
+    (tmp_path / "records").mkdir()
+    for (node, rank), records in launched([launch_streams.Fault(kind, 1)], nodes=2).files.items():
+        path = tmp_path / "records" / f"{node}-{'agent' if rank is None else rank}.jsonl"
+        path.write_bytes(b"".join(map(to_line, records)))
+        os.utime(path, (1000 + (rank is None), 1000 + (rank is None)))
+    monkeypatch.setattr(restart_lines, "MOST_FILES", 2)
+    found = told(tmp_path)
+    assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
 
 
 def write(folder: Path, kind: Kind) -> None:
