@@ -149,12 +149,13 @@ class Link(msgspec.Struct, frozen=True, tag="link"):
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     """Watch processes of this user that connect, one after the other. No agent decides what follows from what they ask
-    for. folder: the run folder, by `os.fsencode`."""
+    for. folder: the run folder, by `os.fsencode`; attempt: that it belongs to."""
 
     job_id: str
     node: str
     folder: bytes
     limits: watch.Limits
+    attempt: int = 0
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):

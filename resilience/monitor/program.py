@@ -175,7 +175,14 @@ class Program:
         assert adopt is not None
         if not self._is_of_next(line):
             origin = Origin(
-                adopt.job_id, adopt.node, "rank", pid, initial_rank=rank, rank=rank, world_size=introduced.world_size
+                adopt.job_id,
+                adopt.node,
+                "rank",
+                pid,
+                attempt=adopt.attempt,
+                initial_rank=rank,
+                rank=rank,
+                world_size=introduced.world_size,
             )
             assigned = messages.Assigned(pid, start_time, origin, adopt.folder, adopt.limits, is_adopted=True)
             self._next.append((assigned, []))

@@ -16,7 +16,7 @@ from pathlib import Path
 from resilience.adapters import environment
 from resilience.adapters.channel import ChannelClosed, close_all, listen
 from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import run_name
+from resilience.core.identity import attempt_of, run_name
 from resilience.errors import MonitorError
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig, to_limits
@@ -44,7 +44,9 @@ class RankMonitorServer:
             self._give_back()
             raise
         job_id = environment.Settings.from_environment().job_id or folder.name
-        self._monitor.send(messages.Adopt(job_id, environment.node_name(), os.fsencode(folder), to_limits(cfg)))
+        attempt = attempt_of(folder.name, job_id) or 0
+        node = environment.node_name()
+        self._monitor.send(messages.Adopt(job_id, node, os.fsencode(folder), to_limits(cfg), attempt))
 
     @classmethod
     def run_in_subprocess(
@@ -60,7 +62,9 @@ class RankMonitorServer:
         The worker tells its RANK and WORLD_SIZE. While one is attached another one waits: it is watched once the first
         has ended or has called `shutdown_workload_monitoring()`.
 
-        folder: where its account goes, by default a folder of this process's job in RESILIENCE_RUN_DIR.
+        folder: where its account goes, by default a folder of this process's job in RESILIENCE_RUN_DIR. Nothing is
+        allocated here, since servers of one launch do not know each other: they share that folder, and so do two
+        launches with the same job id and RESILIENCE_ATTEMPT. A launcher gives each launch a number of its own.
         is_restarter_logger and mp_ctx are taken for compatibility: the account is always kept, and the program
         is always executed, never forked. Raises: MonitorError."""
         del is_restarter_logger, mp_ctx

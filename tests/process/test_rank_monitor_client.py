@@ -180,11 +180,12 @@ def test_ranks_calculate_the_same_limits_from_what_any_of_them_saw(tmp_path: Pat
 
 @contextmanager
 def pair(
-    tmp_path: Path, code: str, count: int = 1, **settings: Any
+    tmp_path: Path, code: str, count: int = 1, folder: str | None = "run", **settings: Any
 ) -> Iterator[tuple[RankMonitorServer, list[subprocess.Popen[str]]]]:
-    """A monitor and workers that know nothing of each other but the path of the socket."""
-    path = tmp_path / "monitor.sock"
-    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(**settings), str(path), folder=tmp_path / "run")
+    """A monitor and workers that know nothing of each other but the path of the socket. folder: None for that of the
+    process's job."""
+    path, run = tmp_path / "monitor.sock", None if folder is None else tmp_path / folder
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(**settings), str(path), folder=run)
     workers: list[subprocess.Popen[str]] = []
     environment = {name: value for name, value in os.environ.items() if name != "RESILIENCE_MONITOR_SOCKET"}
     try:
@@ -309,6 +310,18 @@ def test_server_ends_as_a_process_does_and_leaves_the_worker_alone(tmp_path: Pat
         assert not server.is_alive()
         let_on(worker)
         assert await_line(worker) == "alive"
+
+
+def test_records_of_a_server_belong_to_the_attempt_that_its_launcher_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"RESILIENCE_RUN_DIR": str(tmp_path / "runs"), "RESILIENCE_JOB_ID": "job", "RESILIENCE_ATTEMPT": "2"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pair(tmp_path, f"{BEGIN}client.end_all_sections()", folder=None) as (_, (worker,)):
+        assert worker.wait(60.0) == 0
+    records = Account(tmp_path / "runs" / "job@2").records()
+    assert records and {record.origin.attempt for record in records} == {2}
 
 
 def test_stopped_server_is_killed_after_it_was_told_to_end(tmp_path: Path) -> None:
