@@ -38,6 +38,8 @@ NEVER = {
     "Age of files for node-exporter": "it is not here",
     "Other values": "torch's agent tells them at the very end of a job, and both go on",
 }
+# Queries of a panel that has others: both jobs have set limits, which are neither on trial nor learned.
+NEVER_ANSWERED = ("resilience_suspicions_total", "resilience_shadow_alarms_total")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,8 @@ def test_every_panel_has_data_or_says_why_it_has_none(scene: Scene, board: Board
 
 def _has_data(scene: Scene, panel: Panel, job: str) -> bool:
     is_instant = panel.view in ("stat", "table", "gauge")
-    return all([scene.series(query.expr, job, is_instant) for query in panel.queries])
+    asked = [query.expr for query in panel.queries if not any(name in query.expr for name in NEVER_ANSWERED)]
+    return all([scene.series(expr, job, is_instant) for expr in asked])
 
 
 @pytest.mark.parametrize("job", JOBS)
