@@ -132,13 +132,13 @@ class Launched:
         assert self._more is not None
         return self._more(1, number)
 
-    def wait(self, limit: float = 60.0) -> list[int | None]:
+    def wait(self, limit: float = 120.0) -> list[int | None]:
         """Wait for all agents; answers their exit statuses."""
         ended = self.job.wait_ranks(limit)
         self.job.ran_to_its_end = True
         return [each.code for each in ended]
 
-    def wait_agent(self, number: int, limit: float = 60.0) -> Finished:
+    def wait_agent(self, number: int, limit: float = 120.0) -> Finished:
         ended = self.job.wait_rank(number, limit)
         assert ended is not None, f"agent {number} has not ended{self.job.output()}"
         return ended
@@ -160,7 +160,7 @@ class Launched:
         kind: type[events.Event],
         node: str | None = None,
         where: Callable[[Any], bool] = lambda event: True,
-        limit: float = 60.0,
+        limit: float = 120.0,
     ) -> Record:
         """Wait until an agent has told this, and return it."""
         deadline = time.monotonic() + limit
@@ -171,7 +171,7 @@ class Launched:
             time.sleep(0.01)
         raise AssertionError(f"no {kind.__name__} of {node or 'any node'} within {limit} s{self.job.output()}")
 
-    def await_worker(self, name: str, limit: float = 60.0) -> None:
+    def await_worker(self, name: str, limit: float = 120.0) -> None:
         """Wait until a worker has said `name` (with cycle and rank: `name.cycle.rank`)."""
         self.job.await_sign_file(self.folder / name, limit)
 

@@ -81,7 +81,7 @@ def test_drop_says_so_if_it_does_not_know_this_torch(start: Start) -> None:
 
 
 def test_process_may_end_while_groups_are_going(start: Start) -> None:
-    [finished] = start(1, target(groups.exit_while_dropping)).wait_ranks(30.0)
+    [finished] = start(1, target(groups.exit_while_dropping)).wait_ranks()
     assert finished.code == 0, finished
 
 

@@ -92,7 +92,7 @@ def test_ranks_end_when_the_test_session_is_killed(tmp_path: Path) -> None:
     assert session.stdout is not None
     rank = psutil.Process(int(session.stdout.readline()))
     session.kill()
-    session.wait(30)
+    session.wait(120)
     session.stdin.close()
     session.stdout.close()
-    assert psutil.wait_procs([rank], 30)[1] == []
+    assert psutil.wait_procs([rank], 120)[1] == []

@@ -24,7 +24,7 @@ def run(start: Callable[..., Job]) -> Run:
 
     def call(body: Callable[..., Any], **arguments: Any) -> Any:
         job = start(1, f"tests.process.interrupted:{body.__name__}", **arguments)
-        [finished] = job.wait_ranks(40.0)
+        [finished] = job.wait_ranks()
         assert finished.code == 0, f"{finished}{job.output()}"
         return finished.value
 

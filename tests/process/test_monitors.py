@@ -80,7 +80,7 @@ def test_loss_of_the_store_ends_every_rank_with_a_clear_error(start: Start) -> N
 
 def test_process_with_threads_gets_an_executed_monitor_and_is_told_why(start: Start) -> None:
     job = start(2, "tests.process.jobs:train_beside_a_thread")
-    assert [rank.value for rank in job.wait(limit=90)] == [RESULT] * 2
+    assert [rank.value for rank in job.wait()] == [RESULT] * 2
     call = job.of(events.CallStarted, rank=0)[0].event
     assert (call.monitor, "other threads: user-thread" in call.monitor_reason) == ("executed", True)
     assert Interruption.EXCEPTION in job.kinds(0)[1]

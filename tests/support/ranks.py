@@ -62,7 +62,7 @@ class Job:
     pids: list[int] = field(default_factory=list)  # by initial rank
     finished: dict[int, Finished] = field(default_factory=dict)
     ran_to_its_end: bool = False
-    leave_limit: float = 60.0  # seconds for a finished job's last processes to be gone
+    leave_limit: float = 120.0  # seconds for a finished job's last processes to be gone
 
     @cached_property
     def account(self) -> Account:
@@ -82,7 +82,7 @@ class Job:
 
     # -- the processes --------------------------------------------------------------------------
 
-    def wait(self, limit: float = 60.0) -> list[Finished]:
+    def wait(self, limit: float = 120.0) -> list[Finished]:
         """Wait until all ranks and their monitors have ended; answers how, by initial rank."""
         self.wait_ranks(limit)
         for rank in range(len(self.pids)):
@@ -90,7 +90,7 @@ class Job:
         self.ran_to_its_end = True
         return [self.finished[rank] for rank in range(len(self.pids))]
 
-    def wait_ranks(self, limit: float = 60.0) -> list[Finished]:
+    def wait_ranks(self, limit: float = 120.0) -> list[Finished]:
         """Wait until all ranks have ended, whatever their functions were; answers how, by initial rank."""
         deadline = time.monotonic() + limit
         for rank in range(len(self.pids)):
@@ -100,7 +100,7 @@ class Job:
                 raise AssertionError(f"ranks {late} have not ended after {limit} s{stacks}{self.output()}")
         return [self.finished[rank] for rank in range(len(self.pids))]
 
-    def wait_rank(self, rank: int, limit: float = 60.0) -> Finished | None:
+    def wait_rank(self, rank: int, limit: float = 120.0) -> Finished | None:
         status = self.server.wait(self.pids[rank], limit)
         if status is None:
             return None
@@ -117,11 +117,11 @@ class Job:
     def monitor_pid(self, rank: int) -> int:
         return self.await_record(events.MonitorStarted, rank=rank).origin.pid
 
-    def await_sign(self, name: str, rank: int, limit: float = 60.0) -> None:
+    def await_sign(self, name: str, rank: int, limit: float = 120.0) -> None:
         """Wait until a rank has come to a point (tests.support.signs)."""
         signs.await_sign(self.folder, name, rank, limit)
 
-    def await_sign_file(self, path: Path, limit: float = 60.0) -> None:
+    def await_sign_file(self, path: Path, limit: float = 120.0) -> None:
         """Wait until a file is there."""
         deadline = time.monotonic() + limit
         while not path.exists():

@@ -20,13 +20,13 @@ def show(name: str, rank: int, folder: Path | None = None) -> None:
     (folder or Path.cwd()).joinpath(f"{name}-{rank}.sign").touch()
 
 
-def hold(name: str, rank: int, limit: float = 60.0) -> None:
+def hold(name: str, rank: int, limit: float = 120.0) -> None:
     """Leave the sign of a rank and wait until the test lets this point go. Raises: TimeoutError."""
     show(name, rank)
     await_file(Path.cwd() / f"{name}.go", limit)
 
 
-def await_sign(folder: Path, name: str, rank: int, limit: float = 60.0) -> None:
+def await_sign(folder: Path, name: str, rank: int, limit: float = 120.0) -> None:
     """Wait for a rank's sign. Raises: TimeoutError."""
     await_file(folder / f"{name}-{rank}.sign", limit)
 
