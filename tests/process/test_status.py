@@ -278,7 +278,8 @@ def test_rank_that_stands_still_is_found_among_10_000(columns: int, tmp_path: Pa
         shown.shows("10000 ranks on 1250 nodes: 10000 active")
         tables = [line.split() for line in shown.screen if "open / limit" in line or " active " in line]
         assert [row[:2] for row in tables[:3]] == [["ranks", "count"], ["0-4710,", "4712-9999"], ["4711", "1"]]
-        assert tables[3][:2] == ["rank", "node"] and tables[4][:2] == [str(STUCK), f"node{STUCK // 8}"]
+        assert tables[3][:3] == ["rank", "pid", "node"]
+        assert tables[4][:3] == [str(STUCK), str(1000 + STUCK), f"node{STUCK // 8}"]
         assert len(shown.screen) == 24 and max(map(len, shown.screen)) <= columns
         shown.press("g")
         shown.shows("1-2 of 2 groups")
