@@ -105,6 +105,7 @@ def test_c_restart_is_counted_if_the_agent_that_decides_is_killed_on_the_way(lau
         "say('ran')\nif cycle == 0 and rank == 1: sys.exit(3)\nif cycle == 0: await_file('never')",
         nodes="1:2",
         per_agent=({}, {"DIES": "spending"}),
+        conf="last_call_timeout=100",  # the first cycle has both
     )
     assert job.wait() == [0, None]
     (began,) = [record for record in job.of(events.CycleStarted) if record.origin.cycle == 1]
