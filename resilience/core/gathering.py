@@ -179,8 +179,9 @@ def fold(gathering: Gathering, entries: Sequence[Entry]) -> Gathering:
                     gone.discard(seat.id)
                     lost.pop(seat.id, None)
             case Left(id, _, is_lost):
-                if arrived.pop(id, None) is not None and is_lost:
+                if is_lost and id in arrived:
                     lost[id] = place
+                arrived.pop(id, None)
                 gone.add(id)
             case Excluded(node):
                 excluded.add(node)
