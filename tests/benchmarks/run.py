@@ -426,6 +426,7 @@ def import_rows(bench: Bench) -> Iterator[Row]:
             budget=budget,
             ours=[cost[index] for cost in mine],
             peer=[cost[index] for cost in peer],
+            notes=[] if index else ["less garbage collections of what torch has made, which fall into it by chance"],
         )
 
 
