@@ -1,8 +1,9 @@
-"""A data-parallel training script as one would write it without this package: any fault ends the job.
+"""A data-parallel training script without this package: any fault ends the job.
 
 python examples/launch.py --nproc 4 examples/00_plain.py --fault exception@25:1"""
 
 import os
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -29,10 +30,14 @@ def main(options):
         optimizer.step()
         if rank == 0:
             workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
-    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    del parallel  # before its group: torch may deadlock if DDP holds the last reference to the group
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
-    main(workload.options())
+    try:
+        main(workload.options())
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # at once: torch may deadlock where DDP is freed while gloo's thread lets go of its last collective

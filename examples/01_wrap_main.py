@@ -1,8 +1,8 @@
-"""First step: `main` wrapped whole. After a fault all ranks start `main` again, in the same processes.
+"""First step: the whole `main` is wrapped. After a fault all ranks start `main` again, in the same processes.
 
     python examples/launch.py --nproc 4 examples/01_wrap_main.py --fault exception@25:1
 
-Beyond 00_plain.py it takes the decorator and `resilience.step`. The restart saves the start of the
+Compared with 00_plain.py it adds the decorator and `resilience.step`. The restart saves the start of the
 processes, the imports and the wait for a scheduler; everything that `main` builds is built again."""
 
 import os
@@ -43,7 +43,7 @@ def main(options):
         optimizer.step()
         if rank == 0:
             workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
-    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    del parallel  # before its group: torch may deadlock if DDP holds the last reference to the group
     dist.destroy_process_group()
 
 

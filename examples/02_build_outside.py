@@ -1,10 +1,10 @@
-"""Second step: what does not depend on the process group is built once, outside of the wrapped function.
+"""Second step: objects that do not depend on the process group are built once, outside of the wrapped function.
 
     python examples/launch.py --nproc 4 examples/02_build_outside.py --fault exception@25:1
 
-Data, model and optimiser survive the restart as objects, so it no longer pays for building them. What
-they hold may be half updated when the function is interrupted: the checkpoint that is loaded at the
-start, and written before the first step, makes good for that."""
+Data, model and optimiser survive the restart as objects, so a restart no longer builds them. Their contents may
+be half updated when the function is interrupted, so the function loads a checkpoint at its start. It writes the
+first one before the first step."""
 
 import os
 from datetime import timedelta
@@ -40,7 +40,7 @@ def train(options, words, model, optimizer):
         optimizer.step()
         if rank == 0:
             workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
-    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    del parallel  # before its group: torch may deadlock if DDP holds the last reference to the group
     dist.destroy_process_group()
 
 

@@ -1,9 +1,9 @@
-"""Third step: one rank more than needed. It waits, initialised, and takes the place of a lost one.
+"""Third step: one rank more than needed. It waits, initialised, and takes the place of a lost rank.
 
     python examples/launch.py --nproc 5 examples/03_reserve_ranks.py --fault kill@25:1
 
-Without a spare the others would go on as a smaller world, or not at all where the world size matters.
-With it the training goes on at full size, with the same data for each rank, as if nothing had been."""
+Without a spare the others would continue as a smaller world, or not at all if the world size matters. With the
+spare the training continues at full size, with the same data for each rank."""
 
 import os
 from datetime import timedelta
@@ -41,7 +41,7 @@ def train(options, words, model, optimizer):
         optimizer.step()
         if rank == 0:
             workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
-    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    del parallel  # before its group: torch may deadlock if DDP holds the last reference to the group
     dist.destroy_process_group()
 
 

@@ -1,11 +1,11 @@
-"""Heartbeats and steps under the launcher: a rank that dies or hangs is found, and all start again at the checkpoint.
+"""Heartbeats and steps under the launcher, which detects a rank that dies or hangs and restarts all at the checkpoint.
 
     resilience run --nproc-per-node 2 --ft-rank-heartbeat-timeout 10 --ft-step-timeout 20 \\
         examples/heartbeats.py --fault hang@25:1
 
-Beyond 00_plain.py it takes two calls in the loop. A heartbeat says that the program lives, `resilience.step`
-that it advances; without any, the launcher notices ranks that die, and none that hangs. The fault may also be
-exception@25:1 or kill@25:1."""
+Compared with 00_plain.py it adds two calls in the loop. A heartbeat says that the program lives, `resilience.step`
+that it makes progress. Without either, the launcher notices ranks that die, but not ranks that hang. The fault may
+also be exception@25:1 or kill@25:1."""
 
 import os
 
@@ -38,7 +38,7 @@ def main(options):
         resilience.heartbeat()
         if rank == 0:
             workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
-    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    del parallel  # before its group: torch may deadlock if DDP holds the last reference to the group
     dist.destroy_process_group()
 
 

@@ -2,7 +2,7 @@
 
     python examples/launch.py --nproc 4 SCRIPT [ARGUMENT ...]
 
-One rank's end does not end the others (torchrun would stop them), since they may go on without it. The
+The end of one rank does not end the others (torchrun would stop them), because they may continue without it. The
 exit status is 0 if any rank succeeded: a wrapped function returns only when the job is complete."""
 
 from __future__ import annotations

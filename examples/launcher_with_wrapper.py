@@ -1,12 +1,12 @@
-"""Both ways of restarting at once: in place as long as the node is whole, by the launcher when it is not.
+"""Both kinds of restart: in place while the node is whole, otherwise by the launcher.
 
     resilience run --nproc-per-node 2 --ft-restart-policy min-healthy \\
         examples/launcher_with_wrapper.py --fault exception@25:1
 
 An exception starts the function again in the same processes. A worker that dies (--fault kill@25:1) cannot be
-replaced from within: its node's other ranks leave, the node is not healthy any more, and the launcher, whose
-minimum is one healthy node, starts them all again. So the smallest unit is the same for both: a node. Signs of
-life are weighed by the Wrapper's own monitors; the launcher's notice that a worker's process ends."""
+replaced in place: the other ranks of its node leave, the node is no longer healthy, and the launcher, whose
+minimum is one healthy node, starts them all again. So the smallest unit is the same for both: a node. The
+Wrapper's own monitors watch for hangs; the launcher's monitors only notice the end of a worker's process."""
 
 import os
 from datetime import timedelta
@@ -26,7 +26,7 @@ NODE, NODE_SIZE = os.environ["GROUP_RANK"], int(os.environ["LOCAL_WORLD_SIZE"])
 
 @Wrapper(
     initialize=RetryController(max_iterations=10),  # give up when it keeps failing
-    # The last one first: what is left of a node that lost a rank leaves, then the others close ranks.
+    # The last one runs first: the remaining ranks of a node that lost one leave, then the other ranks move up.
     rank_assignment=Compose(ShiftRanks(), FilterGroupedByKey(NODE, lambda count: count == NODE_SIZE)),
     soft_timeout=timedelta(seconds=20),  # a rank silent for so long is hung: all start again
     hard_timeout=timedelta(seconds=40),  # still silent: its process is killed
@@ -47,7 +47,7 @@ def train(options, words, model, optimizer):
         optimizer.step()
         if rank == 0:
             workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
-    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    del parallel  # before its group: torch may deadlock if DDP holds the last reference to the group
     dist.destroy_process_group()
 
 

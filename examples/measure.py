@@ -1,11 +1,10 @@
-"""What each step of the ramp saves: time from a fault to the first step that is done again.
+"""Measures what each step of the ramp saves: time from a fault to the first repeated step.
 
     python examples/measure.py --ranks 4 --repeats 5
 
-Runs the example scripts in turn, one fault in each run, and prints a table of medians. A job that the
-fault ends is started again at once, as by a scheduler without a queue. Times are taken where the lines
-of the scripts arrive: from "fault: …", written just before it happens, to the step that the checkpoint
-leads back to."""
+Runs the example scripts in turn, one fault in each run, and prints a table of medians. A job that the fault ends
+is started again at once, as by a scheduler without a queue. Times are taken when the lines of the scripts arrive:
+from "fault: …", written just before the fault, to the first step after the checkpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     samples: dict[Case, list[float]] = {case: [] for case in CASES}
     for _ in range(options.repeats):
-        for case in CASES:  # interleaved, so that what else the machine does hits all alike
+        for case in CASES:  # interleaved, so that other work on the machine affects all cases alike
             samples[case].append(_measure(case, options.ranks))
             print(f"{case.script} {case.fault}: {samples[case][-1]:.2f} s", file=sys.stderr)
     print("| script | fault | what happens | median s | min - max s |")
@@ -61,7 +60,7 @@ def _measure(case: Case, ranks: int) -> float:
     """Return the seconds from the fault to the first step after it."""
     with tempfile.TemporaryDirectory() as folder:
         fault_at = None
-        for _ in range(2):  # a second time where the fault ends the job
+        for _ in range(2):  # a second time if the fault ends the job
             for at, line in _lines(case, ranks, Path(folder)):
                 if line.startswith("fault:"):
                     fault_at = at
@@ -71,7 +70,7 @@ def _measure(case: Case, ranks: int) -> float:
 
 
 def _lines(case: Case, ranks: int, folder: Path):
-    """Start the job; yield each line with the time of its arrival until the job ends or nobody asks."""
+    """Start the job; yield each line with the time of its arrival until the job ends or the caller stops reading."""
     command = [
         *(sys.executable, str(HERE / "launch.py"), "--nproc", str(ranks + case.spares), str(HERE / case.script)),
         *("--steps", str(STEPS), "--checkpoints", str(folder), "--fault", f"{case.fault}@{FAULT_STEP}:1"),
@@ -85,7 +84,7 @@ def _lines(case: Case, ranks: int, folder: Path):
         for line in job.stdout:
             yield time.monotonic(), line
     finally:
-        for _ in job.stdout:  # to its end, so that the next run has the machine to itself
+        for _ in job.stdout:  # to its end, so that no other run shares the machine with the next one
             pass
         job.wait()
 

@@ -1,11 +1,11 @@
-"""Sections under the launcher, by the client with the names of the compatible API: each has its own limit.
+"""Sections under the launcher, with the client of the compatible API: each section has its own limit.
 
     resilience run --nproc-per-node 2 --ft-rank-section-timeouts setup:60,step:10,checkpoint:60 \\
         examples/sections.py --fault hang@25:1
 
-A limit can be short where the program is never long, and long where it may be. Half-way the limits are
-calculated from what all ranks have seen, times `--ft-safety-factor`; they are kept beside the checkpoint, and
-hold from the next start on. Which section hung is in the account: `resilience report RUN`."""
+A limit can be short for a section that is never long, and long for others. Half-way the limits are calculated
+from the durations on all ranks, times `--ft-safety-factor`; they are kept beside the checkpoint, and hold from the
+next start on. `resilience report RUN` names the section that hung."""
 
 import json
 import os
@@ -26,7 +26,7 @@ client = RankMonitorClient()
 def section(name):
     client.start_section(name)
     yield
-    client.end_section(name)  # not where an exception leaves it: it was not as long as it gets
+    client.end_section(name)  # not after an exception: the section did not reach its full length
 
 
 def main(options):
@@ -64,7 +64,7 @@ def main(options):
             workload.say(f"step {step} of {world_size} ranks: loss {loss.item():.3f}")
 
     client.shutdown_workload_monitoring()
-    del parallel  # before its group: torch may deadlock where DDP is the last to hold the group
+    del parallel  # before its group: torch may deadlock if DDP holds the last reference to the group
     dist.destroy_process_group()
 
 

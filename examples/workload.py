@@ -1,8 +1,7 @@
-"""What the example scripts train, kept apart so that each script shows only how it is started and restarted.
+"""The model and data of the example scripts, kept apart so that each script shows only its start and its restart.
 
 A next-word model on the sources of Python's standard library, and the options that all scripts share.
-There is nothing about restarts in here but the checkpoint, which any long job needs, and the fault that
-`--fault` asks for."""
+Nothing here concerns restarts except the checkpoint, which any long job needs, and the fault of `--fault`."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Words:
         self.numbers = torch.tensor([numbers.get(word, WORDS - 1) for word in words])
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """The same for the same step and rank, however often it is asked for."""
+        """Return the same batch for the same step and rank, on every call."""
         generator = torch.Generator().manual_seed(step * 1000 + rank)
         starts = torch.randint(len(self.numbers) - CONTEXT - 1, (BATCH, 1), generator=generator)
         words = self.numbers[starts + torch.arange(CONTEXT + 1)]
@@ -61,7 +60,7 @@ def build_model() -> nn.Module:
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the state before `step`; a reader finds the old file or the new one, never half of one."""
+    """Write the state before `step`; a reader finds the old or the new file, never a partial one."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / "unfinished"
     with unfinished.open("wb") as file:
@@ -72,7 +71,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest state into both; return the step that comes next, 0 without a checkpoint."""
+    """Load the newest state into both; return the next step, 0 without a checkpoint."""
     if not (folder / "newest").exists():
         return 0
     state: dict[str, Any] = torch.load(folder / "newest", weights_only=True)
@@ -88,7 +87,7 @@ def say(line: str) -> None:
 
 
 def maybe_fail(arguments: argparse.Namespace, step: int, rank: int) -> None:
-    """Carry out the fault of `--fault`, the first time its step and rank come by."""
+    """Carry out the fault of `--fault`, the first time that its step and rank are reached."""
     if arguments.fault is None:
         return
     kind, _, place = arguments.fault.partition("@")

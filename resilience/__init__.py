@@ -1,13 +1,13 @@
-"""Keeps distributed PyTorch training alive, and explains every interruption.
+"""Keeps distributed PyTorch training alive and explains every interruption.
 
-    with resilience.section("data"): ...      a named stretch of a step, with its own limit
-    resilience.heartbeat()                    a sign of life
-    resilience.step(n)                        progress of the training loop
-    resilience.stop_requested()               whether the job is asked to stop: write a checkpoint and leave
-    resilience.get_logger()                   a structured logger that knows rank, iteration and step
-    resilience.traceparent()                  the span of this iteration, for a tracer of the program's own
+    with resilience.section("data"): ...      mark a named part of a step, with its own limit
+    resilience.heartbeat()                    signal that the rank is alive
+    resilience.step(n)                        signal progress of the training loop
+    resilience.stop_requested()               True if the job was asked to stop: write a checkpoint and exit
+    resilience.get_logger()                   a structured logger that adds rank, iteration and step
+    resilience.traceparent()                  the span of this iteration, for the program's own tracer
 
-Inside a wrapped function or under the launcher these reach the rank's monitor; elsewhere they do
+Inside a wrapped function or under the launcher, these calls reach the rank's monitor. Elsewhere they do
 nothing, at almost no cost. The restart wrapper is `resilience.inprocess.Wrapper`."""
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value  # found without a detour from now on
+    globals()[name] = value  # later look-ups bypass this function
     return value

@@ -3,7 +3,7 @@
     fit(durations_by_run, p=1e-5)     the limit of one deadline
     calibrate(read([...]))            the limits of whole runs
 
-What the answers mean, and when not to believe them, stands in docs/calibration.md."""
+docs/calibration.md says what the results mean and when not to trust them."""
 
 from __future__ import annotations
 

@@ -2,21 +2,21 @@
 
     ResilienceError
     ├─ ConfigurationError (also ValueError) ── ConfigurationTypeError (also TypeError)
-    ├─ ProtocolError          a peer or a bug of ours broke the rules
-    ├─ DecodeError (also ValueError)   bytes are not what was expected
+    ├─ ProtocolError          a peer, or a bug in this package, violated a protocol
+    ├─ DecodeError (also ValueError)   bytes do not have the expected format
     ├─ MonitorError ── RankMonitorClientError
     ├─ LaunchError ── UnhealthyNodeError
     ├─ StoreError             the key-value store is gone or does not answer
-    ├─ CorruptCheckpoint      a checkpoint of the demonstration does not hold what was written
-    └─ RestartError           this rank does not take part in the restart any more
+    ├─ CorruptCheckpoint      a checkpoint of the demonstration does not contain what was written
+    └─ RestartError           this rank no longer takes part in the restart
        ├─ HealthCheckError ── FaultCounterExceeded
        ├─ InternalError, TimeoutError, RankDiscarded
        └─ BarrierError ── BarrierTimeout, BarrierOverflow
 
     RestartAbort, RankShouldRestart      BaseException: control flow that user code must not swallow
 
-A message says what happened with values and units, what was expected, and what to do; the facts it
-names are attributes of the exception too.
+A message says what happened (with values and units), what was expected, and what to do. The facts in the
+message are also attributes of the exception.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 
 class ResilienceError(Exception):
-    """Base of every error of this package. Keyword facts become attributes."""
+    """Base class of every error in this package. Keyword arguments become attributes."""
 
     def __init__(self, message: str = "", **facts: object) -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class ConfigurationTypeError(ConfigurationError, TypeError):
 
 
 class ProtocolError(ResilienceError):
-    """A peer, or a bug of ours, broke the rules of a protocol."""
+    """A peer, or a bug in this package, violated a protocol."""
 
 
 class DecodeError(ResilienceError, ValueError):
-    """Bytes of a file, a message or the store are not what was expected."""
+    """Bytes of a file, a message or the store do not have the expected format."""
 
 
 class MonitorError(ResilienceError):
@@ -54,15 +54,15 @@ class MonitorError(ResilienceError):
 
 
 class RankMonitorClientError(MonitorError):
-    """The rank's side of a monitor was used wrongly or lost its monitor."""
+    """The monitor client of a rank was used wrongly or lost its monitor."""
 
 
 class LaunchError(ResilienceError):
-    """The launcher could not start or go on."""
+    """The launcher could not start or continue."""
 
 
 class UnhealthyNodeError(LaunchError):
-    """A node failed its health gate."""
+    """A node failed its preflight checks."""
 
 
 class StoreError(ResilienceError):
@@ -70,11 +70,11 @@ class StoreError(ResilienceError):
 
 
 class ServerGone(StoreError):
-    """The server that was found ended before it said anything: it was an earlier call's, or made way for another."""
+    """The server ended before it answered: it belonged to an earlier call, or another server replaced it."""
 
 
 class CorruptCheckpoint(ResilienceError):
-    """A checkpoint does not hold what was written."""
+    """A checkpoint does not contain what was written."""
 
 
 class RestartError(ResilienceError):
@@ -82,7 +82,7 @@ class RestartError(ResilienceError):
 
 
 class HealthCheckError(RestartError):
-    """A health check said that this rank must not go on."""
+    """A health check decided that this rank must not continue."""
 
 
 class FaultCounterExceeded(HealthCheckError):
@@ -110,27 +110,27 @@ class BarrierTimeout(BarrierError):
 
 
 class BarrierOverflow(BarrierError):
-    """More ranks reached the barrier than it was made for."""
+    """More ranks reached the barrier than it was created for."""
 
 
 class RestartAbort(BaseException):
-    """Raised by user code to end the job on this rank without another restart."""
+    """User code raises this to end the job on this rank without another restart."""
 
 
 class RankShouldRestart(BaseException):
-    """Raised inside the wrapped function when the iteration has been interrupted. User code that raises it there asks
-    all ranks to restart."""
+    """Raised inside the wrapped function when the iteration is interrupted. If user code raises it there, all ranks
+    restart."""
 
 
 class LeftInChild(BaseException):
-    """Carries what a child that user code forked returned or raised through the call of its parent, and ends there."""
+    """Carries what a forked child of user code returned or raised through its parent's call, and ends there."""
 
     def __init__(self, value: object, error: BaseException | None) -> None:
         super().__init__()
         self._value, self._error = value, error
 
     def result(self) -> Any:
-        """Return or raise what user code did."""
+        """Return what user code returned, or raise what it raised."""
         if self._error is not None:
             raise self._error
         return self._value

@@ -4,7 +4,7 @@
     client.init_workload_monitoring()         in a worker of `resilience run`
     client.send_heartbeat()                   or start_section(name) … end_section(name)
 
-What each name is, its module says; they are loaded when they are used."""
+Each name is documented in its own module. Modules are loaded on first use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value  # found without a detour from now on
+    globals()[name] = value  # later look-ups bypass this function
     return value
 
 

@@ -16,13 +16,13 @@ class Clock(Protocol):
 
 
 class Sink(Protocol):
-    """Takes records. Never raises, never blocks; answers whether the record was taken."""
+    """Takes records. Never raises and never blocks. `take` returns True if the sink took the record."""
 
     def take(self, record: Record) -> bool: ...
 
 
 @runtime_checkable
 class LossySink(Protocol):
-    """A sink that may lose a record after it has taken it. `take_lost` returns how many, since its last call."""
+    """A sink that may lose a record after taking it. `take_lost` returns the number lost since its last call."""
 
     def take_lost(self) -> int: ...

@@ -13,8 +13,10 @@ import pytest
 from tests.support.ranks import Job, started
 from tests.support.server import DDP_AND_FSDP, ForkServer
 
-# How long an example takes says something about the machine, not about the claim.
-hypothesis.settings.register_profile("resilience", deadline=None)
+# How long an example takes says something about the machine, not about the claim. The examples are the same in every
+# run; `--hypothesis-profile random` draws others.
+hypothesis.settings.register_profile("resilience", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("random", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("resilience")
 
 

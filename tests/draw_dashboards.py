@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.analysis.dashboards.boards import BOARDS
-from resilience.analysis.dashboards.panels import Board, Panel, Place, places
+from resilience.analysis.dashboards.panels import Board, GridPlace, Panel, places
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures" / "dashboards"
 JOB = "inprocess"  # of the two jobs the one that is drawn
@@ -65,7 +65,7 @@ def draw(board: Board, found: dict[str, list[list[Series]]]) -> str:
     )
 
 
-def _panel(panel: Panel, place: Place, found: list[list[Series]]) -> str:
+def _panel(panel: Panel, place: GridPlace, found: list[list[Series]]) -> str:
     x, y, w, h = place.x * UNIT_W + 4, place.y * UNIT_H + 4, place.w * UNIT_W - 8, place.h * UNIT_H - 8
     parts = [f'<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="#fff" stroke="#d8d9da" rx="3"/>']
     parts.append(_text(x + 8, y + 17, panel.title, 12, "bold"))

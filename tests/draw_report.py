@@ -39,12 +39,14 @@ def main() -> None:
         }
         shutil.copy(SCRIPT, folder / "train.py")
         command = ["run", "--nproc-per-node", "4", "--max-restarts", "20", *LIMITS, "train.py", "step"]
-        _resilience(command, environment, folder)
+        resilience(command, environment, folder)
         for command in COMMANDS:
-            print(_plain(f"$ resilience {' '.join(command)}\n{_resilience(command, environment, folder)}", folder))
+            print(
+                without_paths(f"$ resilience {' '.join(command)}\n{resilience(command, environment, folder)}", folder)
+            )
         page = folder / "report.html"
-        _resilience(["report", JOB, "--html", str(page)], environment, folder)
-        page.write_text(_plain(page.read_text(), folder))
+        resilience(["report", JOB, "--html", str(page)], environment, folder)
+        page.write_text(without_paths(page.read_text(), folder))
         with Browser() as browser:
             for name, width, height, scheme in (
                 ("desk", 1000, 1180, "light"),
@@ -68,18 +70,27 @@ def main() -> None:
             assert browser.errors == []
 
 
-def _plain(text: str, folder: Path) -> str:
-    """Return a text without the paths of this machine."""
-    for path, name in ((str(folder), "/home/me"), (folder.name, "me"), (sys.prefix, "/home/me/env")):
+def without_paths(text: str, folder: Path) -> str:
+    """Return a text in which the paths of this machine are replaced by made-up ones. folder: the one that a command ran
+    in."""
+    places = {
+        str(folder): "/home/me",
+        folder.name: "me",
+        sys.prefix: "/home/me/env",
+        sys.base_prefix: "/usr",
+        str(ROOT): "/home/me/env/lib",
+    }
+    for path, name in places.items():
         text = text.replace(path, name)
-    return text.replace(str(ROOT), "/home/me/env/lib")
+    return text
 
 
-def _resilience(arguments: list[str], environment: dict[str, str], folder: Path) -> str:
+def resilience(arguments: list[str], environment: dict[str, str], folder: Path) -> str:
     command = [sys.executable, "-m", "resilience.cli", *arguments]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"resilience {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        shown = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        raise SystemExit(f"resilience {' '.join(arguments)} ended with {done.returncode}:\n{shown}")
     return done.stdout
 
 

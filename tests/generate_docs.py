@@ -50,6 +50,8 @@ API = (
     ("resilience.inprocess.finalize", ("Finalize", "ThreadedFinalize")),
     ("resilience.inprocess.health_check", ("HealthCheck", "CudaHealthCheck", "FaultCounter")),
     ("resilience.inprocess.rank_assignment", ("RankAssignment", "ShiftRanks", "FillGaps", "FilterGroupedByKey")),
+    ("resilience.inprocess.completion", ("Completion",)),
+    ("resilience.inprocess.terminate", ("Terminate",)),
     ("resilience.inprocess.rank_filter", ("RankFilter", "MaxActiveWorldSize", "WorldSizeDivisibleBy")),
     ("resilience.inprocess.store", ("StoreMixin", "TCPStore", "FileStore", "PrefixStore")),
     ("resilience.inprocess.attribution", ("Interruption", "InterruptionRecord")),

@@ -31,8 +31,8 @@ from resilience.core import (
     agent_liveness,
     control,
     cycle_nodes,
-    gathering,
     job_budget,
+    membership,
     rendezvous,
     rendezvous_log,
     restart,
@@ -49,8 +49,8 @@ from tests.unit.core import (
     test_agent_liveness,
     test_control,
     test_cycle_nodes,
-    test_gathering,
     test_job_budget,
+    test_membership,
     test_rendezvous,
     test_rendezvous_log,
     test_restart,
@@ -64,8 +64,13 @@ from tests.unit.testing import test_launcher_simulation
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
 EQUIVALENT = {
     (
+        "_place_left",
+        "swapped: arrived = (yield from _numbered(f'{at.start}/0', world.world_size)) / "
+        "claims = (yield from _numbered(at.claim, world.world_size))",
+    ): "a place is claimed only when all ranks that have one have arrived, and then by compare-and-set",
+    (
         "report",
-        "swapped: yield Set(f'{at.records}/{position}', record) / if is_own:",
+        "swapped: yield SetRecord(f'{at.records}/{position}', record) / if is_own:",
     ): "both are read after the last call only, which no rank answers before it has written both",
     (
         "stand_in",
@@ -89,11 +94,11 @@ EQUIVALENT = {
         "if standing.again is None -> False",
     ): "the rendezvous is closed with that verdict already",
     (
-        "Supervision._why_not_continued",
+        "Supervision.why_not_continued",
         "if verdict is None -> True",
     ): "the verdict that stands is read once more",
     (
-        "Supervision._why_not_continued",
+        "Supervision.why_not_continued",
         "if verdict.again is not None -> True",
     ): "the rendezvous is closed already, and the leader finds that",
     ("Supervision.look", "without condition not is_new"): "it is how soon an agent looks at the others",
@@ -112,10 +117,6 @@ EQUIVALENT = {
         "without condition leader == self.id",
     ): "its own count rises, and it has not given up the lead that it holds",
     (
-        "Rendezvous._hear_notices",
-        "without condition self._seat is not None",
-    ): "it looks again once it has arrived, and needs to arrive no more",
-    (
         "Rendezvous._lead",
         "if known.last.cycle >= number -> False",
     ): "it forms the cycle after the newest one, as the leader of that would",
@@ -123,7 +124,6 @@ EQUIVALENT = {
         "Rendezvous._lead",
         "without condition is_time",
     ): "agents are looked at once in an interval, however often it asks",
-    ("Rendezvous._tell_lost", "without filter id != self.id"): "its own count rises",
     ("CycleNodes._weighed", "if count -> True"): "it reads keys that nobody has written",
     ("neighbour", "if rank is None -> False"): "an agent looks around only in a cycle of which it has a seat",
     ("_with_previous", "without filter rank is not None"): "a rank that is None is compared with numbers only",
@@ -132,7 +132,7 @@ EQUIVALENT = {
 
 # Modules of the launcher's protocol, each with the tests of its own.
 LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
-    gathering: (test_gathering, test_rendezvous_log, test_rendezvous, test_waiting_costs),
+    membership: (test_membership, test_rendezvous_log, test_rendezvous, test_waiting_costs),
     rendezvous_log: (test_rendezvous_log,),
     agent_liveness: (test_agent_liveness,),
     rendezvous: (test_rendezvous, test_waiting_costs),

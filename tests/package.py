@@ -31,7 +31,16 @@ for module in pkgutil.walk_packages(resilience.__path__, "resilience."):
                 print(f"{module.name}: {error}")
 """
 LIMIT = 1800.0  # seconds for one step; the longest is the installation of torch
-IN_SDIST = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "docs/index.md", "pyproject.toml"}
+IN_SDIST = {
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "README.md",
+    "SECURITY.md",
+    "docs/index.md",
+    "pyproject.toml",
+}
 IN_SDIST |= {"tests/README.md", "tests/conftest.py", "examples/launch.py", ".ci/constraints.txt", ".ci/run"}
 IN_WHEEL = {"resilience/py.typed", "resilience/cli/report.css", "resilience/cli/report.js"}
 

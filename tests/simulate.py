@@ -17,8 +17,8 @@ import msgspec
 
 from resilience.core.restart import Stage
 from resilience.errors import InternalError
-from resilience.testing.cluster import Cluster, Report
-from resilience.testing.faults import Fail, Kill, Schedule, draw
+from resilience.testing.cluster import Cluster, ScheduleReport
+from resilience.testing.faults import Fail, KillFault, Schedule, draw
 
 MOST_FAILURES = 5
 
@@ -95,14 +95,14 @@ def trace(schedule: Schedule) -> int:
 
 def large(ranks: int) -> None:
     """Kill one of very many ranks in a job, and let the others restart."""
-    for fault in (Kill(7, "rank", 14), Fail(7, 0, Stage.FUNCTION)):
+    for fault in (KillFault(7, "rank", 14), Fail(7, 0, Stage.FUNCTION)):
         began = time.monotonic()
         report = Cluster(Schedule(seed=0, ranks=ranks, faults=(fault,))).run()
         print(f"{ranks:,} ranks, {fault}: {time.monotonic() - began:.1f} s")
         show(msgspec.structs.replace(report, ends=tuple(sorted(set(report.ends)))))
 
 
-def show(report: Report) -> None:
+def show(report: ScheduleReport) -> None:
     print(report)
 
 

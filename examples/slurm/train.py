@@ -2,7 +2,7 @@
 
     sbatch examples/slurm/job.sbatch examples/slurm/train.py --steps 200 --checkpoint /shared/model.pt
 
-The batch of a step depends on the step alone, so that a job which lost a node ends with about the same model."""
+The batch of a step depends on the step alone, so a job that lost a node ends with about the same model."""
 
 import argparse
 import os

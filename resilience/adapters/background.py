@@ -1,8 +1,8 @@
-"""Does what a disk may hold up, in a thread of its own.
+"""Does work that a disk may block, in a thread of its own.
 
-A file server that does not answer holds whoever writes to it, or only looks at it, for as long as it likes; no timeout
-and no signal ends that. So rank, monitor and agent leave it to the one thread of a `Writer`. Its queue is bounded:
-what finds no room is refused, and the caller counts it. After a fork the child has a writer of its own."""
+A file server that does not answer blocks readers and writers for as long as it likes; no timeout and no signal ends
+that. So rank, monitor and agent give such work to the one thread of a `Writer`. Its queue is bounded: if it is full,
+the job is refused and the caller counts it. After a fork the child has its own writer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from resilience.adapters import files
 
 THREAD = "resilience-writes"
 MOST = 4096  # jobs that wait for the disk
-ASK_LIMIT = 5.0  # seconds for a place to prove that it can be used
-STALL = 1.0  # seconds for one of them, after which the disk is taken for one that does not answer
-LAST_LIMIT = 10.0  # seconds for a slow disk to take the last lines; one that does not answer is given STALL
-LOOK = 0.05  # seconds between two looks whether the disk still answers
-READ_LIMIT = 2.0  # seconds for a disk to show what it has: longer than STALL, so only one that hangs exceeds it
+ASK_LIMIT = 5.0  # seconds for a folder to prove that it is usable
+STALL = 1.0  # seconds for one job, after which the disk counts as one that does not answer
+LAST_LIMIT = 10.0  # seconds for a slow disk to take the last lines; one that does not answer gets STALL
+LOOK = 0.05  # seconds between two checks that the disk still answers
+READ_LIMIT = 2.0  # seconds for a read: longer than STALL, so only a disk that hangs exceeds it
 NO_ANSWER = "the disk does not answer"
 
 T = TypeVar("T")
@@ -40,21 +40,21 @@ class Writer:
         _writers.add(self)
 
     def _forget(self) -> None:
-        """Begin anew. In a forked child the thread, its locks and its jobs are the parent's."""
+        """Reset. In a forked child the thread, its locks and its jobs belong to the parent."""
         self._starting = threading.Lock()
-        # Of C, so that an exception which interrupts the caller leaves no lock behind.
+        # Implemented in C, so that an exception that interrupts the caller leaves no lock behind.
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._since: float | None = None  # when the present job began
+        self._job_began_at: float | None = None  # when the present job began
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the disk does not answer."""
-        since = self._since
+        """Return True if the disk does not answer."""
+        since = self._job_began_at
         return since is not None and time.monotonic() - since > STALL
 
     def submit(self, job: Callable[[], object]) -> bool:
-        """Do this after all that was submitted before; return False if there is no room. The job must not raise."""
+        """Run the job after all earlier ones. Return False if the queue is full. The job must not raise."""
         if self._jobs.qsize() >= MOST:
             return False
         if self._thread is None:
@@ -66,7 +66,7 @@ class Writer:
         return True
 
     def end(self, limit: float = LAST_LIMIT) -> None:
-        """Do what was submitted, at most `limit` seconds, and end the thread. A later job starts another one."""
+        """Finish all jobs, for at most `limit` seconds, and end the thread. A later job starts another one."""
         thread = self._thread
         if thread is not None:
             is_done = self.flush(limit)
@@ -75,34 +75,34 @@ class Writer:
                 thread.join(limit)
 
     def ask(self, function: Callable[[], T], limit: float) -> T:
-        """Do this, wait for it, and return what it returns.
+        """Run `function`, wait for it, and return its result.
 
-        Raises: what it raises; OSError if that takes more than `limit` seconds, or the disk does not answer already."""
-        answer: list[T] = []
-        error: list[BaseException] = []
+        Raises: what it raises; OSError if it takes more than `limit` seconds, or the disk already does not answer."""
+        results: list[T] = []
+        errors: list[BaseException] = []
         is_done = threading.Event()
 
         def job() -> None:
             try:
-                answer.append(function())
-            except BaseException as raised:  # handed over to the caller
-                error.append(raised)
+                results.append(function())
+            except BaseException as raised:  # re-raised in the caller
+                errors.append(raised)
             is_done.set()
 
         if self.is_stalled or not self.submit(job) or not is_done.wait(limit):
             raise OSError(errno.ETIMEDOUT, NO_ANSWER)
-        if error:
-            raise error[0]
-        return answer[0]
+        if errors:
+            raise errors[0]
+        return results[0]
 
     def leave(self) -> None:
-        """End the thread when it has done what was submitted. A later job starts another one. Does not wait."""
+        """End the thread once all jobs are done. A later job starts another one. Does not wait."""
         self._jobs.put(None)
         self._forget()
 
     def flush(self, limit: float = LAST_LIMIT) -> bool:
-        """Wait until all that was submitted is done, as long as the disk answers, at most `limit` seconds; return
-        whether it is."""
+        """Wait until all jobs are done, as long as the disk answers, at most `limit` seconds. Return True if they
+        are."""
         if self._thread is None:
             return True
         is_done = threading.Event()
@@ -115,22 +115,21 @@ class Writer:
         return True
 
     def replace(self, path: Path, content: bytes) -> bool:
-        """Write a whole file, later; return False if it is refused. Where the disk does not answer, it is: a newer
-        content comes soon."""
+        """Write a whole file, later. Return False if it is refused, as when the disk does not answer: newer content
+        comes soon."""
         return not self.is_stalled and self.submit(lambda: files.replace(path, content))
 
     def _work(self, jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
         while (job := jobs.get()) is not None:
-            self._since = time.monotonic()
-            with contextlib.suppress(Exception):  # the thread's edge: one job that raises must not end the others
+            self._job_began_at = time.monotonic()
+            with contextlib.suppress(Exception):  # the thread's edge: a job that raises must not stop the others
                 job()
-            self._since = None
+            self._job_began_at = None
 
 
 def asked(function: Callable[[], T], limit: float = ASK_LIMIT) -> T:
-    """Do this in a thread of its own, wait for it, and return what it returns: for a place that may prove to be
-    unusable, and is then given up. Raises: what the function raises, OSError if it takes longer than `limit` seconds.
-    """
+    """Run `function` in a thread of its own, wait for it, and return its result. For a folder that may prove unusable
+    and is then given up. Raises: what the function raises, OSError if it takes longer than `limit` seconds."""
     writer = Writer()
     try:
         return writer.ask(function, limit)
@@ -143,14 +142,14 @@ class BackgroundFile:
 
     def __init__(self, path: Path) -> None:
         self._file = files.LineFile(path)
-        self._lost = 0  # lines that were taken and could not be written
+        self._lost = 0  # accepted lines that could not be written
 
     def write(self, line: bytes) -> bool:
         """Append a line (newline included), later; return False if it is refused."""
         return WRITER.submit(lambda: self._append(line))
 
     def write_now(self, line: bytes, limit: float) -> bool:
-        """Append a line and wait for that, `limit` seconds at most; return whether it is written, or will be when the
+        """Append a line and wait for that, at most `limit` seconds. Return True if it is written, or will be when the
         disk answers again."""
         if WRITER.is_stalled:
             return self.write(line)
@@ -165,13 +164,13 @@ class BackgroundFile:
         return WRITER.submit(job) and (not is_done.wait(limit) or is_written)
 
     def take_lost(self) -> int:
-        """Return how many lines that were taken could not be written, since the last call."""
+        """Return how many accepted lines could not be written since the last call."""
         lost, self._lost = self._lost, 0
         return lost
 
     def close(self, limit: float = LAST_LIMIT) -> None:
         """Wait until the lines are written, as long as the disk answers, at most `limit` seconds, and close the file. A
-        later write opens it."""
+        later write reopens it."""
         if WRITER.submit(self._file.close):
             WRITER.flush(limit)
 

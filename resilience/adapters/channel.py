@@ -1,7 +1,7 @@
-"""A line between two processes of one node: whole messages, never blocking.
+"""A channel between two processes of one node: whole messages, never blocking.
 
-SOCK_SEQPACKET keeps message boundaries and tells when the other end is gone. Sending never waits: a full
-line answers False, and the sender counts what it dropped. A message may carry open files along."""
+SOCK_SEQPACKET keeps message boundaries and shows when the other end is gone. Sending never waits: if the channel is
+full, `send` returns False, and the sender counts what it dropped. A message may carry open files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import NamedTuple
 LIMIT = 64 * 1024  # bytes; one message
 MOST_FDS = 253  # that a message carries; the kernel's own limit (SCM_MAX_FD)
 BACKLOG = 64
-ChannelClosed = ConnectionResetError  # Python's own error for an other end that is gone
+ChannelClosed = ConnectionResetError  # Python's own error when the other end is gone
 
 
-class Peer(NamedTuple):
-    """Who is at the other end, as the kernel says: when it connected, or made the pair."""
+class PeerProcess(NamedTuple):
+    """The process at the other end, from the kernel, at the time of the connection or of the pair's creation."""
 
     pid: int
     uid: int
 
 
 class Channel:
-    """One end of a line. Any thread may send; one receives."""
+    """One end of a channel. Any thread may send; one receives."""
 
     limit = LIMIT
 
@@ -40,16 +40,16 @@ class Channel:
         return self._socket.fileno()
 
     @property
-    def peer(self) -> Peer:
-        """The process at the other end."""
+    def peer(self) -> PeerProcess:
+        """Return the process at the other end."""
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        return Peer(pid, uid)
+        return PeerProcess(pid, uid)
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send one message without waiting; answers whether it is on its way.
+        """Send one message without waiting. Return True if it was sent.
 
-        It is not if the line is full, the other end is gone, or the message is longer than `limit`. The
+        It is not sent if the channel is full, the other end is gone, or the message is longer than `limit`. The
         other end gets duplicates of the descriptors."""
         if len(message) > LIMIT:
             return False
@@ -63,8 +63,8 @@ class Channel:
     def receive(self, wait: float) -> bytes | None:
         """Return the next message, None if there is none within `wait` seconds.
 
-        One that is longer than `limit` is cut to one byte more. Descriptors that come along are closed.
-        Raises: ChannelClosed, once all that was sent before has been received."""
+        A message longer than `limit` is cut to one byte more. Descriptors that come with it are closed.
+        Raises: ChannelClosed, once all earlier messages have been received."""
         try:
             if wait > 0 and not self._is_readable(wait):
                 return None
@@ -78,7 +78,7 @@ class Channel:
         return message
 
     def receive_with_fds(self, wait: float) -> tuple[bytes, list[int]] | None:
-        """Return the next message and the descriptors that came along, which are now the caller's.
+        """Return the next message and its descriptors, which now belong to the caller.
 
         Raises: ChannelClosed."""
         try:
@@ -95,8 +95,8 @@ class Channel:
         return message, list(fds)
 
     def end(self, receiving: bool = False) -> None:
-        """Send nothing more, also where a forked child holds a copy of this end. The other end notices when it has
-        received what was sent. receiving: receive nothing more either; a thread that waits in `receive` comes back."""
+        """Send nothing more, even if a forked child holds a copy of this end. The other end notices once it has read
+        all messages. receiving: receive nothing more either; a thread that waits in `receive` returns."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR if receiving else socket.SHUT_WR)
 
@@ -104,7 +104,7 @@ class Channel:
         self._socket.close()
 
     def hang_up(self) -> None:
-        """Close the line for both ends and for every copy of them; a thread that receives here wakes up."""
+        """Close the channel for both ends and all their copies; a thread that receives here wakes up."""
         with contextlib.suppress(OSError):  # the other end has hung up already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -116,7 +116,7 @@ class Channel:
 
 
 def pair() -> tuple[Channel, Channel]:
-    """Return both ends of a new line."""
+    """Return both ends of a new channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * LIMIT)
@@ -124,11 +124,11 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a socket at `path` that takes lines from processes of this user. Raises: OSError."""
+    """Return a socket at `path` that accepts channels from processes of this user. Raises: OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(str(path))
-        path.chmod(0o600)  # nobody can connect before it listens
+        path.chmod(0o600)  # no process can connect before it listens
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
@@ -138,7 +138,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> Channel | None:
-    """Return the next line that was asked for, None if there is none."""
+    """Return the next requested channel, None if there is none."""
     try:
         return Channel(listener.accept()[0])
     except OSError:
@@ -146,7 +146,7 @@ def accept(listener: socket.socket) -> Channel | None:
 
 
 def connect(path: str, limit: float) -> Channel:
-    """Return a line to who listens at `path`. Raises: OSError."""
+    """Return a channel to the process that listens at `path`. Raises: OSError."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         end.settimeout(limit)
@@ -159,7 +159,7 @@ def connect(path: str, limit: float) -> Channel:
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors that nobody wants."""
+    """Close unused descriptors."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

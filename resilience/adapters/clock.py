@@ -6,7 +6,7 @@ import time
 
 
 class SystemClock:
-    """Monotonic seconds for everything that is measured, wall time for what is shown."""
+    """Monotonic seconds for measurements, wall time for display."""
 
     def monotonic(self) -> float:
         return time.monotonic()

@@ -1,13 +1,13 @@
 """Which collectives does this rank enter?  Notes the calls of torch's process groups, for the rank's monitor.
 
-The methods of torch's ProcessGroup are wrapped, and `Work.wait`, because every way to call a collective from Python
-comes to them: functions of `torch.distributed` however they were imported, FSDP2, pipelines. Of each call a ring keeps
-the group, the number of the call in it, the operation, and when it was entered and left. No tensor, group or Work is
-kept alive. A call costs less than 3 µs (`python -m tests.benchmarks.bench_page`); RESILIENCE_COLLECTIVES=0 switches it
-off. What C++ starts by itself, as DDP's reducer does, is `flight_recorder`'s.
+The methods of torch's ProcessGroup and `Work.wait` are wrapped, because every way to call a collective from Python
+uses them: functions of `torch.distributed`, however they were imported, FSDP2, pipelines. For each call a ring records
+the group, the number of the call in it, the operation, and the times of entry and exit. No tensor, group or Work is
+kept alive. A call costs less than 3 µs (`python -m tests.benchmarks.bench_page`); RESILIENCE_COLLECTIVES=0 disables
+it. `flight_recorder` covers collectives that C++ starts by itself, as DDP's reducer does.
 
-A group is known by its name in torch, which is the same on all ranks, and by how often this iteration has used the
-name. Failures in here are kept from the call: the ring then lacks it. Stacks leave out the frames of this module."""
+A group is identified by its name in torch, which is the same on all ranks, and by how often this iteration has used the
+name. A failure in here never reaches the call: the ring then lacks it. Stacks leave out the frames of this module."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _COLLECTIVES = {
     "scatter": "scatter",
 }
 _TRANSFERS = {"send": "send", "recv": "recv"}
-_MOST_OPEN = 256  # calls of which the end is awaited; the ring holds no more
+_MOST_OPEN = 256  # calls whose end is awaited; the ring holds no more
 
 
 class Ring(Protocol):
-    """Where calls are noted: the rank's side of its page."""
+    """The place where calls are noted: the rank's side of its page."""
 
     def collective_entered(self, group: int, sequence: int, operation: str, members: int) -> int: ...
 
@@ -69,7 +69,7 @@ class _Group:
 
 
 class _Transfers:
-    """The transfers of one rank to another one."""
+    """The transfers from one rank to another one."""
 
     def __init__(self, name: str, source: int, target: int) -> None:
         self.number = zlib.crc32(f"{name}/{source}>{target}".encode())
@@ -86,9 +86,9 @@ _originals: list[tuple[type, str, Any]] = []
 
 
 def note_in(ring: Ring | None, kinds: Sequence[tuple[type, type]] = ()) -> None:
-    """Note calls in this ring from now on, in none if it is None. Main thread.
+    """Note calls in this ring from now on, or nowhere if it is None. Main thread.
 
-    Wraps the methods if torch.distributed is imported by now; call `wrap` when it may be. kinds: classes like
+    Wraps the methods if torch.distributed is already imported; otherwise call `wrap` later. kinds: classes like
     ProcessGroup and Work, instead of torch's."""
     global _ring
     _ring = ring if environment.notes_collectives() else None
@@ -100,8 +100,7 @@ def note_in(ring: Ring | None, kinds: Sequence[tuple[type, type]] = ()) -> None:
 
 
 def wrap(kinds: Sequence[tuple[type, type]] = ()) -> None:
-    """Wrap the methods, if torch.distributed is imported and they are not wrapped yet. Changes nothing without a
-    ring."""
+    """Wrap the methods if torch.distributed is imported and they are not wrapped yet. Does nothing without a ring."""
     if _ring is None or _originals:
         return
     c10d: Any = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
@@ -116,7 +115,7 @@ def wrap(kinds: Sequence[tuple[type, type]] = ()) -> None:
 
 
 def begin() -> None:
-    """An iteration begins: groups are counted anew, so that all ranks count alike."""
+    """Begin an iteration: count groups from 0 again, so that all ranks count alike."""
     global _since_ns
     _since_ns = time.time_ns()
     _groups.clear()
@@ -125,14 +124,14 @@ def begin() -> None:
 
 
 def note_recorded() -> None:
-    """Add to the ring what torch's flight recorder has, the last collectives of each group. Any thread."""
+    """Add to the ring the last collectives of each group from torch's flight recorder. Any thread."""
     ring = _ring
     if ring is None:
         return
-    for each in flight_recorder.last(_since_ns):
-        group = zlib.crc32(f"recorder/{each.group}".encode())
-        members = wait_for.pack(each.ranks, is_recorded=True)
-        for sequence, operation, is_done in each.calls:
+    for recorded in flight_recorder.last(_since_ns):
+        group = zlib.crc32(f"recorder/{recorded.group}".encode())
+        members = wait_for.pack(recorded.ranks, is_recorded=True)
+        for sequence, operation, is_done in recorded.calls:
             token = ring.collective_entered(group, sequence, operation, members)
             if is_done:
                 ring.collective_left(token)
@@ -149,7 +148,7 @@ def _replace(kind: type, name: str, operation: str, enter: Callable[[Any, str, S
         token = None
         try:
             token = enter(group, operation, args)
-        except Exception:  # an edge: a collective is not failed by what is noted of it
+        except Exception:  # an edge: an error in the noting must not fail the collective
             pass
         try:
             work = original(group, *args, **named)
@@ -189,33 +188,33 @@ def _restore() -> None:
 
 
 def _enter(group: Any, operation: str, args: Sequence[Any]) -> int:
-    known = _known(group)
-    known.sequence = sequence = known.sequence + 1
+    entry = _group_entry(group)
+    entry.sequence = sequence = entry.sequence + 1
     assert _ring is not None
-    return _ring.collective_entered(known.number, sequence, operation, known.members)
+    return _ring.collective_entered(entry.number, sequence, operation, entry.members)
 
 
 def _enter_transfer(group: Any, operation: str, args: Sequence[Any]) -> int:
-    known = _known(group)
-    pair = (known.rank, args[1]) if operation == "send" else (args[1], known.rank)
-    transfers = known.transfers.get(pair)
+    entry = _group_entry(group)
+    pair = (entry.rank, args[1]) if operation == "send" else (args[1], entry.rank)
+    transfers = entry.transfers.get(pair)
     if transfers is None:
-        source, target = (known.ranks[rank] for rank in pair)
-        transfers = known.transfers[pair] = _Transfers(known.name, source, target)
+        source, target = (entry.ranks[rank] for rank in pair)
+        transfers = entry.transfers[pair] = _Transfers(entry.name, source, target)
     transfers.sequence = sequence = transfers.sequence + 1
     assert _ring is not None
     return _ring.collective_entered(transfers.number, sequence, "transfer", transfers.members)
 
 
-def _known(group: Any) -> _Group:
-    found = _groups.get(id(group))
-    if found is not None and found[0]() is group:
-        return found[1]
+def _group_entry(group: Any) -> _Group:
+    cached = _groups.get(id(group))
+    if cached is not None and cached[0]() is group:
+        return cached[1]
     name = group.group_name
-    known = _Group(group, _uses[name])
+    entry = _Group(group, _uses[name])
     _uses[name] += 1
-    _groups[id(group)] = weakref.ref(group), known
-    return known
+    _groups[id(group)] = weakref.ref(group), entry
+    return entry
 
 
 def _leave(token: int | None) -> None:

@@ -1,21 +1,20 @@
-"""How is a rank freed that waits in a collective, and how do its process groups go?
+"""How is a rank freed that waits in a collective, and how are its process groups dropped?
 
-Nothing public unblocks a thread inside a gloo collective: torch's `abort`, `shutdown` and
-`destroy_process_group` return and free nothing. Shutting down the group's own connected sockets does,
-within milliseconds. They are found exactly: every gloo TCP device has a thread named `gloo_tcp_loop`
-that sits in `epoll_wait`, and its epoll set is the list of the device's sockets. No other connection of
-the process is touched. Groups of accelerators are `group_aborts`'s. Groups are then dropped: torch's
-registry is emptied at once, so that the next group can be built, and the last references, which cost
-about 10 ms a gloo device, go in the background.
+No public function unblocks a thread inside a gloo collective: torch's `abort`, `shutdown` and `destroy_process_group`
+return and free nothing. Shutting down the group's own connected sockets does, within milliseconds. They are found
+exactly: every gloo TCP device has a thread named `gloo_tcp_loop` that sits in `epoll_wait`, and its epoll set is the
+list of the device's sockets. No other connection of the process is touched. `group_aborts` handles groups of
+accelerators. Groups are then dropped: torch's registry is emptied at once, so that the next group can be built. The
+last references, which cost about 10 ms per gloo device, are dropped in the background.
 
-Only the reading direction is shut, and the sockets are held open until `let_go`: gloo forgets a send that
-meets a closed connection (`Pair::signalException` in gloo/transport/tcp/pair.cc passes over its queue of
-sends), and who waits for that one is stuck until the group's timeout. So a rank hears the end from its own
-cut, and never from that of a peer that was faster.
+Only the reading direction is shut, and the sockets stay open until `let_go`. gloo forgets a send that meets a closed
+connection (`Pair::signalException` in gloo/transport/tcp/pair.cc passes over its queue of sends), and a thread that
+waits for that send is stuck until the group's timeout. So a rank sees the end of a connection by its own cut, and never
+by that of a faster peer.
 
-When to cut, how often, and what happens to a rank that stays stuck is decided by the caller. Covers
-gloo over TCP; its ibverbs, TLS and uv transports are not found by the cut. Imports no torch by itself:
-where torch.distributed was never imported there is nothing to free."""
+The caller decides when to cut, how often, and what happens to a rank that stays stuck. This covers gloo over TCP; the
+cut does not find its ibverbs, TLS and uv transports. Imports no torch by itself: if torch.distributed was never
+imported, there is nothing to free."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from resilience.adapters.group_aborts import c10d as _c10d
 from resilience.errors import RestartError
 
 LOOP_THREAD = "gloo_tcp_loop"
-TRIES = 20  # looks at a loop thread that is not in its wait; it waits again within 0.2 ms of work
+TRIES = 20  # checks of a loop thread that is not in its wait; it waits again after 0.2 ms of work
 EXIT_LIMIT = 5.0  # seconds that the process's exit waits for groups that are still being dropped
 READ_LIMIT = 2.0  # seconds for a device's thread to read the end of a stream; it takes 0.1 ms on an idle core
 CONNECT_LIMIT = 0.1  # seconds for a connection to this process's own listener
@@ -46,65 +45,65 @@ NUMBER_BYTES = 8  # sequence_number_t in gloo/transport/tcp/address.h
 Method = Literal["epoll", "shape", "none"]  # none: no gloo device was found, or /proc cannot be read
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """What a cut did. Few or no sockets are no failure: the peers may have cut them already."""
+class CutResult(msgspec.Struct, frozen=True):
+    """The result of a cut. Few or no sockets are not a failure: the peers may have cut them already."""
 
     sockets: int
     method: Method
     duration: float  # seconds
 
 
-NO_CUT = Cut(sockets=0, method="none", duration=0.0)
+NO_CUT = CutResult(sockets=0, method="none", duration=0.0)
 _latest = NO_CUT
 _held: dict[int, int] = {}  # descriptors of sockets that were cut, by inode
 os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
 _dropping: list[threading.Thread] = []
 
 
-def cut_gloo_sockets() -> Cut:
+def cut_gloo_sockets() -> CutResult:
     """Shut every connected socket of this process's gloo groups. Never raises; any thread.
 
-    A group still being built makes new ones: repeat the cut with growing pauses (10, 30, 100, 300 ms;
-    faster keeps peers in retry), see also `connect_in_place_of_peers`, and give it a limit."""
+    A group under construction opens new ones. So repeat the cut with growing pauses (10, 30, 100, 300 ms; faster keeps
+    peers in retry), see also `connect_in_place_of_peers`, and give it a limit."""
     global _latest
     if _c10d() is None:
         return NO_CUT
     began = time.monotonic()
     method, members = _find_sockets()
     sockets = sum(_cut(fd, inode) for fd, inode in members)
-    _latest = Cut(sockets, method, time.monotonic() - began)
+    _latest = CutResult(sockets, method, time.monotonic() - began)
     return _latest
 
 
 def listeners() -> frozenset[int]:
-    """Return the inode of each socket at which a gloo group of this process listens. Never raises; any thread."""
+    """Return the inode of each listening socket of this process's gloo groups. Never raises; any thread."""
     if _c10d() is None:
         return frozenset()
-    found = set()
+    inodes = set()
     for fd, inode in _find_sockets()[1]:
         with _duplicate(fd, inode) as copy:
             if copy is not None and _listens(copy):
-                found.add(inode)
-    return frozenset(found)
+                inodes.add(inode)
+    return frozenset(inodes)
 
 
 def connect_in_place_of_peers(world_size: int, done: frozenset[int] = frozenset()) -> frozenset[int]:
-    """Free a rank that waits, while its group is built, for a connection that no peer will make any more.
-    Returns the listeners that have had their connections by now, as inodes. Never raises; any thread.
+    """Free a rank that waits, while its group is built, for a connection that no peer will open any more.
+    Return the inodes of the listeners that have had their connections by now. Never raises; any thread.
 
-    The rank knows the connection by a number below `world_size`, which the peer sends first. Each number is sent to
-    each gloo listener of this process, over a connection that is then ended. So the connection is there, and broken.
-    Only for groups that are given up.
+    The rank identifies the connection by a number below `world_size`, which the peer sends first. Each number is sent
+    to each gloo listener of this process, over a connection that is then closed. So the rank has its connection, and it
+    is broken. Only for groups that are given up.
 
-    done: listeners that get none: those that had theirs, and `listeners()` from before the iteration. A connection
-    that no group waits for stays with its listener as long as that group lives, which may be for good: user code may
+    done: listeners to skip: those that had their connections, and `listeners()` from before the iteration. A connection
+    that no group waits for stays with its listener as long as that group lives, which may be forever: user code may
     keep a group, and so may torch (DTensor's caches keep the first DeviceMesh of each size, and its groups)."""
     if _c10d() is None:
         return done
     for fd, inode in _find_sockets()[1]:
         if inode in done:
             continue
-        with contextlib.suppress(OSError), _duplicate(fd, inode) as copy:  # a listener may close just now
+        with contextlib.suppress(OSError), _duplicate(fd, inode) as copy:  # a listener may close at this moment
             if copy is None or not _listens(copy):
                 continue
             for number in range(world_size):
@@ -115,25 +114,25 @@ def connect_in_place_of_peers(world_size: int, done: frozenset[int] = frozenset(
 
 
 def let_go() -> None:
-    """Close the sockets that were cut. When all ranks have left their collectives; or when one is so late
-    that the end of a connection is better than waiting for its own cut. Any thread."""
+    """Close the sockets that were cut. Call it when all ranks have left their collectives, or when one is so late that
+    the end of a connection is better than waiting for its own cut. Any thread."""
     while _held:
         with contextlib.suppress(KeyError):  # another thread was faster
             os.close(_held.popitem()[1])
 
 
-def last_cut() -> Cut:
-    """Return the latest cut since this was last asked; `NO_CUT` if there was none."""
+def last_cut() -> CutResult:
+    """Return the latest cut since the last call; `NO_CUT` if there was none."""
     global _latest
     cut, _latest = _latest, NO_CUT
     return cut
 
 
 def cut_connections_to(port: int) -> int:
-    """Shut down this process's TCP connections to remote port `port`; returns how many. Never raises.
+    """Shut down this process's TCP connections to remote port `port`. Return how many. Never raises.
 
-    Frees a rank that waits in the store phase of `init_process_group`. For the port of the iteration's
-    own store only: a port that somebody else may serve would cost the user a connection."""
+    Frees a rank that waits in the store phase of `init_process_group`. Use it only for the port of the iteration's own
+    store: if another server may have the port, the user would lose a connection."""
     count = 0
     for fd in _descriptors():
         if _link(fd).startswith("socket:"):
@@ -144,17 +143,17 @@ def cut_connections_to(port: int) -> int:
 
 
 def groups_alive() -> bool:
-    """Whether torch.distributed holds a process group, finished or half built."""
+    """Return True if torch.distributed holds a process group, finished or half built."""
     c10d = _c10d()
     return c10d is not None and (c10d._world.default_pg is not None or bool(c10d._world.pg_map))
 
 
 def drop_groups() -> None:
-    """Leave torch.distributed as it was before `init_process_group`, also when that was interrupted.
+    """Reset torch.distributed to its state before `init_process_group`, even if that was interrupted.
 
-    Groups go in the background; user code that still holds one keeps it alive. Calling it again is
-    harmless, and needed if another thread was building a group meanwhile. Any thread.
-    Raises: RestartError if this torch keeps its groups in a way that is not known here."""
+    Groups are dropped in the background; user code that still holds one keeps it alive. A second call does no harm,
+    and is needed if another thread was building a group meanwhile. Any thread.
+    Raises: RestartError if this torch keeps its groups in an unknown way."""
     c10d = _c10d()
     if c10d is None:
         return
@@ -177,19 +176,19 @@ Members = list[tuple[int, int]]  # (descriptor, inode) as the epoll set knows th
 
 
 def _find_sockets() -> tuple[Method, set[tuple[int, int]]]:
-    """Return what is in the epoll sets of all gloo devices, and how they were found."""
+    """Return the members of the epoll sets of all gloo devices, and how they were found."""
     method: Method = "epoll"
     sets = list(_sets_of_loop_threads())
     if not sets or None in sets:
-        # Threads that are busy or cannot be looked at, or a torch whose gloo does not name them.
+        # Threads are busy or cannot be read, or this torch's gloo does not name them.
         method, sets = "shape", [*sets, *_sets_by_shape()]
-    members = {member for found in sets for member in found or ()}
+    members = {member for members_of_set in sets for member in members_of_set or ()}
     return method if members else "none", members
 
 
 def _sets_of_loop_threads() -> Iterator[Members | None]:
-    """Yield the set of each gloo device, None for one whose thread does not wait for it just now."""
-    for task in _listed("/proc/self/task"):
+    """Yield the set of each gloo device, None if its thread does not wait for it at present."""
+    for task in _directory_entries("/proc/self/task"):
         if _read(f"/proc/self/task/{task}/comm").startswith(LOOP_THREAD):
             epoll = _waited_for(task)
             if epoll is not None and _link(epoll) == "anon_inode:[eventpoll]":
@@ -199,7 +198,7 @@ def _sets_of_loop_threads() -> Iterator[Members | None]:
 
 
 def _waited_for(task: str) -> int | None:
-    """Return the first argument of the system call that the thread is in."""
+    """Return the first argument of the thread's present system call."""
     for _ in range(TRIES):
         words = _read(f"/proc/self/task/{task}/syscall").split()
         if len(words) > 1 and words[1].startswith("0x"):
@@ -211,9 +210,9 @@ def _waited_for(task: str) -> int | None:
 
 
 def _sets_by_shape() -> Iterator[Members]:
-    """Find gloo's epoll sets by what they hold: one pipe, one listener, and pointers as user data.
+    """Find gloo's epoll sets by their members: one pipe, one listener, and pointers as user data.
 
-    asyncio and libuv keep the descriptor as user data, gRPC wakes itself by an eventfd: neither fits."""
+    asyncio and libuv use the descriptor as user data, and gRPC wakes itself by an eventfd, so none of them matches."""
     for epoll in _descriptors():
         if _link(epoll) != "anon_inode:[eventpoll]":
             continue
@@ -241,7 +240,7 @@ def _epoll_members(epoll: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _cut(fd: int, inode: int) -> int:
-    """Let the loop thread read the end of the stream, after what has arrived; returns 1 if it was connected."""
+    """Make the loop thread read the end of the stream, after arrived data. Return 1 if it was connected."""
     with _duplicate(fd, inode) as copy:
         if copy is None or inode in _held or _listens(copy) or not _shut_down(copy, socket.SHUT_RD):
             return 0
@@ -252,10 +251,10 @@ def _cut(fd: int, inode: int) -> int:
 
 @contextlib.contextmanager
 def _duplicate(fd: int, inode: int | None = None) -> Iterator[socket.socket | None]:
-    """A second descriptor of a socket, so that its owner may close and reuse the first meanwhile.
+    """Yield a second descriptor of a socket, so that its owner may close and reuse the first meanwhile.
 
-    inode: what the socket must be; for anything else, or no socket at all, the value is None.
-    `shutdown` acts on the socket, not on the descriptor: copies inherited by children don't matter."""
+    inode: the expected inode; the value is None for any other socket, and for a descriptor that is not a socket.
+    `shutdown` acts on the socket, not on the descriptor, so copies inherited by children do not matter."""
     try:
         copy = os.dup(fd)
     except OSError:
@@ -265,7 +264,7 @@ def _duplicate(fd: int, inode: int | None = None) -> Iterator[socket.socket | No
     try:
         if inode is None or os.fstat(copy).st_ino == inode:
             duplicate = socket.socket(fileno=copy)
-    except OSError:  # no socket
+    except OSError:  # not a socket
         pass
     try:
         yield duplicate
@@ -294,7 +293,7 @@ def _peer_port(copy: socket.socket) -> int | None:
 
 
 def _shut_down(copy: socket.socket, how: int = socket.SHUT_RDWR) -> int:
-    """Shut the connection down; returns 1 if there was one."""
+    """Shut the connection down. Return 1 if there was one."""
     try:
         copy.getpeername()
         copy.shutdown(how)
@@ -304,10 +303,10 @@ def _shut_down(copy: socket.socket, how: int = socket.SHUT_RDWR) -> int:
 
 
 def _descriptors() -> list[int]:
-    return [int(name) for name in _listed("/proc/self/fd")]
+    return [int(name) for name in _directory_entries("/proc/self/fd")]
 
 
-def _listed(folder: str) -> list[str]:
+def _directory_entries(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
@@ -325,7 +324,7 @@ def _read(path: str) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()
-    except OSError:  # the thread or descriptor is gone, or may not be looked at
+    except OSError:  # the thread or descriptor is gone, or may not be read
         return ""
 
 
@@ -344,9 +343,9 @@ _REGISTRY = (
 
 
 def _empty_registry(c10d: Any) -> list[Any]:
-    """Take every group out of torch's registries; returns them, the last reference this module gives up.
+    """Remove every group from torch's registries. Return the groups, whose last references this module drops.
 
-    What `destroy_process_group` does, which refuses where the default group is not finished yet."""
+    Like `destroy_process_group`, which refuses to run if the default group is not finished yet."""
     world = c10d._world
     names = dict(world.pg_names)
     groups = set(world.pg_map) | set(names)
@@ -368,9 +367,9 @@ def _empty_registry(c10d: Any) -> list[Any]:
 
 
 def unwrap_excepthook(until: Any = None) -> None:
-    """Take back torch's wrappers of sys.excepthook, one for every `init_process_group`, down to `until`.
+    """Remove torch's wrappers of sys.excepthook, one for every `init_process_group`, down to `until`.
 
-    torch never does: after 200 restarts each line of a traceback would carry 200 rank prefixes."""
+    torch never does this: after 200 restarts each line of a traceback would have 200 rank prefixes."""
     hook: Any = sys.excepthook
     while hook is not until and getattr(hook, "__name__", "") == "_distributed_excepthook" and hook.__closure__:
         cells = dict(zip(hook.__code__.co_freevars, hook.__closure__, strict=True))
@@ -388,22 +387,22 @@ def _release_in_background(held: list[Any], aborting: frozenset[int]) -> None:
 
 
 def _release(held: list[Any], aborting: frozenset[int]) -> None:
-    """Shut down and give up each group, one after another. aborting: ids of those that must not be shut down."""
-    _await_ends()
+    """Shut down and drop the groups, one after another. aborting: ids of groups that must not be shut down."""
+    _await_stream_ends()
     while held:
         group = held.pop(0)
-        with contextlib.suppress(Exception):  # a thread's edge: what cannot be shut down is let go all the same
+        with contextlib.suppress(Exception):  # a thread's edge: a group that cannot be shut down is dropped anyway
             if id(group) not in aborting:
                 (group.shutdown if hasattr(group, "shutdown") else group.finalize)()
         del group
 
 
-def _await_ends() -> None:
-    """Wait until the devices' threads have read the end of each connection that was cut.
+def _await_stream_ends() -> None:
+    """Wait until the devices' threads have read the end of each cut connection.
 
-    A device that is shut down takes no socket out of its epoll set any more (`Loop::unregisterDescriptor` in
-    gloo/transport/tcp/loop.cc): it relies on `close`, which does that only without our copy. It would find the
-    end of the stream again, for a pair that is closed, and end the process."""
+    A device after shutdown no longer removes sockets from its epoll set (`Loop::unregisterDescriptor` in
+    gloo/transport/tcp/loop.cc): it relies on `close`, which removes a socket only without our copy. It would find
+    the end of the stream again, for a closed pair, and end the process."""
     deadline = time.monotonic() + READ_LIMIT
     while late := _held.keys() & {inode for _, inode in _find_sockets()[1]}:
         if time.monotonic() >= deadline:
@@ -415,7 +414,7 @@ def _await_ends() -> None:
 
 
 def await_drops(limit: float = EXIT_LIMIT) -> int:
-    """Wait until the groups that were dropped are gone, at most `limit` seconds; return how many threads still drop."""
+    """Wait until the dropped groups are gone, at most `limit` seconds. Return how many threads still drop groups."""
     deadline = time.monotonic() + limit
     for thread in _dropping:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -425,7 +424,7 @@ def await_drops(limit: float = EXIT_LIMIT) -> int:
 
 @contextlib.contextmanager
 def nothing_left(limit: float) -> Iterator[None]:
-    """Leave no thread that drops groups and no excepthook of torch beyond the body. limit: seconds for the threads."""
+    """Leave no thread that drops groups and no excepthook of torch after the body. limit: seconds for the threads."""
     hook = sys.excepthook
     try:
         yield
@@ -434,5 +433,5 @@ def nothing_left(limit: float) -> Iterator[None]:
         unwrap_excepthook(until=hook)
 
 
-# A daemon thread inside a C++ destructor when the interpreter ends would abort the process.
+# A daemon thread in a C++ destructor at the interpreter's end would abort the process.
 atexit.register(await_drops)

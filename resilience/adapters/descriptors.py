@@ -1,13 +1,15 @@
-"""How many descriptors may this process open, and is that enough?
+"""How many descriptors may a process open, and is that enough?
 
 A store's server needs one for each connection of its clients. Past the limit it accepts no more, without a word,
 and its clients wait until their own limits pass."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 
+from resilience.adapters.open_sockets import is_listening
 from resilience.errors import StoreError
 
 SPARE = 64  # descriptors for files, pipes and short connections
@@ -30,20 +32,46 @@ def are_scarce() -> bool:
     return soft != resource.RLIM_INFINITY and soft - len(os.listdir("/proc/self/fd")) < min(SPARE, soft // 4)
 
 
-def make_room(count: int, purpose: str) -> None:
-    """Raise the limit, and check that `count` more descriptors can be opened.
+def has_room(count: int, pid: int) -> bool:
+    """Return True if a process can open `count` more descriptors and SPARE others under its soft limit.
 
-    purpose: completes "this process has to …". Raises: StoreError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raise_limit()
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed = len(os.listdir("/proc/self/fd")) + SPARE + count
-    if allowed != resource.RLIM_INFINITY and needed > allowed:
+    Raises: OSError if it is gone or of another user."""
+    soft, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    return soft == resource.RLIM_INFINITY or _needed(count, pid) <= soft
+
+
+def make_room(count: int, purpose: str, pid: int | None = None) -> None:
+    """Raise the soft limit of a process to its hard limit, and check that it can open `count` more descriptors.
+
+    purpose: completes "the process has to …". pid: of a process of the same user; None: this process.
+    Raises: StoreError; OSError if the other process is gone or of another user."""
+    process = os.getpid() if pid is None else pid
+    soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # the system refuses: then the soft limit is what counts
+        resource.prlimit(process, resource.RLIMIT_NOFILE, (hard, hard))
+    if not has_room(count, process):
+        needed = _needed(count, process)
+        which = "this process" if pid is None else f"process {pid}"
         raise StoreError(
-            f"this process has to {purpose} and needs {needed} open files for that; the limit is {hard} (hard; soft "
+            f"{which} has to {purpose} and needs {needed} open files for that; the limit is {hard} (hard; soft "
             f"{soft}). Raise both before the job starts: `ulimit -Hn {needed}` then `ulimit -n {needed}` in the shell, "
             "LimitNOFILE= in a systemd unit, --ulimit nofile= for a container",
             needed=needed,
             soft=soft,
             hard=hard,
         )
+
+
+def make_room_in_agent(port: int, count: int, purpose: str) -> None:
+    """Make room in the process that started this one, if it is the agent that hosts the store at `port`.
+
+    Each rank beside the agent does so before it connects: past its limit the agent closes new connections, or accepts
+    none and the ranks wait. purpose: as for `make_room`. Raises: StoreError if the hard limit is too low."""
+    agent = os.getppid()
+    with contextlib.suppress(OSError):  # it is gone, or belongs to another user
+        if not has_room(count, agent) and is_listening(agent, port):
+            make_room(count, purpose, agent)
+
+
+def _needed(count: int, pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd")) + SPARE + count

@@ -1,8 +1,7 @@
 """Which CUDA device does a thread work on?
 
-A thread begins with device 0 as its current one, whatever the main thread has chosen. Only asks where this process has
-initialised CUDA already: neither torch nor CUDA is initialised for the sake of a question. Imports no torch by
-itself."""
+A thread starts with device 0 as its current one, whatever the main thread has chosen. Queries only a CUDA that this
+process has already initialised: a query never initialises torch or CUDA. Imports no torch by itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What does the environment say?  The only place that reads it.
+"""Which settings does the environment hold?  The only module that reads it.
 
-Each setting is one field of `Settings`: its name, type, bounds, default and meaning stand there and
-nowhere else; parsing, messages and the table in the docs are made from them. Beside the settings stand
-the variables that launchers set for every rank. What a setting brings about is its reader's matter."""
+Each setting is one field of `Settings`: its name, type, bounds, default and meaning are defined there and nowhere else.
+Parsing, messages and the docs table are generated from the fields. This module also reads the variables that launchers
+set for every rank. The reader of a setting decides its effect."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ DISTRIBUTED = (
     "TORCHELASTIC_RESTART_COUNT",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS",
 )
-"""What the wrapper changes for the function, and puts back when it is left."""
+"""Variables that the wrapper changes for the function, and restores afterwards."""
 
-_PATHS = ("run_dir", "metrics_textfile", "timeouts")  # settings that are opened: what is no UTF-8 in them stays
+_PATHS = ("run_dir", "metrics_textfile", "timeouts")  # paths that are opened: bytes that are not UTF-8 are kept
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -46,7 +46,7 @@ SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=int(signal.SIGRTMAX))]
 
 
 def _setting(form: str, default: str, meaning: str) -> msgspec.Meta:
-    """form: what a value looks like. default: what holds where the variable is not set."""
+    """Return a setting's metadata. form: of a value. default: the value if the variable is not set."""
     return msgspec.Meta(description=meaning, extra={"form": form, "default": default})
 
 
@@ -93,13 +93,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_textfile: Annotated[
         str | None,
         _setting(
-            "path", "no file", "folder of node-exporter's textfile collector, where the metrics are left every 15 s"
+            "path", "no file", "folder of node-exporter's textfile collector; metrics are written there every 15 s"
         ),
     ] = None
     metrics_ranks: Annotated[
         Literal["all", "unhealthy", "none"],
         _setting(
-            "all, unhealthy or none", "`all`", "ranks that have metrics of their own; unhealthy: not active or inactive"
+            "all, unhealthy or none", "`all`", "ranks with their own metrics; unhealthy: neither active nor inactive"
         ),
     ] = "all"
     interrupt_signal: Annotated[
@@ -107,7 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "number or name of a signal that can be caught",
             "SIGRTMIN+9",
-            "signal that interrupts the main thread; another one is taken if it is in use",
+            "signal that interrupts the main thread; another one is used if it is taken",
         ),
     ] = None
     abort_wait: Annotated[
@@ -115,8 +115,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "seconds above 0, less than `hard_timeout`",
             "`hard_timeout` - `soft_timeout`",
-            "how long an abort may wait for what it ends, such as the groups of accelerators; until then no limit ends "
-            "the rank",
+            "how long an abort may wait for what it ends, such as the groups of accelerators; no limit ends the rank "
+            "before that",
         ),
     ] = None
     abort_limit: Annotated[
@@ -124,19 +124,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "seconds above 0",
             "2",
-            "how long a main thread may sleep in group building that nothing frees before its process is replaced",
+            "how long a main thread may be stuck in building a group before its process is replaced",
         ),
     ] = 2.0
     step_timeout: Annotated[
         Seconds | None,
-        _setting("seconds above 0", "no limit", "time without a higher `resilience.step(n)` after which all restart"),
+        _setting(
+            "seconds above 0", "no limit", "time without a higher `resilience.step(n)` after which all ranks restart"
+        ),
     ] = None
     section_timeouts: Annotated[
         dict[str, Seconds],
         _setting(
             "name:seconds,… such as data:30,checkpoint:600",
             "no limits",
-            "how long sections may stay open before all restart",
+            "how long sections may stay open before all ranks restart",
         ),
     ] = {}
     timeouts: Annotated[
@@ -152,40 +154,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "any text",
             "the script's name",
-            "name of the workload, for limits that are learned: runs with equal names are alike, whatever their "
-            "scripts and arguments",
+            "name of the workload, for learned limits: runs with equal names count as alike, whatever their scripts "
+            "and arguments",
         ),
     ] = ""
-    timeouts_shadow: Annotated[
-        bool, _setting("1 or 0", "0", "tell what the learned limits would have done, and do nothing")
-    ] = False
+    timeouts_shadow: Annotated[bool, _setting("1 or 0", "0", "only report what the learned limits would have done")] = (
+        False
+    )
     detect_hangs: Annotated[
         bool,
-        _setting("1 or 0", "1", "end a rank that is silent for long where no limit is set for what it does"),
+        _setting("1 or 0", "1", "end a rank that is silent for long if no limit is set for its present activity"),
     ] = True
     hang_first_limit: Annotated[
         Seconds,
-        _setting("seconds above 0", "600", "how long a rank may be silent then, until the job has shown its pauses"),
+        _setting("seconds above 0", "600", "how long such a rank may be silent until the job has shown its pauses"),
     ] = 600.0
     hang_least_limit: Annotated[
         Seconds,
-        _setting("seconds above 0", "60", "the least limit after that, where 10 times the longest silence is shorter"),
+        _setting("seconds above 0", "60", "smallest limit after that, if 10 times the longest silence is shorter"),
     ] = 60.0
     collectives: Annotated[
         bool,
         _setting(
-            "1 or 0", "1", "note each call of a collective, which tells who is waited for in a hang; under 3 µs a call"
+            "1 or 0", "1", "record each call of a collective, to find the awaited rank in a hang; under 3 µs a call"
         ),
     ] = True
     quiet: Annotated[
         bool,
-        _setting("1 or 0", "0", "say nothing at the terminal about the run: no start, restart, warning or end"),
+        _setting("1 or 0", "0", "print nothing about the run on the terminal: no start, restart, warning or end"),
     ] = False
     node: Annotated[
         NodeName | None,
-        _setting(
-            "name without `/`", "the host's name, and the group rank where a launcher gave one", "name of the node"
-        ),
+        _setting("name without `/`", "the host's name, and the group rank if a launcher set one", "name of the node"),
     ] = None
     run_id: str = "none"
     restart_count: Count = 0
@@ -193,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attempt_hint(self) -> int:
-        """The attempt, as far as the environment knows it."""
+        """Return the attempt, as far as the environment shows it."""
         return self.scheduler_restarts if self.attempt is None else self.attempt
 
     def __post_init__(self) -> None:
@@ -202,7 +202,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 encoding.from_builtins(value, field.type)
             except DecodeError as error:
-                raise _wrong(field, _variable(field), value, error) from error
+                raise _invalid_setting(field, _variable(field), value, error) from error
         if self.interrupt_signal in (signal.SIGKILL, signal.SIGSTOP):
             raise ConfigurationError(
                 f"{PREFIX}INTERRUPT_SIGNAL is {self.interrupt_signal}, which cannot be caught; use e.g. SIGRTMIN+9"
@@ -224,8 +224,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 names = (_variable(field), *launchers.get(field.name, ()))
                 name = next((name for name in names if env.get(name)), None)
                 if name is not None:
-                    given = env[name] if field.name in _PATHS else encoding.text(env[name])
-                    values[field.name] = _parsed(field, name, given)
+                    text = env[name] if field.name in _PATHS else encoding.text(env[name])
+                    values[field.name] = _parsed(field, name, text)
         return cls(
             **values,
             run_id=run_id,
@@ -235,13 +235,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
-    """Return the number that a scheduler or launcher has set, 0 for anything else."""
+    """Return the number that a scheduler or launcher has set, 0 for any other text."""
     text = env.get(name, "")
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
 
 
 def settings_table() -> str:
-    """Return the settings as the Markdown table of the docs."""
+    """Return the settings as the docs' Markdown table."""
     lines = ["| variable | value | default | meaning |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(Settings):
         meta = _meta(field)
@@ -256,7 +256,7 @@ def _variable(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _meta(field: msgspec.structs.FieldInfo) -> msgspec.Meta | None:
-    """The description of a setting; None for a field that has no variable of its own."""
+    """Return the description of a setting, None for a field without its own variable."""
     notes = getattr(field.type, "__metadata__", ())
     return next((note for note in notes if isinstance(note, msgspec.Meta) and note.description), None)
 
@@ -273,7 +273,7 @@ def _parsed(field: msgspec.structs.FieldInfo, variable: str, text: str) -> Any:
             case _:
                 return encoding.from_builtins(text, field.type, strict=False)
     except ValueError as error:  # DecodeError is one
-        raise _wrong(field, variable, text, error) from error
+        raise _invalid_setting(field, variable, text, error) from error
 
 
 def _parts(text: str) -> list[str]:
@@ -296,7 +296,9 @@ def _signal_number(text: str) -> int:
     return signal.Signals[name] + int(offset or 0)
 
 
-def _wrong(field: msgspec.structs.FieldInfo, variable: str, value: object, error: Exception) -> ConfigurationError:
+def _invalid_setting(
+    field: msgspec.structs.FieldInfo, variable: str, value: object, error: Exception
+) -> ConfigurationError:
     meta = _meta(field)
     form = "" if meta is None else f", expected {cast('dict[str, str]', meta.extra)['form']}"
     reason = str(error).replace("`", "")
@@ -310,8 +312,8 @@ def _wrong(field: msgspec.structs.FieldInfo, variable: str, value: object, error
 # -- what launchers set --------------------------------------------------------------------------
 
 
-class Rendezvous(msgspec.Struct, frozen=True):
-    """Where the launcher's ranks meet. is_agents: the launcher's agent hosts the store there. is_one_node: the
+class LauncherRendezvous(msgspec.Struct, frozen=True):
+    """The launcher's address for its ranks. is_agents: the launcher's agent hosts the store there. is_one_node: the
     launcher says that all ranks are on this host."""
 
     host: str | None
@@ -321,25 +323,25 @@ class Rendezvous(msgspec.Struct, frozen=True):
     is_one_node: bool = False
 
     @classmethod
-    def from_environment(cls) -> Rendezvous:
+    def from_environment(cls) -> LauncherRendezvous:
         """Read MASTER_ADDR, MASTER_PORT, WORLD_SIZE and GROUP_WORLD_SIZE. Raises: ConfigurationError."""
         return cls(
             host=os.environ.get("MASTER_ADDR") or None,
-            port=_whole("MASTER_PORT"),
-            world_size=_whole("WORLD_SIZE"),
+            port=_whole_number("MASTER_PORT"),
+            world_size=_whole_number("WORLD_SIZE"),
             is_agents=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             is_one_node=os.environ.get("GROUP_WORLD_SIZE") == "1",
         )
 
     @property
     def server_host(self) -> str:
-        """The host name by which ranks reach a server that we host; empty if nothing is known of one."""
+        """Return the host name under which ranks reach our servers; empty if it is unknown."""
         return "127.0.0.1" if self.is_one_node else self.host or ""
 
 
 def rank_and_world_size() -> tuple[int, int]:
     """Return RANK (default 0) and WORLD_SIZE (default 1). Raises: ConfigurationError."""
-    rank, size = _whole("RANK") or 0, _whole("WORLD_SIZE")
+    rank, size = _whole_number("RANK") or 0, _whole_number("WORLD_SIZE")
     size = 1 if size is None else size
     if rank >= size:
         raise ConfigurationError(
@@ -352,16 +354,16 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def local_rank() -> int | None:
-    """Return LOCAL_RANK, the rank within its node; None where no launcher set it."""
-    return _whole("LOCAL_RANK")
+    """Return LOCAL_RANK, the rank within its node; None if no launcher set it."""
+    return _whole_number("LOCAL_RANK")
 
 
 def local_world_size() -> int | None:
-    """Return LOCAL_WORLD_SIZE, the number of ranks on this node; None where no launcher set it."""
-    return _whole("LOCAL_WORLD_SIZE")
+    """Return LOCAL_WORLD_SIZE, the number of ranks on this node; None if no launcher set it."""
+    return _whole_number("LOCAL_WORLD_SIZE")
 
 
-def _whole(name: str) -> int | None:
+def _whole_number(name: str) -> int | None:
     text = os.environ.get(name, "")
     if text and not text.isdecimal():
         raise ConfigurationError(f"{name} is {text!r}, expected a whole number from 0; the launcher sets it")
@@ -369,19 +371,19 @@ def _whole(name: str) -> int | None:
 
 
 def torchrun_restarts_left() -> int | None:
-    """Return how often torchrun may start the ranks anew, None where another launcher or none has started them."""
-    most, count = _whole("TORCHELASTIC_MAX_RESTARTS"), _whole("TORCHELASTIC_RESTART_COUNT")
-    return None if most is None else most - (count or 0)
+    """Return how often torchrun may start the ranks again, None if torchrun has not started them."""
+    limit, count = _whole_number("TORCHELASTIC_MAX_RESTARTS"), _whole_number("TORCHELASTIC_RESTART_COUNT")
+    return None if limit is None else limit - (count or 0)
 
 
 def torchrun_default(option: str) -> str | None:
-    """Return the default that PET_<OPTION> sets for an option of torchrun, None where it is not set."""
+    """Return the default that PET_<OPTION> sets for an option of torchrun, None if it is not set."""
     return os.environ.get(f"PET_{option}") or None
 
 
 def keep_nccl_watchdog_from_raising() -> None:
-    """Set TORCH_NCCL_RETHROW_CUDA_ERRORS=0, unless it is set: torch's watchdog thread, which looks at a group that was
-    aborted on purpose, raises what it finds there otherwise, and so ends the process."""
+    """Set TORCH_NCCL_RETHROW_CUDA_ERRORS=0, unless it is set. Otherwise torch's watchdog thread, which checks a group
+    that was aborted on purpose, raises the error that it finds, and so ends the process."""
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
 
 
@@ -391,13 +393,13 @@ def nvls_may_be_used() -> bool:
 
 
 def async_error_handling() -> str:
-    """Return what workers get as TORCH_NCCL_ASYNC_ERROR_HANDLING: as it is set here, else on."""
+    """Return the workers' TORCH_NCCL_ASYNC_ERROR_HANDLING: the value set here, else on."""
     return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Have numerical libraries that are imported in the body start no threads: a process is to be forked."""
+    """Keep numerical libraries imported in the body from starting threads: this process will fork."""
     name = "OPENBLAS_NUM_THREADS"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -411,30 +413,30 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def infrastructure_rank() -> int | None:
-    """Return the node's rank in its allocation: SLURM_PROCID, else GROUP_RANK; None where neither is set."""
-    rank = _whole("SLURM_PROCID")
-    return _whole("GROUP_RANK") if rank is None else rank
+    """Return the node's rank in its allocation: SLURM_PROCID, else GROUP_RANK; None if neither is set."""
+    rank = _whole_number("SLURM_PROCID")
+    return _whole_number("GROUP_RANK") if rank is None else rank
 
 
 def monitor_socket() -> str | None:
-    """Return where this process's rank monitor listens, None if there is none. The second name is that of the
-    compatible API, for a launcher of one's own."""
+    """Return the address of this process's rank monitor, None if there is none. The second name is the compatible
+    API's, for launchers other than ours."""
     return os.environ.get("RESILIENCE_MONITOR_SOCKET") or os.environ.get("FT_RANK_MONITOR_IPC_SOCKET") or None
 
 
 def is_quiet() -> bool:
-    """Return True if nothing is to be said at the terminal about the run."""
+    """Return True if nothing about the run is printed on the terminal."""
     try:
         return Settings.from_environment().quiet
-    except ConfigurationError:  # whoever reads the settings for the job reports it
+    except ConfigurationError:  # the job's reader of the settings reports it
         return False
 
 
 def notes_collectives() -> bool:
-    """Return True if calls of collectives are to be noted."""
+    """Return True if calls of collectives are recorded."""
     try:
         return Settings.from_environment().collectives
-    except ConfigurationError:  # whoever reads the settings for the job reports it
+    except ConfigurationError:  # the job's reader of the settings reports it
         return False
 
 
@@ -450,7 +452,7 @@ def launched_folder() -> Path | None:
 
 
 class LaunchedWorker(msgspec.Struct, frozen=True):
-    """What `resilience run` tells a worker of its place in the job."""
+    """A worker's place in the job, from `resilience run`."""
 
     folder: Path
     job_id: str
@@ -462,7 +464,7 @@ class LaunchedWorker(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> LaunchedWorker | None:
-        """Return None in a process that no agent has started, or whose variables somebody has changed."""
+        """Return None if no agent has started this process, or if its variables were changed."""
         folder, env = launched_folder(), os.environ
         if folder is None:
             return None
@@ -480,10 +482,10 @@ class LaunchedWorker(msgspec.Struct, frozen=True):
             return None
 
 
-_OF_A_WORKER = (
+_WORKER_VARIABLES = (
     *("RUN_FOLDER", "CYCLE", "NODE", "MONITOR_SOCKET", "RESTART_POLICY", "SHORTEST_LIMIT"),  # with PREFIX
 )
-_OF_AN_ELASTIC_WORKER = (
+_ELASTIC_WORKER_VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
     *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
@@ -491,9 +493,9 @@ _OF_AN_ELASTIC_WORKER = (
 
 
 def settings_of_a_launch() -> Settings:
-    """Return the settings of a launcher. Where it is started by a worker of another one, it runs a job of its own: the
-    variables that describe the worker's place in the outer job are removed from the environment, and the scheduler's id
-    and restart count belong to the outer job. An id or attempt that differs from the outer job's is kept."""
+    """Return the settings of a launcher. If a worker of another launcher starts it, it runs a job of its own. The
+    variables of the worker's place in the outer job are then removed from the environment, and the scheduler's id and
+    restart count belong to the outer job. An id or attempt that differs from the outer job's is kept."""
     outer = launched_folder()
     if outer is None:
         return Settings.from_environment()
@@ -503,15 +505,15 @@ def settings_of_a_launch() -> Settings:
         os.environ.pop(f"{PREFIX}JOB_ID", None)
     if os.environ.get(f"{PREFIX}ATTEMPT") == attempt:
         del os.environ[f"{PREFIX}ATTEMPT"]
-    for name in (*(PREFIX + name for name in _OF_A_WORKER), *_OF_AN_ELASTIC_WORKER):
+    for name in (*(PREFIX + name for name in _WORKER_VARIABLES), *_ELASTIC_WORKER_VARIABLES):
         os.environ.pop(name, None)
     schedulers = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")
     return Settings.from_environment({name: value for name, value in os.environ.items() if name not in schedulers})
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """What `resilience run` does with this job. policy: empty without it; shortest_limit: seconds of silence after
-    which its monitors end a rank that shows them signs of life, None for never."""
+    """How `resilience run` treats this job. policy: empty without it; shortest_limit: seconds of silence after which
+    its monitors end a rank that shows them signs of life, None for never."""
 
     policy: str
     shortest_limit: float | None
@@ -524,20 +526,20 @@ class Launcher(msgspec.Struct, frozen=True):
 
 
 def finished_flag_file() -> str | None:
-    """Return the file that says, once it exists, that there is nothing left to resume; None if there is to be none.
+    """Return the file whose existence means that there is nothing left to resume; None if it is not wanted.
 
-    The name of the variable is that of the compatible API."""
+    The name of the variable is the compatible API's."""
     return os.environ.get("FAULT_TOL_FINISHED_FLAG_FILE") or None
 
 
 class Exporting(msgspec.Struct, frozen=True):
-    """What the standard OTEL_* variables and TRACEPARENT say of spans. Headers, certificates, timeouts and
-    resource attributes are read by OpenTelemetry itself.
+    """The settings of exporters in the standard OTEL_* variables and TRACEPARENT. OpenTelemetry itself reads headers,
+    certificates, timeouts and resource attributes.
 
-    protocol: None where no endpoint is set or spans are switched off. delay_s, queue and batch: how long
-    spans are gathered, how many may wait, how many leave together. Source: OpenTelemetry specification,
-    environment variables (batch span processor, OTLP exporter). metrics_protocol: None where nobody asks for metrics
-    over OTLP. metrics_every_s: between two sendings."""
+    protocol: None if no endpoint is set or spans are switched off. delay_s, queue and batch: how long spans are
+    gathered, how many may wait, how many are sent together. Source: OpenTelemetry specification, environment
+    variables (batch span processor, OTLP exporter). metrics_protocol: None if metrics over OTLP are not requested.
+    metrics_every_s: time between two sendings."""
 
     protocol: str | None = None
     endpoint: str = ""
@@ -550,7 +552,7 @@ class Exporting(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Exporting:
-        """Return what is set. Like OpenTelemetry, take the default for a number that is none."""
+        """Return the settings. Like OpenTelemetry, use the default for a number that is not valid."""
         env = os.environ if environment is None else environment
         endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
         is_off = env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none"
@@ -570,7 +572,7 @@ class Exporting(msgspec.Struct, frozen=True):
 
 
 def _metrics_protocol(env: Mapping[str, str]) -> str | None:
-    """Return how metrics leave, None unless somebody asks for it: most collectors that take spans take no metrics."""
+    """Return the protocol for metrics, None unless requested: most collectors of spans accept no metrics."""
     is_asked = env.get("OTEL_METRICS_EXPORTER") == "otlp" and env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if not (env.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or is_asked) or env.get("OTEL_METRICS_EXPORTER") == "none":
         return None
@@ -586,11 +588,10 @@ def _positive(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def node_name() -> str:
-    """Return the name of this node: RESILIENCE_NODE, else the host, and the group rank where a launcher
-    gave one."""
-    given = Settings.from_environment().node
-    if given is not None:
-        return given
+    """Return the name of this node: RESILIENCE_NODE, else the host, and the group rank if a launcher set one."""
+    configured = Settings.from_environment().node
+    if configured is not None:
+        return configured
     group = os.environ.get("GROUP_RANK")
     host = encoding.text(socket.gethostname()).replace("/", "-")
     return host if group is None else f"{host}-g{group}"
@@ -598,7 +599,7 @@ def node_name() -> str:
 
 @contextmanager
 def scoped_environment() -> Iterator[None]:
-    """Put the variables of DISTRIBUTED back as they were when the body is left."""
+    """Restore the variables of DISTRIBUTED after the body."""
     before = {name: os.environ.get(name) for name in DISTRIBUTED}
     try:
         yield
@@ -610,15 +611,15 @@ def scoped_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-_node_locks: list[socket.socket] = []  # held for this process's life
+_node_locks: list[socket.socket] = []  # held as long as this process lives
 
 
 def agent_node_name(job_id: str) -> str:
-    """Return the name of the node of a launcher's agent: RESILIENCE_NODE, else the host's; further agents of
-    a job on one host are numbered. Another user who holds a number makes us take the next one, and no more."""
-    given = Settings.from_environment().node
-    if given is not None:
-        return given
+    """Return the node name of a launcher's agent: RESILIENCE_NODE, else the host's; further agents of a job on one host
+    are numbered. If another user holds a number, this agent takes the next one."""
+    configured = Settings.from_environment().node
+    if configured is not None:
+        return configured
     host = encoding.text(socket.gethostname()).replace("/", "-")
     job = hashlib.sha256(encoding.text(job_id).encode()).hexdigest()[:32]  # a long id would be cut
     for number in range(10_000):

@@ -1,9 +1,9 @@
-"""Files that are written while everything else may go wrong.
+"""Files that are written while everything else may fail.
 
-A line file is opened for appending and each line is one write, so lines of several writers never mix. A
-full disk, a read-only folder or a lost mount never raises: the write answers False, and the caller
-counts. A whole file is replaced atomically or left as it was. Nothing waits for the disk itself: on a
-busy one an fsync takes seconds, in which a monitor would watch nobody."""
+A line file is opened for appending and each line is one write, so lines of several writers never mix. A full disk, a
+read-only folder or a lost mount never raises: the write returns False, and the caller counts it. A whole file is
+replaced atomically or left unchanged. Nothing waits for the disk itself: an fsync on a busy disk takes seconds, in
+which a monitor would watch no rank."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from resilience.core.encoding import text
 
-ROTATED = ".1"  # behind the name of a file that another one has followed
-TIMES = ".times"  # behind the name of a file of plain text: when which of its bytes were read
+ROTATED = ".1"  # suffix of a file that a newer one has replaced
+TIMES = ".times"  # suffix of the file with the times at which a plain text file's bytes were read
 REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
 
 
@@ -31,12 +31,12 @@ class LineFile:
         self._is_torn = False
 
     def write(self, line: bytes) -> bool:
-        """Append a line (newline included) with one write; answers whether all of it was written."""
+        """Append a line (newline included) with one write. Return True if all of it was written."""
         fd = self._open()
         if fd is None:
             return False
         if self._is_torn:
-            line = b"\n" + line  # the torn line before must not swallow this one
+            line = b"\n" + line  # so that an earlier torn line does not swallow this one
         try:
             written = os.write(fd, line)
         except OSError:
@@ -45,10 +45,10 @@ class LineFile:
         return not self._is_torn
 
     def close(self) -> None:
-        """Give the descriptor back; a later write opens the file again."""
+        """Close the descriptor; a later write reopens the file."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            with contextlib.suppress(OSError):  # a lost mount tells of its writes now
+            with contextlib.suppress(OSError):  # a lost mount reports failed writes now
                 os.close(fd)
 
     def _open(self) -> int | None:
@@ -56,32 +56,32 @@ class LineFile:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except (OSError, ValueError):  # ValueError: a zero in the path
+            except (OSError, ValueError):  # ValueError: a zero byte in the path
                 self._retry_at = time.monotonic() + REOPEN_EVERY
         return self._fd
 
 
 def replace(path: Path, content: bytes) -> bool:
-    """Write a whole file so that a reader sees the old one or the new one; answers whether it worked."""
+    """Replace a whole file; a reader sees the old one or the new one. Return True if that worked."""
     try:
         with _written_beside(path, content) as temporary:
             temporary.replace(path)
-    except (OSError, ValueError):  # ValueError: a zero in the path
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
         return False
     return True
 
 
 def create(path: Path, content: bytes, is_private: bool = False) -> bool:
-    """Write a whole file that must not exist yet; answers False if it does, or could not be written.
+    """Write a whole file that must not exist yet. Return False if it exists, or could not be written.
 
-    Of several that try at once, on whatever hosts, one gets True. is_private: only its owner may read it."""
+    If several processes try at once, on whatever hosts, one gets True. is_private: only its owner may read it."""
     try:
         with _written_beside(path, content, is_private) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
-            except OSError:  # a file system without hard links: whole for whoever comes a moment later
+            except OSError:  # a file system without hard links: readers see the whole file only a moment later
                 _write_new(path, content, is_private)
     except (OSError, ValueError):  # ValueError: a zero in the path
         return False
@@ -89,7 +89,7 @@ def create(path: Path, content: bytes, is_private: bool = False) -> bool:
 
 
 def why_unusable(folder: Path) -> str:
-    """Make a folder; return why nothing can be written in it, empty if something can."""
+    """Create a folder. Return the reason why it cannot be written to, empty if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a zero in the path
@@ -101,41 +101,41 @@ def why_unusable(folder: Path) -> str:
 
 
 def times_of(path: Path) -> Path:
-    """Return the file that says when the bytes of a file of plain text were read, also of a rotated one. Each of its
-    lines is an offset and the time, in nanoseconds of UTC, at which the bytes from there on came."""
+    """Return the file with the times at which a plain text file's bytes were read, for a rotated file too. Each of its
+    lines is an offset and the time, in nanoseconds of UTC, at which the bytes from that offset on were read."""
     if path.name.endswith(ROTATED):
         return path.with_name(path.name.removesuffix(ROTATED) + TIMES + ROTATED)
     return path.with_name(path.name + TIMES)
 
 
 def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last lines of a file, as far as its last `most` bytes hold them whole; () if unreadable.
+    """Return the last lines of a file that lie whole within its last `most` bytes; () if it is unreadable.
 
-    Of a file that was rotated a moment ago, also the last lines of the one before."""
-    found, is_whole = _tail(path, lines, most)
-    if is_whole and len(found) < lines:
-        found = _tail(Path(f"{path}{ROTATED}"), lines - len(found), most)[0] + found
-    return found
+    If the file was rotated a moment ago, also return the last lines of the previous one."""
+    last_lines, is_whole = _tail(path, lines, most)
+    if is_whole and len(last_lines) < lines:
+        last_lines = _tail(Path(f"{path}{ROTATED}"), lines - len(last_lines), most)[0] + last_lines
+    return last_lines
 
 
 def _tail(path: Path, lines: int, most: int) -> tuple[tuple[str, ...], bool]:
-    """Return the last lines, and whether this is the whole file."""
+    """Return the last lines, and True if they come from the whole file."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - most)
             file.seek(start)
-            found = file.read(most).removesuffix(b"\n").split(b"\n")
+            last_lines = file.read(most).removesuffix(b"\n").split(b"\n")
     except OSError:
         return (), False
     if start:
-        found = found[1:]  # cut off at its front
-    return tuple(text(line) for line in found[-lines:] if line), not start
+        last_lines = last_lines[1:]  # the first line is cut
+    return tuple(text(line) for line in last_lines[-lines:] if line), not start
 
 
 @contextlib.contextmanager
 def _written_beside(path: Path, content: bytes, is_private: bool = False) -> Iterator[Path]:
-    """Give a new file with this content in the same folder, which is gone afterwards. Raises: OSError."""
-    # Not by pid: on a shared file system other hosts write beside us.
+    """Yield a new file with this content in the same folder, and remove it afterwards. Raises: OSError."""
+    # Random, not by pid: other hosts may write to a shared file system.
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -147,7 +147,7 @@ def _written_beside(path: Path, content: bytes, is_private: bool = False) -> Ite
 
 
 def _write_new(path: Path, content: bytes, is_private: bool) -> None:
-    """Raises: OSError, ValueError."""
+    """Write a file that must not exist. Raises: OSError, ValueError."""
     mode = 0o600 if is_private else 0o666
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, mode)) as file:
         file.write(content)

@@ -1,8 +1,8 @@
 """What does torch's flight recorder know of the last collectives?  The only module that reads it.
 
-It has every collective, also those that C++ starts, such as DDP's reducer. torch 2.13 fills it for gloo and NCCL by
-itself; earlier releases have it for NCCL only, and not under the name that is used here. `last` then returns nothing,
-and a verdict says that the sequence is unknown."""
+It has every collective, including those that C++ starts, such as DDP's reducer. torch 2.13 fills it for gloo and NCCL
+by itself. Earlier releases have it for NCCL only, and not under the name used here. `last` then returns nothing, and a
+verdict says that the sequence is unknown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import msgspec
 from resilience.core import encoding
 from resilience.errors import DecodeError
 
-KEPT = 24  # calls of a group, enough to know what is usual
-GROUPS = 6  # those that were used last
+KEPT = 24  # calls per group, enough to know the usual sequence
+GROUPS = 6  # the most recently used ones
 
 
-class Group(NamedTuple):
-    """The last collectives of a group. calls: sequence number, operation, whether it is over; the oldest first."""
+class GroupCalls(NamedTuple):
+    """The last collectives of a group. calls: sequence number, operation, whether it is over; oldest first."""
 
     group: str
     ranks: list[int]
@@ -45,36 +45,36 @@ class _Dump(msgspec.Struct):
 _decode = encoding.reader(_Dump)
 
 
-def last(since_ns: int) -> list[Group]:
-    """Return the last collectives that were started after a moment (UTC), by group; nothing if torch has no recorder
-    that can be read, or it is off. Any thread; takes 0.3 ms, and 10 ms for a full recorder."""
+def last(since_ns: int) -> list[GroupCalls]:
+    """Return the last collectives started after a moment (UTC), by group; nothing if torch has no readable recorder, or
+    it is off. Any thread; takes 0.3 ms, and 10 ms for a full recorder."""
     c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     if dump is None:
         return []
     try:
         entries = _decode(dump()).entries
-    except (DecodeError, RuntimeError, TypeError):  # another torch writes it in another way
+    except (DecodeError, RuntimeError, TypeError):  # another torch may use another format
         return []
     by_group: defaultdict[tuple[str, int], list[_Entry]] = defaultdict(list)
     for entry in entries:
         if entry.time_created_ns >= since_ns and not entry.is_p2p:
             by_group[entry.process_group[0], entry.pg_id].append(entry)
-    uses: defaultdict[str, int] = defaultdict(int)  # groups of one name, which follow one another
-    found = []
+    uses: defaultdict[str, int] = defaultdict(int)  # successive groups of one name
+    groups = []
     ranks = _ranks()
     for (name, _), entries in sorted(by_group.items(), key=lambda item: item[0][1]):
         calls = [
             (entry.collective_seq_id, entry.profiling_name, entry.retired or entry.state == "completed")
             for entry in entries[-KEPT:]
         ]
-        found.append((entries[-1].time_created_ns, Group(f"{name}/{uses[name]}", ranks.get(name, []), calls)))
+        groups.append((entries[-1].time_created_ns, GroupCalls(f"{name}/{uses[name]}", ranks.get(name, []), calls)))
         uses[name] += 1
-    return [group for _, group in sorted(found)[-GROUPS:]]
+    return [group for _, group in sorted(groups)[-GROUPS:]]
 
 
 def _ranks() -> dict[str, list[int]]:
-    """Return the ranks of each group of this process that is still in use, by torch's name of the group."""
+    """Return the ranks of each group of this process still in use, by torch's name of the group."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None:
         return {}

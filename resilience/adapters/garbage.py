@@ -1,9 +1,9 @@
 """How is memory freed that only a garbage collection frees?
 
-Objects that refer to each other (a trainer and its model, modules of FSDP2) survive the end of the function that made
-them until Python collects garbage. A restart that does not collect holds the old model beside the new one. A full
-collection looks at every container object of the process, and importing torch alone makes 43 ms of them; so what
-exists at the first entry is frozen once, after a collection, and later collections look at what came after it."""
+Objects that refer to each other (a trainer and its model, modules of FSDP2) survive the end of the function that
+created them until Python collects garbage. Without a collection, a restart holds the old model beside the new one. A
+full collection visits every container object of the process, and importing torch alone creates 43 ms of them. So all
+objects are frozen once, at the first entry, after a collection; later collections visit only newer objects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import time
 
 import msgspec
 
-PASSES = 4  # a pass may free an object of C++ that held the next circle of Python objects
-_frozen_in = 0  # process id; a forked worker has objects of its own to freeze
+PASSES = 4  # a pass may free a C++ object that held the next cycle of Python objects
+_frozen_in = 0  # process id; a forked worker has its own objects to freeze
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """What a collection did. objects: unreachable ones that were found, some of which C++ may still hold."""
+    """The result of a collection. objects: unreachable ones, some of which C++ may still hold."""
 
     objects: int
     passes: int
@@ -26,7 +26,7 @@ class Collection(msgspec.Struct, frozen=True):
 
 
 def freeze_once() -> None:
-    """Exempt everything that is alive now from later collections; in one process only the first call does it."""
+    """Exempt all objects alive now from later collections. Only a process's first call does it."""
     global _frozen_in
     if _frozen_in != os.getpid():
         gc.collect()
@@ -35,14 +35,14 @@ def freeze_once() -> None:
 
 
 def collect() -> Collection:
-    """Free every object that nothing refers to from outside, also where the user has switched collections off.
+    """Free every unreachable object, even if the user has switched collections off.
 
-    Runs finalizers of user code, which may block: call it where a limit is in force."""
+    Runs finalizers of user code, which may block: call it only where a limit applies."""
     began = time.monotonic()
     total = passes = 0
     while passes < PASSES:
-        found = gc.collect()
-        total, passes = total + found, passes + 1
-        if not found:
+        unreachable = gc.collect()
+        total, passes = total + unreachable, passes + 1
+        if not unreachable:
             break
     return Collection(total, passes, time.monotonic() - began)

@@ -1,11 +1,11 @@
 """How do the process groups of accelerators end when an iteration is interrupted?
 
-Their collectives are not freed by a cut connection: torch aborts the group, which takes its time (NCCL: 0.5 s and
-more) and may hang. Each group is aborted in a thread of its own, all at the same time, and waited for. As long as an
-abort runs, no group may be built or shut down, so the caller waits before it goes on. An abort that outlasts its limit
-is given up: its thread goes on and keeps the group.
+A cut connection does not free their collectives. torch has to abort the group, which takes time (NCCL: 0.5 s and more)
+and may hang. Each group is aborted in a thread of its own, all at the same time. While an abort runs, no group may be
+built or shut down, so the caller waits before it continues. An abort that exceeds its limit is given up: its thread
+continues and keeps the group.
 
-Imports no torch by itself: where torch.distributed was never imported there is nothing to abort."""
+Imports no torch by itself: if torch.distributed was never imported, there is nothing to abort."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNABORTABLE = frozenset({"gloo", "mpi", "fake", "undefined"})
 
 
 class GroupAbort(msgspec.Struct, frozen=True):
-    """What the abort of one accelerator group did. duration: seconds so far, if it timed out."""
+    """The result of one accelerator group's abort. duration: seconds so far, if it timed out."""
 
     group: str
     backend: str
@@ -35,44 +35,46 @@ _aborts: list[_Abort] = []  # one for each group of this iteration that an abort
 def begin() -> None:
     """Begin to abort each live accelerator group that no abort has reached yet. Returns at once. Never raises.
 
-    All at the same time, in one daemon thread a group: NCCL's abort can wait for the abort of another communicator
+    All groups at the same time, each in a daemon thread: NCCL's abort can wait for the abort of another communicator
     (https://github.com/pytorch/pytorch/issues/119797)."""
     module = c10d()
     if module is None:
         return
-    known = [abort.group for abort in _aborts]
-    new = [group for group in list(module._world.pg_map) if not any(group is other for other in known)]
-    # All are looked up before the first abort begins: it frees the main thread, which may destroy the others.
-    described = [(group, str(module._world.pg_names.get(group, "")), _backends(module, group)) for group in new]
+    known_groups = [abort.group for abort in _aborts]
+    new_groups = [
+        group for group in list(module._world.pg_map) if not any(group is known_group for known_group in known_groups)
+    ]
+    # Look up all groups before the first abort: it frees the main thread, which may destroy the others.
+    described = [(group, str(module._world.pg_names.get(group, "")), _backends(module, group)) for group in new_groups]
     for group, name, backends in described:
         if not backends <= _UNABORTABLE:
             _aborts.append(_Abort(group, name, ",".join(sorted(backends - _UNABORTABLE))))
 
 
 def abort_all(limit: float) -> None:
-    """Abort every live accelerator group, and wait for each at most `limit` seconds from when its abort began.
+    """Abort every live accelerator group. Wait for each at most `limit` seconds from the start of its abort.
 
-    An abort that takes longer goes on in its thread, and its group is left behind. Never raises."""
+    An abort that takes longer continues in its thread, and its group is left behind. Never raises."""
     begin()
     for abort in _aborts:
         abort.wait(limit)
 
 
 def last() -> list[GroupAbort]:
-    """Return each abort that has been waited for since this was last asked."""
-    new = [abort for abort in _aborts if abort.done is not None and not abort.is_told]
-    for abort in new:
+    """Return each abort that has been waited for since the last call."""
+    finished = [abort for abort in _aborts if abort.done is not None and not abort.is_told]
+    for abort in finished:
         abort.is_told = True
-    return [abort.done for abort in new if abort.done is not None]
+    return [abort.done for abort in finished if abort.done is not None]
 
 
 def are_running() -> bool:
-    """Return True while the abort of a group runs that has not been given up."""
+    """Return True while an abort runs that has not been given up."""
     return any(abort.done is None and abort.thread.is_alive() for abort in _aborts)
 
 
 def forget() -> frozenset[int]:
-    """Forget the aborts of this iteration, whose groups are about to be dropped. Returns the ids of groups whose abort
+    """Forget the aborts of this iteration, whose groups are about to be dropped. Return the ids of groups whose abort
     still runs: they must not be shut down."""
     ids = frozenset(id(abort.group) for abort in _aborts if abort.thread.is_alive())
     _aborts.clear()
@@ -80,23 +82,23 @@ def forget() -> frozenset[int]:
 
 
 def c10d() -> Any:
-    """Return torch.distributed's implementation if it was imported and is built in, else None."""
+    """Return torch.distributed's implementation if it is imported and built in, else None."""
     return sys.modules.get("torch.distributed.distributed_c10d")
 
 
 def _backends(module: Any, group: Any) -> frozenset[str]:
-    """Return the names of the backends of a group, whose configuration reads `cpu:gloo,cuda:nccl`."""
+    """Return the names of a group's backends. A configuration reads `cpu:gloo,cuda:nccl`."""
     # A group whose registration was interrupted has no configuration yet; pg_map is filled first.
     config = str(module._world.pg_backend_config.get(group) or module._world.pg_map.get(group, ("",))[0])
     return frozenset(part.rpartition(":")[2].strip().lower() for part in config.split(",") if part)
 
 
 class _Abort:
-    """The abort of one group, in a thread of its own."""
+    """The abort of one group, in its own thread."""
 
     def __init__(self, group: Any, name: str, backend: str) -> None:
         self.group = group
-        self.done: GroupAbort | None = None  # once it has been waited for
+        self.done: GroupAbort | None = None  # set once it has been waited for
         self.is_told = False
         self._name = name
         self._backend = backend
@@ -107,7 +109,7 @@ class _Abort:
         self.thread.start()
 
     def wait(self, limit: float) -> None:
-        """Wait until the abort has ended, at most until `limit` seconds after it began; `done` says how it went."""
+        """Wait until the abort has ended, at most until `limit` seconds after its start. `done` has the result."""
         if self.done is not None:
             return
         self.thread.join(max(0.0, self._began + limit - time.monotonic()))

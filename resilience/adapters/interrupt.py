@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import opcode
 import os
 import queue
@@ -30,6 +29,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from resilience.adapters.frames import is_ours, is_standard, is_torch
+from resilience.adapters.signal_handlers import Deferred, ProgramHandlers
 from resilience.errors import ConfigurationError, ProtocolError, RankShouldRestart
 
 T = TypeVar("T")
@@ -57,7 +58,8 @@ class Interrupter:
 
     signal_number: default SIGRTMIN + 9. If it is in use, the next free real-time signal is taken.
     exception: what is raised; user code may catch it to clean up, and must let it go on.
-    on_swallow: told of each swallow, by the delivering thread or, at the end of a call, the main thread.
+    on_swallow: called for each swallow, by the delivering thread or, at the end of a call, by the main thread.
+    on_deferred: called by the main thread, between two calls, for each signal whose handler raised in our code.
 
     Attributes: `arrived`, whether the latest call was left by an exception after an interrupt had been
     raised in it, whatever user code turned that into; `swallows` of the latest call; `signal_number`."""
@@ -67,15 +69,18 @@ class Interrupter:
         signal_number: int | None = None,
         exception: type[BaseException] = RankShouldRestart,
         on_swallow: Callable[[Swallow], None] | None = None,
+        on_deferred: Callable[[Deferred], None] | None = None,
     ) -> None:
         self.signal_number = signal.SIGRTMIN + 9 if signal_number is None else signal_number
         self.arrived = False
         self.swallows: list[Swallow] = []
         self._on_swallow = on_swallow
+        self._on_deferred = on_deferred
         self._type: Any = _mortal(exception, self)
         self._handler = self._on_signal  # one object: it is compared with what is installed
         self._tracer = self._on_trace
         self._claim_soon = _PENDING_CALL(self._claim_again)
+        self._others = ProgramHandlers(lambda: self._armed)
         self._claimed: dict[int, bool] = {}  # our signal numbers -> was it blocked before
         self._pid = 0  # where it is installed; a forked child never reacts
         self._main = 0
@@ -119,9 +124,12 @@ class Interrupter:
             raise ProtocolError("an Interrupter can be installed in the main thread only: only that can be interrupted")
         self._pid, self._main = os.getpid(), threading.get_ident()
         self._claim()
+        self._others.guard(self.signal_number)
 
     def remove(self) -> None:
         """Give the signal back, with its default action and its former mask. A late signal is lost."""
+        self._others.release()
+        self._report_deferred()
         with self._gate:
             claimed, self._claimed = self._claimed, {}
         for number, was_blocked in claimed.items():
@@ -148,6 +156,10 @@ class Interrupter:
                 raise
             finally:
                 self._armed = False
+                try:
+                    self._others.guard(self.signal_number)
+                except Exception:  # a handler that the function has installed raised before it was guarded
+                    self._others.guard(self.signal_number)
                 self._end()
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
@@ -221,6 +233,7 @@ class Interrupter:
         self._armed = True
         if unless is not None and unless():
             raise self._new_exception()
+        self._others.raise_again()
         value = function()
         self._armed = False
         return value
@@ -231,6 +244,7 @@ class Interrupter:
         if self._armed:
             raise ProtocolError("Interrupter.call cannot be nested: each nested call needs an Interrupter of its own")
         self._claim()
+        self._report_deferred()
         with self._gate:
             self._call += 1
             self._forget()
@@ -450,6 +464,11 @@ class Interrupter:
             for swallow in fresh:
                 self._on_swallow(swallow)
 
+    def _report_deferred(self) -> None:
+        for deferred in self._others.take_deferred():
+            if self._on_deferred is not None:
+                self._on_deferred(deferred)
+
     # -- atomic() -----------------------------------------------------------------------------------
 
     def _enter_atomic(self, frame: FrameType) -> None:
@@ -591,36 +610,18 @@ def _handlers(table: bytes) -> list[tuple[int, int, int]]:
 
 _JUMP_BACKWARD = opcode.opmap.get("JUMP_BACKWARD", -1)  # unknown before Python 3.11
 
-_LIBRARY = (
-    os.path.join(os.path.dirname(threading.__file__), ""),
-    *(
-        os.path.join(os.path.dirname(os.path.dirname(__file__)), layer, "")
-        for layer in ("adapters", "core", "inprocess", "monitor", "telemetry")
-    ),
-)
-
 
 def _is_library(frame: FrameType) -> bool:
     """Return True for code that is not cut short if it ends soon: the standard library, this package, and torch.
 
     torch because `__exit__` of `no_grad`, autocast and the like restores state of the whole thread."""
-    return _takes_locks(frame) or _is_torch(frame.f_code.co_filename)
+    return _takes_locks(frame) or is_torch(frame.f_code.co_filename)
 
 
 def _takes_locks(frame: FrameType) -> bool:
     """Return True for the standard library and this package."""
-    return _is_standard(frame.f_code.co_filename)
-
-
-@functools.cache
-def _is_standard(file: str) -> bool:
-    return file.startswith("<frozen ") or (file.startswith(_LIBRARY) and "-packages" + os.sep not in file)
-
-
-@functools.cache
-def _is_torch(file: str) -> bool:
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    return torch is not None and file.startswith(os.path.join(os.path.dirname(torch), ""))
+    file = frame.f_code.co_filename
+    return is_standard(file) or is_ours(file)
 
 
 # A handle of our own: argument types set on the shared one would bind other users of it.

@@ -1,10 +1,10 @@
 """How long does a thread wait for an answer of the store?  Bounds every operation of one store client.
 
-torch's store clients wait without a limit in C++: neither a signal nor an exception ends that, and the thread runs
-no bytecode meanwhile. So each operation says before it begins when its answer is due; another thread calls `check`
-now and then, and ends the client's own connection once the answer is overdue by more than the limit. The thread
-then gets an error, and `adapters.store` makes a StoreError of it that says what was waited for. A host that is
-stopped and goes on in time is nothing to anybody: its answer comes late."""
+torch's store clients wait without a limit in C++. Neither a signal nor an exception ends that, and the thread runs no
+bytecode meanwhile. So each operation first states when its answer is due. Another thread calls `check` from time to
+time, and ends the client's own connection once the answer is overdue by more than the limit. The waiting thread then
+gets an error, from which `adapters.store` makes a StoreError that names the operation. A host that is stopped and
+continues in time does no harm: its answer is only late."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from resilience.adapters.connections import Connection, opened_by
+from resilience.adapters.open_sockets import Connection, opened_by
 
 T = TypeVar("T")
 
-_here = threading.local()
+_of_thread = threading.local()
 
 
 class Patience:
-    """The patience of one thread with one store client.
+    """Bounds the waiting of one thread with one store client.
 
-    client: the store; operations on others are not bounded. connections: its own, in this process. limit: seconds
-    beyond the moment when an answer is due. asks, answered: called around each operation, by the
-    thread that waits; `asks` with the seconds that the operation itself allows."""
+    client: the store; operations on other stores are not bounded. connections: the client's own, in this process.
+    limit: seconds beyond the moment when an answer is due. asks, answered: called around each operation, by the
+    waiting thread; `asks` with the seconds that the operation itself allows."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class Patience:
     ) -> None:
         self._client = innermost(client)
         self.limit = limit
-        self.ran_out_after: float | None = None  # seconds for which the operation had been waited for
+        self.ran_out_after: float | None = None  # seconds that the operation had waited
         self._connections = connections
         self._asks = asks
         self._answered = answered
-        self._waits: tuple[float, float] | None = None  # since when, and when the answer is due
+        self._waits: tuple[float, float] | None = None  # when the wait began, and when the answer is due
 
     def ask(self, operation: Callable[[], T], allowed: float) -> T:
         try:
@@ -65,7 +65,7 @@ class Patience:
             self.end()
 
     def end(self) -> None:
-        """End the connections, and with them whatever is waited for. From any other thread."""
+        """End the connections, and so every wait. From any other thread."""
         for connection in self._connections:
             connection.shut_down()
 
@@ -73,20 +73,20 @@ class Patience:
 @contextmanager
 def bounded(patience: Patience) -> Iterator[None]:
     """Bound this thread's operations on the store of `patience` while the body runs."""
-    _here.patience = patience
+    _of_thread.patience = patience
     try:
         yield
     finally:
-        _here.patience = None
+        _of_thread.patience = None
 
 
 def current() -> Patience | None:
-    """Return what bounds the store operations of this thread."""
-    return getattr(_here, "patience", None)
+    """Return the Patience of this thread, None if its operations are not bounded."""
+    return getattr(_of_thread, "patience", None)
 
 
 def ask(store: Any, operation: Callable[[], T], allowed: float = 0.0) -> T:
-    """Perform an operation on a store, bounded where this thread is. allowed: seconds that it may take by itself."""
+    """Perform a store operation, bounded if this thread is. allowed: seconds that it may take by itself."""
     patience = current()
     if patience is None or not patience.is_for(store):
         return operation()
@@ -94,7 +94,7 @@ def ask(store: Any, operation: Callable[[], T], allowed: float = 0.0) -> T:
 
 
 def connect(factory: Callable[[], Any]) -> tuple[Any, list[Connection]]:
-    """Make a store; return it and the connections of its client, none where it has no server."""
+    """Create a store. Return it and its client's connections, none if it has no server."""
     store, opened = opened_by(factory)
     port = getattr(innermost(store), "port", None)
     return store, [connection for connection in opened if connection.port == port]

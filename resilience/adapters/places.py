@@ -1,7 +1,7 @@
-"""Where does a thread stand in torch's process groups, and can it be freed there?
+"""Where in torch's process groups is a thread, and can it be freed there?
 
-Told by the innermost Python frame: its file, its function, and the instruction it stands at. Reads what other threads
-do and changes nothing. Imports no torch by itself."""
+The innermost Python frame shows it: its file, its function, and its instruction. Reads the state of other threads and
+changes nothing. Imports no torch by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience.adapters.frames import current_frames, is_wrapper
 
 
 class Place(NamedTuple):
-    """Where a thread is. Two places are equal if the thread has not moved: the frame is kept, for ids are reused."""
+    """A thread's position. Equal places: the thread has not moved. Keeps the frame, because ids are reused."""
 
     frame: FrameType
     instruction: int
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 def place_of(thread_id: int) -> Place | None:
-    """Return where a thread is in Python. thread_id: threading's ident."""
+    """Return a thread's position in Python. thread_id: threading's ident."""
     frame: FrameType | None = current_frames().get(thread_id)
     while frame is not None and is_wrapper(frame.f_code.co_filename):
         frame = frame.f_back
@@ -33,18 +33,18 @@ def place_of(thread_id: int) -> Place | None:
 
 
 def is_in_process_groups(place: Place | None) -> bool:
-    """Whether a thread is in a call of torch's process groups: builds one, or waits in a collective.
+    """Return True if a thread is in a call of torch's process groups: it builds one, or waits in a collective.
 
-    A `Work.wait()` called by user code is the user's frame, so: False."""
+    If user code calls `Work.wait()`, the innermost frame is the user's: False."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     return place is not None and place.frame.f_code.co_filename == getattr(c10d, "__file__", None)
 
 
 def is_unfreeable(place: Place, store_port: int | None) -> bool:
-    """Whether nothing frees a thread here that cuts have not freed: it builds a gloo group over the store of the
-    iteration, whose port is `store_port`.
+    """Return True if cuts cannot free a thread here: it builds a gloo group over the iteration's store, whose port is
+    `store_port`.
 
-    A store of the user's own is none of ours to cut, unless it was made in this iteration (`store_constructor`)."""
+    A user's own store is not ours to cut, unless it was constructed in this iteration (`store_constructor`)."""
     frame = place.frame
     if store_port is None or not is_in_process_groups(place) or _port_of(frame.f_locals.get("store")) != store_port:
         return False

@@ -1,7 +1,7 @@
 """A folder that only this user can enter, under a name that nobody can guess.
 
-Another user of the host can neither look into it, nor connect to a socket in it, nor hold a lock on it, nor
-take its name before it exists."""
+Another user of the host can neither read it, nor connect to a socket in it, nor hold a lock on it, nor take its name
+before it exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "resilience-"
 
 
 def make(longest: int | None = None) -> str:
-    """Return the path of a new folder. longest: bytes that the path may have, else it lies in /tmp.
+    """Return the path of a new folder. longest: most bytes for the path; a longer one is replaced by one in /tmp.
 
     Raises: OSError."""
     folder = _new()
@@ -26,7 +26,7 @@ def make(longest: int | None = None) -> str:
 
 
 def _new() -> str:
-    """Make it where temporary files go, or in shared memory where that place is full or can only be read."""
+    """Create it among temporary files, or in shared memory if that place is full or read-only."""
     try:
         return tempfile.mkdtemp(prefix=PREFIX)
     except OSError:
@@ -34,17 +34,19 @@ def _new() -> str:
 
 
 def enter(folder: str) -> int:
-    """Return a descriptor of the folder. Raises: OSError, also if others than this user can enter it."""
+    """Return a descriptor of the folder. Raises: OSError, also if other users can enter it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         os.close(fd)
-        raise PermissionError(f"{folder} can be entered by other users, expected a folder of mode 700 that is ours")
+        raise PermissionError(
+            f"{folder} can be entered by other users, expected a folder of mode 700 that this user owns"
+        )
     return fd
 
 
 def remove(folder: str) -> None:
-    """Remove the folder if it is empty and has such a name. Nothing happens if it is gone."""
+    """Remove the folder if it is empty and has a name like ours. Does nothing if it is gone."""
     if Path(folder).name.startswith(PREFIX):
         with contextlib.suppress(OSError):
             os.rmdir(folder)

@@ -1,8 +1,8 @@
 """Other processes: are they alive, what do they do, how did they end.
 
-A process is held by its pidfd, so that a recycled pid is never signalled. A monitor is no parent of its
-rank and cannot wait for it. How the rank ended stands in /proc from the moment it begins to exit until
-its parent reaps it, for whoever is the same user; later the pidfd itself tells, from Linux 6.15 on."""
+A process is held by its pidfd, so that a recycled pid is never signalled. A monitor is not its rank's parent and cannot
+wait for it. /proc shows how the rank ended, to the same user, from the start of its exit until its parent reaps it.
+After that the pidfd itself shows it, since Linux 6.15."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ import msgspec
 from resilience.core import encoding
 from resilience.core.attribution import Exit
 
-EXIT_POLL = 0.001  # seconds between looks at a dying process
-_GENERATIONS = 64  # that are looked through for an ancestor
+EXIT_POLL = 0.001  # seconds between checks of a dying process
+_GENERATIONS = 64  # most generations to search for an ancestor
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_PF_EXITING = 0x4  # include/linux/sched.h; set before the exit status is, which is set before memory goes
+_PF_EXITING = 0x4  # include/linux/sched.h; set before the exit status, which is set before memory is freed
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes), include/uapi/linux/pidfd.h
 _PIDFD_INFO_EXIT = 1 << 3
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
@@ -43,13 +43,13 @@ MEANT_FOR_A_JOB = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals that a terminal, a scheduler or a user sends to all processes of a job, a monitor among them."""
+"""Signals that a terminal, a scheduler or a user sends to all processes of a job, monitors included."""
 
 
 @contextmanager
 def job_signals_blocked() -> Iterator[None]:
-    """Block the signals that are meant for a job, in this thread. A process started in the body begins with them
-    blocked, too, until it calls `ignore_job_signals`: none can end it before."""
+    """Block the signals meant for a job, in this thread. A process started in the body begins with them blocked, until
+    it calls `ignore_job_signals`, so none can end it before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_A_JOB)
     try:
         yield
@@ -58,16 +58,16 @@ def job_signals_blocked() -> Iterator[None]:
 
 
 def ignore_job_signals() -> None:
-    """Ignore from now on the signals that are meant for a job."""
+    """Ignore the signals meant for a job from now on."""
     for number in MEANT_FOR_A_JOB:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, MEANT_FOR_A_JOB)
 
 
 class ProcessState(msgspec.Struct, frozen=True):
-    """What /proc tells of a process. state: R S D T Z …; cpu_s: user and system time used; start_time:
-    clock ticks after boot, which together with the pid names a process for good; wait_status: how it
-    ends, as wait() reports it, None until it does; parent: its pid."""
+    """The state of a process in /proc. state: R S D T Z …; cpu_s: user and system time used; start_time: clock ticks
+    after boot, which together with the pid identify a process forever; wait_status: its exit status as wait() reports
+    it, None until the exit; parent: its pid."""
 
     state: str
     cpu_s: float
@@ -84,7 +84,7 @@ def state(pid: int) -> ProcessState | None:
         text = encoding.text(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may contain blanks and brackets
     return ProcessState(
         state=fields[0],
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
@@ -97,17 +97,17 @@ def state(pid: int) -> ProcessState | None:
 
 
 class Process:
-    """A process of somebody else, held by its pidfd."""
+    """A process that is not our child, held by its pidfd."""
 
     def __init__(self, pid: int) -> None:
-        """Raises: ProcessLookupError if there is no such process."""
+        """Open the process. Raises: ProcessLookupError if there is no such process."""
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        seen = state(pid)
-        self._start_time = None if seen is None else seen.start_time
+        present = state(pid)
+        self._start_time = None if present is None else present.start_time
 
     def send(self, number: int) -> bool:
-        """Send a signal; answers whether the process was still there."""
+        """Send a signal. Return True if the process was still there."""
         try:
             signal.pidfd_send_signal(self.pidfd, number)
         except (ProcessLookupError, PermissionError):
@@ -115,35 +115,34 @@ class Process:
         return True
 
     def state(self) -> ProcessState | None:
-        """Return the state of this process, None once it is reaped, whoever has its pid then."""
-        seen = state(self.pid)
-        return seen if seen is not None and seen.start_time == self._start_time else None
+        """Return the state of this process, None once it is reaped, even if its pid is reused."""
+        present = state(self.pid)
+        return present if present is not None and present.start_time == self._start_time else None
 
     def has_ended(self, wait: float = 0.0) -> bool:
-        """Wait at most `wait` seconds for the process to end; answers whether it has."""
+        """Wait at most `wait` seconds for the process to end. Return True if it has."""
         poll = select.poll()  # select() cannot take a descriptor above 1023
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(wait * 1000))
 
     def exit_status(self, limit: float) -> Exit:
-        """Return how the process ended, as far as it can be seen within `limit` seconds.
+        """Return how the process ended, as far as that shows within `limit` seconds.
 
-        A process that was reaped before anyone looked leaves nothing before Linux 6.15: both fields are
-        None then."""
+        Before Linux 6.15, a process that was reaped before a check leaves nothing: both fields are then None."""
         deadline = time.monotonic() + limit
         while True:
-            seen = self.state()
-            if seen is None:
+            present = self.state()
+            if present is None:
                 status = self._status_of_reaped()
                 return Exit() if status is None else to_exit(status)
-            if seen.wait_status is not None:
-                return to_exit(seen.wait_status)
+            if present.wait_status is not None:
+                return to_exit(present.wait_status)
             if time.monotonic() >= deadline:
                 return Exit()
             time.sleep(EXIT_POLL)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the pidfd."""
         os.close(self.pidfd)
 
     def _status_of_reaped(self) -> int | None:
@@ -156,8 +155,25 @@ class Process:
         return status if mask & _PIDFD_INFO_EXIT else None
 
 
+def children(pid: int) -> tuple[int, ...]:
+    """Return the pids of the processes that the main thread of a process has started; () if it is gone or the kernel
+    does not tell (CONFIG_PROC_CHILDREN)."""
+    try:
+        return tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()))
+    except OSError:
+        return ()
+
+
+def name(pid: int) -> str:
+    """Return the name of the main thread of a process, empty if it is gone."""
+    try:
+        return encoding.text(Path(f"/proc/{pid}/comm").read_bytes()).rstrip("\n")
+    except OSError:
+        return ""
+
+
 def is_asleep(pid: int) -> bool:
-    """Whether no thread of a process runs or would if it had a processor; True of a process that is gone."""
+    """Return True if no thread of a process runs or waits for a processor, and if the process is gone."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -174,34 +190,34 @@ def _is_runnable(pid: int, thread: str) -> bool:
 
 
 def identity_of(pid: int) -> tuple[int, int]:
-    """Return (pid, start time), which no later process repeats."""
-    seen = state(pid)
-    return pid, 0 if seen is None else seen.start_time
+    """Return (pid, start time). No later process has the same pair."""
+    present = state(pid)
+    return pid, 0 if present is None else present.start_time
 
 
 def is_alive(identity: tuple[int, int]) -> bool:
-    """Whether the main thread of a process has not ended. `await_end` also waits for its other threads."""
-    seen = state(identity[0])
-    return seen is not None and seen.start_time == identity[1] and seen.state not in "ZX"
+    """Return True until the main thread of a process ends. `await_end` also waits for its other threads."""
+    present = state(identity[0])
+    return present is not None and present.start_time == identity[1] and present.state not in "ZX"
 
 
 def await_end(identity: tuple[int, int], limit: float) -> bool:
-    """Wait until a process has ended, at most `limit` seconds; return whether it has. Reaps it if it is a child.
+    """Wait until a process has ended, at most `limit` seconds. Return True if it has. Reaps it if it is a child.
 
-    It has ended when all its threads have: until then its files and ports are open. What /proc says of the process is
-    the state of its main thread, and that may have ended before."""
+    It has ended when all its threads have: until then its files and ports are open. /proc shows the state of its main
+    thread, which may end earlier."""
     try:
         process = Process(identity[0])
     except ProcessLookupError:
         return True
     try:
-        seen = state(identity[0])
-        is_it = seen is not None and seen.start_time == identity[1]
-        if is_it and not process.has_ended(max(0.0, limit)):
+        present = state(identity[0])
+        is_same = present is not None and present.start_time == identity[1]
+        if is_same and not process.has_ended(max(0.0, limit)):
             return False
     finally:
         process.close()
-    with contextlib.suppress(ChildProcessError):  # nearly always it is somebody else's
+    with contextlib.suppress(ChildProcessError):  # it is nearly always another process's child
         os.waitpid(identity[0], os.WNOHANG)
     return True
 
@@ -215,9 +231,32 @@ def kill(identity: tuple[int, int]) -> None:
         process.close()
 
 
+class Runnable(msgspec.Struct, frozen=True):
+    """How long the main thread of a process has run or waited for a processor. seconds: until the start of its last
+    turn on a processor, plus its running time in that turn; turns: number of turns on a processor."""
+
+    seconds: float
+    turns: int
+
+    def since(self, before: Runnable, seconds: float, is_runnable: bool) -> float:
+        """Return the seconds in which it ran or waited for a processor since an earlier sample. seconds: between the
+        two samples; is_runnable: it ran or waited at both."""
+        if is_runnable and self.turns == before.turns:
+            return seconds  # the kernel counts a wait only once it is over
+        return min(seconds, self.seconds - before.seconds)
+
+
+def runnable(pid: int) -> Runnable | None:
+    """Return how long the main thread of a process wanted a processor, None if it is gone or not counted."""
+    try:
+        ran_ns, waited_ns, turns = map(int, Path(f"/proc/{pid}/schedstat").read_bytes().split())
+    except (OSError, ValueError):
+        return None
+    return Runnable((ran_ns + waited_ns) / 1e9, turns)
+
+
 def waits_in(pid: int) -> str:
-    """Return the kernel's function in which the main thread of a process sleeps, empty if it runs or that is
-    not told."""
+    """Return the kernel function in which the main thread of a process sleeps, empty if it runs or that is unknown."""
     try:
         name = encoding.text(Path(f"/proc/{pid}/task/{pid}/wchan").read_bytes())
     except OSError:
@@ -226,13 +265,13 @@ def waits_in(pid: int) -> str:
 
 
 def become_subreaper() -> None:
-    """Be the parent of what descendants leave behind: its exit statuses are for this process."""
+    """Make this process the parent of orphaned descendants, so that it gets their exit statuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def continue_if_stopped(child: int) -> bool:
-    """Continue a child of this process that has been stopped since the last call; return whether it had been."""
+    """Continue a child that has been stopped since the last call. Return True if it had been."""
     try:
         is_stopped = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG) is not None
         if is_stopped:
@@ -243,41 +282,46 @@ def continue_if_stopped(child: int) -> bool:
 
 
 def reap_strangers(known: Container[int]) -> list[int]:
-    """Take the exit statuses of children that this process has adopted and that nobody else here waits for, so
-    that they do not stay as zombies; answers their pids. known: whom somebody waits for; what has ended behind
-    one of these is taken at a later look, once that is collected."""
+    """Reap adopted children that no other code here waits for, so that they do not stay as zombies. Return their pids.
+    known: children that other code waits for; children that ended behind one of these are reaped by a later call, once
+    it is collected."""
     reaped: list[int] = []
     while True:
         try:
-            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if seen is None or seen.si_pid in known:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in known:
                 return reaped
-            os.waitpid(seen.si_pid, os.WNOHANG)
+            os.waitpid(ended.si_pid, os.WNOHANG)
         except ChildProcessError:
             return reaped
-        reaped.append(seen.si_pid)
+        reaped.append(ended.si_pid)
 
 
 def to_exit(status: int) -> Exit:
-    """Take a wait status apart."""
+    """Convert a wait status."""
     number = status & 0x7F
     if not number:
         return Exit(code=status >> 8)
+    return Exit(signal=signal_name(number))
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, "signal N" if it has none."""
     try:
-        return Exit(signal=signal.Signals(number).name)
+        return signal.Signals(number).name
     except ValueError:
-        return Exit(signal=f"signal {number}")
+        return f"signal {number}"
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:
-    """Whether a process was started by another one, or by one that was and still lives, and so on."""
+    """Return True if an unbroken chain of living parents leads from a process to `ancestor`."""
     for _ in range(_GENERATIONS):
         if pid == ancestor:
             return True
-        seen = state(pid)
-        if seen is None or seen.parent <= 1:
+        present = state(pid)
+        if present is None or present.parent <= 1:
             return False
-        pid = seen.parent
+        pid = present.parent
     return False
 
 
@@ -299,10 +343,10 @@ def oom_kills() -> int | None:
 
 
 def memory_files(memberships: str) -> list[Path]:
-    """Return where the count may stand for what /proc/self/cgroup says, best place first.
+    """Return the files that may hold the count for the content of /proc/self/cgroup, best file first.
 
-    In a container the path in there may be the host's, while the container's own group is mounted as
-    the root; so the root is looked at too."""
+    In a container the path there may be the host's, while the container's own group is mounted as the root. So the
+    root is read too."""
     files = []
     for line in memberships.splitlines():
         number, controllers, path = line.split(":", 2)

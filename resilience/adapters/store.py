@@ -1,9 +1,8 @@
-"""Runs a protocol against a real key-value store, and shields it from what stores raise.
+"""Runs a protocol against a real key-value store, and handles the exceptions of stores.
 
-`drive` performs the operations a `core.restart` protocol yields, one after the other, on anything with
-the methods of a torch Store. Waits are cut into chunks, so that the waiting thread keeps running
-bytecode and a dead server is noticed: a store that fails raises StoreError at the caller, a wait that
-times out answers False."""
+`drive` performs the operations that a `core.restart` protocol yields, one after another, on any object with the methods
+of a torch Store. Waits are split into chunks, so that the waiting thread keeps running bytecode and notices a dead
+server. If the store fails, the caller gets a StoreError; if a wait times out, it gets False."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from resilience.adapters import patience
 from resilience.adapters.patience import ask
 from resilience.core import restart
 from resilience.core.encoding import text
-from resilience.core.restart import Add, Await, Check, CompareSet, Read, Set
+from resilience.core.restart import Add, AddRecord, Await, AwaitOutcome, Check, CompareSet, Read, Set, SetRecord
 from resilience.errors import StoreError
 
 T = TypeVar("T")
@@ -42,17 +41,17 @@ def drive(
 ) -> T:
     """Run `protocol` to its end on `store` and return its result.
 
-    perform: answers what is not an operation on the store (Run, Assign), and may answer any other
-    operation in its own way; NotImplemented leaves it to the store.
+    perform: performs operations that are not store operations (Run, Assign), and may perform any other operation
+    itself; NotImplemented leaves it to the store.
     chunk: longest single wait in seconds.
     Raises: what the protocol raises; StoreError if the store fails; what `perform` raises."""
-    answer: Any = None
+    result: Any = None
     try:
         while True:
-            operation = protocol.send(answer)
-            answer = NotImplemented if perform is None else perform(operation)
-            if answer is NotImplemented:
-                answer = execute(operation, store, chunk)
+            operation = protocol.send(result)
+            result = NotImplemented if perform is None else perform(operation)
+            if result is NotImplemented:
+                result = execute(operation, store, chunk)
     except StopIteration as stop:
         return cast(T, stop.value)
     finally:
@@ -63,7 +62,7 @@ def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) 
     """Perform one store operation. Raises: StoreError."""
     perform = _PERFORM.get(type(operation))
     if perform is None:
-        raise TypeError(f"{type(operation).__name__} is no store operation")
+        raise TypeError(f"{type(operation).__name__} is not a store operation")
     try:
         return perform(operation, store, chunk)
     except (RuntimeError, ValueError, OSError) as error:
@@ -94,19 +93,22 @@ def _await(operation: Await, store: StoreLike, chunk: float) -> bool:
     return wait(store, text(operation.key), operation.limit, chunk)
 
 
-# By type, for a `match` looks at each case in turn, and 256 processes that wake at once find nothing in their caches.
+# By type: a `match` checks each case in turn, and 256 processes that wake at once have cold caches.
 _PERFORM: dict[type, Callable[[Any, StoreLike, float], Any]] = {
     Set: _set,
+    SetRecord: _set,
     Add: _add,
+    AddRecord: _add,
     CompareSet: _compare_set,
     Check: _check,
     Read: _read,
     Await: _await,
+    AwaitOutcome: _await,
 }
 
 
 def counts(store: Any, keys: list[str]) -> list[int]:
-    """Return the integers under keys that are all there; one operation where the store can do that.
+    """Return the integers under keys that all exist, in one operation if the store can do that.
 
     Raises: StoreError."""
     try:
@@ -118,7 +120,7 @@ def counts(store: Any, keys: list[str]) -> list[int]:
 
 
 def delete(store: Any, key: str) -> None:
-    """Remove a key if it is there. Raises: StoreError."""
+    """Remove a key if it exists. Raises: StoreError."""
     try:
         ask(store, partial(store.delete_key, text(key)))
     except (RuntimeError, ValueError, OSError) as error:
@@ -132,20 +134,20 @@ def wait(
     chunk: float = 1.0,
     give_up: Callable[[], bool] | None = None,
 ) -> bool:
-    """Wait until `key` is present, at most `limit` seconds; answers whether it is.
+    """Wait until `key` is present, at most `limit` seconds. Return True if it is.
 
-    give_up: asked after each chunk; True ends the wait early. Raises: StoreError."""
+    give_up: called after each chunk; True ends the wait early. Raises: StoreError."""
     deadline = time.monotonic() + limit
     while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or (give_up is not None and give_up()):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or (give_up is not None and give_up()):
             return _is_present(store, key)
         try:
-            pause = max(0.001, min(left, chunk))
+            pause = max(0.001, min(remaining, chunk))
             ask(store, partial(store.wait, [key], timedelta(seconds=pause)), pause)
             return True
         except (RuntimeError, ValueError, OSError):
-            # A timeout and a dead server raise alike: a look at the key tells them apart.
+            # A timeout and a dead server raise the same error: reading the key tells them apart.
             if _is_present(store, key):
                 return True
 
@@ -158,32 +160,32 @@ def _is_present(store: StoreLike, key: str) -> bool:
 
 
 def lost(operation: restart.Operation, error: BaseException) -> StoreError:
-    """Return the error that says that the store does not answer."""
-    here = patience.current()
-    if here is not None and here.ran_out_after is not None:
+    """Return the error for a store that does not answer."""
+    bound = patience.current()
+    if bound is not None and bound.ran_out_after is not None:
         key = getattr(operation, "key", None) or ", ".join(getattr(operation, "keys", ()))
         return StoreError(
-            f"the store did not answer {type(operation).__name__} of {key!r} within {here.ran_out_after:.1f} s; the "
-            f"limit is {here.limit:g} s (barrier_timeout). The process that hosts the store (rank 0's monitor, or the "
-            "launcher's store process) is stopped, or its node is overloaded or unreachable. Look there; raise "
-            "barrier_timeout if that host may be away for longer",
+            f"the store did not answer {type(operation).__name__} of {key!r} within {bound.ran_out_after:.1f} s; the "
+            f"limit is {bound.limit:g} s (barrier_timeout). The process that hosts the store (rank 0's monitor, or the "
+            "launcher's store process) is stopped, or its node is overloaded or unreachable. Check it; raise "
+            "barrier_timeout if that host may be unavailable for longer",
             operation=operation,
             key=key,
-            waited_s=here.ran_out_after,
-            limit=here.limit,
+            waited_s=bound.ran_out_after,
+            limit=bound.limit,
         )
     reason, _, _ = str(error).partition("\n")
     return StoreError(
         f"the store did not answer {operation}: {type(error).__name__}: {reason[:200]}; "
-        "its host process or node is gone or unreachable, so this rank cannot go on",
+        "its host process or node is gone or unreachable, so this rank cannot continue",
         operation=operation,
     )
 
 
 def _values(store: Any, keys: list[str]) -> list[str | None]:
-    """Return the values of keys, None for an absent one. Two operations for many keys that are all there.
+    """Return the values of keys, None for an absent one. Takes two operations for many keys that all exist.
 
-    A list, and no generator inside tuple(): where another thread calls gc.get_objects() meanwhile, it gets the
+    Builds a list, not a generator inside tuple(): if another thread calls gc.get_objects() meanwhile, that returns the
     half-built tuple, and CPython 3.11 then raises SystemError."""
     if len(keys) > 2 and store.has_extended_api() and ask(store, lambda: store.check(keys)):
         return [text(value) for value in ask(store, lambda: store.multi_get(keys))]
@@ -193,6 +195,6 @@ def _values(store: Any, keys: list[str]) -> list[str | None]:
 def _value(store: StoreLike, key: str) -> str | None:
     """Return the value of a key, None if it is absent.
 
-    Not by a `compare_set` that fails, though that would take one request and not three: TCPStore's server then wakes
-    all clients that wait for the key, as if it were there (torch 2.13)."""
+    Does not use a failing `compare_set`, though that needs one request instead of three: TCPStore's server then wakes
+    all clients that wait for the key, as if it existed (torch 2.13)."""
     return text(store.get(key)) if store.check([key]) else None

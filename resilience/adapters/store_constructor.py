@@ -1,13 +1,13 @@
 """How does a rank leave the constructor of a torch TCPStore?
 
-The constructor connects again and again until its timeout has passed: 300 s, or the 30 min of a process group. A signal
-does not end that: the constructor takes EINTR for one more attempt that failed. So a rank would stay in it if the
-store's host has died or never came. For the length of an iteration the constructor is exchanged for one that looks for
-the server in Python, where an interruption arrives, and leaves to torch only attempts of at most `ATTEMPT` seconds.
+The constructor keeps connecting until its timeout has passed: 300 s, or the 30 min of a process group. A signal does
+not end that: the constructor treats EINTR as one more failed attempt. So a rank would stay in it if the store's host
+has died or never came. During an iteration the constructor is replaced by one that searches for the server in Python,
+where an interruption arrives, and leaves to torch only attempts of at most `ATTEMPT` seconds.
 
 torch also waits without a limit for the first answer of a server that has accepted the connection, and the host of a
-store waits for its clients. `cut` ends the connection that such a wait needs. It does the same for a store that was
-constructed in this iteration, when a group is built over it and a rank is missing there."""
+store waits for its clients. `cut` ends the connection that such a wait needs. It does the same for a store constructed
+in this iteration, if a group is built over it and a rank is missing there."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from resilience.adapters.connecting import await_server
-from resilience.adapters.connections import Connection, connected
+from resilience.adapters.client_sockets import await_server
+from resilience.adapters.open_sockets import Connection, connected
 
-ATTEMPT = 1.0  # seconds for torch to connect to a server that is there
+ATTEMPT = 1.0  # seconds for torch to connect to a server that exists
 DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch's
 
 
 class _Construction(NamedTuple):
-    """What the main thread constructs. before: the connections that the process had when it began."""
+    """A construction by the main thread. before: the process's connections at its start."""
 
     port: int
     before: frozenset[Connection]
 
 
 _current: _Construction | None = None
-_made: list[Connection] = []  # of the stores that the main thread has constructed in this iteration
+_constructed: list[Connection] = []  # of the stores that the main thread has constructed in this iteration
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While the body runs, an iteration, let the main thread leave the constructor of any TCPStore when it is
-    interrupted."""
+    """While the body runs, an iteration, let an interruption of the main thread end the constructor of any TCPStore."""
     original: Any = vars(dist.TCPStore)["__init__"]
 
     def construct(
@@ -51,16 +50,16 @@ def interruptible() -> Iterator[None]:
         world_size: int | None = None,
         is_master: bool = False,
         timeout: timedelta = DEFAULT_TIMEOUT,
-        *more: Any,
+        *positional: Any,
         **named: Any,
     ) -> None:
         def attempt(limit: timedelta) -> None:
-            original(store, host_name, port, world_size, is_master, limit, *more, **named)
+            original(store, host_name, port, world_size, is_master, limit, *positional, **named)
 
         if threading.current_thread() is not threading.main_thread():
-            attempt(timeout)  # is not interrupted
+            attempt(timeout)  # other threads are not interrupted
             return
-        with _noted(port):
+        with _recorded_construction(port):
             if is_master:
                 attempt(timeout)
             else:
@@ -72,7 +71,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         setattr(dist.TCPStore, "__init__", original)  # noqa: B010
-        _made.clear()
+        _constructed.clear()
 
 
 def _connect(host: str, port: int, timeout: timedelta, attempt: Callable[[timedelta], None]) -> None:
@@ -91,26 +90,30 @@ def _connect(host: str, port: int, timeout: timedelta, attempt: Callable[[timede
 
 
 @contextmanager
-def _noted(port: int) -> Iterator[None]:
+def _recorded_construction(port: int) -> Iterator[None]:
     global _current
     _current = construction = _Construction(port, frozenset(connected()))
     try:
         yield
-        _made.extend(_opened(construction))
+        _constructed.extend(_opened(construction))
     finally:
         _current = None
 
 
 def cut(port: int | None) -> int:
-    """End the connections of the store that the main thread constructs now, and of those that it has constructed in
-    this iteration and whose server is on `port`; return how many. Any other thread."""
+    """End the connections of the store that the main thread constructs now, and of stores constructed in this iteration
+    whose server is on `port`. Return how many. Any other thread."""
     construction = _current
     opened = [] if construction is None else _opened(construction)
-    opened += [connection for connection in _made if connection.port == port]
+    opened += [connection for connection in _constructed if connection.port == port]
     for connection in opened:
         connection.shut_down()
     return len(opened)
 
 
 def _opened(construction: _Construction) -> list[Connection]:
-    return [each for each in connected() if each.port == construction.port and each not in construction.before]
+    return [
+        connection
+        for connection in connected()
+        if connection.port == construction.port and connection not in construction.before
+    ]

@@ -1,8 +1,8 @@
-"""How is something said to a reader who may not read?  Piece by piece, as far as it goes until a moment.
+"""How is text printed for a reader that may not read?  Piece by piece, until a deadline.
 
-A pipe that nobody empties, and a terminal that is held (Ctrl-S), take nothing more; whoever writes to them
-as usual stands still until they do. Before each piece we ask whether it would be taken. A pipe is shared with
-others who write, who may take the room in between: it is opened once more, not to wait, where that can be."""
+A pipe without a reader and a held terminal (Ctrl-S) accept no more data; an ordinary write to them blocks. Before each
+piece this module asks whether it would be accepted. Other writers share a pipe and may take its room in between: so the
+pipe is reopened in non-blocking mode, if that is possible."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import stat
 import time
 
 STDOUT, STDERR = 1, 2
-PIECE = 4096  # bytes that a pipe with any room takes in one piece (POSIX, PIPE_BUF)
+PIECE = 4096  # bytes that a pipe with any room accepts in one piece (POSIX, PIPE_BUF)
 
 
 @functools.cache
 def stream(descriptor: int) -> int:
-    """Return a descriptor for this process's stdout or stderr: of the same pipe, but its writes never wait; the same
-    one for anything else."""
+    """Return a non-blocking descriptor for the pipe of this process's stdout or stderr; the given descriptor if it is
+    not a pipe."""
     return _without_waiting(descriptor)
 
 
@@ -29,30 +29,30 @@ def _without_waiting(descriptor: int) -> int:
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        pass  # another user's pipe, or none at all
+        pass  # another user's pipe, or not a descriptor
     return descriptor
 
 
 def say(stream: object, text: str) -> None:
-    """Write text to a text stream, such as sys.stderr, as far as its reader takes it now; never raises.
+    """Write text to a text stream, such as sys.stderr, as far as its reader accepts it now; never raises.
 
-    A stream without a descriptor is not a terminal's or a pipe's, and is written to as usual."""
+    A stream without a descriptor is neither a terminal nor a pipe, and is written to as usual."""
     try:
         number = stream.fileno()  # type: ignore[attr-defined]
-    except (OSError, ValueError, AttributeError):  # none at all, closed, or an object of the user's
+    except (OSError, ValueError, AttributeError):  # no stream, closed, or a user's object
         with contextlib.suppress(Exception):
             stream.write(text)  # type: ignore[attr-defined]
         return
-    own = number
+    writable = number
     with contextlib.suppress(OSError):
-        own = _without_waiting(number)  # each time: the user may have led the stream elsewhere
-        put(own, text.encode(errors="backslashreplace"), time.monotonic())
-    if own != number:
-        os.close(own)
+        writable = _without_waiting(number)  # each time: the user may have redirected the stream
+        put(writable, text.encode(errors="backslashreplace"), time.monotonic())
+    if writable != number:
+        os.close(writable)
 
 
 def path_of_stderr() -> str:
-    """Return the path of the terminal that this process's stderr is, empty if it is none."""
+    """Return the path of the terminal of this process's stderr, empty if it is not a terminal."""
     try:
         return os.ttyname(STDERR) if os.isatty(STDERR) else ""
     except OSError:
@@ -60,7 +60,7 @@ def path_of_stderr() -> str:
 
 
 def say_at(path: str, text: str) -> None:
-    """Write text to a terminal, as far as it takes it now; never raises. For a process that does not keep it open."""
+    """Write text to a terminal, as far as it accepts it now; never raises. Opens and closes it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
@@ -71,20 +71,20 @@ def say_at(path: str, text: str) -> None:
 
 
 def put(descriptor: int, data: bytes, until: float) -> int:
-    """Write; answers how many bytes were taken. until: on the monotonic clock; what is ready is taken even after it.
+    """Write data, and return how many bytes were accepted. until: monotonic seconds; a ready reader accepts even later.
 
-    Less than all: nobody reads, or nobody is there."""
+    Fewer bytes than given mean that there is no reader, or that it does not read."""
     ready = select.poll()
     ready.register(descriptor, select.POLLOUT)
-    taken = 0
-    while taken < len(data):
+    written = 0
+    while written < len(data):
         try:
             if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
                 break
-            taken += os.write(descriptor, data[taken : taken + PIECE])
+            written += os.write(descriptor, data[written : written + PIECE])
         except BlockingIOError:
             if time.monotonic() >= until:  # no room for the whole piece
                 break
         except OSError:
             break
-    return taken
+    return written

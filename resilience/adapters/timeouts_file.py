@@ -18,15 +18,15 @@ from resilience.errors import ConfigurationError, DecodeError
 
 NAME = "timeouts.yaml"
 AUTO = "auto"
-MOST_REFUSED = 3  # files that do not fit, and are named
+MOST_REFUSED = 3  # most unfitting files to name
 HEAD = "# Written by `resilience calibrate`. Durations in seconds. What the entries mean: docs/calibration.md\n"
 
 
 def write(path: Path, timeouts: Timeouts) -> None:
-    """Replace the file as a whole. Raises: ConfigurationError if that fails; the old one stays then."""
+    """Replace the whole file. Raises: ConfigurationError if that fails; the old file then stays."""
     text = HEAD + encoding.to_yaml(_rounded(msgspec.to_builtins(timeouts)))
     if not files.replace(path, text.encode()):
-        raise ConfigurationError(f"{path} could not be written; is there space, and may this user write there?")
+        raise ConfigurationError(f"{path} could not be written; check the free space and this user's permissions")
 
 
 def read(path: Path) -> Timeouts:
@@ -35,14 +35,14 @@ def read(path: Path) -> Timeouts:
         loaded = encoding.from_yaml(path.read_bytes())
     except OSError as error:
         raise ConfigurationError(
-            f"{path}: {error.strerror or error}; a file of `resilience calibrate` was expected"
+            f"{path}: {error.strerror or error}; expected a file written by `resilience calibrate`"
         ) from error
     except DecodeError as error:
-        raise ConfigurationError(f"{path} is no YAML: {error}") from error
-    found = loaded.get("schema") if isinstance(loaded, dict) else None
-    if found != SCHEMA:
+        raise ConfigurationError(f"{path} is not YAML: {error}") from error
+    schema = loaded.get("schema") if isinstance(loaded, dict) else None
+    if schema != SCHEMA:
         raise ConfigurationError(
-            f"{path} has schema {found!r}, expected {SCHEMA}; write it again with this version's `resilience calibrate`"
+            f"{path} has schema {schema!r}, expected {SCHEMA}; rewrite it with this version's `resilience calibrate`"
         )
     try:
         timeouts: Timeouts = encoding.from_builtins(loaded, Timeouts, strict=False)
@@ -56,42 +56,42 @@ def read(path: Path) -> Timeouts:
 
 
 def learned(
-    source: str, run_dir: Path, base: Limits, own: Configuration, is_shadow: bool, margin: float | None = None
+    source: str, run_dir: Path, base: Limits, configuration: Configuration, is_shadow: bool, margin: float | None = None
 ) -> tuple[Limits, TimeoutsLoaded]:
-    """Return the limits of a run, and what to tell of them.
+    """Return the limits of a run, and the event about them.
 
-    source: a file, or `auto` for the newest one that fits this configuration; where there is none `base` holds, and the
+    source: a file, or `auto` for the newest one that fits this configuration. If there is none, `base` is used, and the
     event says so. Raises: ConfigurationError for a file that cannot be read, or that does not fit."""
     if source == AUTO:
-        chosen, refused = _newest(run_dir, own)
+        chosen, refused = _newest(run_dir, configuration)
         if chosen is None:
-            where = f"{NAME} for {own.name} in {Path.cwd()}, {run_dir} or a run folder there"
-            note = f"no {where}; configured or default limits hold" + "".join(f"; {why}" for why in refused)
+            where = f"{NAME} for {configuration.name} in {Path.cwd()}, {run_dir} or a run folder there"
+            note = f"no {where}; configured or default limits apply" + "".join(f"; {mismatch}" for mismatch in refused)
             return base, TimeoutsLoaded(source, 0, False, is_shadow, note)
-        path, found = chosen
+        path, timeouts = chosen
     else:
         path = Path(source)
-        found = read(path)
-    unlike = differences(found.configuration, own, found.ranks)
-    why = serious(unlike)
-    if why:
+        timeouts = read(path)
+    unequal = differences(timeouts.configuration, configuration, timeouts.ranks)
+    mismatch = serious(unequal)
+    if mismatch:
         raise ConfigurationError(
-            f"{path} was learned from {found.configuration.name} and does not fit this run: {why}",
+            f"{path} was learned from {timeouts.configuration.name} and does not fit this run: {mismatch}",
             option="timeouts",
             value=source,
         )
-    note = harmless(unlike)
-    limits = in_force(found, base, margin, is_equal=not note)
-    told = TimeoutsLoaded(
-        str(path), len(limits.learned), True, is_shadow, note and f"it fits, though not all is equal: {note}"
+    note = harmless(unequal)
+    limits = in_force(timeouts, base, margin, is_equal=not note)
+    event = TimeoutsLoaded(
+        str(path), len(limits.learned), True, is_shadow, note and f"it fits, with differences: {note}"
     )
     if is_shadow:
-        return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, learned={}, rule=None)), told
-    return limits, told
+        return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, learned={}, rule=None)), event
+    return limits, event
 
 
-def _newest(run_dir: Path, own: Configuration) -> tuple[tuple[Path, Timeouts] | None, list[str]]:
-    """Return the newest file that fits this configuration, None without any; and why others do not fit."""
+def _newest(run_dir: Path, configuration: Configuration) -> tuple[tuple[Path, Timeouts] | None, list[str]]:
+    """Return the newest file that fits this configuration, None without any, and why other files do not fit."""
     fitting, refused = [], []
     for path in (Path.cwd() / NAME, run_dir / NAME, *sorted(run_dir.glob(f"*/{NAME}"))):
         try:
@@ -99,21 +99,21 @@ def _newest(run_dir: Path, own: Configuration) -> tuple[tuple[Path, Timeouts] | 
         except OSError:
             continue
         try:
-            found = read(path)
+            timeouts = read(path)
         except ConfigurationError as error:
             refused.append(str(error))
             continue
-        why = serious(differences(found.configuration, own, found.ranks))
-        if why:
-            refused.append(f"{path}: {why}")
+        mismatch = serious(differences(timeouts.configuration, configuration, timeouts.ranks))
+        if mismatch:
+            refused.append(f"{path}: {mismatch}")
         else:
-            fitting.append((age, path, found))
-    newest = max(fitting, key=lambda each: each[:2], default=None)
+            fitting.append((age, path, timeouts))
+    newest = max(fitting, key=lambda candidate: candidate[:2], default=None)
     return (None if newest is None else newest[1:]), refused[-MOST_REFUSED:]
 
 
 def _rounded(value: Any) -> Any:
-    """Leave six digits: what a person reads, and more than a limit needs."""
+    """Round to six digits: readable, and more than a limit needs."""
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

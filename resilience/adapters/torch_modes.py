@@ -1,9 +1,9 @@
-"""Are torch's modes as they were?  Notes them before a function runs, and puts them back before it runs again.
+"""Are torch's modes unchanged?  Records them before a function runs, and restores them before it runs again.
 
-Gradients switched off, autocast, a default device, a mode that intercepts operations: torch keeps each of them for the
-thread, and a context manager puts it back. An exception that lands inside that context manager's own `__exit__`, as an
-interruption can, leaves the mode on for the rest of the process. Then every later call of the function fails, for
-instance with "element 0 of tensors does not require grad"."""
+Disabled gradients, autocast, a default device, a mode that intercepts operations: torch keeps each of them per thread,
+and a context manager restores it. If an exception, such as an interruption, lands inside that context manager's own
+`__exit__`, the mode stays on for the rest of the process. Every later call of the function then fails, for instance
+with "element 0 of tensors does not require grad"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = ("cpu", "cuda")
 
 
 class Modes(NamedTuple):
-    """What is switched on in this thread. functions, dispatches: how many modes intercept torch's operations."""
+    """The modes of this thread. functions, dispatches: how many modes intercept torch's operations."""
 
     gradients: bool
     autocast: tuple[bool, ...]  # of DEVICES
@@ -36,7 +36,7 @@ def modes() -> Modes:
 
 
 def restore(before: Modes) -> None:
-    """Leave what was entered in the calling thread since `before` was noted."""
+    """Leave the modes entered in the calling thread since `before` was recorded."""
     while torch._C._len_torch_dispatch_stack() > before.dispatches:
         _python_dispatch._pop_mode()
     while _len_torch_function_stack() > before.functions:

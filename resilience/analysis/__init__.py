@@ -1,1 +1,1 @@
-"""Reads what runs left behind."""
+"""Reads the run folders of jobs."""

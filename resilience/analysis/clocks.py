@@ -1,10 +1,10 @@
-"""How far apart are the nodes' clocks?  What meetings of all ranks prove, from the records alone.
+"""How far apart are the nodes' clocks?  Barriers of all ranks bound the difference, from the records alone.
 
-Nobody leaves a meeting before the last one has come: an arrival on one node happened before a departure
-on another one, whatever their clocks say. Each meeting bounds the difference of two clocks from both
-sides; all meetings of a run together bound it best. A clock is corrected only where the bounds prove it
-wrong, by the typical difference of departures; otherwise it is left alone, and the bound is its
-uncertainty. Meetings: the start of every iteration, and the launcher's rendezvous."""
+No rank leaves a barrier before the last one has arrived. So an arrival on one node happened before a departure on
+another, whatever their clocks say. Each barrier bounds the difference of two clocks from both sides; all barriers of a
+run together give the tightest bounds. A clock is corrected only if the bounds prove it wrong, by the median difference
+of departures. Otherwise it is unchanged, and the bound is its uncertainty. Barriers are the start of every iteration
+and the launcher's rendezvous."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from resilience.core.identity import Nanoseconds
 from resilience.errors import DecodeError
 
 _MARK = re.compile(rb'"(?:iteration\.started|call\.started|regroup|rendezvous)"')
-MOST_FILES = 512  # that are read for the clocks of a large job, agents' beside them
+MOST_FILES = 512  # rank files read for the clocks of a large job; agents' files are always read
 Meeting = tuple[str, int, int, int, int]
 """Kind, attempt, cycle, call, iteration."""
 
 
-class Clock(msgspec.Struct, frozen=True):
-    """One node's clock beside the first node's, in nanoseconds. offset_ns: how far it is taken to be ahead;
-    0 unless proved. uncertainty_ns: how far from that it may be; None: nothing is known."""
+class NodeClock(msgspec.Struct, frozen=True):
+    """One node's clock compared with the first node's, in nanoseconds. offset_ns: how far it is ahead; 0 unless proved.
+    uncertainty_ns: possible error of the offset, None if unknown. meetings: number of barriers."""
 
     node: str
     offset_ns: int = 0
@@ -36,8 +36,8 @@ class Clock(msgspec.Struct, frozen=True):
     meetings: int = 0
 
 
-class Seen(msgspec.Struct):
-    """One node at one meeting: when its last rank came and its first one left, by its own clock."""
+class NodeAtBarrier(msgspec.Struct):
+    """One node at one barrier: when its last rank arrived and its first one left, by its own clock."""
 
     came_ns: int | None = None
     left_ns: int | None = None
@@ -74,42 +74,42 @@ class _Head(msgspec.Struct):
 _decode = encoding.reader(_Head)
 
 
-def clocks(files: Mapping[str, Sequence[Path]]) -> tuple[Clock, ...]:
-    """Return the clocks of several nodes. files: record files by node. One node has one clock: ().
+def clocks(files: Mapping[str, Sequence[Path]]) -> tuple[NodeClock, ...]:
+    """Return the clocks of several nodes, () for one node. files: record files by node.
 
-    Of a large job's nodes some ranks are read: each rank's meetings bound its node's clock by themselves."""
+    For a large job only some ranks of each node are read: each rank's barriers bound the clock of its node alone."""
     if len(files) < 2:
         return ()
-    meetings: defaultdict[Meeting, dict[str, Seen]] = defaultdict(dict)
-    of_node = max(1, MOST_FILES // len(files))
+    meetings: defaultdict[Meeting, dict[str, NodeAtBarrier]] = defaultdict(dict)
+    files_per_node = max(1, MOST_FILES // len(files))
     for paths in files.values():
         agents = [path for path in paths if path.stem.endswith("-agent")]
-        for path in [*agents, *[path for path in paths if path not in agents][:of_node]]:
-            _note(path, meetings)
+        for path in [*agents, *[path for path in paths if path not in agents][:files_per_node]]:
+            _collect_barriers(path, meetings)
     nodes = sorted(files)
     first = nodes[0]
-    return (Clock(first, 0, 0), *(_compared(node, first, list(meetings.values())) for node in nodes[1:]))
+    return (NodeClock(first, 0, 0), *(_compared(node, first, list(meetings.values())) for node in nodes[1:]))
 
 
-def _note(path: Path, meetings: defaultdict[Meeting, dict[str, Seen]]) -> None:
-    came: int | None = None  # when this file's rank last came to a meeting
+def _collect_barriers(path: Path, meetings: defaultdict[Meeting, dict[str, NodeAtBarrier]]) -> None:
+    arrived_ns: int | None = None  # when this file's rank last arrived at a barrier
     for head in _heads(path):
         origin, event = head.origin, head.event
         place = (origin.attempt, origin.cycle, origin.call, origin.iteration)
         if event.phase == "rendezvous":
             key: Meeting = ("rendezvous", *place)
-            seen = meetings[key].setdefault(origin.node, Seen())
-            (seen.came if event.event.endswith("started") else seen.left)(head.wall_ns)
+            node_times = meetings[key].setdefault(origin.node, NodeAtBarrier())
+            (node_times.came if event.event.endswith("started") else node_times.left)(head.wall_ns)
         elif origin.role != "rank":
             continue
         elif event.event == "iteration.started":
             key = ("iteration", *place)
-            seen = meetings[key].setdefault(origin.node, Seen())
-            seen.left(head.wall_ns)
-            if came is not None:
-                seen.came(came)
+            node_times = meetings[key].setdefault(origin.node, NodeAtBarrier())
+            node_times.left(head.wall_ns)
+            if arrived_ns is not None:
+                node_times.came(arrived_ns)
         elif event.event == "call.started" or (event.event == "stage.started" and event.stage == "regroup"):
-            came = head.wall_ns
+            arrived_ns = head.wall_ns
 
 
 def _heads(path: Path) -> Iterable[_Head]:
@@ -120,31 +120,33 @@ def _heads(path: Path) -> Iterable[_Head]:
                     try:
                         yield _decode(line)
                     except DecodeError:
-                        continue  # torn: other meetings tell as much
+                        continue  # torn line; other barriers suffice
     except OSError:
         return
 
 
-def _compared(node: str, first: str, meetings: list[dict[str, Seen]]) -> Clock:
-    low: list[int] = []
-    high: list[int] = []
-    typical: list[int] = []
+def _compared(node: str, first: str, meetings: list[dict[str, NodeAtBarrier]]) -> NodeClock:
+    lower_bounds: list[int] = []
+    upper_bounds: list[int] = []
+    departure_differences: list[int] = []
     for meeting in meetings:
-        here, there = meeting.get(node), meeting.get(first)
-        if here is None or there is None or here.left_ns is None or there.left_ns is None:
+        own_times, first_times = meeting.get(node), meeting.get(first)
+        if own_times is None or first_times is None or own_times.left_ns is None or first_times.left_ns is None:
             continue
-        if here.came_ns is None or there.came_ns is None:
+        if own_times.came_ns is None or first_times.came_ns is None:
             continue
-        low.append(here.came_ns - there.left_ns)
-        high.append(here.left_ns - there.came_ns)
-        typical.append(here.left_ns - there.left_ns)
-    if not typical:
-        return Clock(node)
-    least, most = max(low), min(high)
-    if least <= 0 <= most:
-        return Clock(node, 0, max(-least, most), len(typical))
-    offset = round(statistics.median(typical))
-    if least <= most:
-        offset = min(max(offset, least), most)
-    # Else the clock was set, or runs away: no offset holds throughout, and the uncertainty says so.
-    return Clock(node, offset, max(abs(offset - least), abs(most - offset)), len(typical))
+        lower_bounds.append(own_times.came_ns - first_times.left_ns)
+        upper_bounds.append(own_times.left_ns - first_times.came_ns)
+        departure_differences.append(own_times.left_ns - first_times.left_ns)
+    if not departure_differences:
+        return NodeClock(node)
+    lower_bound, upper_bound = max(lower_bounds), min(upper_bounds)
+    if lower_bound <= 0 <= upper_bound:
+        return NodeClock(node, 0, max(-lower_bound, upper_bound), len(departure_differences))
+    offset = round(statistics.median(departure_differences))
+    if lower_bound <= upper_bound:
+        offset = min(max(offset, lower_bound), upper_bound)
+    # Otherwise the clock was set or drifts: no offset fits all barriers, and the uncertainty shows it.
+    return NodeClock(
+        node, offset, max(abs(offset - lower_bound), abs(upper_bound - offset)), len(departure_differences)
+    )

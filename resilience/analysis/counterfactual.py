@@ -1,7 +1,7 @@
-"""What if?  What a shorter limit, more frequent checkpoints or a spare would have changed in this run.
+"""What if?  How a shorter limit, more frequent checkpoints or a spare would have changed this run.
 
-Each answer is arithmetic on what is on record, told with its formula and its numbers: the faults stay as they were,
-and only what they cost is another. The saved seconds become productive ones; the total stays. It is no forecast."""
+Each answer is arithmetic on the records, shown with its formula and numbers. It assumes the same faults at another
+cost: saved seconds become productive, and the total stays. It is not a forecast."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from resilience.attribution.incident import Incident
 
 LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
 CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two
-USUAL_LIMIT, USUAL_CHECKPOINTS = 20.0, 300.0  # where all of them are more than there was
+USUAL_LIMIT, USUAL_CHECKPOINTS = 20.0, 300.0  # used if all listed values exceed the observed times
 SPARES = (1, 2)
-LEAST_S = 0.0005  # seconds saved that are worth an answer
+LEAST_S = 0.0005  # seconds saved; smaller answers are omitted
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """One answer. saved_s: no more than was lost by the causes it addresses. ettr: productive share then.
+    """One answer. saved_s: at most the time lost to the causes it addresses. ettr: resulting productive share.
 
-    formula, inputs: in words, with numbers. assumes: what has to hold."""
+    formula, inputs: as text, with numbers. assumes: the assumption behind it."""
 
     kind: str  # limit, checkpoints, spares
     value: float
@@ -37,9 +37,9 @@ class WhatIf(msgspec.Struct, frozen=True):
 def what_ifs(
     times: Times, incidents: Sequence[Incident], until_wall_ns: int | None = None, write_s: float | None = None
 ) -> tuple[WhatIf, ...]:
-    """Return the answers for a run that save something.
+    """Return the answers that would have saved time in a run.
 
-    until_wall_ns: when the run ended, or the last that is known. write_s: what writing one checkpoint takes."""
+    until_wall_ns: end of the run, or its last record. write_s: seconds to write one checkpoint."""
     if times.total_s <= 0 or not incidents:
         return ()
     answers = (
@@ -51,20 +51,20 @@ def what_ifs(
 
 
 def _limits(incidents: Sequence[Incident]) -> list[float]:
-    """Limits that would have changed something."""
-    longest = max((each.cost.hang_s or 0.0 for each in incidents), default=0.0)
+    """Return limits below the longest silence."""
+    longest = max((incident.cost.hang_s or 0.0 for incident in incidents), default=0.0)
     return ([limit for limit in LIMITS if limit < longest] or [USUAL_LIMIT]) if longest else []
 
 
 def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
-    """Distances between checkpoints that there was time for."""
-    if all(each.cost.rework_s is None for each in incidents):
+    """Return checkpoint intervals that fit into the productive time."""
+    if all(incident.cost.rework_s is None for incident in incidents):
         return []
     return [every for every in CHECKPOINTS if every < times.productive_s] or [USUAL_CHECKPOINTS]
 
 
 def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
-    """Every silence ends after `limit` seconds at the latest."""
+    """Return the answer for a limit that ends every silence after `limit` seconds at the latest."""
     hangs = [hang for incident in incidents if (hang := incident.cost.hang_s)]
     saved = sum(max(0.0, hang - limit) for hang in hangs)
     longest = ", ".join(f"{hang:.3g}" for hang in sorted(hangs, reverse=True)[:5])
@@ -75,40 +75,40 @@ def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
         times,
         min(saved, times.hang_s),
         "saved = Σ max(0, silence - limit)",
-        f"silences of {longest}{more} s; whether a healthy rank is ever so silent: `resilience calibrate`",
+        f"silences of {longest}{more} s; `resilience calibrate` shows how long healthy ranks are silent",
         "no healthy rank is ever silent for that long",
     )
 
 
 def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, write_s: float | None) -> WhatIf:
-    """A checkpoint after every `every` seconds of work: a fault finds half of that undone, on average.
+    """Return the answer for a checkpoint every `every` seconds of work: a fault loses half of that on average.
 
-    No incident loses more than the work since the one before; checkpoints of now are taken to cost nothing more."""
-    again = [rework for incident in incidents if (rework := incident.cost.rework_s) is not None]
-    now = sum(again)
+    An incident loses at most the work since the previous one. The existing checkpoints are assumed to cost nothing."""
+    rework_times = [rework for incident in incidents if (rework := incident.cost.rework_s) is not None]
+    rework_now = sum(rework_times)
     mean = times.productive_s / (len(incidents) + 1)
-    then = len(again) * min(every / 2, mean)
+    rework_then = len(rework_times) * min(every / 2, mean)
     writing = 0.0 if write_s is None else write_s * times.productive_s / every
-    words = "not on record, taken as 0 (name a section `checkpoint`)"
+    writing_cost = "not recorded, assumed 0 (name a section `checkpoint`)"
     if write_s is not None:
-        best = math.sqrt(2 * write_s * times.productive_s / max(1, len(again)))
-        words = f"{write_s:.3g} s, by which one every {best:.3g} s would be best (√(2 · writing · work per fault))"
+        best = math.sqrt(2 * write_s * times.productive_s / max(1, len(rework_times)))
+        writing_cost = f"{write_s:.3g} s, so one every {best:.3g} s would be best (√(2 · writing · work per fault))"
     return _answer(
         "checkpoints",
         every,
         times,
-        min(now - then - writing, times.rework_s),
-        "saved = done again - faults · min(every / 2, work between faults) - writing · work / every",
-        f"{now:.3g} s done again, {len(again)} faults, {times.productive_s:.4g} s of work, {mean:.3g} s between "
-        f"faults; writing one: {words}",
-        "checkpoints cost nothing but their writing" if write_s is not None else "writing a checkpoint costs nothing",
+        min(rework_now - rework_then - writing, times.rework_s),
+        "saved = repeated work - faults · min(every / 2, work between faults) - writing · work / every",
+        f"{rework_now:.3g} s repeated, {len(rework_times)} faults, {times.productive_s:.4g} s of work, {mean:.3g} s "
+        f"between faults; writing one: {writing_cost}",
+        "checkpoints cost only the time to write them" if write_s is not None else "writing a checkpoint costs nothing",
     )
 
 
 def with_spares(times: Times, incidents: Sequence[Incident], spares: int, until_wall_ns: int | None) -> WhatIf:
-    """So many ranks more that wait: they take the place of those that went for good, until they are used up.
+    """Return the answer for additional waiting ranks that replace permanently lost ranks until they are used up.
 
-    The work that missing ranks did not do counts as seconds of the whole job; waiting for nodes as it is."""
+    Work that missing ranks did not do counts as seconds of the whole job. Waiting for nodes counts in full."""
     steps = _missing(incidents, until_wall_ns)
     saved = sum(min(spares, missing) / size * seconds for missing, size, seconds in steps)
     waits = [
@@ -123,24 +123,29 @@ def with_spares(times: Times, incidents: Sequence[Incident], spares: int, until_
         spares,
         times,
         min(saved, times.idle_s) + min(sum(waits), times.restart_s),
-        "saved = Σ min(spares, missing) / ranks · seconds + waiting for a node in the place of a lost one",
-        f"{lacking:.3g} rank-seconds without a rank that had been there; waited {sum(waits):.3g} s for "
-        f"{len(waits)} nodes",
+        "saved = Σ min(spares, missing) / ranks · seconds + waiting for replacement nodes",
+        f"{lacking:.3g} rank-seconds of lost ranks; waited {sum(waits):.3g} s for {len(waits)} nodes",
         "a spare takes the place of a lost rank at once",
     )
 
 
 def _missing(incidents: Sequence[Incident], until_wall_ns: int | None) -> list[tuple[int, int, float]]:
-    """Stretches with fewer active ranks than the job had at first: how many are missing, of how many, for how long."""
-    at_work = [each for each in incidents if each.active_world_size is not None and each.detected_wall_ns is not None]
-    size = max((each.active_world_size or 0 for each in at_work), default=0)
-    found = []
-    for number, incident in enumerate(at_work):
-        later = at_work[number + 1].detected_wall_ns if number + 1 < len(at_work) else until_wall_ns
-        left = incident.next_active_world_size
-        if left is not None and later is not None and 0 < left < size:
-            found.append((size - left, size, max(0.0, (later - (incident.detected_wall_ns or later)) / 1e9)))
-    return found
+    """Return stretches with fewer active ranks than at first: (missing ranks, all ranks, seconds)."""
+    with_ranks = [
+        candidate
+        for candidate in incidents
+        if candidate.active_world_size is not None and candidate.detected_wall_ns is not None
+    ]
+    size = max((incident.active_world_size or 0 for incident in with_ranks), default=0)
+    stretches = []
+    for number, incident in enumerate(with_ranks):
+        end_ns = with_ranks[number + 1].detected_wall_ns if number + 1 < len(with_ranks) else until_wall_ns
+        active_after = incident.next_active_world_size
+        if active_after is not None and end_ns is not None and 0 < active_after < size:
+            stretches.append(
+                (size - active_after, size, max(0.0, (end_ns - (incident.detected_wall_ns or end_ns)) / 1e9))
+            )
+    return stretches
 
 
 def _answer(kind: str, value: float, times: Times, saved: float, formula: str, inputs: str, assumes: str) -> WhatIf:

@@ -1,7 +1,8 @@
-"""Was an occurrence that a limit ended a hang, or healthy?  The verdict of its incident says, as far as anything can.
+"""Was an occurrence that a limit ended a hang or healthy?  The verdict of its incident decides, if it can.
 
-A rank that was stopped, sat in the kernel, held the interpreter's lock or waited for a lock hung. So did one that only
-waited for another rank which is to blame. Of all others nobody knows: a long computation looks like an endless one."""
+A rank hung if it was stopped, blocked in the kernel, held the interpreter's lock, or waited for a lock. A rank also
+hung if it only waited for another rank that is to blame. Otherwise it is unknown: a long computation looks like an
+endless one."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ HUNG: frozenset[Class] = frozenset(("stopped", "blocked_in_kernel", "blocked_in_
 
 
 class Verdicts:
-    """The incidents of one run, read when a limit has ended something."""
+    """The incidents of one run, read at the first occurrence that a limit ended."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """folders: of the run; each node may have kept its own."""
+        """folders: run folders; each node may have its own."""
         self._folders = sorted(set(folders))
         self._incidents: tuple[Incident, ...] | None = None
 
     def judged(self, rank: int, place: tuple[int, int], value: Value) -> Cut:
-        """Return what is known of an occurrence that was cut off. place: cycle and iteration."""
+        """Return the classification of an interrupted occurrence. place: cycle and iteration."""
         if value.end != "killed":
             return Cut(value.s, value.end)
         cycle, iteration = place

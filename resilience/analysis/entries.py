@@ -1,7 +1,7 @@
-"""How does a line of the timeline look to a machine?  One JSON object a line, whatever it was.
+"""How does a line of the timeline look as JSON?  One object per line, for every kind of line.
 
-A record as `telemetry.log.line_of` shows it, a log line as it was written, a plain line with its text as
-the message; each with where it stands, and with how its time is to be read."""
+A record has the form of `telemetry.log.line_of`, a log line its own fields, a plain line its text as the message. Each
+has its file and line number, and the quality of its time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.analysis.clocks import Clock
-from resilience.analysis.folding import Said
+from resilience.analysis.clocks import NodeClock
+from resilience.analysis.folding import FoldedLine
 from resilience.analysis.lines import Kind, Line, fields_of
 from resilience.core.identity import Role
 from resilience.core.records import from_line
@@ -21,10 +21,10 @@ from resilience.telemetry.log import line_of
 
 
 class Entry(msgspec.Struct, omit_defaults=True):
-    """A line of `resilience logs --json`, beside the event's own fields. file and line: where it stands.
+    """A line of `resilience logs --json`, without the event's own fields. file, line: its origin.
 
-    ts: UTC, the clock's offset taken off. ts_is_estimate: a plain line without a time of its own.
-    clock_offset_s: what was taken off. clock_uncertainty_s: how wrong the order between nodes may be."""
+    ts: UTC, corrected by the clock's offset. ts_is_estimate: a plain line without its own time.
+    clock_offset_s: the correction. clock_uncertainty_s: possible error of the order between nodes."""
 
     ts: str
     level: Literal["debug", "info", "warning", "error", "critical"]
@@ -57,8 +57,8 @@ class Entry(msgspec.Struct, omit_defaults=True):
 _OURS = ("kind", "file", "line", "ts_is_estimate", "clock_offset_s", "clock_uncertainty_s")
 
 
-def entry_of(line: Line, clocks: Sequence[Clock] = ()) -> dict[str, Any]:
-    """Return a line as plain values. A field of the event that has the name of one of ours gets an underscore."""
+def entry_of(line: Line, clocks: Sequence[NodeClock] = ()) -> dict[str, Any]:
+    """Return a line as plain values. An event field with the name of one of our fields gets an underscore."""
     plain = {f"{name}_" if name in _OURS else name: value for name, value in _plain(line).items()}
     entry: dict[str, Any] = {"ts": utc(line.at_ns), "level": line.level, "event": line.event}
     entry |= {"kind": line.kind, "file": line.file, "line": line.number}
@@ -72,23 +72,23 @@ def entry_of(line: Line, clocks: Sequence[Clock] = ()) -> dict[str, Any]:
     return entry | {name: value for name, value in plain.items() if name not in entry}
 
 
-def said_entry(said: Said) -> dict[str, Any]:
+def folded_entry(folded: FoldedLine) -> dict[str, Any]:
     """Return a folded line as plain values."""
     return {
-        "ts": utc(said.line.at_ns),
-        "until": utc(said.until_ns),
-        "level": said.line.level,
-        "event": said.line.event if said.line.kind in ("record", "log") else said.text,
-        "text": said.text,
-        "ranks": said.ranks,
-        "nodes": said.nodes,
-        "count": said.count,
-        "stands_out": said.stands_out,
+        "ts": utc(folded.line.at_ns),
+        "until": utc(folded.until_ns),
+        "level": folded.line.level,
+        "event": folded.line.event if folded.line.kind in ("record", "log") else folded.text,
+        "text": folded.text,
+        "ranks": folded.ranks,
+        "nodes": folded.nodes,
+        "count": folded.count,
+        "stands_out": folded.stands_out,
     }
 
 
 def utc(at_ns: int) -> str:
-    """Return a time as log lines hold it."""
+    """Return a time in the format of log lines."""
     at = datetime.fromtimestamp(at_ns // 10**9, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{at}.{at_ns // 1000 % 10**6:06d}Z"
 
@@ -97,7 +97,7 @@ def _plain(line: Line) -> dict[str, Any]:
     if line.kind == "record":
         try:
             return line_of(from_line(line.raw))
-        except DecodeError:  # of a newer release: what it says, as far as known
+        except DecodeError:  # a record of a newer release: only the known fields
             place = {"role": line.role, "iteration": line.iteration}
             plain = {**fields_of(line), **place, "node": line.node, "initial_rank": line.rank, "cycle": line.cycle}
     elif line.kind == "log":

@@ -1,11 +1,11 @@
-"""What did many ranks say at once, and who said something else?  Like lines become one.
+"""Which lines did many ranks write at once, and which ranks differ?  Similar lines are folded into one.
 
-Lines are alike if they differ in numbers only. The same line of several ranks within a moment is told
-once, with its ranks; where most ranks agree to the letter and a few differ in a value, the few are told
-apart and stand out; where all differ, as times and losses do, the values are told as a range. A line that
-only a minority says stands out too, unless it is what rank 0 says for all.
+Lines are similar if they differ only in numbers. The same line of several ranks within MOMENT_NS appears once, with
+its ranks. If most ranks agree exactly and a few differ in a value, the few appear separately and stand out. If all
+differ, as times and losses do, the values become a range. A line of a minority also stands out, unless rank 0 writes
+it on behalf of all.
 
-Bounded: a moment is short, and no more than `HELD` bytes of lines wait for it to pass."""
+Memory is bounded: MOMENT_NS is short, and at most `HELD` bytes of lines wait for it to pass."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from resilience.analysis.lines import LEVELS, Line, said
+from resilience.analysis.lines import LEVELS, Line, line_text
 
 MOMENT_NS = 2 * 10**9
-HELD = 24 << 20  # bytes of text that wait
+HELD = 24 << 20  # bytes of waiting text
 QUIET = 10
-VARIANTS = 3  # told one by one beside a majority; more are told as a range
+VARIANTS = 3  # shown separately next to a majority; more become a range
 _TOKEN = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w)|\w*\d\w*", re.ASCII)
 _SERIOUS = frozenset(LEVELS[LEVELS.index("warning") :])
 
 
-class Said(msgspec.Struct, frozen=True):
-    """One thing that was said, by whom. line: the first of them. ranks: initial ranks; nodes: of agents.
+class FoldedLine(msgspec.Struct, frozen=True):
+    """A folded line. line: the first of the folded lines. ranks: initial ranks; nodes: of agents.
 
-    count: of lines. until_ns: when the last of them was said. stands_out: a minority's, beside others."""
+    count: number of lines. until_ns: time of the last one. stands_out: a minority of the ranks wrote it."""
 
     line: Line
     text: str
@@ -40,17 +40,17 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def template(line: Line) -> str:
-    """Return a line with everything that holds a digit taken out: equal for lines that are alike."""
-    return f"{line.kind} {line.level} {_TOKEN.sub('#', said(line))}"
+    """Return a line with every token that contains a digit replaced: equal for similar lines."""
+    return f"{line.kind} {line.level} {_TOKEN.sub('#', line_text(line))}"
 
 
 def templates(lines: Iterable[Line]) -> frozenset[int]:
-    """Return hashes of the templates of a run: what was said there. Good within this process."""
+    """Return hashes of the templates of a run's lines. Valid only in this process."""
     return frozenset(hash(template(line)) for line in lines)
 
 
 class _Slot:
-    """Lines of one template, one a speaker, that wait to be told together."""
+    """Lines of one template that wait to be folded, one per speaker (rank or node)."""
 
     def __init__(self, line: Line, key: str, head: str) -> None:
         self.line = line
@@ -69,23 +69,23 @@ class _Slot:
         self.variants.setdefault(text, []).append(speaker)
 
 
-def fold(lines: Iterable[Line | None]) -> Iterator[Said]:
-    """Fold lines that come in order of time; yields in the order of each first line.
+def fold(lines: Iterable[Line | None]) -> Iterator[FoldedLine]:
+    """Fold lines that arrive in order of time. Yield them in the order of their first lines.
 
-    None: nothing new came for a while; after `QUIET` in a row, what waits is told."""
+    None: no new line for a while; after `QUIET` of them in a row, all waiting lines are yielded."""
     waiting: deque[_Slot] = deque()
     by_key: dict[str, list[_Slot]] = {}
     ranks: set[int] = set()
-    held = quiet = 0
+    held = empty_batches = 0
     for line in lines:
         if line is None:
-            quiet += 1
-            while waiting and quiet >= QUIET:
+            empty_batches += 1
+            while waiting and empty_batches >= QUIET:
                 held -= waiting[0].size
-                yield from _told(waiting, by_key, len(ranks))
+                yield from _folded(waiting, by_key, len(ranks))
             continue
-        quiet = 0
-        text = said(line)
+        empty_batches = 0
+        text = line_text(line)
         speaker = line.rank if line.rank is not None else line.node or line.file
         if isinstance(speaker, int):
             ranks.add(speaker)
@@ -93,53 +93,55 @@ def fold(lines: Iterable[Line | None]) -> Iterator[Said]:
         key = f"{line.kind} {line.level} {line.role} {line.cycle} {line.iteration} {masked}"
         while waiting and (line.at_ns - waiting[0].line.at_ns > MOMENT_NS or held > HELD):
             held -= waiting[0].size
-            yield from _told(waiting, by_key, len(ranks))
+            yield from _folded(waiting, by_key, len(ranks))
         slot = _free(by_key.setdefault(key, []), text, speaker)
         if slot is None:
             slot = _Slot(line, key, _head(line, masked))
             waiting.append(slot)
             by_key[key].append(slot)
-        before = slot.size
+        previous_size = slot.size
         slot.add(line, text, speaker)
-        held += slot.size - before
+        held += slot.size - previous_size
     while waiting:
-        yield from _told(waiting, by_key, len(ranks))
+        yield from _folded(waiting, by_key, len(ranks))
 
 
 def _free(slots: list[_Slot], text: str, speaker: int | str) -> _Slot | None:
-    """The slot to join: where the very same was said, else the first where this speaker has not spoken."""
-    first = None
+    """Return the slot to join: one with the same text, else the first that this speaker is not in."""
+    first_free = None
     for slot in slots:
         if speaker not in slot.speakers:
             if text in slot.variants:
                 return slot
-            first = first or slot
-    return first
+            first_free = first_free or slot
+    return first_free
 
 
 def _head(line: Line, masked: str) -> str:
-    """What two lines share that speak of the same thing."""
+    """Return the common part of lines about the same subject."""
     return f"{line.kind} {line.role} " + (line.event if line.kind in ("record", "log") else masked[:16])
 
 
-def _told(waiting: deque[_Slot], by_key: dict[str, list[_Slot]], world: int) -> Iterator[Said]:
+def _folded(waiting: deque[_Slot], by_key: dict[str, list[_Slot]], world: int) -> Iterator[FoldedLine]:
     slot = waiting.popleft()
     by_key[slot.key].remove(slot)
     if not by_key[slot.key]:
         del by_key[slot.key]
     ordered = sorted(slot.variants.items(), key=lambda item: -len(item[1]))
     is_minority = _is_minority(slot, waiting, world)
-    most, most_speakers = ordered[0]
-    if len(ordered) == 1 or 2 * len(most_speakers) <= len(slot.speakers) or len(slot.speakers) < 3:
-        yield _one(slot, _ranged([text for text, _ in ordered]), slot.speakers, is_minority)
+    majority, majority_speakers = ordered[0]
+    if len(ordered) == 1 or 2 * len(majority_speakers) <= len(slot.speakers) or len(slot.speakers) < 3:
+        yield _folded_line(slot, _ranged([text for text, _ in ordered]), slot.speakers, is_minority)
         return
-    yield _one(slot, most, most_speakers, is_minority)
-    rest = ordered[1:]
-    if len(rest) <= VARIANTS:
-        for text, speakers in rest:
-            yield _one(slot, text, speakers, True)
+    yield _folded_line(slot, majority, majority_speakers, is_minority)
+    variants = ordered[1:]
+    if len(variants) <= VARIANTS:
+        for text, speakers in variants:
+            yield _folded_line(slot, text, speakers, True)
     else:
-        yield _one(slot, _ranged([text for text, _ in rest]), [name for _, names in rest for name in names], True)
+        yield _folded_line(
+            slot, _ranged([text for text, _ in variants]), [name for _, names in variants for name in names], True
+        )
 
 
 def _is_minority(slot: _Slot, waiting: Iterable[_Slot], world: int) -> bool:
@@ -148,17 +150,17 @@ def _is_minority(slot: _Slot, waiting: Iterable[_Slot], world: int) -> bool:
         return False
     if 0 not in slot.speakers or slot.line.level in _SERIOUS:
         return True
-    return any(other.head == slot.head and 2 * len(other.speakers) > world for other in waiting)
+    return any(candidate.head == slot.head and 2 * len(candidate.speakers) > world for candidate in waiting)
 
 
-def _one(slot: _Slot, text: str, speakers: Iterable[int | str], stands_out: bool) -> Said:
+def _folded_line(slot: _Slot, text: str, speakers: Iterable[int | str], stands_out: bool) -> FoldedLine:
     ranks = tuple(sorted(speaker for speaker in speakers if isinstance(speaker, int)))
     nodes = tuple(sorted(speaker for speaker in speakers if isinstance(speaker, str)))
-    return Said(slot.line, text, ranks, nodes, len(ranks) + len(nodes), slot.until_ns, stands_out)
+    return FoldedLine(slot.line, text, ranks, nodes, len(ranks) + len(nodes), slot.until_ns, stands_out)
 
 
 def _ranged(texts: list[str]) -> str:
-    """Return one text for several that differ in tokens with digits: numbers as lowest…highest, else *."""
+    """Return one text for several that differ in tokens with digits: numbers become lowest…highest, others *."""
     if len(texts) == 1:
         return texts[0]
     pieces = _TOKEN.split(texts[0])

@@ -1,14 +1,13 @@
-"""What does one file of a run say, line by line?  Records, log lines and plain text in one shape.
+"""Which lines does one file of a run contain?  Records, log lines and plain text in one form.
 
-A `Source` reads one file forwards in pieces and holds no open descriptor in between, so that ten thousand
-files cost ten thousand small buffers and not one handle. Every line comes out: what is no record and no
-log line is shown as it is and counted, a torn last line too. Nothing is decoded that order and filters do
-not need; `fields_of` decodes the rest when a line is shown.
+A `FileLines` reads one file forwards in pieces and keeps no descriptor open in between: ten thousand files need ten
+thousand small buffers and no handles. It yields every line. A line that is neither a record nor a log line, and a torn
+last line, is passed on unchanged and counted. Only the parts that ordering and filters need are decoded; `fields_of`
+decodes the rest when a line is shown.
 
-A plain line has the time that it begins with, if it begins with one; else that at which it was read, which the
-launcher notes (`analysis.stamps`). Where neither is known it has that of the line before it in its file, else it is
-placed by its position between the start of its process and the file's last change, and says so (`is_placed`). Order
-between files is `analysis.merge`'s."""
+A plain line has the time at its beginning, if any, else the time at which the launcher read it (`analysis.stamps`). If
+neither is known, it has the time of the previous line in its file. Otherwise its position between the start of its
+process and the file's last change gives an estimate (`is_placed`). `analysis.merge` orders lines between files."""
 
 from __future__ import annotations
 
@@ -33,15 +32,15 @@ from resilience.telemetry.log import OWN
 
 Kind = Literal["record", "log", "text", "bad"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
-LONGEST = 1 << 20  # bytes: what is longer (a progress bar without newlines) comes in pieces, each a line
-LAST_LINES = 20  # in which a whole one is looked for
-LISTED = 60  # characters of a list that is told in a line of text; of longer ones only how many there are
-AHEAD_NS = 3600 * 10**9  # a stamp this much later than the file's last change is a broken clock's, not a time
+LONGEST = 1 << 20  # bytes; a longer line, such as a progress bar without newlines, is split
+LAST_LINES = 20  # searched for a complete line
+LISTED = 60  # characters of a list shown in a line of text; for longer lists only the number of items
+AHEAD_NS = 3600 * 10**9  # a time this much after the file's last change comes from a broken clock
 
 LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
 _SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^\[?([IWEF])\d{4} ")
 _LEVEL_WORDS = {"WARN": "warning", "FATAL": "critical", "I": "info", "W": "warning", "E": "error", "F": "critical"}
-# Of an interruption; `resilience report` tells the rest.
+# Fields shown of an interruption; `resilience report` shows the others.
 _OF_INTERRUPTION = ("interruption", "message", "hang", "stage", "step", "silent_for_s")
 _BREAKS = re.compile(r"\s*[\r\n]\s*")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
@@ -52,7 +51,7 @@ _GLOG = re.compile(r"^\[?[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})", re.ASC
 
 
 class Line(msgspec.Struct, gc=False):
-    """One line of one file. at_ns: UTC, the clock's offset taken off. rank: the initial one.
+    """One line of one file. at_ns: UTC, corrected by the clock's offset. rank: initial rank.
 
     event: a record's tag, a log line's message, or the text. is_placed: its time is an estimate."""
 
@@ -100,10 +99,10 @@ class _LogHead(msgspec.Struct, gc=False):
     initial_rank: int | None = None
 
 
-class Known(msgspec.Struct, frozen=True):
-    """What is known of a file before it is read. kind: "text" for output of workers.
+class KnownFile(msgspec.Struct, frozen=True):
+    """Facts about a file before it is read. kind: "text" for output of workers.
 
-    offset_ns: how far its node's clock is ahead. began_ns: when the process started that wrote it."""
+    offset_ns: how far its node's clock is ahead. began_ns: start of the process that wrote it."""
 
     name: str
     kind: Kind
@@ -119,19 +118,19 @@ _decode_log = encoding.reader(_LogHead)
 _decode_any = encoding.reader(dict[str, Any])
 
 
-class Source:
-    """Reads one file forwards. chunk: bytes read at once. bad: lines so far that were not understood."""
+class FileLines:
+    """Reads one file forwards. chunk: bytes per read. bad: number of lines so far that could not be parsed."""
 
-    def __init__(self, path: Path, known: Known, chunk: int) -> None:
+    def __init__(self, path: Path, known: KnownFile, chunk: int) -> None:
         self.known = known
         self.bad = 0
-        self.key = 0  # time of the last line, never falling: the order within a file is its own
+        self.key = 0  # time of the last line, never decreasing: the order within a file is kept
         self.error = ""
         self._path = path
         self._chunk = chunk
-        self._read = 0  # bytes of the file that were read
+        self._read = 0  # bytes read from the file
         self._rest = b""
-        self._at = 0  # where in `_rest` the next line begins
+        self._at = 0  # start of the next line in `_rest`
         self._number = 0
         self._size = 0
         self._changed_ns = 0
@@ -140,7 +139,7 @@ class Source:
         self._in_traceback = False
 
     def next(self, is_final: bool = True) -> Line | None:
-        """Return the next line, None at the end. is_final: a last line without its newline counts."""
+        """Return the next line, None at the end. is_final: return a last line without a newline too."""
         while True:
             raw = self._next_raw(is_final)
             if raw is None:
@@ -175,7 +174,7 @@ class Source:
         return raw
 
     def _fill(self) -> bool:
-        """Read on; answers whether there was more."""
+        """Read the next chunk. Return False if there is none."""
         try:
             more = self._more()
         except OSError as error:
@@ -189,7 +188,7 @@ class Source:
         return True
 
     def _more(self) -> bytes:
-        """Return the next bytes; of a file that was rotated meanwhile, first what is left of it. Raises: OSError."""
+        """Return the next bytes. After a rotation, return the rest of the old file first. Raises: OSError."""
         with self._path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if status.st_size < self._read:
@@ -260,12 +259,12 @@ class Source:
         return self._line("text", raw, at, self._level_of(text), is_placed=stamp is None)
 
     def _read_at(self, position: int) -> int | None:
-        """When the launcher read what stands there."""
+        """Return when the launcher read the byte at this position."""
         at = None if self._stamps is None else self._stamps.at(position)
         return None if at is None else at - self.known.offset_ns
 
     def _placed(self, end: int) -> int:
-        """Where on the way from the process's start to the file's last change the line's end stands."""
+        """Estimate a time from the position of a line, between the process's start and the file's last change."""
         last, start = self._changed_ns, self.known.began_ns
         if start is None or start >= last or end >= self._size:
             return last
@@ -276,18 +275,18 @@ class Source:
         if glog is not None:
             year = datetime.fromtimestamp(self._changed_ns / 1e9).year
             text = f"{year}-{glog[1]}-{glog[2]} {glog[3]}.{glog[4]}"
-        found = _STAMP.match(text)
-        if found is None:
+        match = _STAMP.match(text)
+        if match is None:
             return None
         try:
-            at = _whole_seconds(found) * 10**9 + int((found[7] or "").ljust(9, "0"))
+            at = _whole_seconds(match) * 10**9 + int((match[7] or "").ljust(9, "0"))
         except (ValueError, OverflowError, OSError):
             return None
         at -= self.known.offset_ns
         return at if 0 <= at <= self._changed_ns + AHEAD_NS else None
 
     def _level_of(self, text: str) -> str:
-        """What the line calls itself; an uncaught exception is an error from its first line to its last."""
+        """Return the level that a line names. All lines of an uncaught exception are errors."""
         if text.startswith("Traceback (most recent call last)"):
             self._in_traceback = True
             return "error"
@@ -296,8 +295,8 @@ class Source:
             return "error"
         if _RAISED.match(text):
             return "error"
-        found = _SAYS_LEVEL.match(text)
-        word = (found[1] or found[2]) if found is not None else "INFO"
+        match = _SAYS_LEVEL.match(text)
+        word = (match[1] or match[2]) if match is not None else "INFO"
         return _LEVEL_WORDS.get(word, word.lower())
 
     def _line(self, kind: Kind, raw: bytes, at: int, level: str, is_placed: bool) -> Line:
@@ -308,7 +307,7 @@ class Source:
 
 
 def last_stamp(path: Path, kind: Kind) -> int | None:
-    """Return the time of the last whole line of a file, None if none has one. The clock of its node may be off."""
+    """Return the time of the last complete line of a file by its node's clock; None if there is none."""
     for raw in reversed(files.tail(files.times_of(path) if kind == "text" else path, LAST_LINES)):
         try:
             if kind == "text":
@@ -320,22 +319,22 @@ def last_stamp(path: Path, kind: Kind) -> int | None:
 
 
 def fields_of(line: Line) -> dict[str, Any]:
-    """Return all that a line says beside its message: an event's fields, or all keys of a log line."""
+    """Return all fields of a line except its message: those of an event, or of a log line."""
     if line.kind in ("text", "bad"):
         return {}
     try:
         plain = _decode_any(line.raw)
-    except DecodeError:  # in a part that order and filters do not need
+    except DecodeError:  # in a part that ordering and filters do not use
         return {"undecodable": encoding.text(line.raw)}
     if line.kind == "record":
         plain = plain.get("event") or {}
     return {name: value for name, value in plain.items() if name != "event"}
 
 
-def said(line: Line) -> str:
-    """Return what a line says in one line of text: the message, and fields of its own as name=value.
+def line_text(line: Line) -> str:
+    """Return a line as text: the message, and its own fields as name=value.
 
-    Of what is nested the plain values are told, and how long lists are; `--json` has all of it."""
+    Nested values are flattened, and long lists are given by their length; `--json` has everything."""
     fields = fields_of(line)
     if isinstance(record := fields.get("record"), dict) and line.kind == "record":
         fields = {name: record[name] for name in _OF_INTERRUPTION if name in record}
@@ -366,28 +365,28 @@ def _words(name: str, value: Any) -> str:
 
 def _from_iso(text: str) -> int:
     """Return UTC nanoseconds. Raises: ValueError."""
-    found = _STAMP.match(text)
-    if found is None:
-        raise ValueError(f"{text[:40]!r} is no time")
-    return _whole_seconds(found, naive_is_utc=True) * 10**9 + int((found[7] or "").ljust(9, "0"))
+    match = _STAMP.match(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a time")
+    return _whole_seconds(match, naive_is_utc=True) * 10**9 + int((match[7] or "").ljust(9, "0"))
 
 
-_seconds_of: dict[tuple[str, bool], int] = {}  # one entry: lines of the same second follow each other
+_seconds_of: dict[tuple[str, bool], int] = {}  # a cache of one entry: consecutive lines often have the same second
 
 
-def _whole_seconds(found: re.Match[str], naive_is_utc: bool = False) -> int:
-    """A time without a zone is this machine's local time, as Python's logging writes it."""
-    key = (found.string[found.start(1) : found.end(6)] + (found[8] or ""), naive_is_utc)
-    known = _seconds_of.get(key)
-    if known is None:
-        year, month, day, hour, minute, second = (int(found[group]) for group in range(1, 7))
+def _whole_seconds(match: re.Match[str], naive_is_utc: bool = False) -> int:
+    """Return Unix seconds. A time without a zone is local time of this machine, as Python's logging writes it."""
+    key = (match.string[match.start(1) : match.end(6)] + (match[8] or ""), naive_is_utc)
+    cached = _seconds_of.get(key)
+    if cached is None:
+        year, month, day, hour, minute, second = (int(match[group]) for group in range(1, 7))
         at = datetime(year, month, day, hour, minute, second)
-        zone = found[8]
+        zone = match[8]
         if zone == "Z" or (zone is None and naive_is_utc):
             at = at.replace(tzinfo=timezone.utc)
         elif zone is not None:
             at = datetime.fromisoformat(f"{at.isoformat()}{zone[:3]}:{zone[-2:]}")
-        known = int(at.timestamp())
+        cached = int(at.timestamp())
         _seconds_of.clear()
-        _seconds_of[key] = known
-    return known
+        _seconds_of[key] = cached
+    return cached

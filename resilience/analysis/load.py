@@ -1,30 +1,33 @@
-"""What is in a run folder?  All of it that can be read, and a list of what cannot.
+"""What does a run folder contain?  Everything that can be read, and a list of what cannot.
 
-A run folder may be unfinished, torn in the middle of a line, copied without some of its files, or
-unreadable in places: the reader takes what is there and notes the rest with file and line. It judges
-nothing; `attribution.incidents` and `analysis.report` do."""
+A run folder may be incomplete, end in the middle of a line, lack some of its files, or be partly unreadable. The reader
+takes what exists and notes the rest with file and line. It does not interpret records; `attribution.incidents` and
+`analysis.report` do."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
 
 from resilience.attribution.advice import named
 from resilience.core import events
-from resilience.core.records import SCHEMA, Record, from_line
+from resilience.core.records import SCHEMA, Record, from_line, from_lines
 from resilience.errors import DecodeError
 from resilience.history.completeness import Completeness
-from resilience.telemetry.recording import JOB_FILE, Job, read_job
+from resilience.telemetry.recording import JOB_FILE, JobRecord, read_job
 
 RECORDS = "records"
-NOTED = 20  # unreadable lines noted one by one a file; further ones are counted
+NOTED = 20  # unreadable lines noted individually per file; the others are counted
+_Origin = tuple[str, int, int, int | None]
+"""Role, process id, call and initial rank."""
 
 
 class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that is not there, or could not be understood. line: from 1."""
+    """Something that is missing or could not be parsed. line: from 1."""
 
     file: str
     what: str
@@ -32,68 +35,67 @@ class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A run folder as far as it can be read. records: by file, in the order of each file."""
+    """The readable part of a run folder. records: by file, in the order of each file."""
 
     folder: Path
-    job: Job | None
+    job: JobRecord | None
     records: tuple[Record, ...]
     missing: tuple[Missing, ...]
     completeness: Completeness = Completeness()
 
 
 class Reader:
-    """A run folder that is read once, file by file: what is held is one file's records, not the run's.
+    """Reads a run folder once, file by file. Memory holds the records of one file, not of the run.
 
-    records: iterate once; `missing` and `completeness` are final afterwards. What the folder contains never raises."""
+    records: iterate once; `missing` and `completeness` are final afterwards. No content of the folder raises."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._missing: list[Missing] = []
         self.job = _job(folder, self._missing)
         self.completeness = Completeness()
-        self._stacks: dict[object, object] = {}
 
     @property
     def missing(self) -> tuple[Missing, ...]:
-        """What could not be read, so far."""
+        """What could not be read so far."""
         return tuple(self._missing)
 
     @property
     def records(self) -> Iterator[Record]:
-        """All records, by file, in the order of each file."""
+        """Yield all records, by file, in the order of each file."""
         size, damaged = 0, {}
-        seen: set[int] = set()
-        before = len(self._missing)
+        known_ranks: set[int] = set()
+        missing_before = len(self._missing)
         paths = _listed(self.folder / RECORDS, self._missing)
-        if not paths and len(self._missing) == before == 0:
-            self._missing.append(Missing(RECORDS, "holds no record files"))
+        if not paths and len(self._missing) == missing_before == 0:
+            self._missing.append(Missing(RECORDS, "contains no record files"))
         for path in paths:
-            of_file, lost = _read(path, self._missing)
-            lost += _note_gaps(f"{RECORDS}/{path.name}", of_file, self._missing)
+            file_records, lost = _read(path, self._missing)
+            numbers: defaultdict[_Origin, set[int]] = defaultdict(set)
+            dropped = 0
+            for record in file_records:
+                origin, event = record.origin, record.event
+                numbers[origin.role, origin.pid, origin.call, origin.initial_rank].add(record.sequence)
+                match event:
+                    case events.CallStarted():
+                        size = max(size, event.world_size)
+                    case events.TelemetryDropped(signal="record"):
+                        dropped += event.count
+                    case _:  # no other event matters here
+                        pass
+                yield record
+            lost += _note_gaps(f"{RECORDS}/{path.name}", numbers, dropped, self._missing)
             if lost:
                 damaged[path.stem] = lost
-            seen.update(rank for record in of_file if (rank := record.origin.initial_rank) is not None)
-            for record in of_file:
-                kind = type(record.event)
-                if kind is events.CallStarted:
-                    size = max(size, record.event.world_size)  # type: ignore[union-attr]
-                yield self._shared(record) if kind is events.OutcomeSeen else record
-        absent = sorted(set(range(size)) - seen)
-        if absent:  # they must have been there and left nothing
-            self._missing.append(Missing(RECORDS, f"nothing of {named(absent)}"))
-        self.completeness = _completeness([path.stem for path in paths], damaged, seen, absent)
-
-    def _shared(self, record: Record) -> Record:
-        """Hold a stack once, however many ranks were there."""
-        event = record.event
-        if not isinstance(event, events.OutcomeSeen) or not event.stack:
-            return record
-        stack = self._stacks.setdefault(event.stack, event.stack)
-        return msgspec.structs.replace(record, event=msgspec.structs.replace(event, stack=stack))
+            known_ranks.update(rank for *_, rank in numbers if rank is not None)
+        absent = sorted(set(range(size)) - known_ranks)
+        if absent:  # these ranks must have existed, but left no records
+            self._missing.append(Missing(RECORDS, f"no records of {named(absent)}"))
+        self.completeness = _completeness([path.stem for path in paths], damaged, known_ranks, absent)
 
 
 def load(folder: Path) -> Run:
-    """Read a run folder as a whole. What it contains never raises; a folder that is none gives an empty run."""
+    """Read a whole run folder. No content raises; a folder that is not a run gives an empty run."""
     reader = Reader(folder)
     records = tuple(reader.records)
     return Run(folder, reader.job, records, reader.missing, reader.completeness)
@@ -102,14 +104,14 @@ def load(folder: Path) -> Run:
 def runs_in(root: Path) -> list[Path]:
     """Return the run folders within `root`, newest first; [] if it cannot be read."""
     try:
-        found = [path for path in root.iterdir() if is_run(path)]
-        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+        runs = [path for path in root.iterdir() if is_run(path)]
+        return sorted(runs, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
     except OSError:
         return []
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder looks like a run's."""
+    """Return True if a folder looks like a run folder."""
     try:
         return (folder / RECORDS).is_dir() or (folder / JOB_FILE).is_file()
     except OSError:
@@ -119,11 +121,11 @@ def is_run(folder: Path) -> bool:
 # -- files -------------------------------------------------------------------------------------
 
 
-def _job(folder: Path, missing: list[Missing]) -> Job | None:
+def _job(folder: Path, missing: list[Missing]) -> JobRecord | None:
     try:
         return read_job(folder)
     except FileNotFoundError:
-        missing.append(Missing(JOB_FILE, "not there"))
+        missing.append(Missing(JOB_FILE, "does not exist"))
     except (OSError, DecodeError) as error:
         missing.append(Missing(JOB_FILE, _words(error)))
     return None
@@ -133,22 +135,28 @@ def _listed(folder: Path, missing: list[Missing]) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
     except FileNotFoundError:
-        missing.append(Missing(RECORDS, "not there"))
+        missing.append(Missing(RECORDS, "does not exist"))
     except OSError as error:
         missing.append(Missing(RECORDS, _words(error)))
     return []
 
 
 def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
-    """The records of a file, and how many of its lines are none; a last line that is torn does not count."""
+    """Return the records of a file, and the number of other lines. A torn last line does not count."""
     name = f"{RECORDS}/{path.name}"
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except OSError as error:
         missing.append(Missing(name, _words(error)))
         return [], 1
+    with contextlib.suppress(DecodeError):  # on an error, decode line by line to find the bad ones
+        all_records = from_lines(content)
+        is_one_a_line = len(all_records) == content.count(b"\n") + (not content.endswith(b"\n"))
+        if is_one_a_line and all(record.schema <= SCHEMA for record in all_records):
+            return all_records, 0
+    lines = content.split(b"\n")
     is_whole = not lines[-1]
-    found: list[Record] = []
+    records: list[Record] = []
     bad = 0
     for number, line in enumerate(lines, start=1):
         if not line:
@@ -165,12 +173,12 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
             continue
         if record.schema > SCHEMA:
             missing.append(
-                Missing(name, f"schema {record.schema} is newer than {SCHEMA}, read as far as known", number)
+                Missing(name, f"schema {record.schema} is newer than {SCHEMA}; only known fields were read", number)
             )
-        found.append(record)
+        records.append(record)
     if bad > NOTED:
         missing.append(Missing(name, f"{bad - NOTED} more lines are not records"))
-    return found, bad
+    return records, bad
 
 
 def _words(error: Exception) -> str:
@@ -185,7 +193,7 @@ def _words(error: Exception) -> str:
 def _completeness(
     names: Sequence[str], damaged: Mapping[str, int], seen: Set[int], absent: Sequence[int]
 ) -> Completeness:
-    """names: of all record files. damaged: records that are missing, by name. seen, absent: ranks."""
+    """Summarise completeness. names: record files. damaged: missing records by name. seen, absent: ranks."""
     by_node: defaultdict[str, set[int]] = defaultdict(set)
     for name in names:
         node, _, rank = name.rpartition("-")
@@ -199,17 +207,15 @@ def _completeness(
     return Completeness(len(known), tuple(sorted(ranks)), tuple(sorted(damaged)), sum(damaged.values()))
 
 
-def _note_gaps(name: str, records: Iterable[Record], missing: list[Missing]) -> int:
-    """Each process numbers its records, a rank anew in each call: what is not there shows. Answers how many."""
-    numbers: defaultdict[tuple[str, int, int], set[int]] = defaultdict(set)
-    told = 0
-    for record in records:
-        origin = record.origin
-        numbers[origin.role, origin.pid, origin.call if origin.role == "rank" else 0].add(record.sequence)
-        if isinstance(record.event, events.TelemetryDropped) and record.event.signal == "record":
-            told += record.event.count
-    lost = sum(max(seen) + 1 - len(seen) for seen in numbers.values())
+def _note_gaps(name: str, numbers: Mapping[_Origin, Set[int]], dropped: int, missing: list[Missing]) -> int:
+    """Note the gaps in a file's sequence numbers; return how many records are missing.
+
+    A process numbers its records from 0; a rank starts again in each call. dropped: records reported as dropped."""
+    by_process: defaultdict[tuple[str, int, int], set[int]] = defaultdict(set)
+    for (role, pid, call, _), sequence in numbers.items():
+        by_process[role, pid, call if role == "rank" else 0] |= sequence
+    lost = sum(max(sequence) + 1 - len(sequence) for sequence in by_process.values())
     if lost:
-        also = f", {told} of them reported as dropped" if told else ""
-        missing.append(Missing(name, f"{lost} record{'s' if lost != 1 else ''} missing by their numbers{also}"))
+        dropped_note = f", {dropped} of them reported as dropped" if dropped else ""
+        missing.append(Missing(name, f"{lost} record{'s' if lost != 1 else ''} missing in the sequence{dropped_note}"))
     return lost

@@ -1,8 +1,8 @@
-"""What happened, in one timeline?  All files of a run, line by line, by the time they tell.
+"""What happened, in one timeline?  The lines of all files of a run, in order of time.
 
-A merge over one forward reader a file (`analysis.lines`): memory grows with the number of files, never
-with their length, and no file stays open. The order within a file is kept; between files of two nodes it
-is as sure as their clocks (`analysis.clocks`). `Choice` says which lines are wanted."""
+A merge over one forward reader per file (`analysis.lines`): memory grows with the number of files, not with their
+length, and no file stays open. The order within a file is kept; the order between files of two nodes is as exact as
+their clocks (`analysis.clocks`). `LineFilter` selects lines."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters.files import ROTATED
-from resilience.analysis.clocks import Clock, clocks
-from resilience.analysis.lines import LEVELS, Kind, Known, Line, Source, last_stamp
+from resilience.analysis.clocks import NodeClock, clocks
+from resilience.analysis.lines import LEVELS, FileLines, Kind, KnownFile, Line, last_stamp
 from resilience.analysis.load import RECORDS
 from resilience.attribution.incident import Incident
-from resilience.attribution.notes import note
+from resilience.attribution.notes import NOTES
 from resilience.core.records import Record, from_line
 from resilience.errors import DecodeError
 from resilience.history.history import History
 
 LOGS, OUTPUT = "logs", "output"
-BUFFERS = 48 << 20  # bytes of all files' buffers together
+BUFFERS = 48 << 20  # bytes of all file buffers together
 LEAST_CHUNK, MOST_CHUNK = 4 << 10, 256 << 10
-AROUND_NS = 5 * 10**9  # what is shown before and after an incident
+AROUND_NS = 5 * 10**9  # margin before and after an incident
 _RANK_OF_NODE = re.compile(r"(?P<node>.+)-(?P<rank>\d+|agent)$")
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """Which lines are wanted; None: any. event: a shell pattern for tags of records and messages of
-    log lines. since_ns, until_ns: UTC. kinds: of files."""
+class LineFilter(msgspec.Struct, frozen=True):
+    """Which lines to select; None: all. event: a shell pattern for tags of records and messages of log lines.
+    since_ns, until_ns: UTC. kinds: kinds of files."""
 
     ranks: frozenset[int] | None = None
     level: str | None = None
@@ -46,28 +46,28 @@ class Choice(msgspec.Struct, frozen=True):
     kinds: frozenset[Kind] | None = None
 
 
-class Timeline:
-    """The lines of a run folder in order. Iterate once; `bad` and `unreadable` are whole afterwards.
+class MergedLines:
+    """The lines of a run folder in order. Iterate once; `bad` and `unreadable` are final afterwards.
 
-    choice: which lines are wanted."""
+    choice: the lines to select."""
 
-    def __init__(self, folder: Path, choice: Choice | None = None) -> None:
+    def __init__(self, folder: Path, choice: LineFilter | None = None) -> None:
         self.folder = folder
-        self.choice = Choice() if choice is None else choice
+        self.choice = LineFilter() if choice is None else choice
         self._is_wanted = _test(self.choice)
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, FileLines] = {}
         files = list(_files(folder))
         self._started: dict[tuple[int, int], tuple[int, str]] = {}
         for path, kind in files:
             if kind == "record" and path.stem.endswith("-agent"):
                 self._note_workers(path)
-        self.clocks: tuple[Clock, ...] = clocks_of(folder)
+        self.clocks: tuple[NodeClock, ...] = clocks_of(folder)
         self._offsets = {clock.node: clock.offset_ns for clock in self.clocks}
         self._add(files)
 
     @property
     def bad(self) -> dict[str, int]:
-        """How many lines of which files were neither record nor log line."""
+        """Return the number of lines, by file, that are neither a record nor a log line."""
         return {name: source.bad for name, source in self._sources.items() if source.bad}
 
     @property
@@ -78,9 +78,9 @@ class Timeline:
         return self._merged(is_final=True)
 
     def follow(self, wait: Callable[[], bool]) -> Iterator[Line | None]:
-        """Yield what is there, then what comes; None when all is told for now. wait: called then; False ends it.
+        """Yield the existing lines, then new ones; None after each batch. wait: called after None; False ends the loop.
 
-        Order is that of each batch; a line is told when its newline is there, and at the end without."""
+        Lines are ordered within a batch. An incomplete line waits for its newline, or for the end."""
         while True:
             yield from self._merged(is_final=False)
             yield None
@@ -90,7 +90,7 @@ class Timeline:
         yield from self._merged(is_final=True)
 
     def _merged(self, is_final: bool) -> Iterator[Line]:
-        heap: list[tuple[int, int, Line, Source]] = []
+        heap: list[tuple[int, int, Line, FileLines]] = []
         for number, source in enumerate(self._sources.values()):
             line = source.next(is_final)
             if line is not None:
@@ -100,7 +100,7 @@ class Timeline:
         while heap:
             key, number, line, source = heap[0]
             if until is not None and key > until:
-                return  # every file is past it
+                return  # all further lines are later
             if is_wanted(line):
                 yield line
             following = source.next(is_final)
@@ -115,15 +115,15 @@ class Timeline:
         chunk = min(max(BUFFERS // count, LEAST_CHUNK), MOST_CHUNK)
         for path, kind in wanted:
             name = _name(self.folder, path)
-            self._sources[name] = Source(path, self._known(path, kind, name), chunk)
+            self._sources[name] = FileLines(path, self._known(path, kind, name), chunk)
 
     def _is_new(self, path: Path) -> bool:
-        """Whether a file was not there before. One that was rotated meanwhile is read to its end under its old name."""
+        """Return True for a new file. A rotated file is read to its end under its old name."""
         name = _name(self.folder, path)
         return name not in self._sources and name.removesuffix(ROTATED) not in self._sources
 
     def _may_hold(self, path: Path, kind: Kind) -> bool:
-        """Whether a file may hold wanted lines, by its name alone."""
+        """Return False if the name of a file shows that it has no selected lines."""
         rank = _rank_of(path, kind)
         choice = self.choice
         if choice.kinds is not None and kind not in choice.kinds:
@@ -132,21 +132,21 @@ class Timeline:
             return False
         return choice.ranks is None or (rank is not None and rank in choice.ranks)
 
-    def _known(self, path: Path, kind: Kind, name: str) -> Known:
+    def _known(self, path: Path, kind: Kind, name: str) -> KnownFile:
         rank = _rank_of(path, kind)
         if kind != "text":
             node = _node_of(path)
-            return Known(name, kind, rank, node, None, self._offsets.get(node, 0))
+            return KnownFile(name, kind, rank, node, None, self._offsets.get(node, 0))
         cycle = int(path.parent.name) if path.parent.name.isdecimal() else None
         started = None if rank is None else self._started.get((cycle or 0, rank))
         if started is None:
-            return Known(name, kind, rank, None, cycle)
+            return KnownFile(name, kind, rank, None, cycle)
         began, node = started
         offset = self._offsets.get(node, 0)
-        return Known(name, kind, rank, node, cycle, offset, began - offset)
+        return KnownFile(name, kind, rank, node, cycle, offset, began - offset)
 
     def _note_workers(self, path: Path) -> None:
-        """Note when which worker was started: its output has no time of its own."""
+        """Record the start time of each worker: its output may have no times."""
         for record in records_in(path, b'"worker.started"'):
             rank = getattr(record.event, "worker_rank", None)
             if rank is not None:
@@ -154,16 +154,16 @@ class Timeline:
 
 
 def last_ns(folder: Path) -> int:
-    """Return the time of a run's last record or log line, UTC; of the newest file where there is none.
+    """Return the time of a run's last record or log line, UTC; without any, the time of the newest file.
 
-    Not of the newest file in any case: a copy of a run has new files and old lines."""
+    The time of a file is only the fallback, because a copy of a run has new files with old lines."""
     files = list(_files(folder))
-    said = [at for path, kind in files if (at := last_stamp(path, kind)) is not None]
-    return max(said, default=0) or max((_changed(path) for path, _ in files), default=0)
+    times = [at for path, kind in files if (at := last_stamp(path, kind)) is not None]
+    return max(times, default=0) or max((_changed(path) for path, _ in files), default=0)
 
 
-def clocks_of(folder: Path) -> tuple[Clock, ...]:
-    """Return the clocks of a run's nodes; () if one node has all."""
+def clocks_of(folder: Path) -> tuple[NodeClock, ...]:
+    """Return the clocks of a run's nodes; () for a single node."""
     by_node: defaultdict[str, list[Path]] = defaultdict(list)
     for path in files_of(folder, RECORDS):
         by_node[_node_of(path)].append(path)
@@ -171,7 +171,7 @@ def clocks_of(folder: Path) -> tuple[Clock, ...]:
 
 
 def records_of(folder: Path) -> Iterator[Record]:
-    """Yield all records of a run that can be read, file by file, one in memory at a time."""
+    """Yield all readable records of a run, file by file, one in memory at a time."""
     for path, kind in _files(folder):
         if kind == "record":
             yield from records_in(path)
@@ -183,27 +183,27 @@ def offsets_of(folder: Path) -> dict[str, int]:
 
 
 def uncertainty_of(folder: Path) -> float | None:
-    """Return by how many seconds the clocks of two nodes may differ; None for one node, or where nothing is known."""
-    known = [clock.uncertainty_ns for clock in clocks_of(folder) if clock.uncertainty_ns]
-    return max(known) / 1e9 if known else None
+    """Return by how many seconds the clocks of two nodes may differ; None for one node, or if unknown."""
+    uncertainties = [clock.uncertainty_ns for clock in clocks_of(folder) if clock.uncertainty_ns]
+    return max(uncertainties) / 1e9 if uncertainties else None
 
 
 def history_of(folder: Path, records: Iterable[Record] | None = None) -> History:
-    """Return the history of a run, in memory that does not grow with its record files. records: else all of it."""
-    return History(offsets_of(folder), note).take_all(records_of(folder) if records is None else records)
+    """Return the history of a run, in memory that does not grow with its record files. records: default: all."""
+    return History(offsets_of(folder), NOTES).take_all(records_of(folder) if records is None else records)
 
 
 def window(incident: Incident) -> tuple[int, int] | None:
-    """Return from when to when (UTC ns) an incident went, with a margin; None if it has no time."""
-    begin, seen = incident.since_wall_ns, incident.detected_wall_ns
-    if begin is None or seen is None:
+    """Return begin and end (UTC ns) of an incident, with a margin; None if its time is unknown."""
+    begin, detected = incident.since_wall_ns, incident.detected_wall_ns
+    if begin is None or detected is None:
         return None
-    took = round((incident.restart.max_s if incident.restart is not None else 0.0) * 1e9)
-    return begin - AROUND_NS, seen + took + AROUND_NS
+    restart_ns = round((incident.restart.max_s if incident.restart is not None else 0.0) * 1e9)
+    return begin - AROUND_NS, detected + restart_ns + AROUND_NS
 
 
 def records_in(path: Path, mark: bytes = b"") -> Iterator[Record]:
-    """Yield the records of one file that can be read. mark: only of lines that hold it."""
+    """Yield the readable records of one file. mark: only of lines that contain it."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -211,7 +211,7 @@ def records_in(path: Path, mark: bytes = b"") -> Iterator[Record]:
                     try:
                         yield from_line(line)
                     except DecodeError:
-                        continue  # the timeline shows it as it is
+                        continue  # the timeline shows the line unchanged
     except OSError:
         return
 
@@ -225,7 +225,7 @@ def files_of(folder: Path, name: str, suffix: str = ".jsonl") -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Kind]]:
-    """All files of a run that hold lines, sorted by name."""
+    """Yield all files of a run that contain lines, sorted by name."""
     kinds: tuple[tuple[str, Kind], ...] = ((RECORDS, "record"), (LOGS, "log"))
     for name, kind in kinds:
         yield from ((path, kind) for path in _listed(folder / name) if path.suffix == ".jsonl")
@@ -250,16 +250,16 @@ def _name(folder: Path, path: Path) -> str:
 
 
 def _node_of(path: Path) -> str:
-    found = _RANK_OF_NODE.match(path.stem)
-    return found["node"] if found is not None else path.stem
+    match = _RANK_OF_NODE.match(path.stem)
+    return match["node"] if match is not None else path.stem
 
 
 def _rank_of(path: Path, kind: Kind) -> int | None:
     if kind == "text":
         rank = path.name.partition(".")[0]
         return int(rank) if rank.isdecimal() else None
-    found = _RANK_OF_NODE.match(path.stem)
-    return int(found["rank"]) if found is not None and found["rank"] != "agent" else None
+    match = _RANK_OF_NODE.match(path.stem)
+    return int(match["rank"]) if match is not None and match["rank"] != "agent" else None
 
 
 def _changed(path: Path) -> int:
@@ -272,8 +272,8 @@ def _changed(path: Path) -> int:
 # -- choosing ----------------------------------------------------------------------------------
 
 
-def _test(choice: Choice) -> Callable[[Line], bool]:
-    """Return whether a line is wanted, with only the questions that are asked."""
+def _test(choice: LineFilter) -> Callable[[Line], bool]:
+    """Return a function that tests a line. It checks only the given criteria."""
     tests: list[Callable[[Line], bool]] = []
     if (ranks := choice.ranks) is not None:
         tests.append(lambda line: line.rank in ranks)

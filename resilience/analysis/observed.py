@@ -1,7 +1,7 @@
-"""What was observed of each deadline of a run, in the form that the fit needs.
+"""The observed durations of each deadline of a run, in the form that the fit needs.
 
 Run folders and tables are read into the same form (`analysis.timings`, `analysis.tables`), so the same data give the
-same limits whatever they were read from."""
+same limits from either source."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
 
 
-class Begun(msgspec.Struct, frozen=True):
-    """The leading values after a start, in order, the slowest rank's."""
+class StartValues(msgspec.Struct, frozen=True):
+    """The first values after a start, in order, of the slowest rank."""
 
     how: Start
     values: list[float]
 
 
-class Observed(msgspec.Struct):
+class ObservedDeadline(msgspec.Struct):
     """One deadline in one run.
 
-    kept: (number since the start, seconds, when) of single occurrences in order, the slowest rank's. is_whole: they are
-    all there are. Else all that took longer than `above` are among them or in `missing` (seconds: how often), and body
-    holds all of them, of every rank. n: occurrences in all; max_s: the longest of all. half_at, settled_max, drift: how
-    durations went over time, as `_course` tells. rank_medians: the lowest and the highest of single ranks, 0 where
+    kept: (number since the start, seconds, time) of single occurrences in order, of the slowest rank. is_whole: kept
+    contains all occurrences. Otherwise it or `missing` (seconds: count) contains all that took longer than `above`, and
+    body contains all occurrences of every rank. n: number of occurrences; max_s: the longest. half_at, settled_max,
+    drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
     unknown."""
 
-    starts: list[Begun]
+    starts: list[StartValues]
     kept: list[tuple[int, float, float]]
     is_whole: bool = True
     above: float = 0.0
@@ -53,7 +53,7 @@ class Observed(msgspec.Struct):
     rank_medians: tuple[float, float] = (0.0, 0.0)
 
     def series(self, first: int) -> list[float]:
-        """Return the single values without each start's first occurrences."""
+        """Return the single values without the first occurrences after each start."""
         return [seconds for number, seconds, _ in self.kept if number >= first]
 
     def placed(self, first: int, run: int) -> Iterator[tuple[float, int]]:
@@ -63,7 +63,7 @@ class Observed(msgspec.Struct):
                 yield seconds, run * RUN + start * START + number
 
     def course(self, first: int) -> Course | None:
-        """Return the single values after the cold start by position, None if the run did not begin with one."""
+        """Return the single values after the cold start by position; None if the run did not begin with one."""
         if not self.starts or self.starts[0].how != "cold":
             return None
         cold = {number: seconds for start, number, seconds, _ in self._numbered() if start == 0}
@@ -72,9 +72,9 @@ class Observed(msgspec.Struct):
         slow = {number: seconds for number, seconds in cold.items() if number >= first}
         return Course(slow, median, max(cold, default=-1) + 1)
 
-    def outside(self, phases: Phases) -> Observed:
-        """Return what was observed outside known phases after the cold start. Where only large values are known one by
-        one, all other durations count as outside too."""
+    def outside(self, phases: Phases) -> ObservedDeadline:
+        """Return the observations outside known phases after the cold start. If only large values are known
+        individually, all other durations count as outside too."""
         kept, removed = [], Histogram()
         for start, number, seconds, at in self._numbered():
             is_unknown = start > 0 and not self.is_whole
@@ -83,7 +83,7 @@ class Observed(msgspec.Struct):
             else:
                 removed.add(seconds)
         buckets = {number: count - removed.buckets.get(number, 0) for number, count in self.body.buckets.items()}
-        rest: Observed = msgspec.structs.replace(
+        remaining: ObservedDeadline = msgspec.structs.replace(
             self,
             kept=kept,
             n=max(len(kept), self.n - removed.count),
@@ -91,26 +91,26 @@ class Observed(msgspec.Struct):
             body=msgspec.structs.replace(self.body, buckets={n: count for n, count in buckets.items() if count > 0}),
             settled_max=max((seconds for _, seconds, at in kept if at <= self.half_at), default=0.0),
         )
-        return rest
+        return remaining
 
     def _numbered(self) -> Iterator[tuple[int, int, float, float]]:
-        """Yield (start, number since that, seconds, when) of the single values."""
-        start, before = 0, -1
+        """Yield (start, number since that start, seconds, time) of the single values."""
+        start, previous_number = 0, -1
         for number, seconds, at in self.kept:
-            start += number <= before
-            before = number
+            start += number <= previous_number
+            previous_number = number
             yield start, number, seconds, at
 
     def counts(self, first: int) -> Counter[float]:
-        """Return how often each duration occurred, without each start's first occurrences."""
+        """Return the count of each duration, without the first occurrences after each start."""
         counts = Counter(seconds for seconds in self.series(first) if seconds > self.above)
         counts.update(self.missing)
         early = sum(number < first for number, _, _ in self.kept)
-        left = max(0, self.n - counts.total() - early)
-        below = [(value, count) for value, count in _descending(self.body) if value <= self.above]
-        of_ranks = sum(count for _, count in below)
-        for value, count in below:
-            if share := round(count * left / of_ranks):
+        remaining = max(0, self.n - counts.total() - early)
+        small = [(value, count) for value, count in _descending(self.body) if value <= self.above]
+        small_total = sum(count for _, count in small)
+        for value, count in small:
+            if share := round(count * remaining / small_total):
                 counts[value] += share
         return counts
 
@@ -119,49 +119,53 @@ class Observed(msgspec.Struct):
         if self.is_whole:
             series = self.series(first)
             return max(series[: max(1, len(series) // 2)], default=0.0)
-        known = (s for number, s, at in self.kept if first <= number < durations.FIRST_AGAIN and at <= self.half_at)
-        return max(self.settled_max, max(known, default=0.0))
+        early_values = (
+            s for number, s, at in self.kept if first <= number < durations.FIRST_AGAIN and at <= self.half_at
+        )
+        return max(self.settled_max, max(early_values, default=0.0))
 
 
-class Run(msgspec.Struct):
-    """One run. seconds: observed in all. groups: of deadlines whose ranks are not alike, what was observed of each
-    group (`core.rank_groups`), by its name."""
+class ObservedRun(msgspec.Struct):
+    """One run. seconds: total observed time. groups: for deadlines whose ranks differ, the observations of each group
+    (`core.rank_groups`), by its name."""
 
     name: str
     configuration: Configuration
     ranks: int
     seconds: float
-    deadlines: dict[str, Observed]
-    groups: dict[str, dict[str, Observed]] = {}
+    deadlines: dict[str, ObservedDeadline]
+    groups: dict[str, dict[str, ObservedDeadline]] = {}
 
 
-def warm_up(deadline: str, seen: Sequence[Observed]) -> int:
-    """Return how many occurrences after a start are slower than later ones: the same number for all starts."""
+def warm_up(deadline: str, observed: Sequence[ObservedDeadline]) -> int:
+    """Return how many occurrences after a start are slower than later ones: one number for all starts."""
     if deadline == INITIAL_HEARTBEAT:
-        return calibration.LONGEST_WARM_UP  # there is one a start
-    return calibration.warm_up([begun.values[: durations.FIRST] for each in seen for begun in each.starts])
+        return calibration.LONGEST_WARM_UP  # there is one per start
+    return calibration.warm_up([begun.values[: durations.FIRST] for run in observed for begun in run.starts])
 
 
-def pool_of(seen: Sequence[Observed], first: int) -> Pool:
-    """Put the runs of one deadline together, without each start's first occurrences.
+def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:
+    """Combine the runs of one deadline, without the first occurrences after each start.
 
-    Every duration counts: those that are known one by one, and from the buckets all others."""
-    series = [each.series(first) for each in seen]
-    tops = Tops.of(chain.from_iterable(each.placed(first, run) for run, each in enumerate(seen)))
-    if all(each.is_whole for each in seen):
+    Every duration counts: those known individually, and all others from the buckets."""
+    series = [deadline.series(first) for deadline in observed]
+    tops = Tops.of(chain.from_iterable(deadline.placed(first, run) for run, deadline in enumerate(observed)))
+    if all(deadline.is_whole for deadline in observed):
         return calibration.pooled(series, tops)
     counts: Counter[float] = Counter()
     medians, drifts, halves = [], [], []
-    for each, values in zip(seen, series, strict=True):
-        own = Counter(values) if each.is_whole else each.counts(first)
-        if not own:
+    for deadline, values in zip(observed, series, strict=True):
+        counts_of_run = Counter(values) if deadline.is_whole else deadline.counts(first)
+        if not counts_of_run:
             continue
-        descending = sorted(own.items(), reverse=True)
-        counts.update(own)
+        descending = sorted(counts_of_run.items(), reverse=True)
+        counts.update(counts_of_run)
         medians.append(quantile(descending, 0.5))
-        n = sum(own.values())
-        drifts += [calibration.drift(values) if each.is_whole else each.drift] if n >= calibration.FEWEST else []
-        halves.append((n, each.first_half_max(first), descending[0][0]))
+        n = sum(counts_of_run.values())
+        drifts += (
+            [calibration.drift(values) if deadline.is_whole else deadline.drift] if n >= calibration.FEWEST else []
+        )
+        halves.append((n, deadline.first_half_max(first), descending[0][0]))
     return Pool(
         descending=tuple(sorted(counts.items(), reverse=True)),
         run_medians=tuple(medians),
@@ -173,15 +177,15 @@ def pool_of(seen: Sequence[Observed], first: int) -> Pool:
 
 
 def _first_half_max(runs: Sequence[tuple[int, float, float]]) -> float:
-    """Return the maximum of the first half of all runs. runs: of each one, how many durations, the maximum of its first
-    half, and of all of it."""
-    total, seen, largest = sum(n for n, _, _ in runs), 0, 0.0
+    """Return the maximum of the first half of all runs. runs: for each, the number of durations, the maximum of its
+    first half, and its maximum."""
+    total, before, largest = sum(n for n, _, _ in runs), 0, 0.0
     for n, first_half, whole in runs:
-        if seen + n <= total / 2:
+        if before + n <= total / 2:
             largest = max(largest, whole)
-        elif seen < total / 2:
+        elif before < total / 2:
             largest = max(largest, first_half)
-        seen += n
+        before += n
     return largest
 
 

@@ -1,19 +1,19 @@
-"""What else can be asked of a run?  Its lines, records and timings as views for SQL.
+"""How can SQL query a run?  Its lines, records and timings as views.
 
-DuckDB (the extra `analysis`) reads record and log files where they are; what is no JSON (the workers'
-output, histograms) is first written to a temporary folder in that form. Times are as recorded: no clock
-is corrected here. Lines that cannot be read are left out and counted; the timeline shows them.
+DuckDB (the extra `analysis`) reads record and log files in place. Other data (workers' output, histograms) is first
+written as JSON to a temporary folder. Times are as recorded, without clock correction. Lines that cannot be parsed are
+left out and counted; the timeline shows them.
 
-    records   every event: when, where, by whom, which, and its own fields as JSON
+    records   every event: time, place, source, tag, and its own fields as JSON
     logs      log lines (kind log) and lines of the workers' output (kind text), other fields as JSON
-    timings   one row for each rank's section, heartbeat gaps under the name (heartbeat)
-    periods   the same in stretches of equal length, as limits are learned from them
-    calls     single durations: the first ones after each start, the longest ones, and all that were cut off
-    incidents the report's incidents, with what each cost
-    phases    each phase of each incident's restart, by rank, or by node where the launcher restarted
+    timings   one row for each rank and section; heartbeat intervals have the name (heartbeat)
+    periods   the same in periods of equal length, from which limits are learned
+    calls     single durations: the first ones after each start, the longest ones, and all interrupted ones
+    incidents the incidents of the report, with their cost
+    phases    each phase of each incident's restart, by rank, or by node for a restart by the launcher
     seconds   where the time of each rank went, by cause
 
-The last three are views of the run's history, as the report is, on one clock."""
+The last three are views of the run's history, as in the report, on one clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import msgspec
 from resilience.analysis.entries import utc
 from resilience.analysis.lines import LEVEL_OF, fields_of
 from resilience.analysis.load import RECORDS
-from resilience.analysis.merge import LOGS, Choice, Timeline, files_of, history_of
+from resilience.analysis.merge import LOGS, LineFilter, MergedLines, files_of, history_of
 from resilience.attribution.incidents import incidents_of
 from resilience.core import encoding
 from resilience.core.deadlines import HEARTBEAT, OUT_OF_SECTION
@@ -39,7 +39,7 @@ from resilience.history.iterations import AT_ENTRY
 from resilience.telemetry import durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
 
-MEMORY = "1GB"  # what DuckDB keeps in memory; the rest goes to the temporary folder
+MEMORY = "1GB"  # memory limit of DuckDB; the rest goes to the temporary folder
 BATCH = 1000  # rows fetched at once
 _PLACE = {
     "job_id": "VARCHAR",
@@ -69,7 +69,7 @@ _LINE = {
     "kind": "VARCHAR",
     "file": "VARCHAR",
 }
-_COUNTS = ("attempt", "cycle", "call")  # left out of a record where they are 0
+_COUNTS = ("attempt", "cycle", "call")  # omitted from a record if 0
 _SPREAD = ("count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s")
 _NAMED = {timings.HEARTBEAT: "(heartbeat)", HEARTBEAT: "(heartbeat)", OUT_OF_SECTION: "(out of section)"}
 _TEXTS = ("node", "section", "outcome", "start", "layer", "kind", "category", "status", "phase")
@@ -114,8 +114,8 @@ VIEWS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Answer(msgspec.Struct):
-    """What a query gives. rows: can be read once, before the run is closed. bad: lines that were left out."""
+class QueryResult(msgspec.Struct):
+    """The result of a query. rows: readable once, inside the `run_query` block. bad: number of lines left out."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
@@ -123,10 +123,10 @@ class Answer(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def asked(folder: Path, sql: str) -> Iterator[Answer]:
-    """Give the answer to a question in SQL about a run.
+def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
+    """Run an SQL query on a run.
 
-    Raises: ConfigurationError if DuckDB is not installed, or the question cannot be answered."""
+    Raises: ConfigurationError if DuckDB is not installed or the query fails."""
     try:
         duckdb = importlib.import_module("duckdb")
     except ImportError:
@@ -139,25 +139,25 @@ def asked(folder: Path, sql: str) -> Iterator[Answer]:
             connection.execute(f"SET temp_directory = {_quoted(temporary)}")
             bad = _define(connection, folder, Path(temporary), sql)
             try:
-                found = connection.execute(sql)
-                columns = tuple(column[0] for column in found.description or ())
-                yield Answer(columns, _rows(found), bad)
+                result = connection.execute(sql)
+                columns = tuple(column[0] for column in result.description or ())
+                yield QueryResult(columns, _rows(result), bad)
             except duckdb.Error as error:
                 views = "; ".join(f"{name}({', '.join(columns)})" for name, columns in VIEWS.items())
                 raise ConfigurationError(f"--sql: {str(error).strip()}\nThe views are: {views}") from None
 
 
-def _rows(found: Any) -> Iterator[tuple[Any, ...]]:
-    while batch := found.fetchmany(BATCH):
+def _rows(result: Any) -> Iterator[tuple[Any, ...]]:
+    while batch := result.fetchmany(BATCH):
         yield from batch
 
 
 def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
-    """Create the views for a question; return how many lines of records and logs cannot be read."""
+    """Create the views for a query; return how many lines of records and logs cannot be parsed."""
     connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
     connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
-    text = temporary / "text.ndjson"
-    _write(text, _text_of(folder))
+    text_path = temporary / "text.ndjson"
+    _write(text_path, _text_of(folder))
     records = _objects(files_of(folder, RECORDS))
     logs = _objects(files_of(folder, LOGS))
     prefix = len(str(folder)) + 2  # SQL counts from 1
@@ -170,29 +170,29 @@ def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
                      json->'$.event' AS fields, filename FROM {records} WHERE json IS NOT NULL)
         LEFT JOIN levels USING (tag)"""
     )
-    own = ", ".join("r.ts::TIMESTAMP AS ts" if n == "ts" else f"r.{n}" for n in _LINE if n not in ("kind", "file"))
+    columns = ", ".join("r.ts::TIMESTAMP AS ts" if n == "ts" else f"r.{n}" for n in _LINE if n not in ("kind", "file"))
     shape = _quoted(_shape(_LINE))
     connection.execute(
         f"""CREATE VIEW logs AS
-        SELECT {own}, coalesce(r.kind, 'log') AS kind, coalesce(r.file, substr(filename, {prefix})) AS file, fields
+        SELECT {columns}, coalesce(r.kind, 'log') AS kind, coalesce(r.file, substr(filename, {prefix})) AS file, fields
         FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
-              UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text])})"""
+              UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text_path])})"""
     )
-    is_history_asked = any(view in sql for view in _OF_HISTORY)  # it takes a fold over all records
-    history = history_of(folder) if is_history_asked else History()
+    needs_history = any(view in sql for view in _OF_HISTORY)  # these views need a fold over all records
+    history = history_of(folder) if needs_history else History()
     tables = {"timings": _timings_of(folder), "periods": _periods_of(folder), "calls": _calls_of(folder)}
     tables |= {view: rows(history) for view, rows in _OF_HISTORY.items()}
     for view, rows in tables.items():
         table = temporary / f"{view}.ndjson"
         _write(table, rows)
-        own = ", ".join(
+        columns = ", ".join(
             f"make_timestamp(r.{name}) AS {name}" if name in _TIMES else f"r.{name}" for name in VIEWS[view]
         )
         kinds = {
             name: "VARCHAR" if name in _TEXTS else "DOUBLE" if name.endswith("_s") else "BIGINT" for name in VIEWS[view]
         }
         connection.execute(
-            f"CREATE VIEW {view} AS SELECT {own} FROM "
+            f"CREATE VIEW {view} AS SELECT {columns} FROM "
             f"(SELECT from_json(json, {_quoted(_shape(kinds))}) AS r FROM {_objects([table])})"
         )
     count = (
@@ -202,7 +202,7 @@ def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
 
 
 def _objects(files: Iterable[Path]) -> str:
-    """Return a table of JSON objects, one a line, NULL where a line is none."""
+    """Return a table of JSON objects, one per line, NULL for a line that is not JSON."""
     names = [_quoted(str(path)) for path in files if path.stat().st_size]
     if not names:
         return "(SELECT NULL::JSON AS json, NULL::VARCHAR AS filename WHERE false)"
@@ -225,58 +225,58 @@ def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _text_of(folder: Path) -> Iterator[dict[str, Any]]:
-    for line in Timeline(folder, Choice(kinds=frozenset({"text"}))):
+    for line in MergedLines(folder, LineFilter(kinds=frozenset({"text"}))):
         place = {"node": line.node, "initial_rank": line.rank, "cycle": line.cycle}
-        what = {"ts": utc(line.at_ns), "level": line.level, "event": line.event, "kind": "text"}
-        yield {**what, **place, "file": line.file, **fields_of(line)}
+        about = {"ts": utc(line.at_ns), "level": line.level, "event": line.event, "kind": "text"}
+        yield {**about, **place, "file": line.file, **fields_of(line)}
 
 
 def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
     for path in files_of(folder, "timings", ".hist"):
         try:
-            found = durations.read_histograms(path).timings()
+            recorded = durations.read_histograms(path).timings()
         except (OSError, DecodeError):
-            continue  # `resilience calibrate` says what is wrong with it
+            continue  # `resilience calibrate` reports the problem
         node, _, rank = path.stem.rpartition("-")
-        for outcome, sections in (("completed", found.sections), ("failed", found.failed)):
+        for outcome, sections in (("completed", recorded.sections), ("failed", recorded.failed)):
             for name, histogram in sections.items():
-                of = {"node": node, "rank": int(rank) if rank.isdecimal() else None}
-                of |= {"section": _NAMED.get(name, name), "outcome": outcome}
-                yield of | _summary(histogram)
+                place = {"node": node, "rank": int(rank) if rank.isdecimal() else None}
+                place |= {"section": _NAMED.get(name, name), "outcome": outcome}
+                yield place | _summary(histogram)
 
 
 def _periods_of(folder: Path) -> Iterator[dict[str, Any]]:
     for path in files_of(folder, "timings", ".hist"):
         try:
-            found = durations.read_histograms(path)
+            recorded = durations.read_histograms(path)
         except (OSError, DecodeError):
             continue  # as above
-        for name, series in found.deadlines.items():
+        for name, series in recorded.deadlines.items():
             for number, period in sorted(series.periods.items()):
-                begin = found.began_at + number * found.period_s
-                of = {"node": found.header.node, "rank": found.header.rank, "section": _NAMED.get(name, name)}
-                of |= {"ts": _micros(begin), "until": _micros(begin + found.period_s)}
-                what = {"count": period.count, "sum_s": period.sum, "mean_s": period.sum / max(1, period.count)}
-                yield of | what | {"p50_s": period.median, "max_s": period.max, "max_ts": _micros(period.max_at)}
+                begin = recorded.began_at + number * recorded.period_s
+                place = {"node": recorded.header.node, "rank": recorded.header.rank, "section": _NAMED.get(name, name)}
+                place |= {"ts": _micros(begin), "until": _micros(begin + recorded.period_s)}
+                values = {"count": period.count, "sum_s": period.sum, "mean_s": period.sum / max(1, period.count)}
+                yield place | values | {"p50_s": period.median, "max_s": period.max, "max_ts": _micros(period.max_at)}
 
 
 def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
     for path in files_of(folder, "timings"):
-        of: dict[str, Any] = {}
-        begun: dict[str, Any] = {}
+        place: dict[str, Any] = {}
+        start: dict[str, Any] = {}
         try:
             for _, line in durations.read_values(path):
                 match line:
                     case durations.Header():
-                        of = {"node": line.node, "rank": line.rank}
+                        place = {"node": line.node, "rank": line.rank}
                     case durations.Started():
-                        begun = {"start": line.how, "cycle": line.cycle, "iteration": line.iteration}
+                        start = {"start": line.how, "cycle": line.cycle, "iteration": line.iteration}
                     case durations.Value():
-                        what = {"section": _NAMED.get(line.section, line.section), "ts": _micros(line.t)}
-                        what |= {"duration_s": line.s, "outcome": line.end, "number": line.i, "since_start": line.j}
-                        yield of | what | begun
+                        values = {"section": _NAMED.get(line.section, line.section), "ts": _micros(line.t)}
+                        values |= {"duration_s": line.s, "outcome": line.end, "number": line.i, "since_start": line.j}
+                        yield place | values | start
         except (OSError, DecodeError):
-            continue  # what comes after a line that is none is left out
+            continue  # the lines after an invalid one are left out
 
 
 def _incidents_of(history: History) -> Iterator[dict[str, Any]]:
@@ -335,10 +335,10 @@ def _summary(histogram: Histogram) -> dict[str, Any]:
 
 
 def _quantile(histogram: Histogram, share: float) -> float | None:
-    """The upper bound of the bucket that this share of durations does not exceed, no more than the maximum."""
-    seen = 0
+    """Return the upper bound of the bucket that this share of durations does not exceed, at most the maximum."""
+    below = 0
     for number in sorted(histogram.buckets):
-        seen += histogram.buckets[number]
-        if seen >= share * histogram.count:
+        below += histogram.buckets[number]
+        if below >= share * histogram.count:
             return min(upper_bound(number), histogram.max)
     return None

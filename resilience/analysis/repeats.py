@@ -1,4 +1,4 @@
-"""Which faults come again and again?  The incidents of many runs, grouped by fingerprint."""
+"""Which faults occur repeatedly?  The incidents of many runs, grouped by fingerprint."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import Class
 
 
-class Known(msgspec.Struct, frozen=True):
-    """An incident, and the run that it was in."""
+class KnownIncident(msgspec.Struct, frozen=True):
+    """An incident and its run."""
 
     run: str
     incident: Incident
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """The incidents of one fingerprint. what: its class. cause: of the last one, in words. lost_s: what all cost, as
-    far as known. runs, nodes, ranks: how many incidents each had; nodes and ranks only of verdicts that are sure enough
-    to count against them. first_ns, last_ns: UTC."""
+class RepeatedFault(msgspec.Struct, frozen=True):
+    """The incidents of one fingerprint. what: their class. cause: cause of the last one, as text. lost_s: total known
+    cost. runs, nodes, ranks: number of incidents of each; nodes and ranks count only for verdicts with enough
+    confidence. first_ns, last_ns: UTC."""
 
     fingerprint: str
     what: Class
@@ -41,47 +41,49 @@ class Fault(msgspec.Struct, frozen=True):
     first_run: str
 
 
-def incidents_in(folders: Iterable[Path]) -> Iterator[Known]:
-    """Yield the incidents of run folders, run by run. What a folder holds never raises."""
+def incidents_in(folders: Iterable[Path]) -> Iterator[KnownIncident]:
+    """Yield the incidents of run folders, run by run. No content of a folder raises."""
     for folder in folders:
         for incident in report(Reader(folder)).incidents:
-            yield Known(folder.name, incident)
+            yield KnownIncident(folder.name, incident)
 
 
-def faults(known: Iterable[Known]) -> list[Fault]:
-    """Return the faults, the most expensive first."""
-    groups: dict[str, list[Known]] = {}
-    for each in known:
-        groups.setdefault(each.incident.fingerprint, []).append(each)
-    found = [_fault(mark, sorted(group, key=_at)) for mark, group in groups.items()]
-    return sorted(found, key=lambda fault: (-fault.lost_s, -fault.count, fault.fingerprint))
+def faults(known: Iterable[KnownIncident]) -> list[RepeatedFault]:
+    """Return the faults, most expensive first."""
+    groups: dict[str, list[KnownIncident]] = {}
+    for occurrence in known:
+        groups.setdefault(occurrence.incident.fingerprint, []).append(occurrence)
+    repeated = [_fault(mark, sorted(group, key=_at)) for mark, group in groups.items()]
+    return sorted(repeated, key=lambda fault: (-fault.lost_s, -fault.count, fault.fingerprint))
 
 
-def as_json(found: Iterable[Fault]) -> Any:
+def as_json(found: Iterable[RepeatedFault]) -> Any:
     """Return the faults as plain values."""
     return msgspec.to_builtins(list(found))
 
 
-def _at(known: Known) -> int:
+def _at(known: KnownIncident) -> int:
     return known.incident.since_wall_ns or 0
 
 
-def _fault(mark: str, group: list[Known]) -> Fault:
+def _fault(mark: str, group: list[KnownIncident]) -> RepeatedFault:
     last = group[-1].incident
-    moments = [at for each in group if (at := each.incident.since_wall_ns) is not None]
+    moments = [at for occurrence in group if (at := occurrence.incident.since_wall_ns) is not None]
     nodes: Counter[str] = Counter()
     ranks: Counter[int] = Counter()
-    for each in group:
-        sure = {culprit.rank for culprit in each.incident.verdict.sure}
-        ranks.update(sure)
-        nodes.update({record.node for record in each.incident.records if record.rank in sure and record.node})
-    return Fault(
+    for occurrence in group:
+        sure_ranks = {culprit.rank for culprit in occurrence.incident.verdict.sure}
+        ranks.update(sure_ranks)
+        nodes.update(
+            {record.node for record in occurrence.incident.records if record.rank in sure_ranks and record.node}
+        )
+    return RepeatedFault(
         fingerprint=mark,
         what=last.verdict.what,
         cause=cause_in_words(last.chief) if last.chief is not None else "",
         count=len(group),
-        lost_s=sum(each.incident.cost.lost_s or 0.0 for each in group),
-        runs=dict(Counter(each.run for each in group)),
+        lost_s=sum(occurrence.incident.cost.lost_s or 0.0 for occurrence in group),
+        runs=dict(Counter(occurrence.run for occurrence in group)),
         nodes=dict(nodes),
         ranks=dict(ranks),
         first_ns=min(moments, default=None),

@@ -1,6 +1,6 @@
-"""What should a person know of a run?  Header, incidents, notes, and what could not be read.
+"""What should a user know about a run?  Header, incidents, notes, and unreadable parts.
 
-`report` condenses a loaded run; `cli.report` puts it on a terminal, `to_json` gives it to machines."""
+`report` condenses a loaded run; `cli.report` formats it for a terminal, `as_json` for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from resilience.analysis.counterfactual import WhatIf, what_ifs
 from resilience.analysis.load import Missing, Reader, Run
 from resilience.analysis.merge import history_of
-from resilience.analysis.sections import Section, sections_of, write_s
+from resilience.analysis.sections import SectionSummary, sections_of, write_s
 from resilience.attribution.advice import named
 from resilience.attribution.cost import Times, times
 from resilience.attribution.incident import Incident, to_json
@@ -22,19 +22,19 @@ from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY
-from resilience.telemetry.recording import Job
+from resilience.telemetry.recording import JobRecord
 
 SCHEMA = 1
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Something beside the incidents that should be known, and of which ranks."""
+    """A note besides the incidents, and its ranks."""
 
     what: str
     ranks: tuple[int, ...] = ()
 
 
-class Left(msgspec.Struct, frozen=True):
+class LeftRank(msgspec.Struct, frozen=True):
     """A rank that left its last call with an exception."""
 
     rank: int
@@ -42,8 +42,8 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """What the launcher says of the job. outcome, exit_code, detail: None and empty while it runs. is_clean: it was
-    preempted, and all workers ended with exit status 0."""
+    """The job from the view of the launcher. outcome, exit_code, detail: None or empty while it runs. is_clean: the job
+    was preempted, and all workers ended with exit status 0."""
 
     cycles: int
     restarts_used: int
@@ -57,11 +57,10 @@ class Launched(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """A run, condensed. Times are UTC nanoseconds; ranks are initial ranks.
 
-    completed, lost, stopped, open: ranks whose last call, or worker, completed; whose process ended without a
-    goodbye; was ended by the launcher; and of which no end is on record. steps and seconds lost: of all
-    incidents, as far as known. times: of the whole job, None if they are not
-    known because records are missing; what_ifs: what else they could have been. completeness: of the records. launched:
-    None without the launcher. attempt: the newest on record; a folder of an older version may hold several."""
+    completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died; the
+    launcher stopped it; no end is recorded. lost_s, lost_steps: known losses of all incidents. times: of the whole job,
+    None if too many records are missing. what_ifs: estimates for other settings. completeness: of the records.
+    launched: None without the launcher. attempt: the newest one; a folder of an older version may contain several."""
 
     run: str
     job_id: str
@@ -77,14 +76,14 @@ class Report(msgspec.Struct, frozen=True):
     last_wall_ns: int | None
     completed: tuple[int, ...]
     lost: tuple[int, ...]
-    left: tuple[Left, ...]
+    left: tuple[LeftRank, ...]
     stopped: tuple[int, ...]
     open: tuple[int, ...]
     lost_s: float | None
     lost_steps: int | None
     times: Times | None
     what_ifs: tuple[WhatIf, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[SectionSummary, ...]
     launched: Launched | None
     incidents: tuple[Incident, ...]
     notes: tuple[Note, ...]
@@ -93,34 +92,34 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the end of the run is on record; if not, the report reaches up to the last record."""
+        """True if the end of the run is recorded. Otherwise the report covers the run up to its last record."""
         return not self.open and (self.launched is None or self.launched.outcome is not None)
 
     @property
     def end(self) -> str:
-        """How the run ended, in words."""
+        """Return how the run ended, as text."""
         parts = []
         if self.completed:
             parts.append(f"completed on {named(self.completed)}")
         if self.lost:
             parts.append(f"{named(self.lost)} lost")
         if self.left:
-            parts.append(f"{named(left.rank for left in self.left)} left with an error")
+            parts.append(f"{named(left_rank.rank for left_rank in self.left)} left with an error")
         if self.stopped:
             parts.append(f"{named(self.stopped)} stopped by the launcher")
         if self.open:
-            parts.append(f"no end on record of {named(self.open)}: running, or cut off")
+            parts.append(f"no end recorded for {named(self.open)}: running, or cut off")
         if self.launched is not None and self.launched.outcome is not None:
             detail = f": {self.launched.detail}" if self.launched.detail else ""
             cleanly = " cleanly" if self.launched.is_clean else ""
             parts.append(
                 f"the launcher: {self.launched.outcome}{cleanly}, exit status {self.launched.exit_code}{detail}"
             )
-        return "; ".join(parts) or "nothing on record"
+        return "; ".join(parts) or "no records"
 
 
 def report(run: Run | Reader, history: History | None = None) -> Report:
-    """Return what a person should know of a run. history: of its records, if they have been read."""
+    """Return the report of a run. history: of its records, if already read."""
     history = history_of(run.folder, run.records) if history is None else history
     incidents = incidents_of(history)
     ranks = history.last_calls()
@@ -145,7 +144,9 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         last_wall_ns=history.last_ns,
         completed=tuple(rank for rank, last in ranks.items() if last.outcome == "completed"),
         lost=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_lost),
-        left=tuple(Left(rank, last.error) for rank, last in ranks.items() if last.outcome not in (None, "completed")),
+        left=tuple(
+            LeftRank(rank, last.error) for rank, last in ranks.items() if last.outcome not in (None, "completed")
+        ),
         stopped=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_stopped),
         open=tuple(
             rank for rank, last in ranks.items() if last.outcome is None and not (last.is_lost or last.is_stopped)
@@ -184,27 +185,27 @@ def _launched(cycles: CycleHistory) -> Launched | None:
     if not cycles.places:
         return None
     newest = cycles.parts(cycles.places[-1])
-    began = [part.started for part in newest.values() if part.started is not None]
-    spent = max(event.restarts_used for event in began)
-    ended = [
+    starts = [part.started for part in newest.values() if part.started is not None]
+    restarts_used = max(event.restarts_used for event in starts)
+    ends = [
         event
         for (node, attempt), event in sorted(cycles.over.items())
-        if attempt == cycles.places[-1][0] and node in newest  # those that left before do not say how the job ended
+        if attempt == cycles.places[-1][0] and node in newest  # nodes that left earlier do not know how the job ended
     ]
-    done = [event for event in ended if event.outcome == "completed"]  # then some nodes went on without the others
-    last = max(done or ended, key=lambda event: event.exit_code, default=None)
+    completed = [event for event in ends if event.outcome == "completed"]  # some nodes continued without the others
+    last = max(completed or ends, key=lambda event: event.exit_code, default=None)
     return Launched(
         cycles=len(cycles.places),
-        restarts_used=spent,
-        max_restarts=began[0].max_restarts,
+        restarts_used=restarts_used,
+        max_restarts=starts[0].max_restarts,
         outcome=None if last is None else last.outcome,
         exit_code=None if last is None else last.exit_code,
         detail="" if last is None else last.detail,
-        is_clean=bool(ended) and all(event.is_clean for event in ended),
+        is_clean=bool(ends) and all(event.is_clean for event in ends),
     )
 
 
-def _versions(source: events.CallStarted | Job | None) -> dict[str, str]:
+def _versions(source: events.CallStarted | JobRecord | None) -> dict[str, str]:
     if source is None:
         return {}
     named_versions = {
@@ -216,7 +217,7 @@ def _versions(source: events.CallStarted | Job | None) -> dict[str, str]:
 
 
 def _unknown_progress(cycles: CycleHistory) -> Iterable[Note]:
-    """Workers of the last cycle that run, or were stopped, and have told nothing by which a hang shows."""
+    """Yield a note on workers of the last cycle, running or stopped, that have sent no signal of progress."""
     ranks = tuple(
         rank
         for rank, worker in sorted(cycles.last_workers().items())
@@ -224,4 +225,7 @@ def _unknown_progress(cycles: CycleHistory) -> Iterable[Note]:
         if worker.exit is None or worker.exit.code != 0
     )
     if ranks:
-        yield Note("progress unknown: no heartbeat, step or section was told, so only a death would be noticed", ranks)
+        yield Note(
+            "progress unknown: no heartbeat, step or section reported; only the death of a process would be detected",
+            ranks,
+        )

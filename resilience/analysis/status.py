@@ -1,13 +1,14 @@
-"""How is a job doing right now?  Its run folder, looked at again and again.
+"""What is the state of a job right now?  Repeated reads of its run folder.
 
-`Watcher` follows the record files as they grow and reads what monitors leave of their ranks' present signs; a look
-costs what was added since the last one. Of a long file the first look reads the beginning and the end: what a rank or
-an agent is doing now was recorded last. It needs no server, and works from any host that sees the folder: ages
-are by the clock of whoever looks. States are those of `history.rank_states`. `order` puts the ranks first that show
-nothing new for longest, `grouped` makes few lines of many ranks."""
+`Watcher` follows the growing record files and reads the snapshots that monitors write of their ranks. A read costs only
+what was added since the last one. Of a long file, the first read covers the beginning and the end, because the last
+records show what a rank or agent does now. It needs no server and works on any host that can read the folder; ages use
+the clock of that host. States are those of `history.rank_states`. `order` sorts ranks by how long they have shown
+nothing new, `grouped` condenses many ranks to few lines."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -18,20 +19,28 @@ import msgspec
 
 from resilience.attribution.symptoms import symptom
 from resilience.core import events
-from resilience.core.records import Record
+from resilience.core.records import Record, beginnings
 from resilience.history.history import History
 from resilience.history.rank_states import HEALTHY
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
 from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
 
-SILENT_LOOKS = 3  # of the times between two signs of life, after which a job that shows none is lost
-ORPHANED = 5.0  # seconds in which an agent records that its workers have ended; it takes milliseconds
-BETWEEN_CALLS = 5.0  # seconds after the end of a call in which the same processes may begin another one
-LIST_EVERY = 5.0  # seconds between two looks for new files
-HEAD = 2 << 10  # bytes of a file's beginning, which tells of the call
-TAIL = 12 << 10  # bytes of its end that are read first; more where they do not tell what the rank or agent is doing
-MORE = 8  # times as many
-STAGES = b'"event":"stage.'  # most records, and none of them changes what is shown here
+SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as lost
+ORPHANED = 5.0  # seconds in which an agent must record the end of its workers; usually it takes milliseconds
+BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
+LIST_EVERY = 5.0  # seconds between two searches for new files
+HEAD = 2 << 10  # bytes of a file's beginning, which describes the call
+TAIL = 12 << 10  # bytes of its end that are read first; more if they do not show the current activity
+MORE = 8  # factor by which TAIL grows
+_UNSHOWN = beginnings(
+    events.StageStarted,
+    events.StageEnded,
+    events.OutcomeSeen,
+    events.CollectivesCut,
+    events.InterruptDelivered,
+    events.RestartEnded,
+)
+"""Most records are of these kinds. None of them changes the state shown here."""
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
 Phase = Literal["starting", "running", "restarting", "ended", "lost"]
@@ -40,7 +49,7 @@ Kind = Literal["alike", "node"]
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An open section: for how long at least, and what it may take; None without a limit."""
+    """An open section. open_s: minimum seconds that it has been open. limit_s: None without a limit."""
 
     name: str
     open_s: float
@@ -48,14 +57,14 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def share(self) -> float:
-        """Of its limit, how much is used up; 0 without one."""
+        """The used share of its limit; 0 without a limit."""
         return self.open_s / self.limit_s if self.limit_s else 0.0
 
 
 class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A rank at this moment. silent_s: since its last heartbeat, ping or higher step. section: the open one that
-    is nearest to its limit, else the innermost. shown_s: age of what is shown. pid: of its process on its node, None if
-    it has ended or is not known."""
+    """A rank now. silent_s: seconds since its last heartbeat, ping or higher step. section: the open section that is
+    closest to its limit, else the innermost. shown_s: age of the snapshot. pid: of its process on its node, None if it
+    has ended or is unknown."""
 
     rank: int
     node: str
@@ -74,18 +83,18 @@ class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def stale_s(self) -> float:
-        """Seconds since anything about the rank has changed that is known here: a heartbeat, a step, a section."""
+        """Seconds since the last known change of the rank: a heartbeat, a step, a section."""
         return next((age for age in (self.shown_s, self.silent_s) if age is not None), 0.0)
 
     @property
     def share(self) -> float:
-        """How much of its open section's limit is used up."""
+        """The used share of its open section's limit."""
         return self.section.share if self.section is not None else 0.0
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Ranks that one line can tell of. state: of all of them, or of how many each. where: the section that all of
-    them are in, or what they do. worst: the one that comes first in the order of staleness."""
+    """Ranks on one line. state: their common state, or the count of each state. where: their common section or
+    activity. low, high: of their steps. worst: the first rank in order of staleness."""
 
     ranks: tuple[int, ...]
     nodes: int
@@ -97,7 +106,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The last thing that broke."""
+    """The last fault."""
 
     what: str
     rank: int
@@ -105,9 +114,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Now(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job at this moment. restarts: by the launcher; iterations: restarts in place, since the present cycle
-    began. states: how many ranks are in each state. outcome: how it ended, in the launcher's words. phase "lost": no
-    process of it is left, and no end is on record; detail says how that is known."""
+    """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began. states: number
+    of ranks in each state. outcome: how the job ended, as the launcher reports it. phase "lost": no process of the job
+    is left and no end is recorded; detail gives the evidence."""
 
     run: str
     job_id: str
@@ -129,7 +138,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether it runs, or has completed."""
+        """True if the job runs or has completed."""
         return self.phase not in ("ended", "lost") or self.outcome == "completed"
 
 
@@ -140,20 +149,20 @@ class Watcher:
         """clock: UTC seconds."""
         self._folder = folder
         self._clock = clock
-        self._tails: dict[Path, RecordTail | None] = {}  # None: not read yet
+        self._tails: dict[str, RecordTail | None] = {}  # by file name; None: not read yet
         self._list_at = float("-inf")
         self._job_id = folder.name
         self._begin(0)
 
     def _begin(self, attempt: int) -> None:
-        """Forget everything about the attempts before."""
+        """Forget earlier attempts."""
         self._attempt = attempt
         self._history = History(has_details=False)
         self._first_ns: int | None = None
         self._last_ns = 0
-        self._calls: dict[int, str] = {}  # initial rank -> how its last call ended, empty while it goes on
+        self._calls: dict[int, str] = {}  # initial rank -> outcome of its last call, empty while it runs
         self._left: set[int] = set()  # ranks whose process has ended
-        self._outside: set[int] = set()  # ranks whose call is over; their process may go on with something else
+        self._outside: set[int] = set()  # ranks whose call is over; their process may continue with other work
         self._node: dict[int, str] = {}
         self._pid: dict[int, int] = {}
         self._size: int | None = None
@@ -162,14 +171,15 @@ class Watcher:
         self._failure: tuple[int, int, str] | None = None  # UTC, rank, what
 
     def look(self) -> Now | None:
-        """Return the job at this moment; None while there is nothing on record."""
+        """Return the current state of the job; None while there are no records."""
         now = self._clock()
         if now >= self._list_at:
             self._list_at = now + LIST_EVERY
             self._list()
-        for path, tail in self._tails.items():
+        records = self._folder / "records"
+        for name, tail in self._tails.items():
             if tail is None:
-                self._tails[path], added = _opened(path)
+                self._tails[name], added = _opened(records / name)
             else:
                 added = tail.added()
             for record in added:
@@ -178,18 +188,18 @@ class Watcher:
 
     def _list(self) -> None:
         try:
-            paths = sorted(path for path in (self._folder / "records").iterdir() if path.suffix == ".jsonl")
+            names = sorted(name for name in os.listdir(self._folder / "records") if name.endswith(".jsonl"))
         except OSError:
             return
-        for path in paths:
-            self._tails.setdefault(path, None)
+        for name in names:
+            self._tails.setdefault(name, None)
 
     # -- records --------------------------------------------------------------------------------
 
     def _take(self, record: Record) -> None:
         origin, event = record.origin, record.event
         if origin.attempt < self._attempt:
-            return  # what an attempt before has left
+            return  # left by an earlier attempt
         if origin.attempt > self._attempt:
             self._begin(origin.attempt)
         self._job_id = origin.job_id
@@ -198,11 +208,15 @@ class Watcher:
         self._history.take(record)
         rank = origin.initial_rank
         if isinstance(event, events.Interrupted) and symptom(event.record).is_own:
-            seen = event.record
-            at = seen.detected_wall_ns or record.wall_ns
-            if self._failure is None or at >= self._failure[0]:
-                what = seen.message if seen.exception is None else f"{seen.exception.type}: {seen.exception.message}"
-                self._failure = (at, seen.rank, what)
+            interruption = event.record
+            detected_ns = interruption.detected_wall_ns or record.wall_ns
+            if self._failure is None or detected_ns >= self._failure[0]:
+                description = (
+                    interruption.message
+                    if interruption.exception is None
+                    else f"{interruption.exception.type}: {interruption.exception.message}"
+                )
+                self._failure = (detected_ns, interruption.rank, description)
         if isinstance(event, events.WorkerStarted):
             self._pid[event.worker_rank] = event.worker_pid
         if rank is None:
@@ -228,27 +242,29 @@ class Watcher:
             case events.RankExited():
                 self._left.add(rank)
                 self._pid.pop(rank, None)
+            case _:  # no other event matters here
+                pass
 
     # -- the present ----------------------------------------------------------------------------
 
     def _now(self, now: float, first_ns: int) -> Now:
-        shown = {
-            rank: seen
-            for rank, seen in signs.read_all(self._folder).items()
-            if (seen.origin.attempt, seen.origin.cycle) >= self._newest  # else of the worker before
+        snapshots = {
+            rank: snapshot
+            for rank, snapshot in rank_snapshot.read_all(self._folder).items()
+            if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest  # otherwise from an earlier worker
         }
-        ranks = self._ranks(now, shown)
+        ranks = self._ranks(now, snapshots)
         states: dict[str, int] = defaultdict(int)
         for rank in ranks:
             states[rank.state] += 1
         place = self._history.cycles.places[-1] if self._history.cycles.places else None
         parts = {} if place is None else self._history.cycles.parts(place)
-        began = [part.started for part in parts.values() if part.started is not None]
-        left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
+        starts = [part.started for part in parts.values() if part.started is not None]
+        restarts_left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
         phase, outcome, detail = self._phase(now)
-        why = self._why_lost(now, shown.values()) if phase != "ended" else ""
-        if why:
-            phase, detail = "lost", why
+        evidence = self._evidence_of_loss(now, snapshots.values()) if phase != "ended" else ""
+        if evidence:
+            phase, detail = "lost", evidence
         iteration = self._iteration if place is None or self._iteration[:2] == place else (0, 0, 0)
         failure = self._failure
         return Now(
@@ -263,8 +279,8 @@ class Watcher:
             states=dict(sorted(states.items())),
             ranks=ranks,
             cycle=None if place is None else place[1],
-            restarts=max((event.restarts_used for event in began), default=None),
-            restarts_left=min(left, default=None),
+            restarts=max((event.restarts_used for event in starts), default=None),
+            restarts_left=min(restarts_left, default=None),
             iterations=iteration[2],
             outcome=outcome,
             detail=detail,
@@ -272,7 +288,7 @@ class Watcher:
         )
 
     def _phase(self, now: float) -> tuple[Phase, str | None, str]:
-        """What the job is doing; once it has ended, how."""
+        """Return the phase of the job; after its end, also outcome and detail."""
         cycles = self._history.cycles
         if not cycles.began:
             ended = self._left
@@ -280,17 +296,19 @@ class Watcher:
                 ended = ended | self._outside
             if ended and ended >= set(self._calls):
                 outcomes = {self._calls.get(rank) for rank in ended}
-                # A rank that died was replaced by others, or not: what the last call says counts.
+                # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
                 return "ended", "completed" if "completed" in outcomes else "failed", ""
             return ("running" if self._iteration != (0, 0, 0) or self._calls else "starting"), None, ""
         attempt = max(attempt for _, attempt in cycles.began)
-        over = [event for (_, of), event in cycles.over.items() if of == attempt]
-        present = [node for node, of in cycles.began if of == attempt]
-        if over and len(over) >= len(present):
+        ends = [event for (_, number), event in cycles.over.items() if number == attempt]
+        present = [node for node, number in cycles.began if number == attempt]
+        if ends and len(ends) >= len(present):
             newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
-            stayed = [event for (node, of), event in cycles.over.items() if of == attempt and node in newest]
-            done = [event for event in over if event.outcome == "completed"]  # some went on without the others
-            worst = max(done or stayed or over, key=lambda event: event.exit_code)
+            stayed = [event for (node, number), event in cycles.over.items() if number == attempt and node in newest]
+            completed = [
+                event for event in ends if event.outcome == "completed"
+            ]  # some nodes continued without the others
+            worst = max(completed or stayed or ends, key=lambda event: event.exit_code)
             return "ended", worst.outcome, worst.detail
         if not cycles.places or cycles.places[-1][0] != attempt:
             return "starting", None, ""
@@ -299,84 +317,86 @@ class Watcher:
             return "restarting", None, ""
         return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""
 
-    def _why_lost(self, now: float, shown: Collection[signs.Signs]) -> str:
-        """How it is known that nothing of a job lives any more that has not ended, "" if it may."""
+    def _evidence_of_loss(self, now: float, snapshots: Collection[rank_snapshot.RankSnapshot]) -> str:
+        """Return the evidence that no process of an unfinished job is alive, "" if some may be."""
         quiet = now - self._last_ns / 1e9
         parts = self._history.cycles.last_parts()
         if quiet > ORPHANED and not any(part.ended for part in parts):
             unreported = {rank for part in parts for rank, worker in part.workers.items() if worker.exit is None}
             if unreported and unreported <= self._left:
-                return f"all ranks ended {quiet:.0f} s ago, and no agent has recorded it"
-        alive = [each.wall(each.alive_at) for each in shown if each.alive_at is not None]
-        every = signs.alive_every(max((each.origin.world_size or 1 for each in shown), default=1))
-        silent = min([quiet, *(now - at for at in alive)])
-        if alive and silent > SILENT_LOOKS * every:
-            return f"no sign of life for {silent:.0f} s; there should be one every {every:.0f} s"
+                return f"all ranks ended {quiet:.0f} s ago, but no agent recorded it"
+        alive_times = [snapshot.wall(snapshot.alive_at) for snapshot in snapshots if snapshot.alive_at is not None]
+        interval_s = rank_snapshot.alive_every(
+            max((snapshot.origin.world_size or 1 for snapshot in snapshots), default=1)
+        )
+        silent = min([quiet, *(now - at for at in alive_times)])
+        if alive_times and silent > SILENT_LOOKS * interval_s:
+            return f"no sign of life for {silent:.0f} s; expected every {interval_s:.0f} s"
         return ""
 
-    def _ranks(self, now: float, shown: dict[int, signs.Signs]) -> tuple[RankNow, ...]:
-        found: dict[int, RankNow] = {}
+    def _ranks(self, now: float, snapshots: dict[int, rank_snapshot.RankSnapshot]) -> tuple[RankNow, ...]:
+        by_rank: dict[int, RankNow] = {}
         for node in sorted(self._history.nodes):
             for rank, state in self._history.states(node).items():
-                known = found.get(rank)
-                # A rank that moved to another node is what it is there.
-                if known is None or self._node.get(rank) == node:
-                    found[rank] = _rank_now(rank, node, state, now, shown.get(rank))
+                previous = by_rank.get(rank)
+                # A rank that moved has its state on the new node.
+                if previous is None or self._node.get(rank) == node:
+                    by_rank[rank] = _rank_now(rank, node, state, now, snapshots.get(rank))
         pids = {rank: pid for rank, pid in self._pid.items() if rank not in self._left}
-        return tuple(msgspec.structs.replace(found[rank], pid=pids.get(rank)) for rank in sorted(found))
+        return tuple(msgspec.structs.replace(by_rank[rank], pid=pids.get(rank)) for rank in sorted(by_rank))
 
 
 _TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.CycleStarted))
-"""Events from which on a file says what its rank or agent is doing."""
+"""Events after which a file shows what its rank or agent does."""
 
 
 def _opened(path: Path) -> tuple[RecordTail, list[Record]]:
-    """Return a reader of what a file gains from now on, and what is known of it so far: its first and last records."""
+    """Return a reader of a file's new records, and its records so far: the first and the last ones."""
     try:
         size = path.stat().st_size
     except OSError:
         size = 0
     last = TAIL
     while HEAD + last < min(size, READ_AT_ONCE):
-        tail = RecordTail(path, last=last, without=STAGES)
-        records = tail.added()
+        tail = RecordTail(path, last=last, without=_UNSHOWN)
+        records = tail.added(size)
         if any(type(record.event) in _TELLING for record in records):
-            return tail, [*RecordTail(path, until=HEAD, without=STAGES).added(), *records]
+            return tail, [*RecordTail(path, until=HEAD, without=_UNSHOWN).added(size), *records]
         last *= MORE
-    tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None, without=STAGES)
-    return tail, tail.added()
+    tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None, without=_UNSHOWN)
+    return tail, tail.added(size)
 
 
-def _rank_now(rank: int, node: str, state: str, now: float, shown: signs.Signs | None) -> RankNow:
-    if shown is None or shown.origin.node != node:
+def _rank_now(rank: int, node: str, state: str, now: float, snapshot: rank_snapshot.RankSnapshot | None) -> RankNow:
+    if snapshot is None or snapshot.origin.node != node:
         return RankNow(rank, node, state)
-    # Of a large job's ranks what is shown is seldom new: a section that was short may have ended long ago.
-    opened = [
-        Section(section.name, max(0.0, shown.open_for(section, now - shown.offset)), section.limit_s)
-        for section in shown.sections
+    # Snapshots of a large job are updated rarely: a short section may have ended long ago.
+    sections = [
+        Section(section.name, max(0.0, snapshot.open_for(section, now - snapshot.offset)), section.limit_s)
+        for section in snapshot.sections
     ]
-    nearest = max(reversed(opened), key=lambda section: section.share, default=None)
+    nearest = max(reversed(sections), key=lambda section: section.share, default=None)
     is_gone = state in ("terminated", "excluded")
     return RankNow(
         rank=rank,
         node=node,
         state=state,
-        doing="" if is_gone else shown.doing,
-        step=shown.step,
-        silent_s=None if shown.heartbeat_at is None else max(0.0, now - shown.wall(shown.heartbeat_at)),
+        doing="" if is_gone else snapshot.doing,
+        step=snapshot.step,
+        silent_s=None if snapshot.heartbeat_at is None else max(0.0, now - snapshot.wall(snapshot.heartbeat_at)),
         section=None if is_gone else nearest,
-        sections=0 if is_gone else len(opened) + shown.sections_more,
-        shown_s=max(0.0, now - shown.wall(shown.written_at)),
+        sections=0 if is_gone else len(sections) + snapshot.sections_more,
+        shown_s=max(0.0, now - snapshot.wall(snapshot.written_at)),
     )
 
 
 def order(ranks: Iterable[RankNow], by: Sort = "staleness", world_size: int = 1) -> list[RankNow]:
-    """Return ranks, those first that deserve a look.
+    """Return ranks, most suspicious first.
 
-    by: staleness (what is lost or suspect, then what has shown nothing new for longest, then what is nearest to a
-    limit), limit (the share of it that is used), step (the lowest), rank or node. world_size: says how seldom ranks
-    tell what is new, and so from which age on it means anything."""
-    usual = 2 * signs.pause(world_size)
+    by: staleness (lost or suspect ranks, then those without news for longest, then those closest to a limit), limit
+    (used share), step (lowest first), rank or node. world_size: determines how often ranks update their snapshots, and
+    so from which age on a snapshot is stale."""
+    usual = 2 * rank_snapshot.pause(world_size)
 
     def staleness(rank: RankNow) -> tuple[int, float, float, float, int]:
         wrong = _WRONG.index(rank.state) if rank.state in _WRONG else len(_WRONG)
@@ -397,14 +417,14 @@ def order(ranks: Iterable[RankNow], by: Sort = "staleness", world_size: int = 1)
 
 
 def grouped(ranks: Iterable[RankNow], by: Kind, world_size: int = 1) -> list[Group]:
-    """Return groups, those first whose worst rank deserves a look.
+    """Return groups, most suspicious worst rank first.
 
-    by: alike (in the same state and section) or node."""
-    found: dict[tuple[str, ...], list[RankNow]] = {}
+    by: alike (the same state and section) or node."""
+    groups: dict[tuple[str, ...], list[RankNow]] = {}
     for rank in order(ranks, "staleness", world_size):
         key = (rank.node,) if by == "node" else (rank.state, _where(rank))
-        found.setdefault(key, []).append(rank)
-    return [_group(members) for members in found.values()]
+        groups.setdefault(key, []).append(rank)
+    return [_group(members) for members in groups.values()]
 
 
 def _group(members: list[RankNow]) -> Group:

@@ -1,4 +1,4 @@
-"""Reads timings of other tools: tables with the columns `run,section,rank,i,seconds` and, if known, `end`."""
+"""Reads timings of other tools: tables with the columns `run,section,rank,i,seconds` and optionally `end`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience.analysis.observed import Begun, Observed, Run
+from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues
 from resilience.core.calibration import Cut
 from resilience.core.configuration import Configuration
 from resilience.errors import ConfigurationError
@@ -21,37 +21,41 @@ ENDS = ("ok", "cut", "killed", "hang")
 BOM = "\ufeff"
 
 
-def read_table(path: Path) -> list[Run]:
-    """Read `run,section,rank,i,seconds[,end]`."""
+def read_table(path: Path) -> list[ObservedRun]:
+    """Read a table with the columns `run,section,rank,i,seconds[,end]`. Raises: ConfigurationError."""
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     cuts: dict[tuple[str, str], list[Cut]] = defaultdict(list)
     ranks: dict[str, set[str]] = defaultdict(set)
     for line, row in _rows(path):
         run, section, rank = row["run"], row["section"], row["rank"]
-        number, seconds = _whole(path, line, row["i"]), _seconds(path, line, row["seconds"])
+        number, seconds = _integer(path, line, row["i"]), _seconds(path, line, row["seconds"])
         ranks[run].add(rank)
         if row["end"] == "ok":
-            seen = values[run, section]
-            seen[number] = max(seconds, seen.get(number, 0.0))
+            by_number = values[run, section]
+            by_number[number] = max(seconds, by_number.get(number, 0.0))
         else:
             cuts[run, section].append(Cut(seconds, row["end"]))  # type: ignore[arg-type]
     if not values:
-        raise ConfigurationError(f"{path} holds no durations; expected a line for each under {','.join(COLUMNS)}")
+        raise ConfigurationError(
+            f"{path} contains no durations; expected one per line, with the columns {','.join(COLUMNS)}"
+        )
     runs = []
     for run in sorted({run for run, _ in values}, key=lambda name: (len(name), name)):
         deadlines = {
-            section: _whole_series([seen[i] for i in sorted(seen)], cuts[name, section])
-            for (name, section), seen in values.items()
+            section: _whole_series([by_number[i] for i in sorted(by_number)], cuts[name, section])
+            for (name, section), by_number in values.items()
             if name == run
         }
-        seconds = max(sum(seconds for _, seconds, _ in seen.kept) for seen in deadlines.values())
-        runs.append(Run(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines))
+        seconds = max(sum(seconds for _, seconds, _ in by_number.kept) for by_number in deadlines.values())
+        runs.append(
+            ObservedRun(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines)
+        )
     return runs
 
 
-def _whole_series(series: list[float], cuts: list[Cut]) -> Observed:
-    return Observed(
-        starts=[Begun("cold", series[: durations.FIRST])],
+def _whole_series(series: list[float], cuts: list[Cut]) -> ObservedDeadline:
+    return ObservedDeadline(
+        starts=[StartValues("cold", series[: durations.FIRST])],
         kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
         n=len(series),
         max_s=max(series),
@@ -72,7 +76,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             names = next(table, [])
             if names and names[0].startswith(BOM):
                 raise ConfigurationError(
-                    f"{path}:1: begins with a byte order mark; save it as UTF-8 without one (utf-8, not utf-8-sig)"
+                    f"{path}:1: starts with a byte order mark; save it as UTF-8 without one (utf-8, not utf-8-sig)"
                 )
             if tuple(names[:5]) != COLUMNS or names[5:] not in ([], ["end"]):
                 raise ConfigurationError(
@@ -83,7 +87,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 if len(row) != len(names):
                     raise ConfigurationError(f"{path}:{line}: {len(row)} fields, expected {len(names)}: {row}")
                 if not row[1].strip():
-                    raise ConfigurationError(f"{path}:{line}: the name of the section is empty")
+                    raise ConfigurationError(f"{path}:{line}: the section name is empty")
                 end = row[5] if len(row) > 5 else "ok"
                 if end not in ENDS:
                     raise ConfigurationError(f"{path}:{line}: end is {end!r}, expected one of {', '.join(ENDS)}")
@@ -93,15 +97,15 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 )
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(
-            f"{path}: damaged after line {line + 1} ({error}); copy it again, or leave it out"
+            f"{path}: damaged after line {line + 1} ({error}); copy it again, or omit it"
         ) from error
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
 
 
-def _whole(path: Path, line: int, text: str) -> int:
+def _integer(path: Path, line: int, text: str) -> int:
     if not text.isdecimal():
-        raise ConfigurationError(f"{path}:{line}: i is {text!r}, expected a whole number from 0")
+        raise ConfigurationError(f"{path}:{line}: i is {text!r}, expected an integer from 0")
     return int(text)
 
 
@@ -111,5 +115,5 @@ def _seconds(path: Path, line: int, text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0.0 <= seconds < math.inf:
-        raise ConfigurationError(f"{path}:{line}: seconds is {text!r}, expected a number from 0, finite")
-    return max(seconds, 1e-9)  # a clock of whole milliseconds shows 0
+        raise ConfigurationError(f"{path}:{line}: seconds is {text!r}, expected a finite number from 0")
+    return max(seconds, 1e-9)  # a clock with millisecond resolution may show 0

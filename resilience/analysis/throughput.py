@@ -1,7 +1,7 @@
-"""How many steps did the job make per second, over time?  From the ranks' durations of steps, for the page.
+"""How many steps per second did the job make over time?  From the ranks' step durations, for the HTML page.
 
-All ranks make their steps together, so a stretch of time has the median of the ranks that made any; a large job's are
-those of some of its ranks. Steps that a restart made necessary again count too."""
+All ranks step together, so each stretch of time has the median of the ranks that made steps in it. For a large job only
+some ranks are read. Steps that were repeated after a restart count too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilience.telemetry import durations
 from resilience.telemetry.durations import Durations
 
 MOST_FILES = 64  # ranks that are read
-SHORTEST = 1.0  # seconds of the last stretch; a shorter one says little
+SHORTEST = 1.0  # seconds; a shorter last stretch is left out
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -30,9 +30,9 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 def throughput_of(folder: Path) -> tuple[Rate, ...]:
-    """Return the steps per second of a run, () if no steps are on record. Files that cannot be read are left out."""
+    """Return the steps per second of a run, () if no steps are recorded. Unreadable files are left out."""
     paths = files_of(folder, "timings", ".hist")
-    ranks = [found for path in paths[:: max(1, len(paths) // MOST_FILES)] if (found := _read(path)) is not None]
+    ranks = [recorded for path in paths[:: max(1, len(paths) // MOST_FILES)] if (recorded := _read(path)) is not None]
     if not ranks:
         return ()
     period = max(rank.period_s for rank in ranks)
@@ -40,7 +40,7 @@ def throughput_of(folder: Path) -> tuple[Rate, ...]:
     end = max(rank.began_at + rank.seconds for rank in ranks)
     steps: defaultdict[int, list[float]] = defaultdict(list)
     for rank in ranks:
-        for number, count in _counts(rank, begin, period).items():
+        for number, count in _steps_by_stretch(rank, begin, period).items():
             steps[number].append(count)
     rates = []
     for number in range(max(steps, default=-1) + 1):
@@ -53,21 +53,21 @@ def throughput_of(folder: Path) -> tuple[Rate, ...]:
 
 def _read(path: Path) -> Durations | None:
     try:
-        found = durations.read_histograms(path)
+        recorded = durations.read_histograms(path)
     except (OSError, DecodeError):
-        return None  # half written, or of another version
-    return found if STEP in found.deadlines else None
+        return None  # incomplete, or of another version
+    return recorded if STEP in recorded.deadlines else None
 
 
-def _counts(rank: Durations, begin: float, period: float) -> dict[int, float]:
-    """A rank's steps by stretch; where its own stretches lie across, in proportion."""
-    found: defaultdict[int, float] = defaultdict(float)
-    for number, own in rank.deadlines[STEP].periods.items():
-        at = (rank.began_at + number * rank.period_s - begin) / period
+def _steps_by_stretch(rank: Durations, begin: float, period: float) -> dict[int, float]:
+    """Return a rank's steps by stretch. A period of the rank that overlaps two stretches is divided in proportion."""
+    steps: defaultdict[int, float] = defaultdict(float)
+    for number, steps_of_period in rank.deadlines[STEP].periods.items():
+        position = (rank.began_at + number * rank.period_s - begin) / period
         length = rank.period_s / period
-        first = int(at)
-        inside = min(1.0, (first + 1 - at) / length)
-        found[first] += own.count * inside
-        if inside < 1.0:
-            found[first + 1] += own.count * (1.0 - inside)
-    return dict(found)
+        first = int(position)
+        first_share = min(1.0, (first + 1 - position) / length)
+        steps[first] += steps_of_period.count * first_share
+        if first_share < 1.0:
+            steps[first + 1] += steps_of_period.count * (1.0 - first_share)
+    return dict(steps)

@@ -1,10 +1,10 @@
 """How do other tools see a run?  Its spans as a file: for Perfetto, or as OTLP in JSON.
 
-Spans are `telemetry.spans.SpanView`'s over the record files: the ids that the live export has. Records are read file by
-file, and the spans of a rank, or of a node of the launcher, are written before the next one is read. What has no end on
-record lasts to the last record of its rank or agent. For Perfetto a process is a node and a thread a rank; a span that
-does not lie within the one before it (a restart reaches into the next iteration) is in a further thread of that rank,
-for slices of one thread have to be nested. There clocks are corrected; OTLP has the times of the export."""
+`telemetry.spans.SpanView` builds the spans from the record files, with the ids of the live export. Records are read
+file by file, and the spans of a rank, or of a launcher node, are written before the next one is read. A span without a
+recorded end lasts to the last record of its rank or agent. For Perfetto, a process is a node and a thread is a rank.
+The slices of one thread must nest, so a span that overlaps the previous one (a restart extends into the next iteration)
+goes to another thread of that rank. Perfetto output has corrected clocks; OTLP has the times of the export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from resilience.analysis.clocks import Clock
+from resilience.analysis.clocks import NodeClock
 from resilience.analysis.load import RECORDS
 from resilience.analysis.merge import clocks_of, files_of, records_in
 from resilience.attribution.incident import Incident
@@ -27,16 +27,16 @@ from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value
 from resilience.telemetry.spans import SpanView
 
 
-class _Given(msgspec.Struct):
-    """What is read of job.json."""
+class _JobInfo(msgspec.Struct):
+    """The fields read from job.json."""
 
     traceparent: str = ""
     resilience_version: str = ""
 
 
 LANES = 16  # threads of a rank or agent
-INSTANT_NS = 1000  # how long an interruption is shown
-SLACK_NS = 10**6  # lengths are measured, ends are stamped a moment later
+INSTANT_NS = 1000  # displayed length of an interruption
+SLACK_NS = 10**6  # tolerance: durations are measured, but ends are stamped a moment later
 _OF_RESTART = frozenset(("restart", *PHASES))
 _ANCHOR = ".start"
 Place = tuple[int, int]
@@ -44,19 +44,19 @@ Place = tuple[int, int]
 
 
 def parent_of(folder: Path) -> Trace | None:
-    """Return the span that all of a job's are part of: what TRACEPARENT was, by job.json; None if it was not set."""
-    return parse_traceparent(_given(folder).traceparent)
+    """Return the parent span of all spans of a job: TRACEPARENT from job.json; None if it was not set."""
+    return parse_traceparent(_job_info(folder).traceparent)
 
 
-def _given(folder: Path) -> _Given:
+def _job_info(folder: Path) -> _JobInfo:
     try:
-        return encoding.from_json((folder / JOB_FILE).read_bytes(), _Given)
+        return encoding.from_json((folder / JOB_FILE).read_bytes(), _JobInfo)
     except (OSError, DecodeError):
-        return _Given()
+        return _JobInfo()
 
 
 def trace_of(folder: Path, history: History, incident: Incident) -> str:
-    """Return the id of the trace in which an incident lies, as viewers show it; "" if the job's name is not known."""
+    """Return the id of an incident's trace, as viewers show it; "" if the job's name is unknown."""
     parent = parent_of(folder)
     if parent is not None:
         return f"{parent[0]:032x}"
@@ -73,23 +73,23 @@ class Batch(NamedTuple):
 
 
 def spans_of(folder: Path, parent: Trace | None = None) -> Iterator[Batch]:
-    """Yield the spans of a run by rank and agent. parent: what everything is part of."""
+    """Yield the spans of a run by rank and agent. parent: the parent of all spans."""
     nodes: dict[str, list[Path]] = {}
     for path in files_of(folder, RECORDS):
         nodes.setdefault(path.stem.rpartition("-")[0], []).append(path)
     is_launched = any(path.stem.endswith("-agent") for paths in nodes.values() for path in paths)
     view = SpanView(parent, is_launched)
     for node, paths in nodes.items():
-        found: dict[int | None, list[Span]] = {}
+        by_rank: dict[int | None, list[Span]] = {}
         for path in sorted(paths, key=_ranks_first):
             for record in records_in(path):
-                _sort(view.take(record), found, _rank_of(path))
+                _add_to_ranks(view.take(record), by_rank, _rank_of(path))
             if not is_launched:
-                _sort(view.left_open(), found, _rank_of(path))
-                yield from (Batch(node, rank, spans) for rank, spans in found.items())
-                found = {}
-        _sort(view.left_open(), found, None)
-        yield from (Batch(node, rank, spans) for rank, spans in sorted(found.items(), key=lambda item: item[0] or -1))
+                _add_to_ranks(view.left_open(), by_rank, _rank_of(path))
+                yield from (Batch(node, rank, spans) for rank, spans in by_rank.items())
+                by_rank = {}
+        _add_to_ranks(view.left_open(), by_rank, None)
+        yield from (Batch(node, rank, spans) for rank, spans in sorted(by_rank.items(), key=lambda item: item[0] or -1))
 
 
 def _ranks_first(path: Path) -> tuple[bool, str]:
@@ -101,12 +101,12 @@ def _rank_of(path: Path) -> int | None:
     return int(rank) if rank.isdecimal() else None
 
 
-def _sort(spans: list[Span], found: dict[int | None, list[Span]], rank: int | None) -> None:
-    """Add spans to those of the rank whose file tells of them; an agent's file may complete what a rank began."""
+def _add_to_ranks(spans: list[Span], by_rank: dict[int | None, list[Span]], rank: int | None) -> None:
+    """Add spans to the rank of their file. An agent's file may complete spans that a rank began."""
     for span in spans:
         is_agents = span.attributes.get("resilience.role") == "agent"
         of_rank = span.attributes.get("resilience.rank.initial") if rank is None else rank
-        found.setdefault(of_rank if isinstance(of_rank, int) and not is_agents else None, []).append(span)
+        by_rank.setdefault(of_rank if isinstance(of_rank, int) and not is_agents else None, []).append(span)
 
 
 # -- OTLP --------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def otlp(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, Any]]:
 
     Source: opentelemetry-proto, docs/specification.md, "JSON Protobuf Encoding": ids in hexadecimal, 64-bit
     numbers as strings."""
-    version = _given(folder).resilience_version
+    version = _job_info(folder).resilience_version
     for batch in spans_of(folder, parent):
         job_id = batch.spans[0].attributes["resilience.job.id"]
         about = {"service.name": SCOPE, "host.name": batch.node, "resilience.job.id": job_id}
@@ -214,19 +214,19 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
                     pid, at = nodes.setdefault(cause[0], len(nodes) + 1), (cause[2] - zero) / 1e3
                     flow = {"cat": "caused_by", "name": "caused_by", "id": flows}
                     yield {"ph": "s", **flow, "pid": pid, "tid": cause[1], "ts": at}
-                    here = {"pid": nodes[node], "tid": thread, "ts": (span.start_ns - offset) / 1e3}
-                    yield {"ph": "f", "bp": "e", **flow, **here}
+                    target = {"pid": nodes[node], "tid": thread, "ts": (span.start_ns - offset) / 1e3}
+                    yield {"ph": "f", "bp": "e", **flow, **target}
 
 
-def _causes(folder: Path, parent: Trace | None, clocks: Sequence[Clock]) -> dict[int, tuple[str, int, int]]:
-    """Where interruptions stand, by span id: node, thread, time. Others point at them."""
-    found: dict[int, tuple[str, int, int]] = {}
+def _causes(folder: Path, parent: Trace | None, clocks: Sequence[NodeClock]) -> dict[int, tuple[str, int, int]]:
+    """Return node, thread and time of each interruption, by span id, for arrows to them."""
+    causes: dict[int, tuple[str, int, int]] = {}
     for batch in spans_of(folder, parent):
         for lane, span in _lanes(_shown(batch.spans)):
             if span.name == "interruption":
                 at = span.start_ns - _offset(clocks, batch.node)
-                found[span.span_id] = (batch.node, _first_lane(batch) + lane, at)
-    return found
+                causes[span.span_id] = (batch.node, _first_lane(batch) + lane, at)
+    return causes
 
 
 def _first_lane(batch: Batch) -> int:
@@ -234,25 +234,25 @@ def _first_lane(batch: Batch) -> int:
 
 
 def _shown(spans: list[Span]) -> list[Span]:
-    """Spans as slices: no anchors, and interruptions long enough for an arrow to begin there."""
-    found: list[Span] = []
+    """Return the spans to draw: without anchors, and with interruptions long enough for the start of an arrow."""
+    drawn: list[Span] = []
     for span in spans:
         if span.name == "interruption":
-            found.append(msgspec.structs.replace(span, end_ns=span.start_ns + INSTANT_NS))
+            drawn.append(msgspec.structs.replace(span, end_ns=span.start_ns + INSTANT_NS))
         elif span.attributes.get("resilience.outcome") == "open":
-            found.append(msgspec.structs.replace(span, name=f"{span.name} (no end on record)"))
+            drawn.append(msgspec.structs.replace(span, name=f"{span.name} (end not recorded)"))
         elif not span.name.endswith(_ANCHOR):
-            found.append(span)
-    return found
+            drawn.append(span)
+    return drawn
 
 
 def _lanes(spans: list[Span]) -> Iterator[tuple[int, Span]]:
-    """Give each span a lane in which it lies within what is open there, or after it.
+    """Give each span a lane in which it lies inside or after the open spans.
 
-    Restarts have a lane of their own. Ends that were told a moment apart are cut to nest: `SLACK_NS`."""
-    lanes: list[list[int]] = []  # ends of what is open, outermost first
-    known = {span.span_id: span for span in spans}
-    within = [_within(span, known.get(span.parent_id or 0)) for span in spans]
+    Restarts have a separate lane. Ends that differ by up to `SLACK_NS` are cut so that spans nest."""
+    lanes: list[list[int]] = []  # ends of the open spans, outermost first
+    by_id = {span.span_id: span for span in spans}
+    within = [_within(span, by_id.get(span.parent_id or 0)) for span in spans]
     parents = {span.parent_id for span in spans}
     for span in sorted(within, key=lambda span: (span.start_ns, -span.end_ns, span.span_id not in parents)):
         for number in range(int(span.name in _OF_RESTART), LANES):
@@ -271,7 +271,7 @@ def _lanes(spans: list[Span]) -> Iterator[tuple[int, Span]]:
 
 
 def _within(span: Span, parent: Span | None) -> Span:
-    """A span that begins or ends a moment outside of its parent, cut."""
+    """Return a span, cut to its parent if it begins or ends up to `SLACK_NS` outside."""
     if parent is None:
         return span
     start, end = span.start_ns, span.end_ns
@@ -280,7 +280,7 @@ def _within(span: Span, parent: Span | None) -> Span:
     return msgspec.structs.replace(span, start_ns=start, end_ns=max(start, end))
 
 
-def _offset(clocks: Sequence[Clock], node: str) -> int:
+def _offset(clocks: Sequence[NodeClock], node: str) -> int:
     return next((clock.offset_ns for clock in clocks if clock.node == node), 0)
 
 

@@ -1,12 +1,13 @@
-"""Where did the time of one restart go, and whom did all the others wait for?
+"""Where did the time of one restart go, and which rank did all the others wait for?
 
-The critical path is walked backwards from the rank that was back last: within a rank phase by phase; where all ranks
-meet, over to the one that came last, for which the others waited. Its steps add up to the whole restart."""
+The critical path goes backwards from the rank that resumed last: phase by phase within a rank, and at a barrier of all
+ranks over to the rank that arrived last, which the others waited for. Its steps add up to the whole restart."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 import msgspec
 
@@ -16,12 +17,12 @@ from resilience.history.cycles import RESTART
 from resilience.history.history import History
 from resilience.history.phases import TimedPhase, Who, seconds_of
 
-MEETINGS = frozenset(("regroup", "rendezvous"))  # phases that end for all when the last one has come
+MEETINGS = frozenset(("regroup", "rendezvous"))  # barriers: phases that end for all when the last one arrives
 NOTICE = "notice"  # from the first detection until this rank or node knew of it
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A stretch of the critical path. Meetings have the one who came last in a step before them."""
+    """A stretch of the critical path. The step before a barrier is of the rank that arrived last."""
 
     name: str
     who: Who
@@ -29,8 +30,8 @@ class Step(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One phase over all ranks or nodes; seconds from the restart's start. half_s: when half had ended it."""
+class PhaseRow(msgspec.Struct, frozen=True):
+    """One phase over all ranks or nodes, in seconds from the restart's start. half_s: when half had finished it."""
 
     name: str
     start_s: float
@@ -45,27 +46,27 @@ class Row(msgspec.Struct, frozen=True):
 class Waterfall(msgspec.Struct, frozen=True):
     """One restart. path: from the first detection to the last one's first progress.
 
-    uncertainty_s: how far the clocks of two nodes may differ; None where one node has all, or nothing is known.
-    trace_id: where a trace viewer has it."""
+    uncertainty_s: possible difference of two nodes' clocks; None for one node, or if unknown.
+    trace_id: the id of its trace in trace viewers."""
 
     incident: int
     layer: str
     kind: str
     start_ns: int
     seconds: float
-    rows: tuple[Row, ...]
+    rows: tuple[PhaseRow, ...]
     path: tuple[Step, ...]
     uncertainty_s: float | None = None
     trace_id: str = ""
 
     @property
     def longest(self) -> Step | None:
-        """Where most of the time went."""
+        """The step that took most of the time."""
         return max(self.path, key=lambda step: step.seconds, default=None)
 
 
 def waterfall(history: History, incident: Incident) -> Waterfall | None:
-    """Return how the restart of an incident went; None if nothing of it is on record."""
+    """Return the restart of an incident; None if it has no records."""
     phases = list(history.restart_phases(incident.place))
     if not phases:
         return None
@@ -85,75 +86,83 @@ def waterfall(history: History, incident: Incident) -> Waterfall | None:
     )
 
 
-def _rows(phases: list[TimedPhase], start: int, names: Iterable[str]) -> Iterator[Row]:
+def _rows(phases: list[TimedPhase], start: int, names: Iterable[str]) -> Iterator[PhaseRow]:
     begins: dict[str, int] = {}
+    ends: dict[str, list[int]] = {}
     for phase in phases:
-        begins[phase.name] = min(phase.start_ns, begins.get(phase.name, phase.start_ns))
-    for name in sorted(names, key=lambda name: begins.get(name, 0)):
-        of = [phase for phase in phases if phase.name == name]
-        if of:
-            took = seconds_of(of)[name]
-            slowest = max(took, key=lambda who: took[who])
-            ends = sorted(phase.end_ns for phase in of)
-            yield Row(
-                name,
-                (min(phase.start_ns for phase in of) - start) / 1e9,
-                (ends[(len(ends) - 1) // 2] - start) / 1e9,
-                (ends[-1] - start) / 1e9,
-                statistics.median(took.values()),
-                took[slowest],
-                slowest,
-                len(of),
-            )
+        name, start_ns = phase.name, phase.start_ns
+        if start_ns < begins.setdefault(name, start_ns):
+            begins[name] = start_ns
+        ends.setdefault(name, []).append(phase.end_ns)
+    seconds = seconds_of(phases)
+    for name in sorted((name for name in names if name in ends), key=lambda name: begins[name]):
+        durations, ended = seconds[name], sorted(ends[name])
+        slowest = max(durations, key=lambda who: durations[who])
+        yield PhaseRow(
+            name,
+            (begins[name] - start) / 1e9,
+            (ended[(len(ended) - 1) // 2] - start) / 1e9,
+            (ended[-1] - start) / 1e9,
+            statistics.median(durations.values()),
+            durations[slowest],
+            slowest,
+            len(ended),
+        )
 
 
 def critical_path(phases: Iterable[TimedPhase], start_ns: int) -> list[Step]:
     """Return the steps from `start_ns` to the end of the last phase; they add up to the whole.
 
-    Time between two phases of a rank belongs to the earlier one: nothing is left out."""
+    Time between two phases of a rank belongs to the earlier one, so nothing is left out."""
     by_who: dict[Who, list[TimedPhase]] = {}
     arrivals: dict[str, list[TimedPhase]] = {}
-    for one in sorted(phases, key=lambda phase: (phase.start_ns, phase.end_ns)):
-        by_who.setdefault(one.who, []).append(one)
-        arrivals.setdefault(one.name, []).append(one)
-    phase = max((found for of in by_who.values() for found in of), key=lambda phase: phase.end_ns)
-    at = phase.end_ns
+    for current in sorted(phases, key=attrgetter("start_ns", "end_ns")):
+        by_who.setdefault(current.who, []).append(current)
+        arrivals.setdefault(current.name, []).append(current)
+    phase = max(
+        (candidate for phases_of_rank in by_who.values() for candidate in phases_of_rank), key=attrgetter("end_ns")
+    )
+    end_ns = phase.end_ns
     steps: list[Step] = []
     visited: set[TimedPhase] = set()
-    while at > start_ns:
+    while end_ns > start_ns:
         visited.add(phase)
-        begin, last = _came_last(phase, arrivals) if phase.name in MEETINGS else (phase.start_ns, phase)
-        begin = min(at, max(start_ns, begin))
-        steps.append(Step(phase.name, phase.who, begin, (at - begin) / 1e9))
-        at = begin
-        before = _before(by_who, last, at)
-        if before is None or before in visited:
-            steps.append(Step(NOTICE, last.who, start_ns, (at - start_ns) / 1e9))
+        begin, last = _last_arrival(phase, arrivals) if phase.name in MEETINGS else (phase.start_ns, phase)
+        begin = min(end_ns, max(start_ns, begin))
+        steps.append(Step(phase.name, phase.who, begin, (end_ns - begin) / 1e9))
+        end_ns = begin
+        previous = _previous_phase(by_who, last, end_ns)
+        if previous is None or previous in visited:
+            steps.append(Step(NOTICE, last.who, start_ns, (end_ns - start_ns) / 1e9))
             break
-        phase = before
-    return _joined([step for step in reversed(steps) if step.seconds])
+        phase = previous
+    return _merged([step for step in reversed(steps) if step.seconds])
 
 
-def _came_last(phase: TimedPhase, arrivals: Mapping[str, list[TimedPhase]]) -> tuple[int, TimedPhase]:
-    """When the last one came to a meeting, of those who came before it was over for this one; and who."""
-    came = (other for other in arrivals[phase.name] if other.start_ns <= phase.end_ns)
-    last = max(came, key=lambda other: other.start_ns)
+def _last_arrival(phase: TimedPhase, arrivals: Mapping[str, list[TimedPhase]]) -> tuple[int, TimedPhase]:
+    """Return the last arrival at a barrier before its end for this rank: time and phase."""
+    arrived = (candidate for candidate in arrivals[phase.name] if candidate.start_ns <= phase.end_ns)
+    last = max(arrived, key=lambda candidate: candidate.start_ns)
     return last.start_ns, last
 
 
-def _before(by_who: Mapping[Who, list[TimedPhase]], phase: TimedPhase, at: int) -> TimedPhase | None:
-    """What came before a phase: of the same rank; before a worker's first, what its node did."""
-    own = by_who[phase.who]
-    number = own.index(phase)
+def _previous_phase(by_who: Mapping[Who, list[TimedPhase]], phase: TimedPhase, at: int) -> TimedPhase | None:
+    """Return the previous phase of the same rank; before a worker's first phase, the phase of its node."""
+    own_phases = by_who[phase.who]
+    number = own_phases.index(phase)
     if number:
-        return own[number - 1]
+        return own_phases[number - 1]
     if isinstance(phase.who, int) and phase.node in by_who:
-        return max((of for of in by_who[phase.node] if of.start_ns <= at), key=lambda of: of.end_ns, default=None)
+        return max(
+            (candidate for candidate in by_who[phase.node] if candidate.start_ns <= at),
+            key=lambda candidate: candidate.end_ns,
+            default=None,
+        )
     return None
 
 
-def _joined(steps: list[Step]) -> list[Step]:
-    """Steps of the same rank in the same phase that follow each other are one."""
+def _merged(steps: list[Step]) -> list[Step]:
+    """Merge consecutive steps of the same rank in the same phase."""
     joined: list[Step] = []
     for step in steps:
         if joined and (joined[-1].name, joined[-1].who) == (step.name, step.who):

@@ -1,3 +1,3 @@
-"""What broke, whose fault was it, what did it cost, and what to do next?  Incidents, made from the history of a run.
+"""What broke, which rank caused it, what did it cost, and what to do next?  Builds incidents from a run's history.
 
-Pure. The verdict names where the symptom is; "unknown" is an answer."""
+Pure. The verdict names the place of the symptom; "unknown" is a valid verdict."""

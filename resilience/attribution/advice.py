@@ -1,4 +1,4 @@
-"""What should be done next?  Ranks and advice in words, for each class of verdict."""
+"""What should the user do next?  Text for ranks, and advice for each class of verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resilience.attribution.verdict import Verdict
 
 
 def ranks_in_words(ranks: Iterable[int], limit: int = 12) -> str:
-    """Return ranks as ranges, "0-3, 7"; with more than `limit` ranges the rest is only counted."""
+    """Return ranks as ranges, "0-3, 7". Beyond `limit` ranges, the remaining ranks are only counted."""
     ordered = sorted(set(ranks))
     runs: list[list[int]] = []
     for rank in ordered:
@@ -19,8 +19,8 @@ def ranks_in_words(ranks: Iterable[int], limit: int = 12) -> str:
             runs.append([rank])
     parts = ["-".join(map(str, run)) for run in runs]
     if len(parts) > limit:
-        rest = len(ordered) - sum(run[-1] - run[0] + 1 for run in runs[:limit])
-        parts = [*parts[:limit], f"… and {rest} more"]
+        hidden = len(ordered) - sum(run[-1] - run[0] + 1 for run in runs[:limit])
+        parts = [*parts[:limit], f"… and {hidden} more"]
     return ", ".join(parts)
 
 
@@ -31,34 +31,34 @@ def named(ranks: Iterable[int]) -> str:
 
 ADVICE: Mapping[Class, str] = {
     "exception": "read the exception and the line above; the other ranks only followed",
-    "left": "the rank left by itself; find out who asked it to",
+    "left": "the rank left on its own: find out what asked it to leave",
     "exited": "something ended the process without an exception (os._exit, a C library): see its output",
-    "killed": "look for who sent SIGKILL: kernel log (dmesg), the container's memory limit, an administrator",
+    "killed": "find out who sent SIGKILL: kernel log (dmesg), the container's memory limit, an administrator",
     "out_of_memory": "the kernel killed it for memory: compare rss across ranks, lower the batch or the workers",
     "crashed": "native code crashed: see the stack if there is one, and the core dump",
-    "told_to_stop": "a signal asked it to end: find out who sent it; preemption is no fault of the job",
-    "stopped": "somebody stopped the process (SIGSTOP, a debugger, a frozen machine)",
-    "blocked_in_kernel": "the kernel does not come back from I/O: look at the file system and its server",
-    "blocked_in_native_code": "native code holds the interpreter: see the stack taken before it was ended",
-    "waits_for_lock": "it waits for a lock that nobody gives back: see the line, and who else takes that lock",
-    "busy_without_progress": "the function runs and gets nowhere: see the loop at the line above",
-    "input_stall": "the input pipeline stalled: look at the loader's workers and at the storage behind it",
-    "storage_stall": "writing or reading a checkpoint stalled: look at the storage",
-    "hung": "see the line where it waits; if that is legitimate, raise the limit that fired",
-    "hook_failed": "a hook of the wrapper raised: it must cope with a half-finished iteration",
-    "hook_hung": "a hook of the wrapper did not return: give what it waits for a limit of its own",
-    "missed_completion": "a rank never came to the end: raise completion_timeout if it may take that long",
-    "went_on": "a rank went on while others still waited for it: look for a collective that it skips",
-    "communication": "all ranks wait at the same line, and for what is not on record: see who should answer there",
+    "told_to_stop": "a signal asked the process to end: find out who sent it (preemption is not the job's fault)",
+    "stopped": "something stopped the process (SIGSTOP, a debugger, a frozen machine)",
+    "blocked_in_kernel": "the kernel does not return from I/O: check the file system and its server",
+    "blocked_in_native_code": "native code blocks the interpreter: see the stack taken before the process ended",
+    "waits_for_lock": "it waits for a lock that is never released: see the line, and which code takes that lock",
+    "busy_without_progress": "the function runs but makes no progress: see the loop at the line above",
+    "input_stall": "the input pipeline stalled: check the loader's workers and the storage behind it",
+    "storage_stall": "writing or reading a checkpoint stalled: check the storage",
+    "hung": "see the line where it waits; if that wait is legitimate, raise the limit that fired",
+    "hook_failed": "a hook of the wrapper raised: it must handle a half-finished iteration",
+    "hook_hung": "a hook of the wrapper did not return: set a limit for what it waits for",
+    "missed_completion": "a rank did not reach the end: raise completion_timeout if it may take that long",
+    "went_on": "a rank continued while others still waited for it: look for a collective that it skips",
+    "communication": "all ranks wait at the same line; what they wait for is not on record: see which peer is due",
     "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
-    "common": "most ranks failed alike: suspect data, configuration or storage, not a machine",
-    "node_lost": "a whole node went silent: look at the node and its network",
-    "store_lost": "the host of the store was lost, or cut off from most: look at it and at its network",
-    "monitor_lost": "a monitor process died: hangs and deaths of this rank are not noticed any more",
-    "ended_by_monitor": "its own monitor ended the rank, and the end came late: see the incident before",
-    "unknown": "the account does not show what broke",
+    "common": "most ranks failed in the same way: suspect data, configuration or storage, not a machine",
+    "node_lost": "a whole node went silent: check the node and its network",
+    "store_lost": "the host of the store was lost, or cut off from most ranks: check it and its network",
+    "monitor_lost": "a monitor process died: hangs and deaths of this rank are no longer detected",
+    "ended_by_monitor": "the rank's own monitor ended it, and the process ended late: see the previous incident",
+    "unknown": "the records do not show what broke",
 }
-KILLED_BELOW = 137  # the exit status of a shell, or a container's first process, whose child died of SIGKILL
+KILLED_BELOW = 137  # the exit status of a shell, or of a container's first process, if its child died of SIGKILL
 
 HANGS: frozenset[Class] = frozenset(
     ("hung", "waits_for_lock", "busy_without_progress", "communication", "desynchronised")
@@ -74,17 +74,17 @@ def advise(
 ) -> tuple[str, ...]:
     """Return what to do next, most important first.
 
-    repeats: earlier incidents of the same failure. exit_code: of the rank that is blamed. progress_unknown: nothing was
-    armed that would have shown a lack of progress. swallowed: (rank, place) where user code caught the interruption."""
+    repeats: number of earlier incidents of the same failure. exit_code: of the blamed rank. progress_unknown: no limit
+    that detects a lack of progress was armed. swallowed: (rank, place) where user code caught the interruption."""
     advice = [ADVICE[verdict.what]]
     if verdict.what == "exited" and exit_code == KILLED_BELOW:
         advice.append("exit status 137 may stand for SIGKILL (128 + 9): compare the memory with the container's limit")
     if repeats >= 2:
-        advice.append(f"the same failure, {repeats + 1} times now: another restart will not cure it; stop and fix it")
+        advice.append(f"the same failure, {repeats + 1} times now: another restart will not help; stop and fix it")
     if verdict.what == "hung" and not verdict.culprits:
-        advice.append("who was waited for is not on record; name the stretches of a step with resilience.section")
+        advice.append("the awaited rank is not on record: mark the parts of a step with resilience.section")
     if progress_unknown and verdict.what in HANGS:
-        advice.append("nothing was armed that shows a lack of progress: use resilience.step, RESILIENCE_STEP_TIMEOUT")
+        advice.append("no limit on progress was armed: use resilience.step and RESILIENCE_STEP_TIMEOUT")
     for rank, place in sorted(set(swallowed))[:3]:
         advice.append(f"rank {rank} swallowed the interruption at {place}: let BaseException through there")
     return tuple(advice)

@@ -1,8 +1,7 @@
-"""Where did the time of the whole job go?  The ranks' time, as seconds of the job.
+"""Where did the time of the whole job go?  Converts the ranks' time to seconds of the job.
 
-A second in which all ranks were at work is a productive second of the job; one in which half of them were is half a
-second. The share that was productive is the effective training time ratio (ETTR). `history.rank_time` has the
-definition of each cause."""
+A second in which all ranks worked is one productive second of the job. A second in which half of them worked is half a
+second. The productive share is the effective training time ratio (ETTR). `history.rank_time` defines each cause."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from resilience.history.rank_time import RankSeconds
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Seconds of the whole job: rank-seconds by the number of ranks. The causes and what is productive add up."""
+    """Seconds of the whole job: rank-seconds divided by the number of ranks. productive_s and all causes add up to
+    total_s."""
 
     total_s: float
     productive_s: float
@@ -28,17 +28,17 @@ class Times(msgspec.Struct, frozen=True):
 
     @property
     def ettr(self) -> float | None:
-        """The share that was productive, None if nothing was."""
+        """Return the productive share of the time, None if there was no time."""
         return self.productive_s / self.total_s if self.total_s > 0 else None
 
 
 def times(history: History, without: Collection[int] = ()) -> Times:
-    """Return where the time of a job went. without: ranks of which records are missing."""
-    whole = {rank: of_rank for rank, of_rank in history.spent().items() if rank not in without}
+    """Return where the time of a job went. without: ranks to leave out because records are missing."""
+    by_rank = {rank: seconds for rank, seconds in history.spent().items() if rank not in without}
     spent = RankSeconds()
-    for of_rank in whole.values():
-        spent.add(of_rank)
-    unit = max(1, len(whole)) * 1e9
+    for seconds in by_rank.values():
+        spent.add(seconds)
+    unit = max(1, len(by_rank)) * 1e9
     return Times(
         total_s=spent.total / unit,
         productive_s=spent.productive / unit,
@@ -47,5 +47,5 @@ def times(history: History, without: Collection[int] = ()) -> Times:
         hang_s=spent.hang / unit,
         rework_s=spent.rework / unit,
         idle_s=spent.idle / unit,
-        ranks=len(whole),
+        ranks=len(by_rank),
     )

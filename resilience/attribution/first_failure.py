@@ -1,7 +1,6 @@
-"""Which rank failed first, and why?  One short sentence about an incident, for a person at a terminal.
+"""Which rank failed first, and why?  One short sentence about an incident, for a user at a terminal.
 
-The verdict decides who is named, not the order in which ranks reported. A failure that only one process saw
-(`reported_in_words`) is for the case that no verdict can be reached in time."""
+The verdict decides which rank is named, not the order in which ranks reported."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from resilience.attribution.symptoms import CLASSES
 from resilience.attribution.verdict import Culprit, Verdict
 from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.hangs import WORDS as HANGS
+from resilience.core.hang_kind import WORDS as HANGS
 
 LONGEST = 120  # characters of a cause
 NOBODY = "no rank is to blame"
 
 
 def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
-    """Return who failed first, and of what. has_nodes: the node matters, because there are several."""
+    """Return which rank failed first, and why. has_nodes: name the node, because there are several."""
     verdict, chief = incident.verdict, chief_culprit(incident.verdict)
     if verdict.what == "store_lost":
         return "the job's store was lost"
@@ -26,17 +25,17 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
         return f"which rank failed first is not known (candidates: {candidates_in_words(verdict)})"
     if chief is None:
         return f"{NOBODY} ({'the cause is not known' if verdict.what == 'unknown' else CLASSES[verdict.what]})"
-    record = next((each for each in incident.records if each.rank == chief.rank), None)
+    record = next((record for record in incident.records if record.rank == chief.rank), None)
     if verdict.what == "common":
-        who = f"{named(culprit.rank for culprit in verdict.culprits)} failed alike"
+        failure = f"{named(culprit.rank for culprit in verdict.culprits)} failed in the same way"
     else:
         on_node = f" on {record.node}" if has_nodes and record is not None and record.node else ""
-        who = f"rank {chief.rank}{on_node} failed first"
-    return f"{who} ({cause_in_words(record) if record is not None else CLASSES[chief.what]})"
+        failure = f"rank {chief.rank}{on_node} failed first"
+    return f"{failure} ({cause_in_words(record) if record is not None else CLASSES[chief.what]})"
 
 
 def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged:
-    """Return the verdict as an event, so that records, spans, logs and metrics have the words of the terminal."""
+    """Return the verdict as an event. Records, spans, logs and metrics then use the same words as the terminal."""
     chief = chief_culprit(incident.verdict)
     return events.IncidentJudged(
         failure_in_words(incident, has_nodes),
@@ -50,7 +49,9 @@ def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged
 
 def chief_culprit(verdict: Verdict) -> Culprit | None:
     """Return the culprit that is named first, None if no rank is named."""
-    return next((each for each in verdict.culprits if each.rank == verdict.first), next(iter(verdict.culprits), None))
+    return next(
+        (culprit for culprit in verdict.culprits if culprit.rank == verdict.first), next(iter(verdict.culprits), None)
+    )
 
 
 def candidates_in_words(verdict: Verdict) -> str:
@@ -59,9 +60,9 @@ def candidates_in_words(verdict: Verdict) -> str:
 
 
 def cause_in_words(record: InterruptionRecord) -> str:
-    """Return what ended a rank's iteration, in one short line."""
-    words = " ".join(_cause(record).split())
-    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+    """Return what ended a rank's iteration, as one short line."""
+    line = " ".join(_cause(record).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def _cause(record: InterruptionRecord) -> str:
@@ -69,8 +70,8 @@ def _cause(record: InterruptionRecord) -> str:
     if error is not None:
         return f"{error.type}: {error.message}" if error.message else error.type
     if record.interruption is Interruption.TERMINATED and end is not None:
-        how = end.signal or ("ended" if end.code is None else f"exit code {end.code}")
-        return f"{how}, out of memory" if end.oom else how
+        ending = end.signal or ("ended" if end.code is None else f"exit code {end.code}")
+        return f"{ending}, out of memory" if end.oom else ending
     if record.interruption in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT) and detector is not None:
         limit = "" if detector.limit_s is None else f" limit {detector.limit_s:g} s"
         hang = "" if record.hang is None else f", {HANGS[record.hang]}"

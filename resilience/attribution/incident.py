@@ -1,7 +1,7 @@
-"""What is one incident?  An interruption and what came of it, as a value, for both layers.
+"""What is one incident?  An interruption and its outcome, as a value, for both layers.
 
-`incidents` and `launch_incidents` gather what an iteration or a cycle knows; what follows from that for an incident of
-either layer (its time, its cost, its place in the code, what was done for evidence, the advice) is computed here."""
+`incidents` and `launch_incidents` collect the facts of an iteration or a cycle. This module derives the rest for either
+layer: time, cost, place in the code, how the evidence was taken, and advice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Status = Literal["restarted", "ended", "unfinished", "continued"]
 
 class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long something took on several ranks, in seconds. slowest: the initial rank that took longest.
-    node: the slowest node, where whole nodes were timed."""
+    node: the slowest node, if whole nodes were timed."""
 
     median_s: float
     max_s: float
@@ -36,17 +36,17 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """One leg of the restart."""
+    """One phase of the restart."""
 
     name: str
     took: Spread
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the incident cost, in steps and in seconds of the whole job; None is "not known".
+    """The cost of the incident, in steps and in seconds of the whole job; None means "not known".
 
     hang_s: silence until a limit fired. restart_s: detection to first progress, slowest rank. rework_s:
-    steps done again, at the speed of before. lost_s: their sum, as far as known."""
+    repeated steps, at the speed before the incident. lost_s: the sum of the known costs."""
 
     lost_steps: int | None = None
     hang_s: float | None = None
@@ -60,11 +60,11 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One interruption of the job and what came of it. Ranks are initial ranks.
+    """One interruption of the job and its outcome. Ranks are initial ranks.
 
-    layer: who restarted; of a cycle of the launcher, call is 0 and iteration AT_ENTRY. detail: what its agents
-    agreed on. number: from 1, in the order of the account. reported_first: whose record the store has first; the
-    first mover in `verdict` may be another one, who could not report. records: first mover's first."""
+    layer: which layer restarted; for a cycle of the launcher, call is 0 and iteration AT_ENTRY. detail: what its agents
+    agreed on. number: from 1, in order. reported_first: the rank whose record reached the store first; the first mover
+    in `verdict` may be another rank that could not report. records: the first mover's come first."""
 
     number: int
     attempt: int
@@ -100,8 +100,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for the same fault over ranks, restarts and runs; for exceptions and exits the one that the restart
-        budget compares."""
+        """Return a text that is equal for the same fault across ranks, restarts and runs. For exceptions and exits the
+        restart budget compares the same text."""
         chief = self.chief
         if chief is None:
             return of_parts(self.verdict.what)
@@ -114,20 +114,20 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def place(self) -> Place | Cycle:
-        """Where it stands in the history: an iteration, or a cycle of the launcher."""
+        """Return its place in the history: an iteration, or a cycle of the launcher."""
         if self.layer == "launcher":
             return self.attempt, self.cycle
         return self.attempt, self.cycle, self.call, self.iteration
 
     @property
     def chief(self) -> InterruptionRecord | None:
-        """The record that tells most of what broke: the first mover's."""
+        """Return the record that says most about the fault: the first mover's."""
         return self.records[0] if self.records else None
 
 
 class Progress(NamedTuple):
     """How far the job had come. reached: the highest step that had begun; resumed: the lowest one after the restart.
-    seconds_a_step: how long a step took before, None if that is not known."""
+    seconds_a_step: how long a step took before the incident, None if not known."""
 
     reached: int | None
     resumed: int | None
@@ -143,34 +143,38 @@ def completed(
     stacks: Mapping[int, tuple[Frame, ...]],
     swallowed: Sequence[tuple[int, str]] = (),
 ) -> Incident:
-    """Return the incident with its number and with everything that follows from its records.
+    """Return the incident with its number and with everything that can be derived from its records.
 
     before: earlier incidents of the job. restarts: how long each rank was away, in seconds. wall_ns: when the
-    interruption was noticed, if no record says so. stacks: of ranks when they were stopped. swallowed: ranks that did
-    not let an interrupt end them, and where."""
+    interruption was noticed, if no record says so. stacks: of ranks when they were stopped. swallowed: ranks whose code
+    caught the interrupt, and the place."""
     verdict, records, chief = incident.verdict, incident.records, incident.chief
     of_chief = _of_chief(records)
-    seen = [(at, record.silent_for_s or 0.0) for record in of_chief if (at := record.detected_wall_ns) is not None]
-    repeated = _alike(records, before)
+    detections = [
+        (detected_ns, record.silent_for_s or 0.0)
+        for record in of_chief
+        if (detected_ns := record.detected_wall_ns) is not None
+    ]
+    same_as = _alike(records, before)
     progress_unknown = any(record.progress_unknown for record in of_chief)
     restart, code = spread(restarts), None if chief is None or chief.exit is None else chief.exit.code
     return msgspec.structs.replace(
         incident,
         number=len(before) + 1,
         kind=verdict.what if chief is None else chief.interruption.value,
-        detected_wall_ns=min((at for at, _ in seen), default=wall_ns),
-        since_wall_ns=min((at - round(silent * 1e9) for at, silent in seen), default=wall_ns),
+        detected_wall_ns=min((detected_ns for detected_ns, _ in detections), default=wall_ns),
+        since_wall_ns=min((detected_ns - round(silent * 1e9) for detected_ns, silent in detections), default=wall_ns),
         where=where(verdict.first, records, stacks, incident.reported_first),
         restart=restart,
         cost=_cost(progress, silence_of(records), restart),
-        advice=advise(verdict, len(repeated), progress_unknown, swallowed, code),
-        same_as=repeated,
+        advice=advise(verdict, len(same_as), progress_unknown, swallowed, code),
+        same_as=same_as,
     )
 
 
 def silence_of(records: Sequence[InterruptionRecord]) -> float | None:
-    """Return for how many seconds the rank of the first record had been silent, None if it had not."""
-    return max((each.silent_for_s for each in _of_chief(records) if each.silent_for_s is not None), default=None)
+    """Return how many seconds the rank of the first record had been silent, None if it was not silent."""
+    return max((record.silent_for_s for record in _of_chief(records) if record.silent_for_s is not None), default=None)
 
 
 def _of_chief(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
@@ -180,22 +184,22 @@ def _of_chief(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]
 def _cost(progress: Progress, silence: float | None, restart: Spread | None) -> Cost:
     reached, resumed, seconds_a_step = progress
     lost = None if reached is None or resumed is None else max(0, reached - resumed)
-    a_step = seconds_a_step() if lost else 0.0
+    step_s = seconds_a_step() if lost else 0.0
     return Cost(
         lost_steps=lost,
         hang_s=silence,
         restart_s=None if restart is None else restart.max_s,
-        rework_s=None if lost is None or a_step is None else lost * a_step,
+        rework_s=None if lost is None or step_s is None else lost * step_s,
     )
 
 
 def evidence_in_words(by_method: Mapping[str, Iterable[int]], sent: Mapping[int, tuple[str, str]]) -> list[str]:
-    """Return how the ranks' stacks were taken, and which signals monitors sent to which rank, and why."""
-    done = [
+    """Return how the ranks' stacks were taken, which signals monitors sent to which rank, and why."""
+    actions = [
         f"{'no stack could be taken' if method == 'none' else f'stacks taken by {method}'} of {named(ranks)}"
         for method, ranks in sorted(by_method.items())
     ]
-    return done + [f"{signals} sent to rank {rank} ({reason})" for rank, (signals, reason) in sorted(sent.items())]
+    return actions + [f"{signals} sent to rank {rank} ({reason})" for rank, (signals, reason) in sorted(sent.items())]
 
 
 def where(
@@ -204,9 +208,9 @@ def where(
     stacks: Mapping[int, tuple[Frame, ...]],
     first: int | None = None,
 ) -> Frame | None:
-    """Return the line of the user's own code where this rank broke, or was. stacks: of ranks when they learned of the
-    interruption. first: whose record the store has first. The record of another rank's hang may have been made when the
-    restart had begun: its own stack from before comes first."""
+    """Return the line of user code where this rank failed or was. stacks: of ranks when they learned of the
+    interruption. first: the rank whose record reached the store first. The record of another rank's hang may have been
+    written after the restart began, so its earlier stack is preferred."""
     if rank is None:
         return None
     for record in records:
@@ -225,41 +229,42 @@ def spread(
     """Return how long something took, None if nothing is known. lowest: the lowest rank of each node."""
     if not seconds:
         return None
-    of_node = {} if lowest is None else lowest
+    lowest_ranks = {} if lowest is None else lowest
 
-    def rank_of(who: Who) -> int:
-        return who if isinstance(who, int) else of_node.get(who, 0)
+    def rank_of(place: Who) -> int:
+        return place if isinstance(place, int) else lowest_ranks.get(place, 0)
 
-    slowest = max(sorted(seconds, key=rank_of), key=lambda who: seconds[who])  # type: ignore[index]
+    longest = max(seconds.values())
+    slowest = min((place for place, took in seconds.items() if took == longest), key=rank_of)
     node = slowest if isinstance(slowest, str) else ""
-    return Spread(statistics.median(seconds.values()), max(seconds.values()), rank_of(slowest), len(seconds), node)
+    return Spread(statistics.median(seconds.values()), longest, rank_of(slowest), len(seconds), node)
 
 
 def spreads(
     phases: Iterable[TimedPhase], names: Iterable[str], lowest: Mapping[str, int] | None = None
 ) -> tuple[Phase, ...]:
     """Return how long each phase of a restart took, in the order of `names`. lowest: as for `spread`."""
-    took = seconds_of(phases)
-    found = ((name, spread(took.get(name, {}), lowest)) for name in names)
-    return tuple(Phase(name, spread_of) for name, spread_of in found if spread_of is not None)
+    seconds = seconds_of(phases)
+    named_spreads = ((name, spread(seconds.get(name, {}), lowest)) for name in names)
+    return tuple(Phase(name, took) for name, took in named_spreads if took is not None)
 
 
 def _alike(records: Sequence[InterruptionRecord], before: Sequence[Incident]) -> tuple[int, ...]:
-    """Earlier incidents of which the chief record has the same fingerprint."""
+    """Return the numbers of earlier incidents whose chief record has the same fingerprint."""
     if not records or records[0].exception is None:
         return ()
-    mark = records[0].exception.fingerprint
+    fingerprint = records[0].exception.fingerprint
     return tuple(
         incident.number
         for incident in before
         if incident.chief is not None
         and incident.chief.exception is not None
-        and incident.chief.exception.fingerprint == mark
+        and incident.chief.exception.fingerprint == fingerprint
     )
 
 
 def to_json(incident: Incident) -> Any:
-    """Return the incident as plain values, what is computed included."""
+    """Return the incident as plain values, including the computed ones."""
     plain = msgspec.to_builtins(incident)
     plain["cost"] = {**msgspec.to_builtins(incident.cost), "lost_s": incident.cost.lost_s}
     plain["category"] = incident.category

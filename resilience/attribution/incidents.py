@@ -1,9 +1,9 @@
-"""What broke in this run?  One incident for each restart, made from the history.
+"""What broke in this run?  Builds one incident for each restart from the history.
 
-What one interruption left on any rank (`history.iterations`) becomes one `Incident`: which rank was first, which ranks
-only followed, which are cleared and why (`attribution.verdict`), how long each phase took, what it cost, what was done,
-what to do next. A cycle of the launcher that failed is an incident too (`attribution.launch_incidents`). The order of
-arrival is the store's, never a clock's. A torn or unfinished run gives incidents with less in them."""
+All records that one interruption left on any rank (`history.iterations`) become one `Incident`: which rank was first,
+which ranks only followed, which are cleared and why (`attribution.verdict`), how long each phase took, the cost, the
+actions, and what to do next. A failed cycle of the launcher is an incident too (`attribution.launch_incidents`). The
+store defines the order of arrival, never a clock. A damaged or unfinished run gives incidents with fewer facts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def incidents_of(history: History) -> tuple[Incident, ...]:
 
 
 def _given_up_after(history: History, key: Place) -> Place | None:
-    """The iteration before, if the ranks did no more in this one than to give up: that is how its incident ended."""
+    """Return the previous iteration if the ranks only gave up in this one: its incident ended that way."""
     iterations = history.iterations
     before = (*key[:3], key[3] - 1)
     records = iterations[key].records
@@ -62,8 +62,8 @@ def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
 
 
 def _cut_off(history: History, place: Cycle) -> list[Place]:
-    """Iterations that are part of the cycle's own incident: no restart came from them, because the launcher took
-    over, or it took over for the same death."""
+    """Return the iterations that are part of the cycle's own incident: no restart followed them because the launcher
+    took over, or the launcher restarted for the same death."""
     mover = history.cycles.mover(place)
     iterations = history.iterations
 
@@ -94,7 +94,7 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     restarts = {
         rank: max(0.0, end.duration_s)
         for rank, end in iteration.restarts.items()
-        if following.started.get(rank) != "inactive"  # a spare has no progress to show
+        if following.started.get(rank) != "inactive"  # a spare shows no progress
     }
     excluded = tuple(sorted(iteration.excluded | {rank for rank, end in iteration.ended.items() if end == "left"}))
     status = _status(history, key, iteration, following)
@@ -138,19 +138,19 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
 
 
 def _ordered(iteration: Iteration, verdict: Verdict) -> tuple[InterruptionRecord, ...]:
-    """What tells most comes first: what the first mover and the other culprits have on record of their
-    own, then who noticed that somebody did not come, then what only followed."""
+    """Return the records, most informative first: own faults of the first mover and the other culprits, then records of
+    ranks that noticed a missing rank, then consequences."""
     blamed = [verdict.first, *(culprit.rank for culprit in verdict.culprits)]
     place = {rank: position for position, rank in reversed(list(enumerate(blamed)))}
     first = iteration.first_reporter
-    killed = {r.rank for r in iteration.records if r.interruption is Interruption.HARD_TIMEOUT}
+    killed = {record.rank for record in iteration.records if record.interruption is Interruption.HARD_TIMEOUT}
 
     def order(record: InterruptionRecord) -> tuple[int, int, bool, int, bool]:
         signalled = iteration.signalled.get(record.rank)
-        found = symptom(record, signalled, iteration.stacks.get(record.rank, ()))
-        is_own = found.is_own and record.rank in place
-        group = 0 if is_own else 1 if found.what in ("hung", "missed_completion") else 2
-        # Of a rank's two timeouts the hard limit's record knows more.
+        rank_symptom = symptom(record, signalled, iteration.stacks.get(record.rank, ()))
+        is_own = rank_symptom.is_own and record.rank in place
+        group = 0 if is_own else 1 if rank_symptom.what in ("hung", "missed_completion") else 2
+        # If a rank has two timeouts, the record of the hard limit says more.
         is_soft = record.interruption is Interruption.SOFT_TIMEOUT and record.rank in killed
         return group, place.get(record.rank, len(blamed)), record.rank != first, record.rank, is_soft
 
@@ -176,24 +176,24 @@ def _stepped_in(iteration: Iteration, following: Iteration) -> tuple[int, ...]:
 
 
 def _reached(iteration: Iteration) -> int | None:
-    """The highest step that a rank was about to do when the iteration was interrupted."""
+    """Return the highest step that a rank had begun when the iteration was interrupted."""
     steps = [*iteration.steps.values(), *(record.step for record in iteration.records if record.step is not None)]
     return max(steps, default=None)
 
 
 def _resumed(iteration: Iteration) -> int | None:
-    """The lowest step with which a rank went on after the restart."""
+    """Return the lowest step with which a rank continued after the restart."""
     return min((end.step for end in iteration.restarts.values() if end.step is not None), default=None)
 
 
 def _seconds_a_step(history: History, key: Place) -> float | None:
-    """Return how long a step took in this iteration, else in another one of the call.
+    """Return how long a step took in this iteration, else in another iteration of the call.
 
-    Where an iteration began is known from the restart before it; the first one began with step 0 if
-    the job had nothing to go on from after it."""
+    The restart before an iteration says at which step it began. The first iteration began with step 0 if the restart
+    after it resumed at step 0."""
     iterations = history.iterations
-    others = sorted(iterations.keys() - {key})
-    for place in (key, *(other for other in others if other[:3] == key[:3])):
+    other_places = sorted(iterations.keys() - {key})
+    for place in (key, *(place for place in other_places if place[:3] == key[:3])):
         iteration, before = iterations[place], iterations.get((*place[:3], place[3] - 1))
         entered = _resumed(before) if before is not None and place[3] > 0 else None
         if entered is None and place[3] == 0 and _resumed(iteration) == 0:
@@ -212,7 +212,7 @@ def _actions(
     sent = {rank: (", ".join(dict.fromkeys(signals)), reason) for rank, (reason, signals) in iteration.sent.items()}
     done = evidence_in_words(iteration.stacks_by, sent)
     for rank, place in sorted(iteration.stuck.items()):
-        done.append(f"abort did not free rank {rank} (in {place}): its process had to go")
+        done.append(f"abort did not free rank {rank} (in {place}): its process had to end")
     if excluded:
         done.append(f"{named(excluded)} excluded")
     stepped_in = _stepped_in(iteration, following)
@@ -221,7 +221,7 @@ def _actions(
     if status == "restarted":
         done.append(f"{'started without it' if is_entry else 'restarted in place'}: {named(following.started)}")
     elif status == "continued" and iteration.unmonitored:
-        done.append(f"{named(iteration.unmonitored)} went on without a monitor")
+        done.append(f"{named(iteration.unmonitored)} continued without a monitor")
     elif status == "ended":
         done.append("the call ended")
     return tuple(done)

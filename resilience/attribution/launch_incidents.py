@@ -1,8 +1,8 @@
-"""What happened when the launcher had to start anew?  One incident for each cycle that failed.
+"""What happened when the launcher had to restart the workers?  Builds one incident for each failed cycle.
 
-Made from `history.cycles`: which rank was first as the agents agreed, what its monitor saw, how long each phase took,
-what was lost. The verdict is `attribution.verdict`'s, as for an iteration. What a Wrapper inside had on record when it
-was cut off belongs to it too."""
+`history.cycles` provides the facts: which rank failed first as the agents agreed, what its monitor recorded, how long
+each phase took, what was lost. `attribution.verdict` decides, as for an iteration. The incident includes what a Wrapper
+in the workers had recorded when the launcher stopped it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from resilience.history.cycles import NODE_LOST, RESTART, Cycle, CycleHistory, N
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration
 
-WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are no failure, whatever was seen then
+WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are never a failure, whatever else is on record
 
 
 def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
-    """Whether something broke in a cycle that no Wrapper has coped with."""
+    """Return True if something broke in a cycle and no Wrapper handled it."""
     parts = cycles.parts(place).values()
     if any(part.is_failed for part in parts):
         return True
@@ -43,7 +43,7 @@ def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
 
 
 def incident(history: History, place: Cycle, inside: Sequence[Iteration], before: Sequence[Incident]) -> Incident:
-    """Return the incident of a cycle. inside: iterations of a Wrapper that are part of it. before: earlier ones."""
+    """Return the incident of a cycle. inside: a Wrapper's iterations that belong to it. before: earlier incidents."""
     cycles = history.cycles
     within = [record for iteration in inside for record in iteration.records]
     parts = cycles.parts(place)
@@ -53,7 +53,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     lost = _lost_nodes(parts)
     size = cycles.world_size(place)
     without_store = _without_store(parts)
-    is_store_lost = 2 * len(without_store) > (size or 0)  # then the others are not to blame
+    is_store_lost = 2 * len(without_store) > (size or 0)  # then the other nodes are not to blame
     records = _records(parts, within, mover, [] if is_store_lost else lost)
     evidence = _with_inside(_evidence(parts, records, mover, size), inside)
     evidence = msgspec.structs.replace(evidence, store_lost=without_store)
@@ -92,7 +92,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
 
 
 def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
-    """Nodes that others found lost, and those that knew themselves cut off from the job's store."""
+    """Return the nodes that others declared lost, and those that noticed their own loss of the job's store."""
     decided = {
         part.decided.fingerprint.removeprefix(NODE_LOST)
         for part in parts.values()
@@ -102,11 +102,11 @@ def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
 
 
 def _without_store(parts: dict[str, NodeCycle]) -> frozenset[int]:
-    """Ranks of nodes that lost the job's store. A node that said nothing more was lost with it, if any lost it."""
-    without = [part for part in parts.values() if part.is_cut_off]
-    if without:
-        without += [part for part in parts.values() if part.ended is None and part.decided is None]
-    return frozenset(rank for part in without for rank in part.workers)
+    """Return the ranks of nodes that lost the job's store. If any node lost it, nodes that fell silent count too."""
+    cut_off = [part for part in parts.values() if part.is_cut_off]
+    if cut_off:
+        cut_off += [part for part in parts.values() if part.ended is None and part.decided is None]
+    return frozenset(rank for part in cut_off for rank in part.workers)
 
 
 def _without_agent(parts: dict[str, NodeCycle]) -> list[str]:
@@ -124,18 +124,18 @@ def _is_end(record: InterruptionRecord) -> bool:
 def _records(
     parts: dict[str, NodeCycle], within: Sequence[InterruptionRecord], mover: int | None, lost: list[str]
 ) -> tuple[InterruptionRecord, ...]:
-    """What is on record of this cycle, each end once."""
-    found: dict[tuple[int, Interruption, int | None], InterruptionRecord] = {}
+    """Return the records of this cycle, each process end once."""
+    own: dict[tuple[int, Interruption, int | None], InterruptionRecord] = {}
     for part in parts.values():
         for seen in part.seen:
             record = seen.record
             key = (record.rank, record.interruption, record.pid)
-            if part.is_left(record, mover) and (key not in found or found[key].step is None):
-                found[key] = record  # its monitor knows more than the agent
-    known = {record.rank for record in found.values() if _is_end(record)}
-    records = [*found.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
+            if part.is_left(record, mover) and (key not in own or own[key].step is None):
+                own[key] = record  # the monitor's record says more than the agent's
+    known = {record.rank for record in own.values() if _is_end(record)}
+    records = [*own.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
     for node in sorted({*lost, *_without_agent(parts)} & parts.keys()):
-        # Its monitors, if they could, have ended the workers for their agent was gone: that is what happened.
+        # Monitors that still ran ended their workers because the agent was gone. One record stands for the whole node.
         ended = {rank for rank, worker in parts[node].workers.items() if _is_orphan(worker)}
         records = [record for record in records if not (_is_end(record) and record.rank in ended)]
         rank = min(parts[node].workers, default=None)
@@ -152,16 +152,16 @@ def _evidence(
     parts: dict[str, NodeCycle], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
 ) -> Evidence:
     workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
-    seen = {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
-    steps = {rank: look.step for rank, look in seen.items() if look.step is not None}
+    looks = {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
+    steps = {rank: look.step for rank, look in looks.items() if look.step is not None}
     return Evidence(
         records=records,
         first=mover,
         active=frozenset(range(size or 0)),
-        stacks={rank: look.stack for rank, look in seen.items() if look.stack},
+        stacks={rank: look.stack for rank, look in looks.items() if look.stack},
         steps=steps | {record.rank: record.step for record in records if record.step is not None},
-        hangs={rank: look.hang for rank, look in seen.items() if look.hang is not None},
-        collectives={rank: look.collectives for rank, look in seen.items() if look.collectives},
+        hangs={rank: look.hang for rank, look in looks.items() if look.hang is not None},
+        collectives={rank: look.collectives for rank, look in looks.items() if look.collectives},
         returned=frozenset(
             rank
             for rank, worker in workers.items()
@@ -172,7 +172,7 @@ def _evidence(
 
 
 def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
-    """Add what a Wrapper inside has seen of its ranks. Of two iterations the first one tells: there it began."""
+    """Return the evidence with a Wrapper's records of its ranks. Earlier evidence wins: the fault began there."""
     for iteration in inside:
         evidence = msgspec.structs.replace(
             evidence,
@@ -232,13 +232,13 @@ def _actions(
         done.append(f"{named(stopped)} stopped")
     done += [f"node {node} left behind" for node in lost]
     if status == "restarted":
-        hows = {worker.how for part in following.values() for worker in part.workers.values() if worker.how}
-        how = f" ({' and '.join(sorted(hows))})" if hows else ""
+        starts = {worker.how for part in following.values() for worker in part.workers.values() if worker.how}
+        start = f" ({' and '.join(sorted(starts))})" if starts else ""
         ranks = [rank for part in following.values() for rank in part.workers]
-        done.append(f"started again{how}: {named(ranks)} on {len(following)} node{'s' if len(following) > 1 else ''}")
+        done.append(f"started again{start}: {named(ranks)} on {len(following)} node{'s' if len(following) > 1 else ''}")
     elif status == "ended":
-        why = next((part.decided.why for part in parts.values() if part.decided is not None), "")
-        done.append(f"the job ended{f': {why}' if why else ''}")
+        reason = next((part.decided.why for part in parts.values() if part.decided is not None), "")
+        done.append(f"the job ended{f': {reason}' if reason else ''}")
     elif status == "continued" and first is not None:
-        done.append("the others went on")
+        done.append("the other ranks continued")
     return tuple(done)

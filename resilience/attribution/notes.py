@@ -1,18 +1,89 @@
-"""What else should a person know of a run?  Events that are worth a note beside the incidents, in words."""
+"""What else should a user know about a run?  Text for the events that deserve a note besides the incidents."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from resilience.core import events
 from resilience.core.deadlines import limited
 from resilience.core.watched import watched_in_words
 
+_MISSING = {
+    "file": "could not be kept",
+    "rotated": "was removed by rotation",
+    "terminal": "was not shown at the terminal, but is in its file",
+}
+
 
 def note(event: events.Event) -> str | None:
-    """Return what an event is worth telling, None if it is not. Equal texts are one note."""
-    return _note(event) if type(event) in _NOTED else None
+    """Return the text of an event's note, None if it deserves none. Equal texts are one note."""
+    match event:
+        case events.HangsWatched():
+            return watched_in_words(event)
+        case events.HangSuspected():
+            where = f"in section {event.kind!r}" if event.kind else "outside sections"
+            limit = f"a rank is ended there after {event.allowed_s:g} s"
+            return f"a hang was suspected {where}, where no limit is set; {limit}"
+        case events.RankSuspected():
+            where, longest = _place(event.limit), f"{event.longest_s:.3g} s"
+            return f"a rank was late in {where}: longer than ever before ({longest}); limit {event.allowed_s:.3g} s"
+        case events.TimeoutExceededInShadow():
+            where = _place(event.limit)
+            return f"a shadow limit would have ended a rank in {where}: {event.allowed_s:.3g} s (nothing was done)"
+        case events.ProgressUnknown():
+            return "no limit on progress was armed: a loop that makes no progress would go unnoticed"
+        case events.AbortFailed():
+            return f"the abort hook raised: {event.error}"
+        case events.GroupAborted(outcome="timed out"):
+            return f"the abort of group {event.group} ({event.backend}) was given up after {event.duration_s:.3g} s"
+        case events.GroupAborted(outcome="failed"):
+            return f"the abort of group {event.group} ({event.backend}) failed: {event.error}"
+        case events.GroupAborted(note=note) if note:
+            return note
+        case events.MonitorLost():
+            return f"continued without a monitor: {event.reason}"
+        case events.StoreLost():
+            return f"lost the store: {event.error}"
+        case events.NodeFellSilent():
+            return f"node {event.silent_node} fell silent for {event.silent_for_s:.3g} s"
+        case events.CallStarted(monitor="executed"):
+            return f"the monitor was started as a fresh process: {event.monitor_reason}"
+        case events.NodeUnhealthy():
+            return f"a node was unhealthy: {event.check}: {event.detail}"
+        case events.NodeWarned():
+            return f"a node gave a warning: {event.check}: {event.detail}"
+        case events.OutputLost():
+            return f"some of the workers' output {_MISSING[event.place]}: {event.why}"
+        case events.DrainLost():
+            return f"the process that read the workers' output was lost: {event.why}; another process replaced it"
+        case events.DrainStopped():
+            return "the process that reads the workers' output had been stopped; the agent resumed it"
+        case events.NodeExcluded():
+            return f"a node left: {event.why}"
+        case events.ZygoteLost():
+            return f"workers were started cold: {event.why}"
+        case events.StopRequested():
+            target = "a node" if event.leaves else "the job"
+            return f"{target} was asked to stop: {event.source}"
+        case events.ControlRequested():
+            return f"a rank asked for {event.action}: {event.description}"
+        case events.CycleStarted(why="membership"):
+            return "a new cycle began because nodes joined or left"
+        case events.TelemetryDropped():
+            return f"telemetry was lost: {event.signal}s, {event.reason}"
+        case events.ExportFailed():
+            return f"export of {'metrics' if event.exporter == 'prometheus' else 'spans'} failed: {event.reason}"
+        case events.ExportStarted(note=note) if note:
+            return f"metrics are served at {event.endpoint}: {note}"
+    return None
 
 
-_NOTED = frozenset(
+def _place(limit: str) -> str:
+    kind, name = limited(limit)
+    return name if kind == "section" else limit
+
+
+NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fromkeys(
     (
         events.HangsWatched,
         events.HangSuspected,
@@ -38,79 +109,7 @@ _NOTED = frozenset(
         events.TelemetryDropped,
         events.ExportFailed,
         events.ExportStarted,
-    )
+    ),
+    note,
 )
-"""Events that may be worth a note: millions of others pass by."""
-
-
-_MISSING = {
-    "file": "could not be kept",
-    "rotated": "was removed by rotation",
-    "terminal": "was not shown at the terminal, and is in its file",
-}
-
-
-def _note(event: events.Event) -> str | None:
-    match event:
-        case events.HangsWatched():
-            return watched_in_words(event)
-        case events.HangSuspected():
-            where = f"in section {event.kind!r}" if event.kind else "outside sections"
-            return f"a hang was suspected {where}, where no limit is set; allowed were {event.allowed_s:g} s"
-        case events.RankSuspected():
-            where, longest = _place(event.limit), f"{event.longest_s:.3g} s"
-            return f"a rank was late in {where}: longer than {longest}, and its limit is {event.allowed_s:.3g} s"
-        case events.TimeoutExceededInShadow():
-            where = _place(event.limit)
-            return f"a limit on trial would have ended a rank in {where}: {event.allowed_s:.3g} s (nothing was done)"
-        case events.ProgressUnknown():
-            return "nothing was armed that shows progress: a loop that gets nowhere would not be noticed"
-        case events.AbortFailed():
-            return f"the abort hook raised: {event.error}"
-        case events.GroupAborted(outcome="timed out"):
-            return f"the abort of group {event.group} ({event.backend}) was given up after {event.duration_s:.3g} s"
-        case events.GroupAborted(outcome="failed"):
-            return f"the abort of group {event.group} ({event.backend}) failed: {event.error}"
-        case events.GroupAborted(note=note) if note:
-            return note
-        case events.MonitorLost():
-            return f"went on without a monitor: {event.reason}"
-        case events.StoreLost():
-            return f"lost the store: {event.error}"
-        case events.NodeFellSilent():
-            return f"node {event.silent_node} fell silent for {event.silent_for_s:.3g} s"
-        case events.CallStarted(monitor="executed"):
-            return f"the monitor was started as a fresh process: {event.monitor_reason}"
-        case events.NodeUnhealthy():
-            return f"a node was not healthy: {event.check}: {event.detail}"
-        case events.NodeWarned():
-            return f"a warning of a node: {event.check}: {event.detail}"
-        case events.OutputLost():
-            return f"some of the workers' output {_MISSING[event.place]}: {event.why}"
-        case events.DrainLost():
-            return f"the process that read the workers' output was lost: {event.why}; another one went on"
-        case events.DrainStopped():
-            return "the process that reads the workers' output had been stopped; the agent continued it"
-        case events.NodeExcluded():
-            return f"a node left: {event.why}"
-        case events.ZygoteLost():
-            return f"workers were started cold: {event.why}"
-        case events.StopRequested():
-            who = "a node" if event.leaves else "the job"
-            return f"{who} was asked to stop: {event.source}"
-        case events.ControlRequested():
-            return f"a rank asked for {event.action}: {event.description}"
-        case events.CycleStarted(why="membership"):
-            return "a new cycle began because nodes joined or left"
-        case events.TelemetryDropped():
-            return f"telemetry was lost: {event.signal}s, {event.reason}"
-        case events.ExportFailed():
-            return f"export of {'metrics' if event.exporter == 'prometheus' else 'spans'} failed: {event.reason}"
-        case events.ExportStarted(note=note) if note:
-            return f"metrics are served at {event.endpoint}: {note}"
-    return None
-
-
-def _place(limit: str) -> str:
-    kind, name = limited(limit)
-    return name if kind == "section" else limit
+"""The function for each event that may deserve a note. Millions of other events need no look-up of their text."""

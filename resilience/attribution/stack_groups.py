@@ -1,7 +1,8 @@
-"""Where was every rank when it broke?  Equal stacks become one group, with the ranks that were there.
+"""Where was every rank at the time of the fault?  Groups ranks with equal stacks.
 
-From what ranks recorded when they learned that their iteration is over, from what monitors saw of workers before these
-were stopped, and from the incident's own records. The smallest group comes first: it did something else."""
+The stacks come from three sources: what ranks recorded when they learned that their iteration was over, what monitors
+recorded before their workers were stopped, and the incident's own records. The smallest group, the odd one, comes
+first."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from resilience.core.attribution import Frame
 from resilience.history.history import History
 
 
-class Group(msgspec.Struct, frozen=True):
-    """Ranks whose main threads were at the same place. stack: innermost frame last."""
+class StackGroup(msgspec.Struct, frozen=True):
+    """Ranks whose main threads had the same stack. stack: innermost frame last."""
 
     ranks: tuple[int, ...]
     stack: tuple[Frame, ...]
 
 
-def stack_groups(history: History, incident: Incident) -> list[Group]:
+def stack_groups(history: History, incident: Incident) -> list[StackGroup]:
     """Return the groups of an incident, the smallest first."""
     groups: dict[tuple[Frame, ...], set[int]] = {}
     known: set[int] = set()
@@ -30,8 +31,8 @@ def stack_groups(history: History, incident: Incident) -> list[Group]:
         if stack and rank not in known:
             groups.setdefault(stack, set()).add(rank)
             known.add(rank)
-    made = [Group(tuple(sorted(ranks)), stack) for stack, ranks in groups.items()]
-    return sorted(made, key=lambda group: (len(group.ranks), group.ranks))
+    stack_groups = [StackGroup(tuple(sorted(ranks)), stack) for stack, ranks in groups.items()]
+    return sorted(stack_groups, key=lambda group: (len(group.ranks), group.ranks))
 
 
 def _stacks(history: History, incident: Incident) -> Iterator[tuple[int, tuple[Frame, ...]]]:

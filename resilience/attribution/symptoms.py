@@ -1,8 +1,8 @@
-"""What does one rank say that it died, failed or hung of?  A record, looked at alone.
+"""Why did one rank die, fail or hang, according to its own record?  Each record is examined alone.
 
-`symptom` gives a record its class and says whether anything in it shows that somebody else made it: an
-error that only tells of a lost connection, silence inside a collective. What ranks mean to each other
-is `attribution.verdict`'s. Stacks are read by the files they name: libraries, this package, the user's code."""
+`symptom` assigns a class to a record and says whether the record itself points to another rank as the cause: an error
+that only reports a lost connection, or silence inside a collective. `attribution.verdict` compares ranks with each
+other. The file of each frame says whether it belongs to a library, this package or the user's code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core import hangs
+from resilience.core import hang_kind
 from resilience.core.attribution import (
     Category,
     FaultOrigin,
@@ -30,12 +30,12 @@ Class = Literal[
     "exited",  # the process ended without saying goodbye
     "killed",  # SIGKILL from outside
     "out_of_memory",
-    "crashed",  # a signal of its own making: SIGSEGV, SIGABRT …
-    "told_to_stop",  # SIGTERM, SIGINT … that we did not send
+    "crashed",  # a signal that its own code caused: SIGSEGV, SIGABRT …
+    "told_to_stop",  # SIGTERM, SIGINT … that this package did not send
     "stopped",  # process state T
     "blocked_in_kernel",  # process state D
-    "blocked_in_native_code",  # sits in C with the interpreter's lock, or heeds no interrupt there
-    "waits_for_lock",  # of Python, and does not get it
+    "blocked_in_native_code",  # runs C code that holds the GIL, or that no interrupt reaches
+    "waits_for_lock",  # a Python lock that it does not get
     "busy_without_progress",
     "input_stall",
     "storage_stall",
@@ -44,13 +44,13 @@ Class = Literal[
     "hook_hung",
     "missed_completion",
     "went_on",  # while others were still waiting for it
-    "communication",  # everybody waits, nobody is missing
+    "communication",  # all ranks wait, none is missing
     "desynchronised",
     "common",  # most ranks failed in the same way
     "node_lost",
     "store_lost",
     "monitor_lost",
-    "ended_by_monitor",  # for what it had done in an iteration before
+    "ended_by_monitor",  # because of an earlier iteration
     "unknown",
 ]
 
@@ -61,7 +61,7 @@ CLASSES: Mapping[Class, str] = {
     "killed": "killed by SIGKILL",
     "out_of_memory": "killed for memory",
     "crashed": "crashed in native code",
-    "told_to_stop": "told to stop",
+    "told_to_stop": "asked to stop",
     "stopped": "stopped",
     "blocked_in_kernel": "blocked in the kernel",
     "blocked_in_native_code": "stuck in native code",
@@ -72,10 +72,10 @@ CLASSES: Mapping[Class, str] = {
     "hung": "hanging",
     "hook_failed": "failed in a hook",
     "hook_hung": "hanging in a hook",
-    "missed_completion": "did not come to the end",
-    "went_on": "went on while others waited",
+    "missed_completion": "did not reach the end",
+    "went_on": "continued while others waited",
     "communication": "all wait at the same line",
-    "desynchronised": "waiting in another collective than the others",
+    "desynchronised": "waiting in a different collective",
     "common": "failed like most others",
     "node_lost": "lost with the node",
     "store_lost": "the store was lost",
@@ -83,7 +83,7 @@ CLASSES: Mapping[Class, str] = {
     "ended_by_monitor": "a rank ended by its own monitor, late",
     "unknown": "unknown",
 }
-"""What each class means, in words behind a rank."""
+"""What each class means, as text that follows a rank."""
 
 _CATEGORIES: tuple[tuple[str, Category], ...] = (
     (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),
@@ -98,8 +98,8 @@ _STORAGE = frozenset(("checkpoint", "save", "storage"))
 
 
 class Symptom(msgspec.Struct, frozen=True):
-    """What one rank alone has on record. is_own: nothing says that somebody else made it. is_guess: it is its own only
-    because no other rank had a fault."""
+    """What one rank's record shows. is_own: nothing points to another rank as the cause. is_guess: it counts as the
+    rank's own fault only if no other rank had a fault."""
 
     rank: int
     what: Class
@@ -107,12 +107,12 @@ class Symptom(msgspec.Struct, frozen=True):
     rule: int
     confidence: float
     is_own: bool
-    reason: str = ""  # why it is not its own, or may not be
+    reason: str = ""  # why the fault is not, or may not be, the rank's own
     is_guess: bool = False
 
 
 def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
-    """Return the main thread's stack out of a record's: the one that went through the wrapper."""
+    """Return the main thread's stack from a record: the one that passes through the wrapper."""
     for thread in record.stacks:
         if "MainThread" in thread.thread or any(
             frame.function in ("_call_function", "wrapped") and is_ours(frame) for frame in thread.frames
@@ -122,7 +122,7 @@ def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
 
 
 def origin_of(record: InterruptionRecord) -> FaultOrigin:
-    """Return whose fault a record's exception is. Only a wrapper decides; of any other program an error that left a
+    """Return the origin of a record's exception. Only a wrapper decides it. In any other program, an error out of a
     communication call stays undecided."""
     if record.origin is not None:
         return record.origin
@@ -131,12 +131,12 @@ def origin_of(record: InterruptionRecord) -> FaultOrigin:
 
 
 def gives_up(record: InterruptionRecord) -> bool:
-    """Return True if a rank ended because of what had happened before: too few ranks are left, or it has no place."""
+    """Return True if a rank ended because of earlier faults: too few ranks are left, or it has no place."""
     return record.exception is not None and record.exception.type in _GIVES_UP
 
 
 def is_inside(stack: tuple[Frame, ...]) -> bool:
-    """Whether a main thread's stack is in user code, rather than in our own waiting."""
+    """Return True if a main thread's stack is in user code, not in a wait of this package."""
     for frame in reversed(stack):
         if is_ours(frame):
             return False
@@ -146,7 +146,7 @@ def is_inside(stack: tuple[Frame, ...]) -> bool:
 
 
 def category_of(record: InterruptionRecord) -> Category:
-    """Return the category that a record shows by itself, for metrics; "unknown" is allowed."""
+    """Return the category that a record alone shows, for metrics. It may be "unknown"."""
     return category(symptom(record))
 
 
@@ -156,12 +156,12 @@ def symptom(
     stack: tuple[Frame, ...] = (),
     sections: tuple[str, ...] = (),
 ) -> Symptom:
-    """Look at one record alone. signalled: the limit for which our monitor signalled the rank. stack: of
-    its main thread, where the record has none. sections: that the rank itself saw open before anything was cut."""
+    """Return the symptom of one record. signalled: the limit for which the monitor signalled the rank. stack: of its
+    main thread, used if the record has none. sections: those the rank itself reported open before any cut."""
     kind = record.interruption
     if kind is Interruption.TERMINATED:
         return _exit_symptom(record, signalled)
-    is_ending = record.stage == "ending" and record.exception is not None  # then it matters why, not that it takes long
+    is_ending = record.stage == "ending" and record.exception is not None  # the reason matters, not how long it takes
     if kind in (Interruption.EXCEPTION, Interruption.BASE_EXCEPTION) or is_ending:
         return _exception_symptom(record)
     if kind in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT):
@@ -169,18 +169,18 @@ def symptom(
     if kind is Interruption.MONITOR_PROCESS_EXCEPTION:
         return Symptom(record.rank, "monitor_lost", record, 1, 0.9, True)
     if record.detector is not None and record.detector.name == "completion_barrier":
-        why = "waited for the others in the completion barrier"
-        return Symptom(record.rank, "missed_completion", record, 3, 0.0, False, why)
+        reason = "waited for the others in the completion barrier"
+        return Symptom(record.rank, "missed_completion", record, 3, 0.0, False, reason)
     return Symptom(record.rank, "node_lost", record, 1, 0.7, True)
 
 
 def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
     end = record.exit
     if signalled is not None:
-        why = f"was ended by its own monitor ({signalled})"
-        return Symptom(record.rank, "killed", record, 1, 0.0, False, why)
+        reason = f"was ended by its own monitor ({signalled})"
+        return Symptom(record.rank, "killed", record, 1, 0.0, False, reason)
     if record.exception is not None and (end is None or end.signal is None):
-        # A program without a Wrapper: the interpreter told on stderr what ended it.
+        # A program without a Wrapper: the interpreter printed the exception to stderr.
         return _exception_symptom(msgspec.structs.replace(record, stage=None))
     what: Class = "exited"
     if end is not None and end.oom:
@@ -197,15 +197,15 @@ def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
 def _exception_symptom(record: InterruptionRecord) -> Symptom:
     origin = origin_of(record)
     if origin == "consequence":
-        why = "its error followed from another rank's fault or from the abort"
-        return Symptom(record.rank, "exception", record, 2, 0.0, False, why)
+        reason = "its error followed from another rank's fault or from the abort"
+        return Symptom(record.rank, "exception", record, 2, 0.0, False, reason)
     if record.stage not in (None, "run", "outside", "ending"):
         return Symptom(record.rank, "hook_failed", record, 2, 0.9, True)
     what: Class = "left" if record.interruption is Interruption.BASE_EXCEPTION else "exception"
     if origin == "communication" or (record.exception is not None and left_communication(record.exception)):
-        why = "its error left a communication call, where a peer's end shows too"
+        reason = "its error came out of a communication call, which also fails when a peer ends"
         is_own = origin == "own"
-        return Symptom(record.rank, what, record, 2, 0.4 if is_own else 0.0, is_own, why, is_guess=is_own)
+        return Symptom(record.rank, what, record, 2, 0.4 if is_own else 0.0, is_own, reason, is_guess=is_own)
     return Symptom(record.rank, what, record, 2, 0.9, True)
 
 
@@ -219,15 +219,18 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections
         return Symptom(rank, "hook_hung", record, 2, 0.9, True)
     if state in ("T", "t"):
         return Symptom(rank, "stopped", record, 4, 0.9, True)
-    if hangs.in_collective(stack) or record.hang == "in_collective":
-        return Symptom(rank, "hung", record, 3, 0.0, False, "waited in a collective for somebody else")
+    if hang_kind.in_collective(stack) or record.hang == "in_collective":
+        return Symptom(rank, "hung", record, 3, 0.0, False, "waited in a collective for another rank")
+    if not stack and record.hang is None and any(not collective.left for collective in record.last_collectives):
+        reason = "had entered a collective and not left it; its stack is not known"
+        return Symptom(rank, "hung", record, 3, 0.0, False, reason)
     if state == "D":
         return Symptom(rank, "blocked_in_kernel", record, 4, 0.8, True)
     if record.interruption is Interruption.HARD_TIMEOUT and detector in ("watchdog", "leave"):
         return Symptom(rank, "blocked_in_native_code", record, 5, 0.8, True)
     if record.hang == "holds_gil":
         return Symptom(rank, "blocked_in_native_code", record, 5, 0.9, True)
-    if detector != "watchdog" and hangs.is_busy(process):
+    if detector != "watchdog" and hang_kind.is_busy(process):
         return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
     otherwise: Class = "waits_for_lock" if record.hang == "on_lock" else "hung"
     what = hung_in((*(section.name for section in record.open_sections), *sections), otherwise)
@@ -235,29 +238,32 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections
 
 
 def hung_in(sections: Iterable[str], otherwise: Class) -> Class:
-    """Return what it is called if a rank hangs in these sections."""
+    """Return the class of a hang in these sections."""
     names = {part for section in sections for part in re.split(r"[^a-z]+", section.lower())}
     return "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else otherwise
 
 
-def category(found: Symptom) -> Category:
+def category(symptom: Symptom) -> Category:
     """Return the category that a symptom shows."""
-    record = found.record
-    match found.what:
+    record = symptom.record
+    match symptom.what:
         case "exception" | "hook_failed" | "left":
             error = record.exception
-            text = "" if error is None else f"{error.type}: {error.message}"
-            if found.is_guess or origin_of(record) == "communication":
+            message = "" if error is None else f"{error.type}: {error.message}"
+            if symptom.is_guess or origin_of(record) == "communication":
                 return "network"
             if error is not None and lost_loader_process(error):
                 return "host"
-            return next((name for pattern, name in _CATEGORIES if re.search(pattern, text, re.I)), "user_code")
+            return next((name for pattern, name in _CATEGORIES if re.search(pattern, message, re.I)), "user_code")
         case "exited" | "busy_without_progress" | "blocked_in_native_code" | "waits_for_lock" | "hook_hung" | "hung":
-            return "user_code" if found.is_own else "unknown"
+            return "user_code" if symptom.is_own else "unknown"
         case "out_of_memory" | "stopped" | "node_lost" | "monitor_lost":
             return "host"
         case "told_to_stop":
             return "scheduler"
         case "blocked_in_kernel" | "input_stall" | "storage_stall":
             return "storage"
-    return "unknown"
+        case "killed" | "crashed" | "missed_completion" | "went_on" | "communication" | "desynchronised":
+            return "unknown"
+        case "common" | "store_lost" | "ended_by_monitor" | "unknown":
+            return "unknown"

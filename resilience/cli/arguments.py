@@ -1,4 +1,6 @@
-"""The parser of all commands: an argument that it refuses is shown like any other text."""
+"""The argument parser of all subcommands, and argument types that several of them share.
+
+A rejected argument is escaped before it is printed, like any other text."""
 
 from __future__ import annotations
 
@@ -6,11 +8,23 @@ import argparse
 from typing import NoReturn
 
 from resilience.core.printable import printable
+from resilience.errors import ConfigurationError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, whose messages a terminal shows and does not obey."""
+    """An argparse parser whose error messages contain no terminal control sequences."""
 
     def error(self, message: str) -> NoReturn:
-        """Print usage and message, and exit with 2."""
+        """Print the usage and the message, and exit with status 2."""
         super().error(printable(message))
+
+
+def ranks_of(text: str) -> frozenset[int]:
+    """Return the ranks that a text such as "0-7,12" lists. Raises: ConfigurationError."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigurationError(f"--rank {text}: {part!r} is neither a rank nor a range; write ranks as 0-7,12")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return frozenset(ranks)

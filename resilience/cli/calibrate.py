@@ -1,7 +1,7 @@
-"""`resilience calibrate`: learn limits from runs, with a stated rate of false alarms.
+"""`resilience calibrate`: learn limits from recorded runs, with a stated rate of false alarms.
 
-Reads, fits and prints; writes the file of limits only if all went well. `calibrate diff OLD NEW` tells
-two such files apart, `--backtest` holds the rule to account on the same data."""
+Reads timings, fits limits and prints them; writes the limits file only if everything succeeded. `calibrate diff OLD
+NEW` compares two limits files. `--backtest` tests the fitting rule on the same data."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from resilience.errors import ConfigurationError
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
-Exit status: 0 every limit is `ok` or `tentative`; 2 wrong use or bad input; 3 some are short or provisional;
-4 for some there are too few data; the limits of first occurrences (`.first`) do not count. 1 --backtest: an
-answer is significantly worse than stated, or too little could be tested; or no run has a section that
---section names."""
+Exit status: 0: every limit is `ok` or `tentative`. 1: no run has a section that --section names; or, with
+--backtest, a limit is exceeded significantly more often than stated, or too few durations could be tested.
+2: wrong use or bad input. 3: some limits are short or provisional. 4: some limits have too few data. Limits of
+first occurrences (`.first`) do not count."""
 FOOTNOTE = (
-    "rate: expected false alarms in 30 d at most, by the fitted tail; count: by counting alone (95 %). No method "
-    "covers a kind of pause that did not occur in these runs: it may come as often as `count` says"
+    "rate: upper bound of the false alarms expected in 30 d, from the fitted tail; count: the same from counting alone "
+    "(95 %). No method covers a kind of pause that did not occur in these runs: it may occur as often as `count` says"
 )
-NO_FLAGS = "torchelastic watches neither sections nor steps nor heartbeats, so there is no flag that holds these limits"
+NO_FLAGS = "torchelastic watches neither sections nor steps nor heartbeats, so it has no flag for these limits"
 _COLOURS = {"ok": "green", "tentative": "cyan", "short": "cyan", "provisional": "yellow", "insufficient": "red"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the verb; return its exit status."""
+    """Run the subcommand; return its exit status."""
     if arguments[:1] == ["diff"]:
         return _diff(arguments[1:])
     parser = Parser(prog="resilience calibrate", allow_abbrev=False)
@@ -52,82 +52,90 @@ def main(arguments: Sequence[str]) -> int:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.description = "Learn how long healthy sections, steps and heartbeats may take, from runs that were recorded."
+    parser.description = "Learn from recorded runs how long healthy sections, steps and heartbeat intervals may take."
     parser.epilog = EPILOG
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="run folder, job within RESILIENCE_RUN_DIR, timings file, or table (.csv, .csv.gz)",
+        help="run folder, job in RESILIENCE_RUN_DIR, timings file, or table (.csv, .csv.gz)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the limits here (YAML); an old one there is taken over"
+        "--out", type=Path, metavar="FILE", help="write the limits to this file (YAML); an existing file is merged"
     )
     parser.add_argument("--json", action="store_true", help="print the limits as JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions (SVG)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions to this file (SVG)")
     parser.add_argument(
         "--format",
         choices=["resilience", "nvrx", "torchelastic"],
         default="resilience",
-        help="nvrx: print the flags for ft_launcher instead; torchelastic: it has none",
+        help="nvrx: print flags for ft_launcher; torchelastic: has no such flags; default %(default)s",
     )
     parser.add_argument(
         "--target-false-alarms",
         type=float,
         default=DEFAULT.false_alarms,
         metavar="A",
-        help="false alarms of the whole job within the horizon; default %(default)g",
+        help="accepted false alarms of the whole job within the horizon; default %(default)g",
     )
     parser.add_argument(
-        "--horizon", type=duration, default=DEFAULT.horizon_s, metavar="T", help="such as 30d (default), 12h"
+        "--horizon",
+        type=duration,
+        default=DEFAULT.horizon_s,
+        metavar="T",
+        help="period of --target-false-alarms, such as 12h; default 30d",
     )
     parser.add_argument(
-        "--ranks", type=int, default=0, metavar="N", help="ranks of the job to come; default: as observed"
+        "--ranks", type=int, default=0, metavar="N", help="number of ranks of future jobs; default: as observed"
     )
-    parser.add_argument("--section", action="append", default=[], metavar="NAME", help="only this one, repeatable")
-    parser.add_argument("--min-timeout", type=duration, default=DEFAULT.min_timeout, metavar="T", help="default 1s")
-    parser.add_argument("--max-timeout", type=duration, default=None, metavar="T", help="default: none")
-    parser.add_argument("--pool", action="store_true", help="put runs of different configurations together")
-    parser.add_argument("--backtest", action="store_true", help="fit on all runs but one, count on that one")
     parser.add_argument(
-        "--n", type=_numbers, default=[], metavar="N,…", help="--backtest: fit on the first N durations only"
+        "--section", action="append", default=[], metavar="NAME", help="calibrate only this section; repeatable"
+    )
+    parser.add_argument(
+        "--min-timeout", type=duration, default=DEFAULT.min_timeout, metavar="T", help="shortest limit; default 1s"
+    )
+    parser.add_argument("--max-timeout", type=duration, default=None, metavar="T", help="longest limit; default: none")
+    parser.add_argument("--pool", action="store_true", help="combine runs of different configurations")
+    parser.add_argument("--backtest", action="store_true", help="fit on all runs but one, test on the one left out")
+    parser.add_argument(
+        "--n", type=_numbers, default=[], metavar="N,…", help="with --backtest: fit only on the first N durations"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, fit, print, write."""
+    """Read the runs, fit limits, print and write them; return the exit status."""
     target = _target(arguments)
-    old = _previous(arguments.out)
+    previous = _previous(arguments.out)
     runs = [run_or_file(path) for path in arguments.runs]
-    given = timings.read(runs, frozenset(arguments.section), _progress("reading"))
-    for note in (*given.notes, *unlike(given.runs)):
+    observed = timings.read(runs, frozenset(arguments.section), _progress("reading"))
+    for note in (*observed.notes, *unlike(observed.runs)):
         say(f"resilience calibrate: {note}", sys.stderr)
-    if given.unmatched:
-        for name in given.unmatched:
+    if observed.unmatched:
+        for name in observed.unmatched:
             say(f"resilience calibrate: no run has a section {name!r} (--section)", sys.stderr)
         return NO_SUCH_SECTION
     if arguments.backtest:
-        return calibrate_backtest.run(given.runs, target, arguments.n, arguments.json)
-    found = calibrate(given, target, old, _progress("fitting"))
+        return calibrate_backtest.run(observed.runs, target, arguments.n, arguments.json)
+    timeouts = calibrate(observed, target, previous, _progress("fitting"))
     if arguments.plot is not None:
-        calibrate_plot.write(arguments.plot, given, found)
+        calibrate_plot.write(arguments.plot, observed, timeouts)
     if arguments.out is not None:
-        timeouts_file.write(arguments.out, found)
+        timeouts_file.write(arguments.out, timeouts)
     if arguments.json:
-        say_json(encoding.to_json_page(found))
+        say_json(encoding.to_json_page(timeouts))
     elif arguments.format == "torchelastic":
         say(f"resilience calibrate: {NO_FLAGS}", sys.stderr)
     elif arguments.format != "resilience":
-        say(_flags(found))
+        say(_flags(timeouts))
     else:
-        show(lines(found, width_of_terminal()))
-    return status(found)
+        show(lines(timeouts, width_of_terminal()))
+    return status(timeouts)
 
 
-def status(found: Timeouts) -> int:
-    """Return the exit status that these limits deserve. First occurrences are few: they have a rate after 30 starts."""
-    states = {deadline.status for name, deadline in found.deadlines.items() if split(name)[1] is None}
+def status(timeouts: Timeouts) -> int:
+    """Return the exit status for these limits. First occurrences do not count: they need 30 starts to get a rate."""
+    states = {deadline.status for name, deadline in timeouts.deadlines.items() if split(name)[1] is None}
     if "insufficient" in states:
         return SOME_INSUFFICIENT
     return SOME_PROVISIONAL if states & {"short", "provisional"} else ALL_RATED
@@ -161,50 +169,56 @@ def _previous(out: Path | None) -> Timeouts | None:
 # -- on the terminal -------------------------------------------------------------------------------
 
 
-def lines(found: Timeouts, width: int) -> list[Line]:
-    """Return the limits as a table, with the reason of each that claims no rate."""
-    shown: list[Line] = [
+def lines(timeouts: Timeouts, width: int) -> list[Line]:
+    """Return the limits as a table, followed by the reason for each status."""
+    output: list[Line] = [
         (
             (
-                f"at most {found.target_false_alarms:g} false alarms of the whole job in "
-                f"{found.horizon_s / 86400:g} d at {found.ranks} ranks",
+                f"at most {timeouts.target_false_alarms:g} false alarms of the whole job in "
+                f"{timeouts.horizon_s / 86400:g} d at {timeouts.ranks} ranks",
                 "bold",
             ),
         ),
         (),
     ]
-    has_old = any(deadline.previous_timeout_s is not None for deadline in found.deadlines.values())
-    rows = [_row(name, deadline)[: None if has_old else -1] for name, deadline in found.deadlines.items()]
+    has_previous = any(deadline.previous_timeout_s is not None for deadline in timeouts.deadlines.values())
+    rows = [_row(name, deadline)[: None if has_previous else -1] for name, deadline in timeouts.deadlines.items()]
     header = ("deadline", "n/runs", "median", "max", "timeout", "status", "rate", "count", "old")
-    shown += table(header[: None if has_old else -1], rows, width, 0)
-    shown += [(), *(((f"  {line}", "dim"),) for line in wrap(f"{FOOTNOTE}{_unlike(found)}", width - 2))]
-    for name, deadline in found.deadlines.items():
-        text = "; ".join((deadline.reason, *_each(deadline), *_of_groups(deadline), *deadline.warnings))
-        wrapped = wrap(f"{name} is {deadline.status}: {text}", width - 4)
-        shown += [
+    output += table(header[: None if has_previous else -1], rows, width, 0)
+    output += [(), *(((f"  {line}", "dim"),) for line in wrap(f"{FOOTNOTE}{_unexcluded_share(timeouts)}", width - 2))]
+    for name, deadline in timeouts.deadlines.items():
+        explanation = "; ".join(
+            (deadline.reason, *_occurrence_rate(deadline), *_group_limits(deadline), *deadline.warnings)
+        )
+        wrapped = wrap(f"{name} is {deadline.status}: {explanation}", width - 4)
+        output += [
             ((f"  {wrapped[0]}", _COLOURS[deadline.status]),),
             *(((f"    {line}", ""),) for line in wrapped[1:]),
         ]
-    return shown
+    return output
 
 
-def _unlike(found: Timeouts) -> str:
-    """Return what so many runs cannot exclude."""
-    runs = max((deadline.runs for deadline in found.deadlines.values()), default=0)
+def _unexcluded_share(timeouts: Timeouts) -> str:
+    """Return the share of later runs with a new kind of pause that these runs cannot exclude."""
+    runs = max((deadline.runs for deadline in timeouts.deadlines.values()), default=0)
     share = f"; {runs} runs do not exclude that {unlike_runs(runs):.0%} of later runs have one"
     return share if runs > 1 else ""
 
 
-def _of_groups(deadline: Deadline) -> tuple[str, ...]:
-    """Return the limits of groups of ranks that are not alike."""
+def _group_limits(deadline: Deadline) -> tuple[str, ...]:
+    """Return the limits of groups of ranks with different durations."""
     limits = (f"{group.ranks}: {seconds(group.timeout_s)} ({group.status})" for group in deadline.groups)
-    return (f"ranks are not alike, so groups have limits of their own: {', '.join(limits)}",) if deadline.groups else ()
+    return (
+        (f"ranks differ in their durations, so groups of ranks have separate limits: {', '.join(limits)}",)
+        if deadline.groups
+        else ()
+    )
 
 
-def _each(deadline: Deadline) -> tuple[str, ...]:
-    """Return what a rated limit says of one occurrence."""
+def _occurrence_rate(deadline: Deadline) -> tuple[str, ...]:
+    """Return the false-alarm probability of one occurrence, if the limit states one."""
     upper = deadline.false_alarms_per_occurrence.model_upper
-    return () if upper is None else (f"an occurrence exceeds the limit with a probability of {upper:.2g} at most",)
+    return () if upper is None else (f"an occurrence exceeds the limit with probability {upper:.2g} or less",)
 
 
 def _row(name: str, deadline: Deadline) -> tuple[str, ...]:
@@ -223,25 +237,27 @@ def _row(name: str, deadline: Deadline) -> tuple[str, ...]:
 
 
 def _change(deadline: Deadline) -> str:
-    old, new = deadline.previous_timeout_s, deadline.timeout_s
-    if old is None:
+    previous, current = deadline.previous_timeout_s, deadline.timeout_s
+    if previous is None:
         return "-"
-    return seconds(old) + ("" if new is None else f" ({new / old - 1:+.0%})")
+    return seconds(previous) + ("" if current is None else f" ({current / previous - 1:+.0%})")
 
 
-def _flags(found: Timeouts) -> str:
+def _flags(timeouts: Timeouts) -> str:
     """Return the limits as flags of ft_launcher."""
     plain = {
-        name: d.timeout_s for name, d in found.deadlines.items() if d.timeout_s is not None and split(name)[1] is None
+        name: d.timeout_s
+        for name, d in timeouts.deadlines.items()
+        if d.timeout_s is not None and split(name)[1] is None
     }
-    initial = found.deadlines.get(INITIAL_HEARTBEAT)
+    initial = timeouts.deadlines.get(INITIAL_HEARTBEAT)
     flags = []
     if (beat := plain.pop(HEARTBEAT, None)) is not None:
         flags.append(f"--ft-rank_heartbeat_timeout={beat:.6g}")
     if initial is not None and initial.timeout_s is not None:
         flags.append(f"--ft-initial_rank_heartbeat_timeout={initial.timeout_s:.6g}")
     outside = plain.pop(OUT_OF_SECTION, None)
-    plain.pop(STEP, None)  # it watches no steps
+    plain.pop(STEP, None)  # ft_launcher watches no steps
     if plain:
         sections = ",".join(f"{section_of(name)}:{value:.6g}" for name, value in plain.items())
         flags.append(f"--ft-rank_section_timeouts={sections}")
@@ -250,41 +266,41 @@ def _flags(found: Timeouts) -> str:
     return " ".join(flags)
 
 
-def _progress(what: str) -> timings.Progress | None:
-    """Return a progress bar for a terminal, None elsewhere."""
+def _progress(activity: str) -> timings.Progress | None:
+    """Return a function that draws a progress bar; None if stderr is no terminal."""
     if not sys.stderr.isatty():
         return None
 
-    def tell(name: str, done: int, total: int) -> None:
+    def draw(name: str, done: int, total: int) -> None:
         bar = "#" * (20 * done // max(1, total))
-        text = cut(f"{what} [{bar:20}] {done}/{total} {name}", width_of_terminal() - 1)
-        sys.stderr.write(f"\r\x1b[K{text}" if done < total else "\r\x1b[K")
+        bar_line = cut(f"{activity} [{bar:20}] {done}/{total} {name}", width_of_terminal() - 1)
+        sys.stderr.write(f"\r\x1b[K{bar_line}" if done < total else "\r\x1b[K")
         sys.stderr.flush()
 
-    return tell
+    return draw
 
 
 # -- diff ------------------------------------------------------------------------------------------
 
 
 def _diff(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="resilience calibrate diff", description="Tell two files of limits apart.")
-    parser.add_argument("old", type=Path, metavar="OLD")
-    parser.add_argument("new", type=Path, metavar="NEW")
-    parser.add_argument("--json", action="store_true")
-    read = parser.parse_args(list(arguments))
-    old, new = timeouts_file.read(read.old), timeouts_file.read(read.new)
+    parser = Parser(prog="resilience calibrate diff", description="Compare two limits files.")
+    parser.add_argument("old", type=Path, metavar="OLD", help="limits file to compare with")
+    parser.add_argument("new", type=Path, metavar="NEW", help="limits file whose changes are shown")
+    parser.add_argument("--json", action="store_true", help="print the changes as JSON")
+    parsed = parser.parse_args(list(arguments))
+    old_file, new_file = timeouts_file.read(parsed.old), timeouts_file.read(parsed.new)
     rows = []
-    for name in sorted({*old.deadlines, *new.deadlines}):
-        before, after = old.deadlines.get(name), new.deadlines.get(name)
-        rows.append((name, before, after))
-    if read.json:
-        changes = {name: {"old": before, "new": after} for name, before, after in rows}
-        found = differences(old.configuration, new.configuration, old.ranks)
-        say_json(encoding.to_json_page({"configuration": found, "deadlines": changes}))
+    for name in sorted({*old_file.deadlines, *new_file.deadlines}):
+        old_limit, new_limit = old_file.deadlines.get(name), new_file.deadlines.get(name)
+        rows.append((name, old_limit, new_limit))
+    if parsed.json:
+        changes = {name: {"old": old_limit, "new": new_limit} for name, old_limit, new_limit in rows}
+        configuration_changes = differences(old_file.configuration, new_file.configuration, old_file.ranks)
+        say_json(encoding.to_json_page({"configuration": configuration_changes, "deadlines": changes}))
         return 0
-    found = differences(old.configuration, new.configuration, old.ranks)
-    for difference in found:
+    configuration_changes = differences(old_file.configuration, new_file.configuration, old_file.ranks)
+    for difference in configuration_changes:
         weight = "serious" if difference.why else "harmless"
         wrapped = wrap(f"configurations differ ({weight}): {difference.words}", width_of_terminal())
         show([((line, "red" if difference.why else "yellow"),) for line in wrapped])
@@ -293,26 +309,28 @@ def _diff(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _change_row(name: str, before: Deadline | None, after: Deadline | None) -> tuple[str, ...]:
-    old = None if before is None else before.timeout_s
-    new = None if after is None else after.timeout_s
-    states = " → ".join(dict.fromkeys("-" if each is None else each.status for each in (before, after)))
-    change = f"{new / old - 1:+.1%}" if old and new else "-"
-    return name, "-" if old is None else seconds(old), "-" if new is None else seconds(new), change, states
+def _change_row(name: str, old_limit: Deadline | None, new_limit: Deadline | None) -> tuple[str, ...]:
+    old_s = None if old_limit is None else old_limit.timeout_s
+    new_s = None if new_limit is None else new_limit.timeout_s
+    states = " → ".join(
+        dict.fromkeys("-" if deadline is None else deadline.status for deadline in (old_limit, new_limit))
+    )
+    change = f"{new_s / old_s - 1:+.1%}" if old_s and new_s else "-"
+    return name, "-" if old_s is None else seconds(old_s), "-" if new_s is None else seconds(new_s), change, states
 
 
 # -- values ----------------------------------------------------------------------------------------
 
 
 def duration(text: str) -> float:
-    """Read a duration such as 90, 90s, 5m, 12h, 30d; return seconds."""
-    found = re.fullmatch(r"([0-9.]+)\s*([smhd]?)", text)
+    """Parse a duration such as 90, 90s, 5m, 12h or 30d; return seconds."""
+    match = re.fullmatch(r"([0-9.]+)\s*([smhd]?)", text)
     try:
-        value = float(found[1]) * UNITS[found[2] or "s"] if found else -1.0
+        value = float(match[1]) * UNITS[match[2] or "s"] if match else -1.0
     except ValueError:
         value = -1.0
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration above 0; write 90, 90s, 5m, 12h or 30d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0; write 90, 90s, 5m, 12h or 30d")
     return value
 
 

@@ -1,8 +1,8 @@
-"""What `--plot` draws: how often a deadline took how long, and where its limit lies.
+"""The drawing of `calibrate --plot`: the distribution of each deadline's durations, and its limit.
 
-One panel a deadline, both axes logarithmic: the share of occurrences that took longer than x, the fitted
-tail with its bound up to the limit, the largest value, five times it, and hangs as crosses. Plain SVG,
-readable in light and dark, with a title for each mark."""
+One panel per deadline, both axes logarithmic: the share of occurrences that took longer than x, the bound of the
+fitted tail up to the limit, the largest value, five times that value, and hangs as crosses. Plain SVG, readable in
+light and dark mode, with a title for each mark."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ svg{background:#fff;font:12px system-ui,sans-serif;fill:#1f2328}
 """
 
 
-def write(path: Path, given: Input, found: Timeouts) -> None:
-    """Draw every deadline that has an answer. Raises: ConfigurationError if it cannot be written."""
-    names = [name for name, each in found.deadlines.items() if split(name)[1] is None and each.n >= calibration.FEWEST]
+def write(path: Path, observed: Input, timeouts: Timeouts) -> None:
+    """Draw every deadline that has enough durations. Raises: ConfigurationError if the file cannot be written."""
+    names = [
+        name
+        for name, deadline in timeouts.deadlines.items()
+        if split(name)[1] is None and deadline.n >= calibration.FEWEST
+    ]
     rows = max(1, math.ceil(len(names) / COLUMNS))
     width, height = COLUMNS * WIDTH, rows * HEIGHT + 30
     parts = [
@@ -49,15 +53,15 @@ def write(path: Path, given: Input, found: Timeouts) -> None:
     ]
     for number, name in enumerate(names):
         x, y = number % COLUMNS * WIDTH, number // COLUMNS * HEIGHT
-        parts.append(f'<g transform="translate({x},{y})">{_panel(name, found.deadlines[name], given)}</g>')
+        parts.append(f'<g transform="translate({x},{y})">{_panel(name, timeouts.deadlines[name], observed)}</g>')
     if not names:
         parts.append('<text x="20" y="30">No deadline has enough durations to draw.</text>')
     if not files.replace(path, text("\n".join([*parts, "</svg>"]) + "\n").encode()):
-        raise ConfigurationError(f"{path} could not be written; is there space, and may this user write there?")
+        raise ConfigurationError(f"cannot write {path}; check free space and permissions")
 
 
 class _Axes:
-    """Where a duration and a share lie in a panel."""
+    """Maps a duration and a share to coordinates in a panel."""
 
     def __init__(self, low: float, high: float, least: float) -> None:
         self.low, self.high = math.log10(low), math.log10(high)
@@ -72,9 +76,9 @@ class _Axes:
         return TOP + min(1.0, max(0.0, down)) * (HEIGHT - TOP - BOTTOM)
 
 
-def _panel(name: str, deadline: Deadline, given: Input) -> str:
-    seen = [run.deadlines[name] for run in given.runs if name in run.deadlines]
-    pool = pool_of(seen, warm_up(name, seen))
+def _panel(name: str, deadline: Deadline, observed: Input) -> str:
+    observations = [run.deadlines[name] for run in observed.runs if name in run.deadlines]
+    pool = pool_of(observations, warm_up(name, observations))
     top, limit = pool.descending[0][0], deadline.timeout_s or pool.descending[0][0]
     bottom = pool.descending[-1][0]
     hangs = [seconds_ for seconds_ in deadline.excluded_hangs if seconds_ > 0]
@@ -99,7 +103,9 @@ def _panel(name: str, deadline: Deadline, given: Input) -> str:
     for value in hangs:
         x, y = axes.x(value), TOP + 8
         cross = f"M{x - 4:.1f},{y - 4}l8,8m0,-8l-8,8"
-        parts.append(f'<path class="hang" d="{cross}"><title>a hang, ended after {seconds(value)}</title></path>')
+        parts.append(
+            f'<path class="hang" d="{cross}"><title>a hang that was ended after {seconds(value)}</title></path>'
+        )
     return "".join(parts)
 
 
@@ -111,7 +117,7 @@ def _caption(deadline: Deadline) -> str:
 
 
 def _survival(descending: Sequence[tuple[float, int]], axes: _Axes) -> str:
-    """The share of occurrences that took at least so long, at up to POINTS places that show it whole."""
+    """Return at most POINTS points of the survival curve: for each duration, the share that took at least as long."""
     n = sum(count for _, count in descending)
     points, above, last = [], 0, (-9.0, -9.0)
     for value, count in descending:
@@ -126,7 +132,7 @@ def _survival(descending: Sequence[tuple[float, int]], axes: _Axes) -> str:
 
 
 def _tail(deadline: Deadline, axes: _Axes) -> str:
-    """From the largest value at 1 / n to the limit at the bound that is stated for it."""
+    """Return the line from the largest value, at share 1 / n, to the limit, at its stated bound."""
     upper, limit = deadline.expected_false_alarms_per_month.model_upper, deadline.timeout_s
     if upper is None or limit is None or not deadline.every_s:
         return ""
@@ -164,7 +170,7 @@ def _grid(axes: _Axes) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return round values between two powers of ten; more of them where the range is narrow."""
+    """Return round values between two powers of ten; more of them for a narrow range."""
     steps = (1, 2, 5) if high - low < 2 else (1,)
     values = [step * 10.0**power for power in range(math.floor(low), math.floor(high) + 1) for step in steps]
     return [value for value in values if low <= math.log10(value) <= high]
@@ -177,7 +183,7 @@ def _legend(y: int) -> str:
         ("max", "longest"),
         ("limit", "limit"),
         ("five", "5 × longest"),
-        ("hang", "hang (left out)"),
+        ("hang", "hang (excluded)"),
     ]
     parts = []
     for number, (kind, label) in enumerate(items):

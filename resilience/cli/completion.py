@@ -1,7 +1,7 @@
 """`resilience completion SHELL`: print a script that completes commands, options and runs in a shell.
 
-The words are collected from the parsers of all commands when the script is printed. The shell then completes without
-starting Python; `resilience run --help` alone takes seconds, because its parser is torchrun's and imports torch."""
+The script contains the words from the parsers of all commands. The shell then completes without starting Python:
+`resilience run --help` alone takes seconds, because its parser is torchrun's and imports torch."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ complete -o default -F _resilience resilience
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.description = "Print a script that completes commands, options and runs of `resilience` in a shell."
+    parser.description = "Print a shell script that completes the commands, options and runs of `resilience`."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # a wrapped path cannot be copied
     parser.epilog = (
-        "bash: resilience completion bash > ~/.local/share/bash-completion/completions/resilience; "
-        "zsh: resilience completion zsh > ~/.resilience.zsh, and source that file in ~/.zshrc. "
-        "Print it again after an upgrade."
+        "bash: resilience completion bash > ~/.local/share/bash-completion/completions/resilience\n"
+        "zsh:  resilience completion zsh > ~/.resilience.zsh, and source that file in ~/.zshrc\n"
+        "Repeat this after an upgrade."
     )
-    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+    parser.add_argument("shell", choices=SHELLS, help="shell to print the script for")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,7 +87,7 @@ def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the actions of a parser and of its subcommands, without the ones that help does not show."""
+    """Yield the actions of a parser and of its subcommands, except those that help hides."""
     for action in parser._actions:
         if action.help != argparse.SUPPRESS:
             yield action
@@ -96,10 +97,10 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _words(actions: list[argparse.Action]) -> list[str]:
-    """Return what may stand on the command line: long options, and choices of what has no option."""
+    """Return the words that can be completed: long options, and the choices of positional arguments."""
     words: dict[str, None] = {}
     for action in actions:
         long = [option for option in action.option_strings if option.startswith("--")]
-        plain = [option for option in long if "_" not in option]  # torchrun writes most options in two ways
+        plain = [option for option in long if "_" not in option]  # torchrun accepts most options in two spellings
         words |= dict.fromkeys((plain or long) if action.option_strings else map(str, action.choices or ()))
     return list(words)

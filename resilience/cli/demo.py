@@ -1,10 +1,10 @@
-"""`resilience demo`: lose ranks in three ways, go on each time, and prove that nothing was lost.
+"""`resilience demo`: train, recover from three injected faults, and prove that nothing was lost.
 
-Trains the same model twice: once with spares, planned faults and the wrapper, once undisturbed and
-without it. In between it shows the account that the first run left behind. The exit status is 0 only
-if every fault struck and was recovered from, the account names each of them, the parameters are equal
-bit for bit, and no process is left. Here are the options and the exit status; `demo_runs` runs
-it, `demo_train` is what is trained, `demo_ranks` the processes, `demo_screen` the looks."""
+Trains the same model twice: once with spares, planned faults and the wrapper, once undisturbed and without the
+wrapper. In between it shows the report of the first run. The exit status is 0 only if the run recovered from every
+fault, the report identifies each of them, the parameters are equal bit for bit, and no process is left. This module
+has the options and the exit status. `demo_runs` runs both trainings, `demo_train` is the training function,
+`demo_ranks` starts the processes, `demo_screen` draws."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pathlib import Path
 
 from resilience.adapters.environment import Settings
 from resilience.cli.demo_faults import HANG_LIMIT, checked, schedule, span
-from resilience.cli.demo_screen import Screen
-from resilience.cli.ending import ended_by_signals
+from resilience.cli.demo_screen import DemoScreen
+from resilience.cli.exit_signals import ended_by_signals
 
 INTERRUPTED = 128 + signal.SIGINT  # exit status
-RANKS, STEPS = range(2, 17), range(20, 100_001)  # what is allowed
+RANKS, STEPS = range(2, 17), range(20, 100_001)  # allowed values
 DESCRIPTION = """\
-Train a small character transformer on several ranks, lose some of them on the way, and end with
-exactly the parameters of an undisturbed run. Takes about half a minute on two cores."""
+Train a small character transformer on several ranks, lose some of them during training, and end with exactly
+the parameters of an undisturbed run. Takes about half a minute on two cores."""
 FAULT_HELP = f"""\
-a planned fault, repeatable: KIND, KIND@STEP or KIND@STEP:RANK. KIND is `exception` (raised while
-loading data), `kill` (SIGKILL) or `hang` (noticed after {HANG_LIMIT:g} s of silence); STEP is the step that is
-about to begin, RANK whoever holds that rank then. What is left out is drawn from --seed. `none`: no
-faults. Default: exception, kill, hang"""
+a fault to inject, repeatable: KIND, KIND@STEP or KIND@STEP:RANK. KIND is `exception` (raised while loading
+data), `kill` (SIGKILL) or `hang` (detected after {HANG_LIMIT:g} s of silence). The fault occurs before STEP on the
+process that is RANK then. Omitted parts are drawn at random from --seed. `none`: no faults. Default: one each
+of exception, kill and hang"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,26 +45,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fault", action="append", default=[], metavar="FAULT", help=FAULT_HELP)
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of model, data and faults; default %(default)s"
+        "--seed", type=int, default=0, metavar="N", help="random seed of model, data and faults; default %(default)s"
     )
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="keep the run's folder under RESILIENCE_RUN_DIR (default ./resilience-runs), for `resilience report`",
+        help="keep the run folder in RESILIENCE_RUN_DIR (default ./resilience-runs), for `resilience report`",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demonstration; return the exit status: 0, 1 if something did not hold, 130 after Ctrl-C.
+    """Run the demonstration; return the exit status: 0, 1 if a check failed, 130 after Ctrl-C.
 
     Raises: ConfigurationError for an argument that is not allowed."""
     ranks = checked("--ranks", arguments.ranks, RANKS)
     steps = checked("--steps", arguments.steps, STEPS)
     faults = schedule(arguments.fault, ranks, steps, arguments.seed)
-    # One thread each: sums in one order, and a process that can fork.
+    # One thread per process: sums have a fixed order, and the process can fork.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     began = time.monotonic()
-    screen = Screen(sys.stdout)
+    screen = DemoScreen(sys.stdout)
     run_dir = Path(Settings.from_environment().run_dir if arguments.keep else tempfile.mkdtemp(prefix="resilience-"))
     job_id = f"demo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     status = INTERRUPTED
@@ -76,19 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
             demonstration = Demonstration(screen, ranks, steps, faults, arguments.seed, run_dir.absolute(), job_id)
             status = 0 if demonstration.run() else 1
             screen.say()
-            screen.say((f"{time.monotonic() - began:.0f} s in all", "dim"))
+            screen.say((f"{time.monotonic() - began:.0f} s in total", "dim"))
     except KeyboardInterrupt:
         screen.say()
-        screen.say(("interrupted; every process was ended", "yellow"))
+        screen.say(("interrupted; all processes were stopped", "yellow"))
     finally:
         if arguments.keep or status == 1:
-            screen.say(f"The run is kept: resilience report {_shown(run_dir / job_id)}")
+            screen.say(f"To see the report again: resilience report {_shortest(run_dir / job_id)}")
         else:
             shutil.rmtree(run_dir, ignore_errors=True)
     return status
 
 
-def _shown(path: Path) -> str:
-    """A path as short as it can be written from here."""
+def _shortest(path: Path) -> str:
+    """Return the shorter of the absolute path and the path relative to the working directory."""
     relative = os.path.relpath(path)
     return min(relative, str(path), key=len)

@@ -1,7 +1,7 @@
-"""What the ranks of the demonstration do right now, where everyone can see it.
+"""A shared board with the current activity of each rank of the demonstration.
 
-Numbers in memory that all processes share: showing and looking cost a rank next to nothing, and what a
-killed rank showed last stays readable."""
+The board is shared memory: writing and reading cost next to nothing, and the last entry of a killed rank stays
+readable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enum import IntEnum
 import msgspec
 
 
-class Doing(IntEnum):
+class DemoActivity(IntEnum):
     """What a rank's process does, as the board shows it."""
 
     STARTING = 0
@@ -22,10 +22,10 @@ class Doing(IntEnum):
     FINISHED = 4
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One process on the board. rank: its place in the world now; loss: 0 before the first step."""
+class DemoRow(msgspec.Struct, frozen=True):
+    """One process on the board. rank: its current rank; loss: 0 before the first step."""
 
-    doing: Doing
+    doing: DemoActivity
     rank: int
     iteration: int
     step: int
@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Strike(msgspec.Struct, frozen=True):
-    """Whom a fault has struck: the process (its initial rank), in which iteration, and when."""
+    """An injected fault: the process (its initial rank), the iteration, and the time."""
 
     process: int
     iteration: int
@@ -41,14 +41,14 @@ class Strike(msgspec.Struct, frozen=True):
 
 
 class Return(msgspec.Struct, frozen=True):
-    """When a process trained again after a fault, and from which step on."""
+    """The time at which a process trained again after a fault, and its first step."""
 
     at: float
     step: int
 
 
-class Board:
-    """Numbers that all processes share. Each has one writer at a time; times are monotonic seconds."""
+class DemoBoard:
+    """Numbers in shared memory. Each has one writer at a time; times are monotonic seconds."""
 
     _ROW, _STRIKE = 5, 4
 
@@ -59,25 +59,25 @@ class Board:
         size = self._returns_at + faults * processes * 2
         self._numbers = memoryview(mmap.mmap(-1, 8 * size)).cast("d")
 
-    def row(self, process: int) -> Row:
+    def row(self, process: int) -> DemoRow:
         doing, rank, iteration, step, loss = self._numbers[process * self._ROW :][: self._ROW]
-        return Row(Doing(int(doing)), int(rank), int(iteration), int(step), loss)
+        return DemoRow(DemoActivity(int(doing)), int(rank), int(iteration), int(step), loss)
 
-    def seat(self, process: int, doing: Doing, rank: int, iteration: int) -> None:
+    def seat(self, process: int, doing: DemoActivity, rank: int, iteration: int) -> None:
         start = process * self._ROW
         self._numbers[start], self._numbers[start + 1], self._numbers[start + 2] = doing, rank, iteration
 
     def progress(self, process: int, step: int, loss: float | None = None) -> None:
         start = process * self._ROW
-        self._numbers[start], self._numbers[start + 3] = Doing.TRAINING, step
+        self._numbers[start], self._numbers[start + 3] = DemoActivity.TRAINING, step
         if loss is not None:
             self._numbers[start + 4] = loss
 
-    def do(self, process: int, doing: Doing) -> None:
+    def do(self, process: int, doing: DemoActivity) -> None:
         self._numbers[process * self._ROW] = doing
 
     def strike(self, fault: int, process: int) -> None:
-        """Note, before it happens, that `fault` strikes `process`."""
+        """Record that `fault` is about to hit `process`."""
         start = self._strikes_at + fault * self._STRIKE
         self._numbers[start + 1], self._numbers[start + 2] = process, self.row(process).iteration
         self._numbers[start + 3] = time.monotonic()
@@ -89,14 +89,14 @@ class Board:
         return Strike(int(process), int(iteration), at) if is_struck else None
 
     def came_back(self, fault: int, process: int, step: int) -> None:
-        """Note that `process` trains again after `fault`, from `step` on."""
+        """Record that `process` trains again after `fault`, starting at `step`."""
         start = self._returns_at + (fault * self._processes + process) * 2
         if not self._numbers[start]:
             self._numbers[start + 1] = step
             self._numbers[start] = time.monotonic()
 
     def returns(self, fault: int) -> list[Return]:
-        """Return when each process came back after `fault`, for those that did."""
+        """Return the returns of the processes that trained again after `fault`."""
         start = self._returns_at + fault * self._processes * 2
         cells = self._numbers[start : start + self._processes * 2].tolist()
         return [Return(at, int(step)) for at, step in zip(cells[::2], cells[1::2], strict=True) if at]

@@ -1,4 +1,4 @@
-"""When does what befall whom?  The schedule of the demonstration's faults, from text and seed."""
+"""Which fault hits which rank at which step?  The fault schedule of the demonstration, from options and a seed."""
 
 from __future__ import annotations
 
@@ -15,57 +15,59 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 HANG_LIMIT = 3.0  # seconds of silence after which a rank counts as hung
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """What happens to whoever is `rank` when it begins `step`."""
+class DemoFault(msgspec.Struct, frozen=True):
+    """A fault of the process that is `rank` when it begins `step`."""
 
     kind: Kind
     step: int
     rank: int
 
 
-def schedule(texts: list[str], ranks: int, steps: int, seed: int) -> tuple[Fault, ...]:
-    """Return the planned faults in the order of their steps, each at a step of its own.
+def schedule(texts: list[str], ranks: int, steps: int, seed: int) -> tuple[DemoFault, ...]:
+    """Return the planned faults in the order of their steps. No two faults share a step.
 
-    texts: as --fault takes them. A step that is left out is drawn from the middle of the fault's share of
-    the run. Raises: ConfigurationError."""
+    texts: values of --fault. An omitted step is drawn from the middle of the fault's share of the run.
+    Raises: ConfigurationError."""
     if texts == ["none"]:
         return ()
     parsed = [_parsed(text, ranks, steps) for text in texts or KINDS]
-    chosen = random.Random(seed)
+    generator = random.Random(seed)
     taken = {step for _, step, _ in parsed if step is not None}
     if len(taken) < sum(step is not None for _, step, _ in parsed):
-        raise ConfigurationError("--fault names a step twice; each fault needs a step of its own")
+        raise ConfigurationError("--fault names a step twice; each fault needs its own step")
     if len(parsed) > steps // 10:
-        raise ConfigurationError(f"{len(parsed)} faults in {steps} steps; allowed are {steps // 10}, one in ten steps")
+        raise ConfigurationError(
+            f"{len(parsed)} faults in {steps} steps; the limit is {steps // 10}, one per ten steps"
+        )
     faults = []
     for number, (kind, step, rank) in enumerate(parsed):
         share = steps / len(parsed)
-        drawn = int((number + chosen.uniform(0.3, 0.8)) * share)
-        drawn_rank = chosen.randrange(ranks)
+        drawn = int((number + generator.uniform(0.3, 0.8)) * share)
+        drawn_rank = generator.randrange(ranks)
         while step is None:
             step = drawn if drawn not in taken else None
             taken.add(drawn)
             drawn = drawn % (steps - 1) + 1
-        faults.append(Fault(kind, step, drawn_rank if rank is None else rank))
+        faults.append(DemoFault(kind, step, drawn_rank if rank is None else rank))
     return tuple(sorted(faults, key=lambda fault: fault.step))
 
 
 def _parsed(text: str, ranks: int, steps: int) -> tuple[Kind, int | None, int | None]:
-    found = re.fullmatch(r"(\w+)(?:@(\d+)(?::(\d+))?)?", text)
+    match = re.fullmatch(r"(\w+)(?:@(\d+)(?::(\d+))?)?", text)
     kinds = {str(kind): kind for kind in KINDS}
-    if found is None or found[1] not in kinds:
+    if match is None or match[1] not in kinds:
         raise ConfigurationError(
-            f"--fault is {text!r}, allowed is KIND, KIND@STEP or KIND@STEP:RANK with KIND one of "
-            f"{', '.join(KINDS)}, such as kill@40:1; or `none` alone",
+            f"--fault is {text!r}, expected KIND, KIND@STEP or KIND@STEP:RANK with KIND one of "
+            f"{', '.join(KINDS)}, such as kill@40:1; or only `none`",
             option="--fault",
             value=text,
         )
-    step, rank = (None if part is None else int(part) for part in found.group(2, 3))
+    step, rank = (None if part is None else int(part) for part in match.group(2, 3))
     if step is not None:
         checked(f"the step of --fault {text}", step, range(1, steps))
     if rank is not None:
         checked(f"the rank of --fault {text}", rank, range(ranks))
-    return kinds[found[1]], step, rank
+    return kinds[match[1]], step, rank
 
 
 def span(allowed: range) -> str:
@@ -75,5 +77,5 @@ def span(allowed: range) -> str:
 def checked(option: str, value: int, allowed: range) -> int:
     """Return `value`. Raises: ConfigurationError if it is not allowed."""
     if value not in allowed:
-        raise ConfigurationError(f"{option} is {value}, allowed is {span(allowed)}", option=option, value=value)
+        raise ConfigurationError(f"{option} is {value}, expected {span(allowed)}", option=option, value=value)
     return value

@@ -1,8 +1,8 @@
-"""The processes of the demonstration: forked ranks, what befalls them, and what they show.
+"""The processes of the demonstration: forked ranks, the faults injected into them, and their progress.
 
-The parent has imported torch and has a single thread; each rank is a fork of it. A planned fault
-strikes once, whoever holds its rank then. The parent adopts whatever its ranks leave behind, so that it
-can tell when the last process has gone. What ranks show goes to the `Board`."""
+The parent imports torch and has a single thread; each rank is a fork of it. A planned fault hits once, in the process
+that has its rank at that step. The parent is a child subreaper: it adopts orphans of its ranks, so it knows when the
+last process has ended. Ranks write their progress to the `DemoBoard`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ import msgspec
 import psutil
 from torch import Tensor
 
-from resilience.adapters.serving import listen_beside_free_ports
-from resilience.cli.demo_board import Board, Doing
-from resilience.cli.demo_faults import HANG_LIMIT, Fault
+from resilience.adapters.listening_sockets import listen_beside_free_ports
+from resilience.cli.demo_board import DemoActivity, DemoBoard
+from resilience.cli.demo_faults import HANG_LIMIT, DemoFault
 from resilience.cli.demo_train import Task, Trained, train
-from resilience.cli.ending import ENDING_SIGNALS, signals_deferred
+from resilience.cli.exit_signals import ENDING_SIGNALS, signals_deferred
 from resilience.core import encoding
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.finalize import Finalize
@@ -37,17 +37,17 @@ from resilience.inprocess.state import State
 from resilience.inprocess.wrap import Wrapper
 
 SOFT_TIMEOUT = timedelta(seconds=HANG_LIMIT)
-STEP_LIMIT = 5 * HANG_LIMIT  # seconds without a step: a loop that gets nowhere shows signs of life
+STEP_LIMIT = 5 * HANG_LIMIT  # seconds without a step; a loop without progress still sends signs of life
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-class Plan(msgspec.Struct, frozen=True):
+class DemoPlan(msgspec.Struct, frozen=True):
     """One run. spares: processes beyond `ranks`. folder: for results and output of the ranks."""
 
     ranks: int
     spares: int
     task: Task
-    faults: tuple[Fault, ...]
+    faults: tuple[DemoFault, ...]
     folder: str
     run_dir: str
     job_id: str
@@ -58,9 +58,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Disturber:
-    """The training's observer in one process: shows its progress, and carries out the plan's faults."""
+    """The training observer of one process: shows its progress and injects the planned faults."""
 
-    def __init__(self, board: Board, process: int, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, board: DemoBoard, process: int, faults: tuple[DemoFault, ...]) -> None:
         self._board = board
         self._process = process
         self._faults = faults
@@ -80,25 +80,25 @@ class Disturber:
         self._board.progress(self._process, step + 1, loss)
 
 
-def _strike(fault: Fault) -> None:
+def _strike(fault: DemoFault) -> None:
     match fault.kind:
         case "exception":
             raise ValueError(f"planned fault: step {fault.step} of rank {fault.rank} has no data")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
-            threading.Event().wait()  # as a reader does whose server does not answer
+            threading.Event().wait()  # like a data loader whose server does not answer
 
 
 class ShowSeat(Initialize):
-    """Puts the rank's seat on the board when an iteration begins."""
+    """Writes the rank of the process to the board when an iteration begins."""
 
-    def __init__(self, board: Board, process: int) -> None:
+    def __init__(self, board: DemoBoard, process: int) -> None:
         self._board = board
         self._process = process
 
     def __call__(self, state: State) -> State:
-        doing = Doing.STARTING if state.rank < state.active_world_size else Doing.WAITING
+        doing = DemoActivity.STARTING if state.rank < state.active_world_size else DemoActivity.WAITING
         self._board.seat(self._process, doing, state.rank, state.iteration)
         return state
 
@@ -106,16 +106,16 @@ class ShowSeat(Initialize):
 class ShowRestart(Finalize):
     """Shows on the board that the rank is restarting."""
 
-    def __init__(self, board: Board, process: int) -> None:
+    def __init__(self, board: DemoBoard, process: int) -> None:
         self._board = board
         self._process = process
 
     def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
-        self._board.do(self._process, Doing.RESTARTING)
+        self._board.do(self._process, DemoActivity.RESTARTING)
         return state, exc
 
 
-def _wrapper(plan: Plan, board: Board, process: int) -> Wrapper:
+def _wrapper(plan: DemoPlan, board: DemoBoard, process: int) -> Wrapper:
     return Wrapper(
         initialize=Compose(RetryController(max_iterations=len(plan.faults) + 10), ShowSeat(board, process)),
         finalize=ShowRestart(board, process),
@@ -133,19 +133,19 @@ def _wrapper(plan: Plan, board: Board, process: int) -> Wrapper:
     )
 
 
-def _take_part(plan: Plan, board: Board, process: int, text: Tensor) -> None:
+def _take_part(plan: DemoPlan, board: DemoBoard, process: int, text: Tensor) -> None:
     function: Callable[..., Trained | None] = train
     if plan.wrapped:
         function = _wrapper(plan, board, process)(train)
     else:
-        board.seat(process, Doing.STARTING, process, 0)
+        board.seat(process, DemoActivity.STARTING, process, 0)
     trained = function(plan.task, text, Disturber(board, process, plan.faults))
-    board.do(process, Doing.FINISHED)
+    board.do(process, DemoActivity.FINISHED)
     if trained is not None:
         _result_path(plan, process).write_bytes(encoding.to_json(trained))
 
 
-def _result_path(plan: Plan, process: int) -> Path:
+def _result_path(plan: DemoPlan, process: int) -> Path:
     return Path(plan.folder) / f"result-{process}.json"
 
 
@@ -153,23 +153,23 @@ def _result_path(plan: Plan, process: int) -> Path:
 
 
 class Team:
-    """The processes of one run. On leaving the context none of them is left."""
+    """The processes of one run. Leaving the context ends all of them."""
 
-    def __init__(self, plan: Plan, text: Tensor) -> None:
+    def __init__(self, plan: DemoPlan, text: Tensor) -> None:
         self.plan = plan
         self.size = plan.ranks + plan.spares
-        self.board = Board(self.size, len(plan.faults))
+        self.board = DemoBoard(self.size, len(plan.faults))
         self.pids: list[int] = []
-        self.ended: dict[int, int] = {}  # process -> exit code, or minus the signal that ended it
-        self.left_behind = 0  # processes that were still there when all should have gone
+        self.ended: dict[int, int] = {}  # process -> exit code, or the negative signal number
+        self.left_behind = 0  # processes that still ran after all should have ended
         self._text = text
 
     def __enter__(self) -> Team:
         Path(self.plan.folder).mkdir(parents=True, exist_ok=True)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         with listen_beside_free_ports("127.0.0.1") as listener:
-            port = listener.getsockname()[1]  # no client is given it until rank 0's monitor listens there
-        gc.freeze()  # else the first collection in a rank copies what it shares with the others
+            port = listener.getsockname()[1]  # clients get the port after rank 0's monitor listens on it
+        gc.freeze()  # else the first collection in a rank copies the pages that it shares with the others
         sys.stdout.flush()
         with signals_deferred():
             for process in range(self.size):
@@ -193,7 +193,7 @@ class Team:
         for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-        os.setpgid(0, 0)  # Ctrl-C is for the parent, which ends the ranks
+        os.setpgid(0, 0)  # Ctrl-C goes to the parent, which ends the ranks
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
@@ -209,8 +209,8 @@ class Team:
             RESILIENCE_JOB_ID=self.plan.job_id,
             RESILIENCE_RUN_FOLDER=os.path.join(self.plan.run_dir, self.plan.job_id),
             RESILIENCE_STEP_TIMEOUT=f"{STEP_LIMIT:g}",
-            # torch's store asks for the name behind ::ffff:127.0.0.1, which no hosts file has; a name server
-            # that does not answer costs glibc's default of 5 s, several times.
+            # torch's store looks up the name of ::ffff:127.0.0.1, which no hosts file contains. If the name server
+            # does not answer, each lookup takes glibc's default of 5 s, several times.
             RES_OPTIONS="timeout:1 attempts:1",
         )
         _take_part(self.plan, self.board, process, self._text)
@@ -225,11 +225,11 @@ class Team:
         os.dup2(output, 2)
 
     def output_of(self, process: int) -> Path:
-        """Where a rank's own output and its last traceback are."""
+        """Return the path of a rank's output, which ends with its last traceback."""
         return Path(self.plan.folder) / f"output-{process}.log"
 
     def reap(self) -> bool:
-        """Note which ranks have ended; answers whether all have."""
+        """Record which ranks have ended. Return True if all have."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -242,7 +242,7 @@ class Team:
         return len(self.ended) == self.size
 
     def results(self) -> dict[int, Trained]:
-        """Return what came out, for each process that took part to the end."""
+        """Return the result of each process that trained to the end."""
         paths = {process: _result_path(self.plan, process) for process in range(self.size)}
         return {
             process: encoding.from_json(path.read_bytes(), Trained) for process, path in paths.items() if path.is_file()
@@ -252,22 +252,22 @@ class Team:
         with signals_deferred():
             for process, pid in enumerate(self.pids):
                 if process not in self.ended:
-                    os.kill(pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
-            # The monitors first write down how it ended; they become children when their rank has ended.
-            left = self._await_children(10.0 if kind is None else 2.0)
-            self.left_behind = len(left)
-            for orphan in left:
+                    os.kill(pid, signal.SIGKILL)  # an unreaped child: its pid cannot have been reused
+            # Monitors still write their last records; they become our children after their rank has ended.
+            descendants = self._await_children(10.0 if kind is None else 2.0)
+            self.left_behind = len(descendants)
+            for orphan in descendants:
                 orphan.kill()
             self._await_children(5.0)
 
     def _await_children(self, limit: float) -> list[psutil.Process]:
-        """Wait until no descendant is left; answers those that are still there after `limit` seconds."""
+        """Wait until no descendant is left. Return those that still run after `limit` seconds."""
         deadline = time.monotonic() + limit
         while True:
             self.reap()
-            left = psutil.Process().children(recursive=True)
-            if not left or time.monotonic() > deadline:
-                return left
+            descendants = psutil.Process().children(recursive=True)
+            if not descendants or time.monotonic() > deadline:
+                return descendants
             time.sleep(0.02)
 
 

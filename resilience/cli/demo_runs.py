@@ -1,7 +1,7 @@
-"""The two runs of the demonstration, and what is made of them.
+"""The two runs of the demonstration, and the checks on their results.
 
-One with spares, planned faults and the wrapper, one undisturbed and without it. Shows both, tells the
-incidents from the account that the first left, and judges: each claim is stated and whether it held."""
+One run has spares, planned faults and the wrapper; the other is undisturbed and has none of them. Shows both, prints
+the incidents from the records of the first, and states each check with its result."""
 
 from __future__ import annotations
 
@@ -14,24 +14,31 @@ from torch import Tensor
 from resilience.analysis.load import load
 from resilience.analysis.report import report
 from resilience.attribution.incident import Incident
-from resilience.cli.demo_faults import Fault, Kind
-from resilience.cli.demo_ranks import Plan, Team
-from resilience.cli.demo_screen import Happened, Screen, View, happened_line, name_of, picture, progress
+from resilience.cli.demo_faults import DemoFault, Kind
+from resilience.cli.demo_ranks import DemoPlan, Team
+from resilience.cli.demo_screen import DemoScreen, DemoView, FaultProgress, fault_line, name_of, picture, progress
 from resilience.cli.demo_train import Task, Trained, Transformer, load_text
 from resilience.cli.render import count, seconds, width_of_terminal
 from resilience.cli.report import incident_lines
 
-FRAME = 0.1  # seconds from one look at the ranks to the next
+FRAME = 0.1  # seconds between two reads of the board
 KIND_ON_RECORD: dict[Kind, str] = {"exception": "exception", "kill": "terminated", "hang": "soft_timeout"}
-LINE_EVERY = 5.0  # seconds from one line to the next at the latest, where nothing can be redrawn
-STALLED = 60.0  # seconds without any change after which a run is given up
+LINE_EVERY = 5.0  # seconds, at most, between two lines of output that cannot be redrawn
+STALLED = 60.0  # seconds without any change until a run is stopped
 
 
 class Demonstration:
-    """Both runs and what is made of them."""
+    """Runs both trainings and checks their results."""
 
     def __init__(
-        self, screen: Screen, ranks: int, steps: int, faults: tuple[Fault, ...], seed: int, run_dir: Path, job_id: str
+        self,
+        screen: DemoScreen,
+        ranks: int,
+        steps: int,
+        faults: tuple[DemoFault, ...],
+        seed: int,
+        run_dir: Path,
+        job_id: str,
     ) -> None:
         self._screen = screen
         self._ranks = ranks
@@ -41,26 +48,26 @@ class Demonstration:
         self._run_dir = run_dir
         self._job_id = job_id
         self._folder = run_dir / job_id
-        self._has_held = True
+        self._has_passed = True
 
     def run(self) -> bool:
-        """Show everything; answers whether all of it held."""
-        text = load_text()
+        """Show both runs. Return True if all checks passed."""
+        corpus = load_text()
         kills = sum(fault.kind == "kill" for fault in self._faults)
         disturbed = self._plan("disturbed", spares=max(1, kills), faults=self._faults, wrapped=True)
         undisturbed = self._plan("undisturbed", spares=0, faults=(), wrapped=False)
-        self._introduce(disturbed, len(text))
-        view, results = self._train(disturbed, text)
-        incidents = self._tell_incidents()
-        self._screen.say(("The same again, without faults and without the wrapper", "bold"))
+        self._introduce(disturbed, len(corpus))
+        view, results = self._train(disturbed, corpus)
+        incidents = self._show_incidents()
+        self._screen.say(("The same training without faults and without the wrapper", "bold"))
         self._screen.say()
-        _, reference = self._train(undisturbed, text)
-        self._judge(view, incidents, results, reference)
-        return self._has_held
+        _, reference = self._train(undisturbed, corpus)
+        self._check_results(view, incidents, results, reference)
+        return self._has_passed
 
-    def _plan(self, name: str, spares: int, faults: tuple[Fault, ...], wrapped: bool) -> Plan:
+    def _plan(self, name: str, spares: int, faults: tuple[DemoFault, ...], wrapped: bool) -> DemoPlan:
         folder = self._folder / "demo" / name
-        return Plan(
+        return DemoPlan(
             ranks=self._ranks,
             spares=spares,
             task=Task(self._steps, self._seed, str(folder / "checkpoints")),
@@ -71,7 +78,7 @@ class Demonstration:
             wrapped=wrapped,
         )
 
-    def _introduce(self, plan: Plan, characters: int) -> None:
+    def _introduce(self, plan: DemoPlan, characters: int) -> None:
         parameters = sum(parameter.numel() for parameter in Transformer().parameters())
         spares = "1 spare" if plan.spares == 1 else f"{plan.spares} spares"
         say = self._screen.say
@@ -83,7 +90,7 @@ class Demonstration:
 
     # -- watching -------------------------------------------------------------------------------
 
-    def _train(self, plan: Plan, text: Tensor) -> tuple[View, dict[int, Trained]]:
+    def _train(self, plan: DemoPlan, text: Tensor) -> tuple[DemoView, dict[int, Trained]]:
         """Run a plan to its end while showing it."""
         with Team(plan, text) as team:
             view = self._watch(team)
@@ -91,47 +98,47 @@ class Demonstration:
         self._check_end(team, view)
         return view, team.results()
 
-    def _watch(self, team: Team) -> View:
+    def _watch(self, team: Team) -> DemoView:
         changed_at = time.monotonic()
-        teller = Teller(self._screen)
-        before: View | None = None
+        reporter = LineReporter(self._screen)
+        previous_view: DemoView | None = None
         while True:
             is_over = team.reap()
             view = _look(team)
-            if view != before:
+            if view != previous_view:
                 changed_at = time.monotonic()
                 if self._screen.is_live:
                     self._screen.show(picture(view))
                 else:
-                    teller.tell(view)
-            before = view
+                    reporter.report(view)
+            previous_view = view
             if is_over:
                 return view
             if time.monotonic() - changed_at > STALLED:
-                self._hold(False, f"nothing moved for {STALLED:.0f} s; the run was ended")
+                self._check(False, f"no rank made progress for {STALLED:.0f} s; the run was stopped")
                 return view
             time.sleep(FRAME)
 
-    def _check_end(self, team: Team, view: View) -> None:
-        """Say of every process that ended otherwise than planned what it said last."""
-        killed = {h.strike.process for h in view.happened if h.strike is not None and h.fault.kind == "kill"}
+    def _check_end(self, team: Team, view: DemoView) -> None:
+        """Show the last output of each process that did not end as planned."""
+        killed = {h.strike.process for h in view.fault_progress if h.strike is not None and h.fault.kind == "kill"}
         for process, code in sorted(view.ended.items()):
             expected = -signal.SIGKILL if process in killed else 0
             if code != expected:
-                self._hold(False, f"process {process} ended with {code}, expected {expected}; its last words:")
+                self._check(False, f"process {process} ended with {code}, expected {expected}; its last output:")
                 output = team.output_of(process)
                 for line in output.read_text(errors="backslashreplace").splitlines()[-12:] if output.is_file() else ():
                     self._screen.say((f"    {line}", "dim"))
         if team.left_behind:
-            self._hold(False, f"{team.left_behind} processes were still there 10 s after the ranks had ended")
+            self._check(False, f"{team.left_behind} processes still ran 10 s after the ranks had ended")
 
     # -- judging --------------------------------------------------------------------------------
 
-    def _tell_incidents(self) -> tuple[Incident, ...]:
-        """Show the account that the run left: one incident for each restart."""
+    def _show_incidents(self) -> tuple[Incident, ...]:
+        """Show the incidents that the run recorded, one for each restart."""
         incidents = report(load(self._folder)).incidents
         say = self._screen.say
-        say(("What the run's own account says", "bold"))
+        say(("Incidents that the run recorded", "bold"))
         say()
         for incident in incidents:
             for line in incident_lines(incident, width_of_terminal()):
@@ -139,62 +146,64 @@ class Demonstration:
             say()
         return incidents
 
-    def _judge(
+    def _check_results(
         self,
-        view: View,
+        view: DemoView,
         incidents: tuple[Incident, ...],
         results: dict[int, Trained],
         reference: dict[int, Trained],
     ) -> None:
         say = self._screen.say
-        say(("What held", "bold"))
+        say(("Checks", "bold"))
         say()
-        recovered = [happened.recovered_after for happened in view.happened]
-        times = [seconds(after) for after in recovered if after is not None]
-        if view.happened:
-            told = f"{len(times)} of {count(len(recovered), 'fault')} recovered from"
-            self._hold(len(times) == len(recovered), f"{told}, after {', '.join(times)}" if times else told)
-            named = sum(_is_named(happened, incidents) for happened in view.happened)
-            self._hold(
+        recovered = [fault_progress.recovered_after for fault_progress in view.fault_progress]
+        times = [seconds(recovery_s) for recovery_s in recovered if recovery_s is not None]
+        if view.fault_progress:
+            recoveries = f"recovered from {len(times)} of {count(len(recovered), 'fault')}"
+            self._check(
+                len(times) == len(recovered), f"{recoveries}, after {', '.join(times)}" if times else recoveries
+            )
+            named = sum(_is_named(fault_progress, incidents) for fault_progress in view.fault_progress)
+            self._check(
                 named == len(recovered),
-                f"{named} of {count(len(recovered), 'fault')} found by the account: right kind, right process",
+                f"{named} of {count(len(recovered), 'fault')} identified by the report: right kind, right process",
             )
         if len(incidents) > len(recovered):
             say(f"        {count(len(incidents), 'incident')}: more than the planned faults")
-        self._hold(len(results) == self._ranks, f"{len(results)} of {self._ranks} ranks trained to the end")
+        self._check(len(results) == self._ranks, f"{len(results)} of {self._ranks} ranks trained to the end")
         digests = {trained.digest for trained in results.values()}
         expected = {trained.digest for trained in reference.values()}
         is_equal = len(digests) == len(expected) == 1 and digests == expected
-        self._hold(is_equal, "parameters equal bit for bit to those of the undisturbed run")
-        for name, these, runs in (("disturbed", digests, results), ("undisturbed", expected, reference)):
+        self._check(is_equal, "parameters are equal bit for bit to those of the undisturbed run")
+        for name, run_digests, runs in (("disturbed", digests, results), ("undisturbed", expected, reference)):
             losses = sorted({trained.loss for trained in runs.values()})
             loss = ", ".join(f"{value:.6f}" for value in losses) or "-"
-            digest = ", ".join(sorted(digest[:16] for digest in these)) or "-"
+            digest = ", ".join(sorted(digest[:16] for digest in run_digests)) or "-"
             say((f"        {name:11}  loss {loss}   SHA-256 {digest}…", "dim"))
 
-    def _hold(self, held: bool, claim: str) -> None:
-        self._has_held &= held
+    def _check(self, held: bool, claim: str) -> None:
+        self._has_passed &= held
         self._screen.say(("  ok    " if held else "  FAILED", "green" if held else "bold red"), f"  {claim}")
 
 
-def _is_named(happened: Happened, incidents: tuple[Incident, ...]) -> bool:
-    """Whether the account has this fault as what it was, and blames the process that it struck."""
-    strike = happened.strike
+def _is_named(fault_progress: FaultProgress, incidents: tuple[Incident, ...]) -> bool:
+    """Return True if an incident has the right kind for this fault and blames the process that it hit."""
+    strike = fault_progress.strike
     return strike is not None and any(
         incident.iteration == strike.iteration
-        and incident.kind == KIND_ON_RECORD[happened.fault.kind]
+        and incident.kind == KIND_ON_RECORD[fault_progress.fault.kind]
         and incident.verdict.first == strike.process
         for incident in incidents
     )
 
 
-def _look(team: Team) -> View:
-    return View(
+def _look(team: Team) -> DemoView:
+    return DemoView(
         rows=tuple(team.board.row(process) for process in range(team.size)),
         pids=tuple(team.pids),
         ended=dict(team.ended),
-        happened=tuple(
-            Happened(fault, team.board.struck(number), tuple(team.board.returns(number)), team.plan.ranks)
+        fault_progress=tuple(
+            FaultProgress(fault, team.board.struck(number), tuple(team.board.returns(number)), team.plan.ranks)
             for number, fault in enumerate(team.plan.faults)
         ),
         ranks=team.plan.ranks,
@@ -202,24 +211,24 @@ def _look(team: Team) -> View:
     )
 
 
-class Teller:
-    """Tells a run in lines, where nothing can be redrawn: each tenth of the way, at the latest every
-    LINE_EVERY seconds, and what becomes of a fault."""
+class LineReporter:
+    """Reports a run line by line on output that cannot be redrawn: every tenth of the steps, every LINE_EVERY seconds
+    at the latest, and each fault and recovery."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: DemoScreen) -> None:
         self._screen = screen
-        self._told: set[tuple[Fault, bool]] = set()
+        self._reported: set[tuple[DemoFault, bool]] = set()
         self._tenth = -1
-        self._told_at = time.monotonic()
+        self._last_line_at = time.monotonic()
 
-    def tell(self, view: View) -> None:
-        for happened in view.happened:
-            chapter = (happened.fault, happened.recovered_after is not None)
-            if happened.strike is not None and chapter not in self._told:
-                self._told.add(chapter)
-                self._screen.say(*happened_line(happened))
+    def report(self, view: DemoView) -> None:
+        for fault_progress in view.fault_progress:
+            stage = (fault_progress.fault, fault_progress.recovered_after is not None)
+            if fault_progress.strike is not None and stage not in self._reported:
+                self._reported.add(stage)
+                self._screen.say(*fault_line(fault_progress))
         tenth = view.step * 10 // view.steps
         now = time.monotonic()
-        if tenth > self._tenth or now - self._told_at > LINE_EVERY:
-            self._tenth, self._told_at = tenth, now
+        if tenth > self._tenth or now - self._last_line_at > LINE_EVERY:
+            self._tenth, self._last_line_at = tenth, now
             self._screen.say(progress(view))

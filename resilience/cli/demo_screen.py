@@ -1,7 +1,7 @@
-"""How the demonstration looks: a picture of the ranks that is redrawn in a terminal, plain lines elsewhere.
+"""The display of the demonstration: a picture of the ranks that a terminal redraws, plain lines elsewhere.
 
-`picture`, `progress` and `happened_line` are pure: they turn a `View` into styled lines. `Screen` puts lines where they
-belong, cut to the width of the terminal, and needs nothing but the usual escape sequences; colours are `render`'s."""
+`picture`, `progress` and `fault_line` are pure: they turn a `DemoView` into styled lines. `DemoScreen` writes the
+lines, cut to the width of the terminal, with common escape sequences only. Colours come from `render`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TextIO
 
 import msgspec
 
-from resilience.cli.demo_board import Doing, Return, Row, Strike
-from resilience.cli.demo_faults import HANG_LIMIT, Fault
-from resilience.cli.ending import signals_deferred
+from resilience.cli.demo_board import DemoActivity, DemoRow, Return, Strike
+from resilience.cli.demo_faults import HANG_LIMIT, DemoFault
+from resilience.cli.exit_signals import signals_deferred
 from resilience.cli.render import Line, Piece, count, cut_line, may_paint, painted, seconds
 
 _BAR = 30
@@ -22,20 +22,20 @@ _ASCII = str.maketrans({"█": "#", "░": ".", "…": "~", "·": "-"})
 _NAMES = {"exception": "exception", "kill": "SIGKILL", "hang": "hang"}
 
 
-class Happened(msgspec.Struct, frozen=True):
-    """A planned fault, and what has become of it so far."""
+class FaultProgress(msgspec.Struct, frozen=True):
+    """A planned fault, and its progress so far: struck, recovered."""
 
-    fault: Fault
+    fault: DemoFault
     strike: Strike | None
     returns: tuple[Return, ...]
     ranks: int
 
     @property
     def recovered_after(self) -> float | None:
-        """Seconds from the fault until all active ranks train again, None while they do not."""
+        """Seconds from the fault until all active ranks train again; None until they do."""
         if self.strike is None or len(self.returns) < self.ranks:
             return None
-        # A spare that steps in later comes back after this fault too.
+        # A spare that joins later also counts as a return after this fault.
         return sorted(back.at for back in self.returns)[self.ranks - 1] - self.strike.at
 
     @property
@@ -43,19 +43,19 @@ class Happened(msgspec.Struct, frozen=True):
         return self.fault.step - min((back.step for back in self.returns), default=self.fault.step)
 
 
-class View(msgspec.Struct, frozen=True):
-    """One look at a run. ended: exit code of processes that ended, minus the signal for a killed one."""
+class DemoView(msgspec.Struct, frozen=True):
+    """The state of a run. ended: exit codes of ended processes, the negative signal number for killed ones."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DemoRow, ...]
     pids: tuple[int, ...]
     ended: dict[int, int]
-    happened: tuple[Happened, ...]
+    fault_progress: tuple[FaultProgress, ...]
     ranks: int
     steps: int
 
     @property
     def step(self) -> int:
-        """Steps that are done: by the newest iteration, since an older one's may have been lost."""
+        """Completed steps of the newest iteration. Steps of an older one may have been lost."""
         active = [row for process, row in enumerate(self.rows) if self.is_active(process)]
         newest = max((row.iteration for row in active), default=0)
         return min((row.step for row in active if row.iteration == newest), default=0)
@@ -66,91 +66,95 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def loss(self) -> float:
-        """Mean over all ranks in the last step, 0 before the first."""
+        """Mean loss of all ranks in the last step; 0 before the first step."""
         return next((row.loss for process, row in enumerate(self.rows) if self.is_active(process) and row.loss), 0.0)
 
     def is_active(self, process: int) -> bool:
         row = self.rows[process]
-        return row.doing is not Doing.WAITING and row.rank < self.ranks and self.ended.get(process, 0) == 0
+        return row.doing is not DemoActivity.WAITING and row.rank < self.ranks and self.ended.get(process, 0) == 0
 
 
-def name_of(fault: Fault) -> str:
+def name_of(fault: DemoFault) -> str:
     return _NAMES[fault.kind]
 
 
 # -- pictures -----------------------------------------------------------------------------------
 
 
-def picture(view: View) -> list[Line]:
-    """Return the whole picture: a line a process, the progress, a line a fault."""
+def picture(view: DemoView) -> list[Line]:
+    """Return the whole picture: one line per process, the progress, one line per fault."""
     lines: list[Line] = [(("  process     pid   rank   state         step", "dim"),)]
     lines += [_process_line(view, process) for process in range(len(view.rows))]
     lines += [(), _bar(view)]
-    if view.happened:
-        lines += [(), *(happened_line(happened) for happened in view.happened)]
+    if view.fault_progress:
+        lines += [(), *(fault_line(fault_progress) for fault_progress in view.fault_progress)]
     return lines
 
 
-def _process_line(view: View, process: int) -> Line:
+def _process_line(view: DemoView, process: int) -> Line:
     row = view.rows[process]
     word, style = _state(view, process)
-    is_placed = view.is_active(process) or row.doing is Doing.RESTARTING
+    is_placed = view.is_active(process) or row.doing is DemoActivity.RESTARTING
     rank = str(row.rank) if is_placed else "-"
-    step = str(row.step) if row.doing is not Doing.STARTING and rank != "-" else ""
+    step = str(row.step) if row.doing is not DemoActivity.STARTING and rank != "-" else ""
     return ((f"  {process:7} {view.pids[process]:7}   {rank:>4}   ", ""), (f"{word:12}", style), (f" {step:>5}", ""))
 
 
-def _state(view: View, process: int) -> tuple[str, str]:
+def _state(view: DemoView, process: int) -> tuple[str, str]:
     code = view.ended.get(process)
     row = view.rows[process]
     if code is not None and code < 0:
         return signal.Signals(-code).name, "bold red"
     if code:
         return f"failed ({code})", "bold red"
-    struck = [happened for happened in view.happened if happened.strike and happened.strike.process == process]
+    struck = [
+        fault_progress
+        for fault_progress in view.fault_progress
+        if fault_progress.strike and fault_progress.strike.process == process
+    ]
     if any(h.strike and h.strike.iteration == row.iteration and h.fault.kind == "hang" for h in struck):
         return "hanging", "bold red"
     return {
-        Doing.STARTING: ("starting", "yellow"),
-        Doing.TRAINING: ("training", "green"),
-        Doing.WAITING: ("spare", "cyan"),
-        Doing.RESTARTING: ("restarting", "yellow"),
-        Doing.FINISHED: ("finished", "green"),
+        DemoActivity.STARTING: ("starting", "yellow"),
+        DemoActivity.TRAINING: ("training", "green"),
+        DemoActivity.WAITING: ("spare", "cyan"),
+        DemoActivity.RESTARTING: ("restarting", "yellow"),
+        DemoActivity.FINISHED: ("finished", "green"),
     }[row.doing]
 
 
-def _bar(view: View) -> Line:
+def _bar(view: DemoView) -> Line:
     filled = _BAR * view.step // view.steps
     return (("  ", ""), ("█" * filled, "green"), ("░" * (_BAR - filled), "dim"), (progress(view), ""))
 
 
-def progress(view: View) -> str:
-    """Return step, loss and restarts in words."""
+def progress(view: DemoView) -> str:
+    """Return step, loss and restarts as text."""
     loss = f"   loss {view.loss:.3f}" if view.loss else ""
-    restarts = f"   restarts {view.restarts}" if view.happened or view.restarts else ""
+    restarts = f"   restarts {view.restarts}" if view.fault_progress or view.restarts else ""
     return f"  step {view.step:4}/{view.steps}{loss}{restarts}"
 
 
-def happened_line(happened: Happened) -> Line:
-    """Return what is known of a fault so far."""
-    fault, strike = happened.fault, happened.strike
-    what = f"  step {fault.step:4}  {name_of(fault):9} "
+def fault_line(fault_progress: FaultProgress) -> Line:
+    """Return the line of a fault: planned, in progress, or recovered."""
+    fault, strike = fault_progress.fault, fault_progress.strike
+    label = f"  step {fault.step:4}  {name_of(fault):9} "
     if strike is None:
-        return ((f"{what} planned for rank {fault.rank}", "dim"),)
-    where = (f"{what} process {strike.process}, rank {fault.rank}  ", "")
-    after = happened.recovered_after
-    if after is None:
-        silent = f"silent, noticed after {seconds(HANG_LIMIT)}"
-        return (where, (silent if fault.kind == "hang" else "restarting", "yellow"))
-    again = "" if not happened.steps_again else f", {count(happened.steps_again, 'step')} again"
-    return (where, (f"back after {seconds(after)}", "green"), (again, ""))
+        return ((f"{label} planned for rank {fault.rank}", "dim"),)
+    place = (f"{label} process {strike.process}, rank {fault.rank}  ", "")
+    recovery_s = fault_progress.recovered_after
+    if recovery_s is None:
+        detection = f"silent, detected after {seconds(HANG_LIMIT)}"
+        return (place, (detection if fault.kind == "hang" else "restarting", "yellow"))
+    repeated = "" if not fault_progress.steps_again else f", {count(fault_progress.steps_again, 'step')} redone"
+    return (place, (f"back after {seconds(recovery_s)}", "green"), (repeated, ""))
 
 
 # -- the screen ---------------------------------------------------------------------------------
 
 
-class Screen:
-    """Where lines go. `show` replaces what the last `show` drew; `say` stays."""
+class DemoScreen:
+    """Writes lines. `show` replaces the output of the last `show`; `say` writes permanently."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -160,22 +164,24 @@ class Screen:
         self._has_unicode = (stream.encoding or "ascii").lower().replace("-", "") == "utf8"
 
     def say(self, *pieces: Piece | str) -> None:
-        """Write one line for good."""
+        """Write one permanent line."""
         self.settle()
         line = tuple((piece, "") if isinstance(piece, str) else piece for piece in pieces)
         self._write(self._styled(line) + "\n")
 
     def show(self, lines: list[Line]) -> None:
-        """Draw `lines` over those drawn before. Only where `is_live`."""
+        """Draw `lines` over the previous ones. Only if `is_live`."""
         size = shutil.get_terminal_size()
-        cut = [cut_line(line, size.columns - 1) for line in lines[: size.lines - 1]]  # taller could not be redrawn
+        cut = [
+            cut_line(line, size.columns - 1) for line in lines[: size.lines - 1]
+        ]  # a taller picture could not be redrawn
         up = f"\x1b[{self._drawn}F" if self._drawn else "\x1b[?25l"
-        with signals_deferred():  # half a picture could not be drawn over
+        with signals_deferred():  # an incomplete picture could not be redrawn
             self._write(up + "".join(f"\x1b[2K{self._styled(line)}\n" for line in cut) + "\x1b[J")
             self._drawn = len(cut)
 
     def settle(self) -> None:
-        """Let what was shown last stay, and give the cursor back."""
+        """Keep the last picture and show the cursor again."""
         if self._drawn:
             self._drawn = 0
             self._write("\x1b[?25h")

@@ -1,11 +1,10 @@
-"""What the demonstration trains: a small character transformer, data-parallel, with its own checkpoint.
+"""The training function of the demonstration: a small data-parallel character transformer with checkpoints.
 
-An ordinary training function, written so that it may start again at any time: everything that survives
-a restart comes from the newest checkpoint that verifies. Bit for bit the same at equal world size,
-whichever processes take part and however often it was interrupted: the data of a step depend on seed,
-step and active rank only, each rank computes with one thread, and gloo sums in a fixed order. Tests
-hold that. Parameters, gradients and optimiser state are flat tensors: one collective a step, one
-contiguous checkpoint. `cli.demo` starts the ranks, says when to fail, and looks at the result."""
+It may be restarted at any time: all state that survives a restart comes from the newest valid checkpoint. For a given
+world size the result is bit for bit the same, whichever processes take part and however often they are interrupted:
+the data of a step depend only on seed, step and active rank, each rank computes with one thread, and gloo sums in a
+fixed order. Tests check this. Parameters, gradients and optimiser state are flat tensors: one collective per step, one
+contiguous checkpoint. `cli.demo` starts the ranks, injects faults and checks the result."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from resilience.errors import CorruptCheckpoint
 from resilience.inprocess.call import CallWrapper
 
 VOCABULARY = 128  # ASCII
-CONTEXT = 64  # characters a sample
-SAMPLES = 6  # a rank and step
+CONTEXT = 64  # characters per sample
+SAMPLES = 6  # per rank and step
 WIDTH, HEADS, LAYERS = 96, 4, 3
 LEARNING_RATE, WARMUP = 3e-3, 20
 BETAS, EPSILON = (0.9, 0.98), 1e-8
@@ -47,7 +46,7 @@ SOURCES = (
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What is trained. folder: of the checkpoints; every: steps from one checkpoint to the next."""
+    """A training task. folder: checkpoint folder; every: steps between two checkpoints."""
 
     steps: int
     seed: int
@@ -56,7 +55,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What came out on one rank. digest: SHA-256 of parameters and optimiser state."""
+    """The result of one rank. digest: SHA-256 of parameters and optimiser state."""
 
     steps: int
     loss: float
@@ -66,13 +65,13 @@ class Trained(msgspec.Struct, frozen=True):
 
 
 class Observer(Protocol):
-    """Who watches the training, and may disturb it."""
+    """Observes the training and may inject faults."""
 
     def begins(self, step: int, rank: int) -> None:
         """`rank` is about to load the data of `step`. May raise, hang or end the process."""
 
     def finished(self, step: int, rank: int, loss: float) -> None:
-        """`rank` has done `step`; loss: mean over all ranks, in nats a character."""
+        """`rank` has completed `step`. loss: mean over all ranks, in nats per character."""
 
 
 def load_text() -> Tensor:
@@ -83,13 +82,13 @@ def load_text() -> Tensor:
     texts = [(library / name).read_bytes() for name in SOURCES if (library / name).is_file()]
     text = bytes(byte for byte in b"".join(texts) if byte < VOCABULARY)
     if len(text) < 100 * CONTEXT:
-        raise FileNotFoundError(f"{library} holds no sources of the standard library to train on")
+        raise FileNotFoundError(f"{library} contains no standard library sources to train on")
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def train(task: Task, text: Tensor, observer: Observer, call_wrapper: CallWrapper | None = None) -> Trained:
-    """Train to the last step, from the newest checkpoint on; return what came out."""
-    dist.init_process_group("gloo")  # with its own time limit of 30 minutes
+    """Train from the newest checkpoint to the last step; return the result."""
+    dist.init_process_group("gloo")  # with gloo's default timeout of 30 minutes
     rank, world = dist.get_rank(), dist.get_world_size()
     model, parameters, gradients = flat_model(task.seed)
     state = torch.stack([parameters, torch.zeros_like(parameters), torch.zeros_like(parameters)])
@@ -115,30 +114,30 @@ def train(task: Task, text: Tensor, observer: Observer, call_wrapper: CallWrappe
             with resilience.section("checkpoint"), _unbroken(call_wrapper):
                 if rank == 0:
                     checkpoints.save(state, step, loss, first_loss)
-    dist.barrier()  # nobody leaves before the last checkpoint is on disk
+    dist.barrier()  # no rank leaves before the last checkpoint is on disk
     dist.destroy_process_group()
     return Trained(step, loss, first_loss, hashlib.sha256(_bytes_of(state)).hexdigest(), parameters.numel())
 
 
 def _unbroken(call_wrapper: CallWrapper | None) -> AbstractContextManager[None]:
-    """A checkpoint survives being broken off; not breaking it off saves the work."""
+    """Defer interruptions during a checkpoint. An interrupted checkpoint is harmless, but its work is lost."""
     return nullcontext() if call_wrapper is None else call_wrapper.atomic()
 
 
 def _agree_on(step: int) -> None:
-    """Raises: CorruptCheckpoint if the ranks did not all load the same step."""
+    """Check that all ranks loaded the same step. Raises: CorruptCheckpoint."""
     bounds = torch.tensor([step, -step])
     dist.all_reduce(bounds, dist.ReduceOp.MAX)
     if bounds[0] != -bounds[1]:
         raise CorruptCheckpoint(f"ranks loaded steps {-int(bounds[1])} to {int(bounds[0])}; they must be equal")
 
 
-def _sample(text: Tensor, seed: int, step: int, rank: int) -> Tensor:
+def _sample(corpus: Tensor, seed: int, step: int, rank: int) -> Tensor:
     """Return the characters that `rank` learns from in `step`, shape (SAMPLES, CONTEXT + 1)."""
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
-    starts = torch.randint(len(text) - CONTEXT - 1, (SAMPLES, 1), generator=generator)
-    return text[starts + torch.arange(CONTEXT + 1)].long()
+    starts = torch.randint(len(corpus) - CONTEXT - 1, (SAMPLES, 1), generator=generator)
+    return corpus[starts + torch.arange(CONTEXT + 1)].long()
 
 
 def _loss(model: nn.Module, sample: Tensor) -> Tensor:
@@ -147,16 +146,16 @@ def _loss(model: nn.Module, sample: Tensor) -> Tensor:
 
 
 def _average(gradients: Tensor, loss: Tensor, world: int) -> float:
-    """Average the gradients over all ranks, in place, and answer the mean loss: one collective."""
-    both = torch.cat([gradients, loss.detach().reshape(1)])
-    dist.all_reduce(both)
-    both /= world
-    gradients.copy_(both[:-1])
-    return float(both[-1])
+    """Average the gradients over all ranks in place and return the mean loss, with one collective."""
+    combined = torch.cat([gradients, loss.detach().reshape(1)])
+    dist.all_reduce(combined)
+    combined /= world
+    gradients.copy_(combined[:-1])
+    return float(combined[-1])
 
 
 def _update(state: Tensor, gradients: Tensor, step: int) -> None:
-    """Adam on flat tensors, with warm-up and a clipped gradient."""
+    """Do one step of Adam on flat tensors, with warm-up and a clipped gradient."""
     parameters, first, second = state
     norm = float(gradients.norm())
     if norm > CLIP:
@@ -190,7 +189,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts the next character from up to CONTEXT before it."""
+    """Predicts the next character from up to CONTEXT characters before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,8 +204,8 @@ class Transformer(nn.Module):
 
 
 def flat_model(seed: int) -> tuple[Transformer, Tensor, Tensor]:
-    """Return a fresh model, its parameters and its gradients, the latter two each as one flat tensor."""
-    torch.set_num_threads(1)  # sums in one order, on any number of cores
+    """Return a new model, its parameters as one flat tensor, and its gradients as another."""
+    torch.set_num_threads(1)  # a fixed order of sums on any number of cores
     torch.manual_seed(seed)
     model = Transformer()
     parameters = nn.utils.parameters_to_vector(model.parameters()).detach()
@@ -217,24 +216,23 @@ def flat_model(seed: int) -> tuple[Transformer, Tensor, Tensor]:
 
 
 def _point(model: nn.Module, parameters: Tensor) -> None:
-    """Let the model's parameters be views of `parameters`."""
+    """Make the model's parameters views of `parameters`."""
     for parameter, part in zip(model.parameters(), _split(model, parameters), strict=True):
         parameter.data = part
 
 
 def _split(model: nn.Module, flat: Tensor) -> list[Tensor]:
-    own = list(model.parameters())
-    parts = torch.split(flat, [parameter.numel() for parameter in own])
-    return [part.view_as(parameter) for part, parameter in zip(parts, own, strict=True)]
+    parameters = list(model.parameters())
+    flat_parts = torch.split(flat, [parameter.numel() for parameter in parameters])
+    return [flat_part.view_as(parameter) for flat_part, parameter in zip(flat_parts, parameters, strict=True)]
 
 
 # -- the checkpoint -----------------------------------------------------------------------------
 
 
 class Checkpoints:
-    """The two newest checkpoints in a folder. Each is one file: a line of JSON with step, losses,
-    length and SHA-256, then the state. A file appears whole or not at all, and one that does not verify
-    is passed over for the one before."""
+    """The two newest checkpoints in a folder. Each is one file: a line of JSON with step, losses, length and SHA-256,
+    then the state. Files are written atomically. An invalid file is skipped in favour of the previous one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -250,7 +248,7 @@ class Checkpoints:
             "length": len(payload),
             "sha256": hashlib.sha256(payload).hexdigest(),
         }
-        for leftover in self.folder.glob("*.tmp"):  # of a writer that was killed
+        for leftover in self.folder.glob("*.tmp"):  # left by a killed writer
             leftover.unlink()
         target = self.folder / f"step-{step:08d}.ckpt"
         unfinished = target.with_suffix(".tmp")
@@ -260,18 +258,18 @@ class Checkpoints:
             os.fsync(file.fileno())
         unfinished.rename(target)
         _sync(self.folder)
-        for old in self._newest_first()[2:]:
-            old.unlink()
+        for outdated in self._newest_first()[2:]:
+            outdated.unlink()
 
     def load_into(self, state: Tensor) -> tuple[int, float, float]:
-        """Fill `state` from the newest checkpoint that verifies; return its step and losses.
+        """Fill `state` from the newest valid checkpoint; return its step and losses.
 
-        Returns (0, nan, nan) and leaves `state` alone where there is none."""
+        Return (0, nan, nan) and leave `state` unchanged if there is none."""
         for path in self._newest_first():
             try:
                 return _read_into(state, path)
             except CorruptCheckpoint as error:
-                resilience.get_logger().warning("checkpoint passed over", path=str(path), reason=str(error))
+                resilience.get_logger().warning("invalid checkpoint skipped", path=str(path), reason=str(error))
         return 0, math.nan, math.nan
 
     def _newest_first(self) -> list[Path]:
@@ -287,7 +285,7 @@ def _read_into(state: Tensor, path: Path) -> tuple[int, float, float]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptCheckpoint(f"{path.name} has no readable header: {error}") from error
     if len(payload) != length or length != state.numel() * state.element_size():
-        raise CorruptCheckpoint(f"{path.name} holds {len(payload)} bytes, its header says {length}")
+        raise CorruptCheckpoint(f"{path.name} contains {len(payload)} bytes, its header says {length}")
     if hashlib.sha256(payload).hexdigest() != digest:
         raise CorruptCheckpoint(f"{path.name} does not match its SHA-256")
     state.view(-1).copy_(torch.frombuffer(bytearray(payload), dtype=state.dtype))

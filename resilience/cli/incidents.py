@@ -1,6 +1,6 @@
-"""`resilience incidents [RUNS…]`: the incidents of many runs, grouped by fingerprint: how often, what they cost, where.
+"""`resilience incidents [RUNS…]`: group the incidents of many runs by fingerprint: count, place, cost.
 
-The same fault has the same fingerprint over ranks, restarts and runs."""
+A fault has the same fingerprint on all ranks, in all restarts and in all runs."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from pathlib import Path
 
 from resilience.adapters.environment import Settings
 from resilience.analysis.load import is_run, runs_in
-from resilience.analysis.repeats import Fault, as_json, faults, incidents_in
+from resilience.analysis.repeats import RepeatedFault, as_json, faults, incidents_in
 from resilience.attribution.symptoms import CLASSES
 from resilience.cli.render import Line, count, cut, date, field, say_json, seconds, show, width_of_terminal
 from resilience.cli.run_argument import find_run
 from resilience.core import encoding
 from resilience.errors import ConfigurationError
 
-LISTED = 20  # faults, the rest is counted
-NAMED = 4  # runs, nodes or ranks of one fault, the rest is counted
+LISTED = 20  # faults; the others are only counted
+NAMED = 4  # runs, nodes or ranks of one fault; the others are only counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.description = "Group the incidents of many runs by fingerprint: how often each fault came, where, its cost."
+    parser.description = "Group the incidents of many runs by fault: how often each occurred, where, and at what cost."
     parser.add_argument(
         "runs",
         nargs="*",
         metavar="RUN",
-        help="run folders, folders that hold runs, or jobs within RESILIENCE_RUN_DIR; default: all runs there",
+        help="run folder, folder that contains runs, or job id in RESILIENCE_RUN_DIR; default: all runs there",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
-    parser.add_argument("--all", action="store_true", help=f"show all faults, not only the first {LISTED}")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.add_argument("--all", action="store_true", help=f"show all faults; default: the first {LISTED}")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the faults; return the exit status. Raises: ConfigurationError for an argument that names no run."""
     folders = _folders(arguments.runs)
-    found = faults(incidents_in(folders))
+    repeated = faults(incidents_in(folders))
     if arguments.json:
-        say_json(encoding.to_json_page(as_json(found)))
+        say_json(encoding.to_json_page(as_json(repeated)))
         return 0
-    show(fault_lines(found, len(folders), width_of_terminal(), None if arguments.all else LISTED))
+    show(fault_lines(repeated, len(folders), width_of_terminal(), None if arguments.all else LISTED))
     return 0
 
 
-def fault_lines(found: list[Fault], runs: int, width: int, most: int | None) -> Iterator[Line]:
-    """Yield the faults for a terminal of `width` columns, at most `most` of them."""
-    total = sum(fault.count for fault in found)
-    yield ((f"{count(total, 'incident')} of {count(len(found), 'fault')} in {count(runs, 'run')}", "bold"),)
-    for fault in found[:most]:
+def fault_lines(repeated: list[RepeatedFault], runs: int, width: int, most: int | None) -> Iterator[Line]:
+    """Yield at most `most` faults for a terminal of `width` columns."""
+    total = sum(fault.count for fault in repeated)
+    yield ((f"{count(total, 'incident')} of {count(len(repeated), 'fault')} in {count(runs, 'run')}", "bold"),)
+    for fault in repeated[:most]:
         yield ()
         title = f"{fault.fingerprint}  {fault.count} x {CLASSES[fault.what]}, {seconds(fault.lost_s)} lost"
         yield ((cut(title, width), "bold"),)
@@ -66,30 +66,30 @@ def fault_lines(found: list[Fault], runs: int, width: int, most: int | None) -> 
             yield from field("nodes", _counted(fault.nodes), width)
         if fault.ranks:
             yield from field("ranks", _counted(fault.ranks), width)
-    if most is not None and len(found) > most:
+    if most is not None and len(repeated) > most:
         yield ()
-        yield ((f"{count(len(found) - most, 'more fault')}: --all shows them", "dim"),)
+        yield ((f"{count(len(repeated) - most, 'more fault')}: --all shows them", "dim"),)
 
 
 def _named(runs: dict[str, int], first: str) -> str:
-    others = [run for run in runs if run != first]
-    rest = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return ", ".join(others[:NAMED]) + rest
+    later_runs = [run for run in runs if run != first]
+    more_note = f" and {len(later_runs) - NAMED} more" if len(later_runs) > NAMED else ""
+    return ", ".join(later_runs[:NAMED]) + more_note
 
 
 def _counted(counts: dict[str, int] | dict[int, int]) -> str:
-    most = sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
-    rest = f", {len(most) - NAMED} more" if len(most) > NAMED else ""
-    return ", ".join(f"{name} ({number} x)" for name, number in most[:NAMED]) + rest
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
+    more_note = f", {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(f"{name} ({number} x)" for name, number in ordered[:NAMED]) + more_note
 
 
 def _folders(texts: list[str]) -> list[Path]:
     if not texts:
         root = Path(Settings.from_environment().run_dir)
-        found = runs_in(root)
-        if not found:
-            raise ConfigurationError(f"there are no runs in {root}; name folders, or set RESILIENCE_RUN_DIR")
-        return found
+        runs = runs_in(root)
+        if not runs:
+            raise ConfigurationError(f"there are no runs in {root}; give run folders, or set RESILIENCE_RUN_DIR")
+        return runs
     folders: dict[Path, None] = {}
     for text in texts:
         path = Path(text)

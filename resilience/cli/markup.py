@@ -1,4 +1,4 @@
-"""Text for HTML and SVG."""
+"""Escapes text for HTML and SVG."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from resilience.core.printable import printable
 
 
 def escape(value: str) -> str:
-    """Return a text for a page. What would steer a terminal would reorder or hide text in a browser as well."""
+    """Escape a text for a page, including terminal control characters, which can hide text in a browser too."""
     return html.escape(printable(value))

@@ -1,8 +1,8 @@
-"""How does it look on a terminal?  Styled lines, tables and numbers that fit.
+"""How does output look on a terminal?  Styled lines, tables and numbers that fit its width.
 
-A line is a tuple of pieces, each a text with the name of its style or ''. Texts may be anybody's: whatever is shown
-goes through `core.printable` here, and no other module of the commands writes text to a stream. Everything here is
-pure but `show`, `say` and `say_json`. Colours are used only on a terminal and only if NO_COLOR is not set."""
+A line is a tuple of pieces: a text and the name of its style, or ''. Texts are untrusted: all output passes through
+`core.printable` here, and no other module of the commands writes text to a stream. Everything here is pure except
+`show`, `say` and `say_json`. Colours appear only on a terminal, and only if NO_COLOR is not set."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 def width_of_terminal() -> int:
-    """Return how wide lines may be; COLUMNS counts, 80 where nothing is known."""
+    """Return the maximum width of lines: from COLUMNS or the terminal, else 80."""
     return min(max(shutil.get_terminal_size((80, 24)).columns, NARROWEST), WIDEST)
 
 
 def may_paint(stream: TextIO) -> bool:
-    """Whether colours are welcome. Source: no-color.org."""
+    """Return True if colours are allowed. Source: no-color.org."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -44,13 +44,13 @@ def show(lines: Iterable[Line], stream: TextIO | None = None) -> None:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Write a text and a newline."""
+    """Write a text and a newline, with control characters escaped."""
     out = sys.stdout if stream is None else stream
     out.write(printable(text) + "\n")
 
 
 def say_json(data: bytes | str, stream: TextIO | None = None) -> None:
-    """Write JSON as it is, newlines included; what would steer a terminal is written as JSON's own escapes."""
+    """Write JSON, newlines included. Terminal control characters become JSON escapes."""
     out = sys.stdout if stream is None else stream
     out.write(printable_json(encoding.text(data)))
     out.flush()
@@ -71,20 +71,20 @@ def plain(line: Line) -> str:
 
 
 def printable_pieces(line: Line) -> Line:
-    """Return a line whose texts can be shown as they are."""
+    """Return a line with all control characters escaped."""
     return tuple((printable_line(text), style) for text, style in line)
 
 
 def field(label: str, text: str, width: int, style: str = "", indent: int = 3, gutter: int = 11) -> list[Line]:
     """Return a labelled paragraph; further lines are indented under the text."""
-    left = indent + gutter
-    wrapped = wrap(text, width - left) or [""]
+    text_column = indent + gutter
+    wrapped = wrap(text, width - text_column) or [""]
     first: Line = ((" " * indent, ""), (label.ljust(gutter), "dim"), (wrapped[0], style))
-    return [first, *(((" " * left, ""), (line, style)) for line in wrapped[1:])]
+    return [first, *(((" " * text_column, ""), (line, style)) for line in wrapped[1:])]
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return the lines of a text; what is too long for a line (a path) is broken rather than cut."""
+    """Return the lines of a text. A word that is too long for a line, such as a path, is broken and not cut."""
     lines: list[str] = []
     for paragraph in printable(text).split("\n"):
         lines += textwrap.wrap(paragraph, width, break_on_hyphens=False, drop_whitespace=True) or [""]
@@ -92,7 +92,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide: int) -> list[Line]:
-    """Return a table. wide: the column that gives way where the line is too narrow."""
+    """Return a table. wide: the column that is shortened if the line is too narrow."""
     rows = [tuple(map(printable_line, row)) for row in rows]
     sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     spare = width - 2 - sum(sizes) - 2 * (len(sizes) - 1)
@@ -111,12 +111,12 @@ def cut(text: str, size: int) -> str:
     return text if len(text) <= size else text[: max(0, size - 1)] + "…"
 
 
-def cut_line(line: Line, width: int) -> Line:
+def cut_line(line: Line, width_left: int) -> Line:
     """Shorten a line to `width` columns."""
     pieces = []
     for text, style in printable_pieces(line):
-        pieces.append((text[:width], style))
-        width -= len(pieces[-1][0])
+        pieces.append((text[:width_left], style))
+        width_left -= len(pieces[-1][0])
     return tuple(pieces)
 
 
@@ -126,7 +126,7 @@ def short_path(path: str, parts: int = 2) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration as a person would say it: 21 ms, 3.02 s, 2 min 05 s, 3 h 20 min."""
+    """Return a readable duration: 21 ms, 3.02 s, 2 min 05 s, 3 h 20 min."""
     if value is None:
         return "?"
     if value < 0.00995:
@@ -161,7 +161,7 @@ def count(number: int, noun: str) -> str:
 
 
 def phase_name(name: str) -> str:
-    """Return a phase of a restart as people read it: the start of the script is more than its imports."""
+    """Return the display name of a restart phase. Phase `import` covers the whole start of the script."""
     return "script start" if name == "import" else name
 
 

@@ -1,7 +1,7 @@
 """`resilience report RUN`: what broke, where, since when, what it cost, what to do next.
 
-Reads a run folder, also of a job that is still running, and prints it for a person or, with --json, for
-a machine. `incident_lines` shows one incident to whoever has it (the demonstration)."""
+Reads a run folder, even while the job runs. Prints the report as text, or as JSON with --json. `incident_lines`
+formats a single incident; the demonstration uses it too."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from resilience.cli.render import (
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
 from resilience.core.attribution import Frame, InterruptionRecord
-from resilience.core.hangs import WORDS as HANGS
+from resilience.core.hang_kind import WORDS as HANGS
 from resilience.core.user_frames import is_ours, user_frame
 from resilience.errors import ConfigurationError
 from resilience.history.completeness import Completeness
 
-LISTED = 12  # of missing things and notes, the rest is counted
+LISTED = 12  # missing items and notes; the others are only counted
 BAR = 22
-REWORK_UNKNOWN = "rework unknown: no step reported"
-TIMES_UNKNOWN = "not known: too many records are missing"
+REWORK_UNKNOWN = "rework unknown: no steps were reported"
+TIMES_UNKNOWN = "unknown: too many records are missing"
 STACK_SHOWN = 3  # innermost frames
-WORTH = 0.01  # of the whole time that a change must save to be told
-SURE = 0.7  # confidence from which on rules that could not run are not worth a line
+WORTH = 0.01  # share of the total time; a change that saves less is not shown
+SURE = 0.7  # confidence; from here on, rules that could not run are not listed
 _KINDS: dict[str, str] = {
     "exception": "exception",
     "base_exception": "left",
@@ -68,11 +68,13 @@ _KINDS: dict[str, str] = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.description = "Tell what broke in a run, where, since when, what it cost, and what to do next."
+    parser.description = "Show what broke in a run, where, since when, what it cost, and what to do next."
     add_run(parser)
     parser.add_argument("--incident", type=int, metavar="N", help="show this incident only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs nothing else")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the report to this file as one self-contained HTML page"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,134 +83,140 @@ def run(arguments: argparse.Namespace) -> int:
     Raises: ConfigurationError for an argument that names no run or no incident."""
     folder = find_run(arguments.run)
     if arguments.html is not None:
-        from resilience.cli import report_html  # which uses what is here
+        from resilience.cli import report_html  # it imports this module
 
         report_html.write(arguments.html, folder)
-        say(f"written: {arguments.html}")
+        say(f"wrote {arguments.html}")
         return 0
-    found = report(Reader(folder))
+    condensed = report(Reader(folder))
     if arguments.incident is not None:
-        chosen = tuple(incident for incident in found.incidents if incident.number == arguments.incident)
+        chosen = tuple(incident for incident in condensed.incidents if incident.number == arguments.incident)
         if not chosen:
-            have = f"has incidents 1 to {len(found.incidents)}" if found.incidents else "has no incidents"
-            raise ConfigurationError(f"--incident {arguments.incident}: {folder} {have}")
-        found = msgspec.structs.replace(found, incidents=chosen)
+            numbers = f"has incidents 1 to {len(condensed.incidents)}" if condensed.incidents else "has no incidents"
+            raise ConfigurationError(f"--incident {arguments.incident}: {folder} {numbers}")
+        condensed = msgspec.structs.replace(condensed, incidents=chosen)
     if arguments.json:
-        say_json(encoding.to_json_page(as_json(found)))
+        say_json(encoding.to_json_page(as_json(condensed)))
         return 0
     width = width_of_terminal()
     if arguments.incident is not None:
-        show(incident_lines(found.incidents[0], width, is_whole=True))
+        show(incident_lines(condensed.incidents[0], width, is_whole=True))
     else:
-        show(report_lines(found, width, time.time_ns()))
+        show(report_lines(condensed, width, time.time_ns()))
     return 0
 
 
 # -- the whole report --------------------------------------------------------------------------
 
 
-def report_lines(found: Report, width: int, now_ns: int) -> Iterator[Line]:
+def report_lines(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
     """Yield the report for a terminal of `width` columns. now_ns: UTC."""
-    yield from _header(found, width, now_ns)
-    if found.incidents:
+    yield from _header(condensed, width, now_ns)
+    if condensed.incidents:
         yield ()
-        yield from incident_table(found.incidents, width)
-        for incident in found.incidents:
+        yield from incident_table(condensed.incidents, width)
+        for incident in condensed.incidents:
             yield ()
             yield from incident_lines(incident, width)
-    if found.notes:
+    if condensed.notes:
         yield ()
         yield (("Notes", "bold"),)
-        for note in found.notes[:LISTED]:
-            of = f" ({named(note.ranks)})" if note.ranks else ""
-            yield from field("-", note.what + of, width, indent=2, gutter=2)
-        yield from _rest(len(found.notes))
-    if found.missing:
+        for note in condensed.notes[:LISTED]:
+            ranks = f" ({named(note.ranks)})" if note.ranks else ""
+            yield from field("-", note.what + ranks, width, indent=2, gutter=2)
+        yield from _rest(len(condensed.notes))
+    if condensed.missing:
         yield ()
         yield (("Missing", "bold yellow"),)
-        for missing in found.missing[:LISTED]:
+        for missing in condensed.missing[:LISTED]:
             place = missing.file + (f", line {missing.line}" if missing.line is not None else "")
             yield from field("-", f"{place}: {missing.what}", width, indent=2, gutter=2)
-        yield from _rest(len(found.missing))
+        yield from _rest(len(condensed.missing))
 
 
 def _rest(total: int) -> Iterator[Line]:
     if total > LISTED:
-        yield ((f"  … and {total - LISTED} more; --json has them all", "dim"),)
+        yield ((f"  … and {total - LISTED} more; --json shows all", "dim"),)
 
 
-def _header(found: Report, width: int, now_ns: int) -> Iterator[Line]:
-    functions = ", ".join(found.functions)
-    name = found.job_id + (f", attempt {found.attempt}" if found.attempt else "")
+def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
+    functions = ", ".join(condensed.functions)
+    name = condensed.job_id + (f", attempt {condensed.attempt}" if condensed.attempt else "")
     yield (("Run ", "bold"), (name, "bold cyan"), (f"  {cut(functions, width - 6 - len(name))}", "dim"))
-    if as_of := as_of_in_words(found, now_ns):
+    if as_of := as_of_in_words(condensed, now_ns):
         yield from field("as of", as_of, width, "bold yellow", indent=2)
-    took = None
-    if found.started_wall_ns is not None and found.last_wall_ns is not None:
-        took = (found.last_wall_ns - found.started_wall_ns) / 1e9
-    spans = [count(found.iterations, "iteration")]
-    if found.calls > 1:
-        spans.insert(0, count(found.calls, "call"))
-    if found.launched is not None:
-        spans = [count(found.launched.cycles, "cycle"), *(spans if found.calls else [])]
-    if found.attempts > 1:
-        spans.insert(0, count(found.attempts, "attempt"))
+    recorded_s = None
+    if condensed.started_wall_ns is not None and condensed.last_wall_ns is not None:
+        recorded_s = (condensed.last_wall_ns - condensed.started_wall_ns) / 1e9
+    spans = [count(condensed.iterations, "iteration")]
+    if condensed.calls > 1:
+        spans.insert(0, count(condensed.calls, "call"))
+    if condensed.launched is not None:
+        spans = [count(condensed.launched.cycles, "cycle"), *(spans if condensed.calls else [])]
+    if condensed.attempts > 1:
+        spans.insert(0, count(condensed.attempts, "attempt"))
     yield from field(
-        "started", f"{date(found.started_wall_ns)}, on record for {seconds(took)}, {', '.join(spans)}", width, indent=2
+        "started",
+        f"{date(condensed.started_wall_ns)}, records cover {seconds(recorded_s)}, {', '.join(spans)}",
+        width,
+        indent=2,
     )
-    nodes = ", ".join(found.nodes[:4]) + (f" … {len(found.nodes) - 4} more" if len(found.nodes) > 4 else "")
-    size = "?" if found.world_size is None else count(found.world_size, "rank")
-    yield from field("world", f"{size} on {count(len(found.nodes), 'node')}: {nodes}", width, indent=2)
-    if found.versions:
-        yield from field("versions", ", ".join(f"{k} {v}" for k, v in found.versions.items()), width, indent=2)
-    yield from _completeness(found, width)
-    is_well = found.completed and not (found.left or found.open or found.stopped) and found.completeness.is_whole
+    nodes = ", ".join(condensed.nodes[:4]) + (f" … {len(condensed.nodes) - 4} more" if len(condensed.nodes) > 4 else "")
+    size = "?" if condensed.world_size is None else count(condensed.world_size, "rank")
+    yield from field("world", f"{size} on {count(len(condensed.nodes), 'node')}: {nodes}", width, indent=2)
+    if condensed.versions:
+        yield from field("versions", ", ".join(f"{k} {v}" for k, v in condensed.versions.items()), width, indent=2)
+    yield from _completeness(condensed, width)
+    is_well = (
+        condensed.completed
+        and not (condensed.left or condensed.open or condensed.stopped)
+        and condensed.completeness.is_whole
+    )
     style = "green" if is_well else "yellow"
-    yield from field("ended", found.end, width, style, indent=2)
-    errors = dict.fromkeys(left.error for left in found.left)
+    yield from field("ended", condensed.end, width, style, indent=2)
+    errors = dict.fromkeys(left.error for left in condensed.left)
     for error in list(errors)[:3]:
-        ranks = [left.rank for left in found.left if left.error == error]
+        ranks = [left.rank for left in condensed.left if left.error == error]
         yield from field("", f"{named(ranks)}: {error}", width, indent=2)
-    yield from _times(found, width)
-    if found.incidents:
-        known = [seconds(found.lost_s)] if found.lost_s is not None else []
-        known += [count(found.lost_steps, "step")] if found.lost_steps else []
-        lost = f", lost {' and '.join(known)}" if known else ""
-        if any(incident.cost.lost_steps is None and incident.status == "restarted" for incident in found.incidents):
+    yield from _times(condensed, width)
+    if condensed.incidents:
+        losses = [seconds(condensed.lost_s)] if condensed.lost_s is not None else []
+        losses += [count(condensed.lost_steps, "step")] if condensed.lost_steps else []
+        lost = f", lost {' and '.join(losses)}" if losses else ""
+        if any(incident.cost.lost_steps is None and incident.status == "restarted" for incident in condensed.incidents):
             lost += f"; {REWORK_UNKNOWN}"
-        least = "" if found.completeness.is_whole else "at least "
-        yield from field("incidents", f"{least}{len(found.incidents)}{lost}", width, "bold", indent=2)
+        at_least = "" if condensed.completeness.is_whole else "at least "
+        yield from field("incidents", f"{at_least}{len(condensed.incidents)}{lost}", width, "bold", indent=2)
     else:
-        none = "none" if found.completeness.is_whole else "none in what can be read"
+        none = "none" if condensed.completeness.is_whole else "none in the readable records"
         yield from field("incidents", none, width, indent=2)
 
 
-def as_of_in_words(found: Report, now_ns: int) -> str:
-    """Return up to when a run without an end on record is known, "" for others. now_ns: UTC."""
-    if found.is_ended or found.last_wall_ns is None:
+def as_of_in_words(condensed: Report, now_ns: int) -> str:
+    """Return the time of the last record if the end of the run is not recorded, else "". now_ns: UTC."""
+    if condensed.is_ended or condensed.last_wall_ns is None:
         return ""
-    return (
-        f"{clock(found.last_wall_ns)} UTC, {seconds(max(0, now_ns - found.last_wall_ns) / 1e9)} ago (the last record)"
-    )
+    age_s = max(0, now_ns - condensed.last_wall_ns) / 1e9
+    return f"{clock(condensed.last_wall_ns)} UTC, {seconds(age_s)} ago (the last record)"
 
 
-def incomplete_in_words(found: Completeness) -> str:
-    """Return what is missing of the records, "" if nothing is known to be."""
-    if found.is_whole:
+def incomplete_in_words(completeness: Completeness) -> str:
+    """Return which records are missing; "" if none are known to be missing."""
+    if completeness.is_whole:
         return ""
-    of = f" of {named(found.damaged)}" if found.damaged else ""
-    lost = f", {count(found.lost, 'record')} at least" if found.lost else ""
-    return f"incomplete: records{of} are missing{lost}"
+    ranks = f" of {named(completeness.damaged)}" if completeness.damaged else ""
+    lost = f", at least {count(completeness.lost, 'record')}" if completeness.lost else ""
+    return f"incomplete: records{ranks} are missing{lost}"
 
 
-def _completeness(found: Report, width: int) -> Iterator[Line]:
-    if not found.completeness.is_whole:
-        yield from field("records", incomplete_in_words(found.completeness), width, "bold yellow", indent=2)
+def _completeness(condensed: Report, width: int) -> Iterator[Line]:
+    if not condensed.completeness.is_whole:
+        yield from field("records", incomplete_in_words(condensed.completeness), width, "bold yellow", indent=2)
 
 
-def _times(found: Report, width: int) -> Iterator[Line]:
-    """Where the time went."""
-    spent = found.times
+def _times(condensed: Report, width: int) -> Iterator[Line]:
+    """Yield the productive share of the time, what lost the rest, and which changes would have saved some of it."""
+    spent = condensed.times
     if spent is None:
         yield from field("time", TIMES_UNKNOWN, width, "yellow", indent=2)
     if spent is None or spent.ettr is None:
@@ -217,20 +225,22 @@ def _times(found: Report, width: int) -> Iterator[Line]:
     lost |= {"rework": spent.rework_s, "idle": spent.idle_s}
     parts = ", ".join(f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005)
     text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
-    if not found.completeness.is_whole:
+    if not condensed.completeness.is_whole:
         text += f" (of {count(spent.ranks, 'rank')})"
     yield from field("time", text, width, indent=2)
-    best: dict[str, WhatIf] = {}
-    for answer in sorted(found.what_ifs, key=lambda each: each.saved_s):
+    best_answers: dict[str, WhatIf] = {}
+    for answer in sorted(condensed.what_ifs, key=lambda candidate: candidate.saved_s):
         if answer.saved_s >= WORTH * spent.total_s:
-            best[answer.kind] = answer
-    if best:
-        told = ", ".join(f"{100 * each.ettr:.1f} % with {what_if_in_words(each)}" for each in best.values())
-        yield from field("what if", told, width, indent=2)
+            best_answers[answer.kind] = answer
+    if best_answers:
+        changes = ", ".join(
+            f"{100 * candidate.ettr:.1f} % with {what_if_in_words(candidate)}" for candidate in best_answers.values()
+        )
+        yield from field("what if", changes, width, indent=2)
 
 
 def what_if_in_words(answer: WhatIf) -> str:
-    """Return what would have been different."""
+    """Return the change that a what-if assumes, in words."""
     if answer.kind == "limit":
         return f"a limit of {seconds(answer.value)}"
     if answer.kind == "checkpoints":
@@ -239,7 +249,7 @@ def what_if_in_words(answer: WhatIf) -> str:
 
 
 def incident_table(incidents: Iterable[Incident], width: int) -> list[Line]:
-    """Return one row an incident."""
+    """Return a table with one row per incident."""
     rows = []
     for incident in incidents:
         first = incident.verdict.first
@@ -260,12 +270,12 @@ def incident_table(incidents: Iterable[Incident], width: int) -> list[Line]:
 def _blamed(incident: Incident) -> str:
     ranks = [culprit.rank for culprit in incident.verdict.culprits]
     if not ranks:
-        return "unknown" if incident.verdict.candidates else "nobody"
+        return "unknown" if incident.verdict.candidates else "none"
     return f"ranks {ranks_in_words(ranks, 2)}"
 
 
 def _where(incident: Incident) -> str:
-    """Where the first mover was: of another rank's record nothing belongs there."""
+    """Return where the first failing rank was. A record of another rank says nothing about it."""
     first = incident.verdict.first
     record = next((record for record in incident.records if first in (None, record.rank)), None)
     section = f"{record.open_sections[-1].name}, " if record is not None and record.open_sections else ""
@@ -280,11 +290,11 @@ def _where(incident: Incident) -> str:
 
 
 def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_phases: bool = True) -> Iterator[Line]:
-    """Yield one incident, from what broke to what to do next. is_whole: with the whole evidence of the first mover."""
+    """Yield one incident, from what broke to what to do next. is_whole: with all evidence of the first failing rank."""
     chief, verdict = incident.chief, incident.verdict
     kind = _KINDS.get(incident.kind, incident.kind)
     first = f" on rank {verdict.first}" if verdict.first is not None else ""
-    iteration = f"iteration {incident.iteration}" if incident.iteration >= 0 else "while ranks met at the call"
+    iteration = f"iteration {incident.iteration}" if incident.iteration >= 0 else "while ranks entered the call"
     if incident.layer == "launcher":
         iteration = f"cycle {incident.cycle}"
     step = f", step {chief.step}" if chief is not None and chief.step is not None else ""
@@ -309,14 +319,16 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_
     if with_phases:
         yield from _phases(incident, width)
     yield from field("cost", _cost(incident), width)
-    yield from field("done", "; ".join(incident.actions) or "nothing on record", width)
+    yield from field("done", "; ".join(incident.actions) or "no action recorded", width)
     if incident.same_as:
         numbers = ", ".join(map(str, incident.same_as))
         yield from field("repeats", f"the same failure as incident {numbers}", width, "yellow")
     for number, advice in enumerate(incident.advice):
         yield from field("" if number else "next", advice, width, "green")
     if incident.status == "unfinished":
-        yield from field("", "no end of this restart is on record: under way, or cut off", width, "yellow")
+        yield from field(
+            "", "the end of this restart is not recorded: it is under way, or was cut off", width, "yellow"
+        )
 
 
 def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Iterator[Line]:
@@ -328,23 +340,23 @@ def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Ite
         return
     detector = chief.detector
     if detector is not None and chief.silent_for_s is not None:
-        limit = f", allowed are {seconds(detector.limit_s)}" if detector.limit_s is not None else ""
+        limit = f", limit {seconds(detector.limit_s)}" if detector.limit_s is not None else ""
         text = f"{by}no sign of life ({detector.name}) for {seconds(chief.silent_for_s)}{limit}"
         yield from field("what", text, width, "bold")
         frame = user_frame(main_stack(chief))
         if frame is not None:
             yield from field("", f"at {frame_in_words(frame)}", width)
         return
-    yield from field("what", by + (chief.message or "not on record"), width, "bold")
+    yield from field("what", by + (chief.message or "not recorded"), width, "bold")
 
 
 def _exit(chief: InterruptionRecord) -> str:
-    end = chief.exit
-    if end is None or (end.signal is None and end.code is None):
-        return "how is not known"
-    if end.signal is not None:
-        return end.signal + (", out of memory" if end.oom else "")
-    return f"exit code {end.code}"
+    exit_status = chief.exit
+    if exit_status is None or (exit_status.signal is None and exit_status.code is None):
+        return "exit status unknown"
+    if exit_status.signal is not None:
+        return exit_status.signal + (", out of memory" if exit_status.oom else "")
+    return f"exit code {exit_status.code}"
 
 
 def _place(chief: InterruptionRecord) -> str:
@@ -370,25 +382,27 @@ def _place(chief: InterruptionRecord) -> str:
     return ", ".join(parts)
 
 
-def _users(frames: Iterable[Frame]) -> list[Frame]:
-    """Frames that are neither ours nor the interpreter's own."""
+def _user_frames(frames: Iterable[Frame]) -> list[Frame]:
+    """Return the frames that belong neither to this package nor to the interpreter."""
     return [frame for frame in frames if not (is_ours(frame) or frame.file.startswith("<"))]
 
 
 def _stack(chief: InterruptionRecord, width: int, is_whole: bool) -> Iterator[Line]:
-    """The innermost frames of a rank that hangs or crashed, from the user's code inwards."""
+    """Yield the innermost frames of a rank that hangs or crashed, innermost first."""
     frames = main_stack(chief)
     if chief.exception is not None or not frames:
         if chief.stack_method is not None and not frames:
             yield from field("stack", chief.stack_method, width)
         return
-    inner = [f"{short_path(f.file)}:{f.line} {f.function}" for f in _users(frames)][0 if is_whole else -STACK_SHOWN :]
+    inner = [f"{short_path(f.file)}:{f.line} {f.function}" for f in _user_frames(frames)][
+        0 if is_whole else -STACK_SHOWN :
+    ]
     for number, text in enumerate(reversed(inner)):
         yield from field("" if number else "stack", text, width, "dim")
 
 
 def _log(chief: InterruptionRecord, width: int, is_whole: bool) -> Iterator[Line]:
-    """The last lines that the rank wrote."""
+    """Yield the last lines that the rank wrote."""
     for number, line in enumerate(last_lines(chief.log_tail, LAST_LINES if is_whole else 1)):
         text = line if is_whole else cut(re.sub(r"\s+", " ", line), 2 * width)
         yield from field("" if number else "last log", text, width, "dim")
@@ -398,35 +412,37 @@ def _since(incident: Incident) -> str:
     text = date(incident.since_wall_ns)
     chief = incident.chief
     if incident.cost.hang_s:
-        text += f", noticed {seconds(incident.cost.hang_s)} later"
+        text += f", detected {seconds(incident.cost.hang_s)} later"
     age = None if chief is None or chief.exception is not None else chief.last_heartbeat_age_s
     if age is not None and abs(age - (incident.cost.hang_s or 0.0)) > 0.1 * age:
-        text += f"; last sign of progress {seconds(age)} before it was noticed"
+        text += f"; last sign of progress {seconds(age)} before detection"
     return text
 
 
 def _verdict(incident: Incident, width: int) -> Iterator[Line]:
     verdict = incident.verdict
     category = verdict.category.replace("_", " ")
-    said = []
+    statements = []
     if verdict.what == "common":
-        said.append(f"a common cause ({category}), no single rank's; rule 14 {RULES[14]}")
+        statements.append(f"common cause ({category}), no single rank is to blame; rule 14 {RULES[14]}")
     elif verdict.candidates and not verdict.culprits:
-        said.append(f"unknown; candidates: {candidates_in_words(verdict)} (confidence below {NAMED:g})")
+        statements.append(f"unknown; candidates: {candidates_in_words(verdict)} (confidence below {NAMED:g})")
     elif not verdict.culprits:
-        words = "whom it waited for is not known" if verdict.what == "hung" else CLASSES[verdict.what]
-        said.append(words if words == category else f"{words} ({category})")
-    for what in dict.fromkeys(culprit.what for culprit in verdict.culprits):
-        alike = [culprit for culprit in verdict.culprits if culprit.what == what]
-        whose = named(culprit.rank for culprit in alike)
-        sure = f"confidence {alike[0].confidence:g}, rule {alike[0].rule} {RULES[alike[0].rule]}"
-        said.append(f"{whose}: {CLASSES[what]} ({category}); {sure}")
-        if alike[0].confidence < CERTAIN:
-            said.append(f"confidence below {CERTAIN:g}: too low to exclude a node or count a fault against a rank")
-    for number, text in enumerate(said):
+        words = "the rank it waited for is unknown" if verdict.what == "hung" else CLASSES[verdict.what]
+        statements.append(words if words == category else f"{words} ({category})")
+    for symptom in dict.fromkeys(culprit.what for culprit in verdict.culprits):
+        culprits = [culprit for culprit in verdict.culprits if culprit.what == symptom]
+        ranks = named(culprit.rank for culprit in culprits)
+        certainty = f"confidence {culprits[0].confidence:g}, rule {culprits[0].rule} {RULES[culprits[0].rule]}"
+        statements.append(f"{ranks}: {CLASSES[symptom]} ({category}); {certainty}")
+        if culprits[0].confidence < CERTAIN:
+            statements.append(
+                f"confidence below {CERTAIN:g}: too low to exclude a node or count a fault against a rank"
+            )
+    for number, text in enumerate(statements):
         yield from field("" if number else "verdict", text, width, "" if number else "bold")
     if incident.reported_first is not None and incident.reported_first != verdict.first:
-        yield from field("", f"rank {incident.reported_first} reported first, but only followed", width)
+        yield from field("", f"rank {incident.reported_first} reported first, but its failure is a consequence", width)
     label = "cleared"
     for group in verdict.exonerated if incident.status != "continued" else ():
         yield from field(label, f"{named(group.ranks)}: {group.reason}", width, "dim")
@@ -443,16 +459,16 @@ def _verdict(incident: Incident, width: int) -> Iterator[Line]:
 
 
 def _phases(incident: Incident, width: int) -> Iterator[Line]:
-    """One line a phase, with a bar as long as its share of the slowest ranks' times."""
+    """Yield one line per phase. Its bar shows the share of the phase in the slowest ranks' times."""
     if not incident.phases:
         return
     yield ((" " * 3, ""), (f"{'phases':11}{'':13}{'median':>9}{'slowest':>10}", "dim"))
     total = sum(phase.took.max_s for phase in incident.phases)
     for phase in incident.phases:
-        took = phase.took
-        bar = "█" * round(BAR * took.max_s / total) if total > 0 else ""
-        slowest = (took.node or f"rank {took.slowest}") if took.max_s >= 0.0005 else ""
-        numbers = f"{seconds(took.median_s):>9}{seconds(took.max_s):>10}"
+        spread = phase.took
+        bar = "█" * round(BAR * spread.max_s / total) if total > 0 else ""
+        slowest = (spread.node or f"rank {spread.slowest}") if spread.max_s >= 0.0005 else ""
+        numbers = f"{seconds(spread.median_s):>9}{seconds(spread.max_s):>10}"
         text = f"{'':14}{phase_name(phase.name):13}{numbers}  {cut(slowest, 11):11}"
         yield ((text, ""), (cut(bar, max(0, width - len(text))), "cyan"))
 
@@ -468,7 +484,7 @@ def _cost(incident: Incident) -> str:
         again = f" ({seconds(cost.rework_s)})" if cost.rework_s is not None else ""
         parts.append(f"{count(cost.lost_steps, 'step')} done again{again}")
     if not parts:
-        return "not known"
+        return "unknown"
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
     unknown = f"; {REWORK_UNKNOWN}" if cost.lost_steps is None and incident.status == "restarted" else ""
     return total + ", ".join(parts) + unknown

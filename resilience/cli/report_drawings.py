@@ -1,15 +1,15 @@
-"""What the page of `resilience report --html` draws: lanes, lost time, waterfalls, durations against their limits.
+"""The drawings of `resilience report --html`: lanes, lost time, waterfalls, durations against their limits.
 
-SVG in the page itself. Of the lanes only the inner drawing is stretched when one zooms, so that names stay where
-they are; what is thinner than a pixel keeps a pixel."""
+They are inline SVG. Zooming stretches only the inner drawing of the lanes, so names stay in place. Shapes are at least
+one pixel wide."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 
-from resilience.analysis.lanes import Drawn, Lane, Mark, Shown
-from resilience.analysis.sections import Section
+from resilience.analysis.rank_lanes import Lane, LaneChart, LaneStretch, Mark
+from resilience.analysis.sections import SectionSummary
 from resilience.analysis.throughput import Rate
 from resilience.analysis.waterfall import Waterfall
 from resilience.attribution.advice import ranks_in_words
@@ -20,29 +20,30 @@ from resilience.history.phases import TimedPhase, Who
 from resilience.history.rank_time import CAUSES
 
 WIDTH, LANE, LEFT, RIGHT = 1000, 20, 150, 990
-UNITS = 1_000_000  # of the inner drawing's width: fine enough to be stretched 2000 times
+UNITS = 1_000_000  # width of the inner drawing; fine enough for a zoom of 2000
 TICKS = 6
-MOST_RECTS = 8000  # stretches with a text of their own; beyond, a lane's alike ones are one shape
-WORDS = {"startup": "start-up", "hang": "silence", "rework": "done again"}
+MOST_RECTS = 8000  # stretches with a title each; above this number, equal kinds of a lane become one shape
+WORDS = {"startup": "start-up", "hang": "silence", "rework": "repeated steps"}
 
 
 # -- lanes -----------------------------------------------------------------------------------------
 
 
-def lanes_figure(drawn: Drawn) -> str:
-    """Return the lanes with what explains them, and the same as a table."""
-    shown = drawn.lanes
-    stretches = [stretch for lane in shown for stretch in lane.stretches]
+def lanes_figure(lane_chart: LaneChart) -> str:
+    """Return the lanes with their legend, and the same content as text."""
+    visible_lanes = lane_chart.lanes
+    stretches = [stretch for lane in visible_lanes for stretch in lane.stretches]
     if not stretches:
-        return '<p class="dim">No iteration or worker is on record.</p>'
+        return '<p class="dim">The records contain no iteration or worker.</p>'
     first = min(stretch.begin_ns for stretch in stretches)
     last = max(*(stretch.end_ns for stretch in stretches), first + 1)
-    height = LANE * len(shown)
+    height = LANE * len(visible_lanes)
     is_many = len(stretches) > MOST_RECTS
     scale = _Scale(first, last)
-    lanes = "".join(_lane(lane, number * LANE, scale, is_many) for number, lane in enumerate(shown))
+    lanes = "".join(_lane(lane, number * LANE, scale, is_many) for number, lane in enumerate(visible_lanes))
     names = "".join(
-        f'<text x="4" y="{number * LANE + 14}">{escape(_name(lane))}</text>' for number, lane in enumerate(shown)
+        f'<text x="4" y="{number * LANE + 14}">{escape(_name(lane))}</text>'
+        for number, lane in enumerate(visible_lanes)
     )
     width = RIGHT - LEFT
     svg = (
@@ -53,17 +54,17 @@ def lanes_figure(drawn: Drawn) -> str:
         f'viewBox="0 0 {UNITS} {height}" preserveAspectRatio="none">{lanes}</svg></svg>'
     )
     left_out = ""
-    if drawn.left_out:
+    if lane_chart.left_out:
         left_out = (
-            f'<p class="dim">Not drawn: {count(len(drawn.left_out), "rank")} '
-            f"({escape(ranks_in_words(drawn.left_out, 20))}), whose stories are too many.</p>"
+            f'<p class="dim">Not drawn: {count(len(lane_chart.left_out), "rank")} '
+            f"({escape(ranks_in_words(lane_chart.left_out, 20))}), because there are too many different lanes.</p>"
         )
-    return f'{_tools()}<div class="scroll">{svg}</div>{_LEGEND}{left_out}{_lanes_table(shown)}'
+    return f'{_tools()}<div class="scroll">{svg}</div>{_LEGEND}{left_out}{_lanes_table(visible_lanes)}'
 
 
-def throughput_figure(rates: Sequence[Rate], drawn: Drawn) -> str:
-    """Return the steps per second over the time of the lanes, "" where no steps are on record."""
-    stretches = [stretch for lane in drawn.lanes for stretch in lane.stretches]
+def throughput_figure(rates: Sequence[Rate], lane_chart: LaneChart) -> str:
+    """Return the steps per second over the time of the lanes; "" if no steps are recorded."""
+    stretches = [stretch for lane in lane_chart.lanes for stretch in lane.stretches]
     highest = max((rate.steps_a_second for rate in rates), default=0.0)
     if not stretches or not highest:
         return ""
@@ -79,13 +80,13 @@ def throughput_figure(rates: Sequence[Rate], drawn: Drawn) -> str:
             f'height="{tall:.1f}"><title>{clock(rate.begin_ns)} to {clock(rate.end_ns)}: '
             f"{rate.steps_a_second:.3g} steps per second</title></rect>"
         )
-    told = ", ".join(f"{clock(rate.begin_ns)} {rate.steps_a_second:.3g}" for rate in rates)
+    numbers = ", ".join(f"{clock(rate.begin_ns)} {rate.steps_a_second:.3g}" for rate in rates)
     return (
         f'<h3>Steps per second</h3><div class="scroll"><svg id="throughput" viewBox="0 0 {WIDTH} {height + 2}" '
         f'role="img" aria-label="Steps per second over time, at most {highest:.3g}">'
         f'<text x="4" y="14">at most {highest:.3g}</text>'
         f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{height}" y2="{height}"/>{"".join(bars)}</svg></div>'
-        f"<details><summary>Steps per second in numbers</summary><p>{told}</p></details>"
+        f"<details><summary>Steps per second in numbers</summary><p>{numbers}</p></details>"
     )
 
 
@@ -116,17 +117,20 @@ def _grid(first: int, last: int, height: int) -> str:
 
 
 def _lane(lane: Lane, y: int, x: _Scale, is_many: bool) -> str:
-    parts = [_many(lane.stretches, y, x) if is_many else _each(lane.stretches, y, x), _phases(lane.phases, y, x)]
+    parts = [
+        _merged_shapes(lane.stretches, y, x) if is_many else _single_shapes(lane.stretches, y, x),
+        _phases(lane.phases, y, x),
+    ]
     for mark in lane.marks:
         parts += [_silent(silent, y, x) for silent in mark.silent]
     for mark in lane.marks:
         kind = "own" if mark.is_own else "echo"
-        title = f"<title>{escape(_of(mark))}</title>"
+        title = f"<title>{escape(_mark_in_words(mark))}</title>"
         parts.append(f'<path class="mark {kind}" d="M{x(mark.at_ns)} {y + LANE // 2}h0">{title}</path>')
-    return f'<g data-say="{escape(_said(lane))}">{"".join(parts)}</g>'
+    return f'<g data-say="{escape(_lane_in_words(lane))}">{"".join(parts)}</g>'
 
 
-def _each(stretches: Iterable[Shown], y: int, x: _Scale) -> str:
+def _single_shapes(stretches: Iterable[LaneStretch], y: int, x: _Scale) -> str:
     return "".join(
         f'<rect class="{stretch.kind}" x="{x(stretch.begin_ns)}" y="{y + 3}" '
         f'width="{max(1, x(stretch.end_ns) - x(stretch.begin_ns))}" height="{LANE - 6}"><title>'
@@ -136,7 +140,7 @@ def _each(stretches: Iterable[Shown], y: int, x: _Scale) -> str:
     )
 
 
-def _many(stretches: Iterable[Shown], y: int, x: _Scale) -> str:
+def _merged_shapes(stretches: Iterable[LaneStretch], y: int, x: _Scale) -> str:
     shapes: dict[str, list[str]] = {}
     for stretch in stretches:
         begin, end = x(stretch.begin_ns), x(stretch.end_ns)
@@ -148,21 +152,21 @@ def _many(stretches: Iterable[Shown], y: int, x: _Scale) -> str:
 
 
 def _phases(phases: Iterable[TimedPhase], y: int, x: _Scale) -> str:
-    """One line for all of a lane's phases of one name, below the middle, where iterations leave a gap."""
+    """Return one path per phase name of a lane. It lies below the middle, in the gaps between iterations."""
     shapes: dict[str, list[str]] = {}
-    took: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     for phase in phases:
         begin, end = x(phase.start_ns), x(phase.end_ns)
         shapes.setdefault(phase.name, []).append(f"M{begin} {y + LANE - 5}H{max(end, begin + 1)}")
-        took.setdefault(phase.name, []).append(phase.seconds)
+        durations.setdefault(phase.name, []).append(phase.seconds)
     return "".join(
         f'<path class="leg {name}" d="{"".join(shape)}"><title>{phase_name(name)}: {count(len(shape), "time")}, '
-        f"{seconds(sum(took[name]))} in all, at most {seconds(max(took[name]))}</title></path>"
+        f"{seconds(sum(durations[name]))} in total, at most {seconds(max(durations[name]))}</title></path>"
         for name, shape in shapes.items()
     )
 
 
-def _silent(stretch: Shown, y: int, x: _Scale) -> str:
+def _silent(stretch: LaneStretch, y: int, x: _Scale) -> str:
     begin, end = x(stretch.begin_ns), x(stretch.end_ns)
     return (
         f'<rect class="section" x="{begin}" y="{y + 6}" width="{max(1, end - begin)}" height="{LANE - 12}"><title>'
@@ -170,26 +174,26 @@ def _silent(stretch: Shown, y: int, x: _Scale) -> str:
     )
 
 
-def _of(mark: Mark) -> str:
-    who = "" if mark.ranks == 1 else f"{mark.ranks} ranks, "
+def _mark_in_words(mark: Mark) -> str:
+    ranks = "" if mark.ranks == 1 else f"{mark.ranks} ranks, "
     silent = "".join(f"; {stretch.label}" for stretch in mark.silent)
-    return f"{clock(mark.at_ns)} {who}{'its own fault' if mark.is_own else 'followed'}: {mark.label}{silent}"
+    return f"{clock(mark.at_ns)} {ranks}{'its own fault' if mark.is_own else 'consequence'}: {mark.label}{silent}"
 
 
-def _said(lane: Lane) -> str:
-    """The lane in words."""
+def _lane_in_words(lane: Lane) -> str:
+    """Return a lane as text."""
     ends: dict[str, int] = {}
     for stretch in lane.stretches:
         ends[stretch.kind] = ends.get(stretch.kind, 0) + 1
-    told = ", ".join(f"{number} {kind}" for kind, number in ends.items())
-    marks = "".join(f"; {_of(mark)}" for mark in lane.marks[:3])
+    endings = ", ".join(f"{number} {kind}" for kind, number in ends.items())
+    marks = "".join(f"; {_mark_in_words(mark)}" for mark in lane.marks[:3])
     more = f"; {len(lane.marks) - 3} more" if len(lane.marks) > 3 else ""
     name = ("rank " if len(lane.ranks) == 1 else "ranks ") + ranks_in_words(lane.ranks, 8)
-    return f"{name}: {told}{marks}{more}"
+    return f"{name}: {endings}{marks}{more}"
 
 
-def _lanes_table(shown: Sequence[Lane]) -> str:
-    rows = "".join(f"<li>{escape(_said(lane))}</li>" for lane in shown)
+def _lanes_table(visible_lanes: Sequence[Lane]) -> str:
+    rows = "".join(f"<li>{escape(_lane_in_words(lane))}</li>" for lane in visible_lanes)
     return f"<details><summary>The lanes in words</summary><ul>{rows}</ul></details>"
 
 
@@ -213,11 +217,11 @@ _SWATCHES = (
     ("completed", "completed"),
     ("interrupted", "interrupted by others"),
     ("failed", "failed or lost"),
-    ("open", "no end on record"),
+    ("open", "end not recorded"),
     ("section", "open section, silence"),
     ("legs", "phases of a restart"),
     ("own", "its own fault"),
-    ("echo", "followed"),
+    ("echo", "consequence"),
 )
 _LEGEND = (
     '<p class="legend">'
@@ -230,7 +234,7 @@ _LEGEND = (
 
 
 def times_figure(times: Times) -> str:
-    """Return the bar of where the time went, and its table."""
+    """Return a bar and a table of where the time went."""
     causes = [("productive", times.productive_s), *((cause, getattr(times, f"{cause}_s")) for cause in CAUSES)]
     total = sum(value for _, value in causes) or 1.0
     at, parts, rows = 0.0, [], []
@@ -257,11 +261,11 @@ def times_figure(times: Times) -> str:
 # -- one restart -----------------------------------------------------------------------------------
 
 
-def waterfall_figure(found: Waterfall) -> str:
-    """Return one restart: each phase from its first start to its last end, and where half of them had ended it."""
-    total = found.seconds or 1.0
+def waterfall_figure(restart: Waterfall) -> str:
+    """Return one restart: each phase from its first start to its last end, with the time when half had finished it."""
+    total = restart.seconds or 1.0
     rows = []
-    for number, row in enumerate(found.rows):
+    for number, row in enumerate(restart.rows):
         y = number * 18
         start, half, end = (LEFT + value / total * 700 for value in (row.start_s, row.half_s, row.end_s))
         slowest = f"rank {row.slowest}" if isinstance(row.slowest, int) else row.slowest
@@ -274,8 +278,8 @@ def waterfall_figure(found: Waterfall) -> str:
             f'<text class="dim" x="{min(end + 5, WIDTH - 135):.1f}" y="{y + 12}">'
             f"{seconds(row.max_s)} {escape(slowest)}</text></g>"
         )
-    height = 18 * len(found.rows) + 4
-    label = "Phases of the restart: dark until half of the ranks had ended it, light until the last one had"
+    height = 18 * len(restart.rows) + 4
+    label = "Phases of the restart: dark until half of the ranks had finished it, light until the last one had"
     return (
         f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">'
         f"{''.join(rows)}</svg></div>"
@@ -283,24 +287,24 @@ def waterfall_figure(found: Waterfall) -> str:
 
 
 def who_in_words(who: Who) -> str:
-    """Return a rank or node by name."""
+    """Return the name of a rank or node."""
     return f"rank {who}" if isinstance(who, int) else who
 
 
 # -- durations -------------------------------------------------------------------------------------
 
 
-def section_bars(section: Section, low: float, high: float) -> str:
+def section_bars(section: SectionSummary, low: float, high: float) -> str:
     """Return one section's durations on a logarithmic scale from `low` to `high` seconds, with its limit."""
     span = math.log(high / low)
 
     def x(value: float) -> float:
         return min(1.0, max(0.0, math.log(max(value, low) / low) / span)) * 300
 
-    most = max((number for _, number in section.bins), default=1)
+    highest_count = max((number for _, number in section.bins), default=1)
     bars = "".join(
-        f'<rect class="bin" x="{x(end / 1.22):.1f}" y="{24 - 22 * math.sqrt(number / most):.1f}" '
-        f'width="{max(1.0, x(end) - x(end / 1.22)):.1f}" height="{22 * math.sqrt(number / most):.1f}"/>'
+        f'<rect class="bin" x="{x(end / 1.22):.1f}" y="{24 - 22 * math.sqrt(number / highest_count):.1f}" '
+        f'width="{max(1.0, x(end) - x(end / 1.22)):.1f}" height="{22 * math.sqrt(number / highest_count):.1f}"/>'
         for end, number in section.bins
     )
     limit = ""

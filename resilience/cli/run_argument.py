@@ -1,8 +1,7 @@
-"""Which run does a command read?  The argument that all readers share.
+"""Which run does a command read?  The argument that all reading commands share.
 
-A run is named by its folder, or by its name or the job's id within RESILIENCE_RUN_DIR. Of a job with several attempts
-its id means the newest one, `ID@N` attempt N. Without a name, it is the newest
-one there."""
+A run is given by its folder, or by its name or job id in RESILIENCE_RUN_DIR. The id of a job with several attempts
+means the newest attempt; `ID@N` means attempt N. Without an argument, commands read the newest run there."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from resilience.cli.render import count
 from resilience.core.identity import attempt_of, safe_name
 from resilience.errors import ConfigurationError
 
-RUNS_NAMED = 8  # runs named in the message of a wrong argument
+RUNS_NAMED = 8  # runs listed in an error message
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +23,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="folder of the run, or its job within RESILIENCE_RUN_DIR (newest attempt; JOB@N: attempt N); "
-        "default: the newest one there",
+        help="run folder, or job id in RESILIENCE_RUN_DIR (newest attempt; JOB@N: attempt N); "
+        "default: the newest run there",
     )
 
 
 def find_run(text: str | None) -> Path:
-    """Return the run folder that an argument means. Raises: ConfigurationError, naming the runs there are."""
+    """Return the run folder that an argument means. Raises: ConfigurationError, which lists the existing runs."""
     root = Path(Settings.from_environment().run_dir)
     if text is not None:
         folder = _named(root, text)
@@ -40,33 +39,35 @@ def find_run(text: str | None) -> Path:
         if len(below) == 1:
             return below[0]
         if below:
-            raise ConfigurationError(
-                f"{text} holds {count(len(below), 'run')}, not one; name one of them:{_list(below)}"
-            )
-        what = "is no run folder: it has no records/" if Path(text).exists() else "does not exist"
-        known = runs_in(root)
-        hint = f"runs in {root}:{_list(known)}" if known else f"there are no runs in {root} either (RESILIENCE_RUN_DIR)"
-        raise ConfigurationError(f"{text} {what}; {hint}")
-    known = runs_in(root)
-    if not known:
-        raise ConfigurationError(
-            f"there are no runs in {root}; name the folder of one, or set RESILIENCE_RUN_DIR to where they are"
+            raise ConfigurationError(f"{text} contains {count(len(below), 'run')}; name one of them:{_list(below)}")
+        problem = "is not a run folder: it has no records/" if Path(text).exists() else "does not exist"
+        existing = runs_in(root)
+        hint = (
+            f"runs in {root}:{_list(existing)}"
+            if existing
+            else f"there are no runs in {root} either (RESILIENCE_RUN_DIR)"
         )
-    return known[0]
+        raise ConfigurationError(f"{text} {problem}; {hint}")
+    existing = runs_in(root)
+    if not existing:
+        raise ConfigurationError(
+            f"there are no runs in {root}; give a run folder, or set RESILIENCE_RUN_DIR to the folder of the runs"
+        )
+    return existing[0]
 
 
 def run_or_file(path: Path) -> Path:
-    """Return the run folder that a name means; a path that exists, or that names no run, as it is."""
+    """Return the run folder that a name means. Return an existing path, or one that names no run, unchanged."""
     return path if path.exists() else _named(Path(Settings.from_environment().run_dir), str(path)) or path
 
 
 def _named(root: Path, text: str) -> Path | None:
-    found = (Path(text), _newest_attempt(root, text), root / text, root / safe_name(text))
-    return next((folder for folder in found if folder is not None and is_run(folder)), None)
+    candidates = (Path(text), _newest_attempt(root, text), root / text, root / safe_name(text))
+    return next((folder for folder in candidates if folder is not None and is_run(folder)), None)
 
 
 def _newest_attempt(root: Path, job_id: str) -> Path | None:
-    """The folder of a job's newest attempt; `<job>@0` names the first one."""
+    """Return the folder of a job's newest attempt; for `<job>@0`, the folder of the first one."""
     if job_id.endswith("@0"):
         return root / safe_name(job_id.removesuffix("@0"))
     attempts = {attempt_of(path.name, job_id): path for path in runs_in(root)}

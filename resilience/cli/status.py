@@ -1,7 +1,7 @@
-"""`resilience status RUN`: a live job: ranks, states, steps, open sections against their limits, restarts.
+"""`resilience status RUN`: the state of a job now: ranks, steps, open sections against their limits, restarts.
 
-Read from the run folder alone, at once or again and again (--watch), on a terminal as a screen that keys change. Exit
-status: 0 while the job runs or once it has completed, 1 if it ended otherwise."""
+Reads only the run folder, once or repeatedly (--watch). On a terminal, --watch shows an interactive screen. Exit
+status: 0 while the job runs and after it completed, 1 if it ended otherwise."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from resilience.analysis.status import Now, Watcher
 from resilience.cli.render import NARROWEST, say, say_json, show
 from resilience.cli.run_argument import add_run, find_run
 from resilience.cli.status_screen import Screen, is_possible
-from resilience.cli.status_view import View, frame, pressed, status_lines
+from resilience.cli.status_view import StatusView, frame, pressed, status_lines
 from resilience.core import encoding
 from resilience.errors import ConfigurationError
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
 
-EVERY = 1.0  # seconds between two looks with --watch, and two frames
-LOOKS_A_PAUSE = 8  # looks in the time in which every rank of a large job shows something new once
+EVERY = 1.0  # seconds between two reads with --watch, and between two frames
+LOOKS_A_PAUSE = 8  # reads per interval in which each rank of a large job updates its snapshot once
 LEAST_ROWS = 8
-AROUND = 9  # lines beside the table
-WIDEST = 200  # columns that are made use of
+AROUND = 9  # lines above and below the table
+WIDEST = 200  # columns that are used
 RATE_OVER = 10.0  # seconds over which steps are counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.description = "Show how a job is doing: ranks, states, steps, open sections against their limits, restarts."
+    parser.description = "Show the current state of a job: ranks, steps, open sections against their limits, restarts."
     add_run(parser)
     parser.add_argument(
-        "--watch", action="store_true", help="look again every second, until the job ends; on a terminal, h is for help"
+        "--watch", action="store_true", help="refresh every second until the job ends; on a terminal, press h for help"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object, with --watch one a line")
-    parser.add_argument("--all", action="store_true", help="show every rank, not only as many as fit")
+    parser.add_argument("--json", action="store_true", help="print a JSON object; with --watch, one per line")
+    parser.add_argument("--all", action="store_true", help="show all ranks, even if they do not fit on the screen")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,20 +49,20 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         now = _on_screen(folder) if is_screen else None
         if is_screen and (now is None or now.phase != "ended"):
-            return 0  # whoever watched has left
+            return 0  # the user left the screen
         return _printed(folder, arguments, now)
     except KeyboardInterrupt:
         return 0
 
 
 def _printed(folder: Path, arguments: argparse.Namespace, now: Now | None) -> int:
-    """Print one look, or with --watch many, until the job ends. now: the last one, where it has ended already."""
+    """Print the state once, or with --watch until the job ends. now: the last state, if the job has ended already."""
     watcher = Watcher(folder)
     while True:
         began = time.monotonic()
         now = now or watcher.look()
         if now is None and not arguments.watch:
-            raise ConfigurationError(f"{folder} has nothing on record yet; --watch waits for it")
+            raise ConfigurationError(f"{folder} has no records yet; --watch waits for them")
         if now is not None:
             _show(now, arguments)
         if not arguments.watch or (now is not None and now.phase == "ended"):
@@ -84,27 +84,27 @@ def _show(now: Now, arguments: argparse.Namespace) -> None:
 
 
 def pause(now: Now | None, took: float) -> float:
-    """Return the seconds until another look is worth its while. took: seconds that the last one did.
+    """Return the seconds to wait before the next read. took: seconds that the last read took.
 
-    Ranks of a large job show what is new less often, for they may share a file server, and looking costs it as much."""
+    Ranks of a large job update their snapshots less often, because they may share a file server. Reads load it too."""
     world = len(now.ranks) if now is not None else 1
-    return max(EVERY, signs.pause(world) / LOOKS_A_PAUSE if world > signs.A_SECOND else EVERY, 2 * took)
+    return max(EVERY, rank_snapshot.pause(world) / LOOKS_A_PAUSE if world > rank_snapshot.A_SECOND else EVERY, 2 * took)
 
 
 # -- the screen --------------------------------------------------------------------------------
 
 
 def _on_screen(folder: Path) -> Now | None:
-    """Show the job until it ends or the person leaves; answers what was seen last."""
+    """Show the job until it ends or the user leaves. Return the last state."""
     looker = _Looker(folder)
-    view = View()
+    view = StatusView()
     page = 1
     with Screen.taken() as screen:
         looker.start(screen.wake)
         try:
             while True:
                 columns, lines = screen.size
-                now, age, rate = looker.seen()
+                now, age, rate = looker.latest()
                 drawn = frame(now, view, min(columns, WIDEST), max(3, lines), age, rate)
                 view, page = msgspec.structs.replace(view, top=drawn.top), drawn.page
                 screen.draw(drawn.lines)
@@ -123,33 +123,33 @@ def _on_screen(folder: Path) -> Now | None:
 
 
 class _Looker:
-    """Looks at the folder in a thread of its own, so that keys are answered while a slow disk is not."""
+    """Reads the folder in its own thread, so that keys respond while the disk is slow."""
 
     def __init__(self, folder: Path) -> None:
         self.is_paused = False
         self._watcher = Watcher(folder)
         self._done = threading.Event()
-        self._seen: tuple[Now | None, float] = (None, time.monotonic())
-        self._steps: list[tuple[float, int]] = []  # when, and the highest step; the first is RATE_OVER ago
+        self._latest: tuple[Now | None, float] = (None, time.monotonic())
+        self._steps: list[tuple[float, int]] = []  # (time, highest step); the first entry is about RATE_OVER old
         self._failure: Exception | None = None
         self._wake: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="resilience-status", daemon=True)
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Begin. wake: is called after each look."""
+        """Start the thread. wake: called after each read."""
         self._wake = wake
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more, and wake nobody. Does not wait for a look at a slow disk."""
+        """Stop reading and calling `wake`. Does not wait for a read in progress."""
         self._wake = lambda: None
         self._done.set()
 
-    def seen(self) -> tuple[Now | None, float, float | None]:
-        """Return the last look, its age in seconds, and steps a second. Raises what looking raised."""
+    def latest(self) -> tuple[Now | None, float, float | None]:
+        """Return the last state, its age in seconds, and steps per second. Raises what the thread raised."""
         if self._failure is not None:
             raise self._failure
-        now, at = self._seen
+        now, at = self._latest
         return now, time.monotonic() - at, self._rate()
 
     def _rate(self) -> float | None:
@@ -167,17 +167,17 @@ class _Looker:
                     self._note(now, began)
                     self._wake()
                 self._done.wait(pause(now, time.monotonic() - began))
-        except Exception as error:  # the thread's edge: `seen` raises it where it is told
+        except Exception as error:  # edge of the thread: `latest` raises it again
             self._failure = error
             self._wake()
 
     def _note(self, now: Now | None, at: float) -> None:
-        self._seen = (now, at)
+        self._latest = (now, at)
         highest = max((rank.step for rank in now.ranks if rank.step is not None), default=None) if now else None
         if highest is None:
             return
         if self._steps and highest < self._steps[-1][1]:
-            self._steps = []  # it went back, to a checkpoint
+            self._steps = []  # the job went back to a checkpoint
         steps = [*self._steps, (at, highest)]
         while len(steps) > 2 and at - steps[1][0] >= RATE_OVER:
             steps = steps[1:]

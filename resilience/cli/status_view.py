@@ -1,8 +1,8 @@
-"""How does a job look on a terminal right now?  Lines for one look, and for a screen that keys change.
+"""How does the state of a job look on a terminal?  Lines to print once, and an interactive screen.
 
-Pure: `status_lines` is what `resilience status` prints; `frame` fills a screen of a given size as a `View` wants it,
-and `pressed` says what a key makes of a view. Many ranks become few lines by `analysis.status.grouped`; single ones
-come in the order of staleness, as many as fit."""
+Pure: `status_lines` returns what `resilience status` prints. `frame` fills a screen of a given size for a
+`StatusView`, and `pressed` returns the view after a key. `analysis.status.grouped` condenses many ranks to a few lines.
+Single ranks follow in order of staleness, as many as fit."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ import msgspec
 
 from resilience.analysis.status import Group, Now, RankNow, Sort, grouped, order
 from resilience.attribution.advice import ranks_in_words
-from resilience.cli.logs import ranks_of
+from resilience.cli.arguments import ranks_of
 from resilience.cli.render import Line, brief, count, cut, field, seconds, table
 from resilience.errors import ConfigurationError
 
 What = Literal["ranks", "alike", "node"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 WHATS: tuple[What, ...] = get_args(What)
-WIDE = 100  # columns from which on there is room for more
-_NODE, _SECTION = 8, 10  # columns that these two get at least
+WIDE = 100  # columns needed for the extra column
+_NODE, _SECTION = 8, 10  # minimum columns of these two
 _BAR = 10
 _STYLES = {"running": "green", "starting": "cyan", "restarting": "yellow", "ended": "bold", "lost": "bold red"}
 _KEYS = (
-    ("q", "leave"),
-    ("s, S", f"another order: {', '.join(SORTS)}"),
-    ("g", "ranks, groups of ranks that are alike, nodes"),
-    ("w", "only ranks that are not well, or all"),
-    ("/", "only some: ranks as 0-7,12, or a part of node, state or section; Enter keeps it, Esc drops it"),
-    ("space", "stop looking, and go on"),
-    ("↑ ↓ PgUp PgDn Home End", "move (j and k too)"),
+    ("q", "quit"),
+    ("s, S", f"next or previous order: {', '.join(SORTS)}"),
+    ("g", "switch between ranks, groups of similar ranks, and nodes"),
+    ("w", "show only unhealthy ranks, or all"),
+    (
+        "/",
+        "filter by ranks (0-7,12) or by part of a node, state or section; Enter keeps it, Esc removes it",
+    ),
+    ("space", "pause or continue"),
+    ("↑ ↓ PgUp PgDn Home End", "scroll (also j and k)"),
     ("h, ?", "this help"),
 )
 
 
-class View(msgspec.Struct, frozen=True):
-    """What a person wants to see. top: the first row that is shown. text: only ranks that it is a part of."""
+class StatusView(msgspec.Struct, frozen=True):
+    """What the user wants to see. top: the first visible row. text: filter; show only ranks that match it."""
 
     what: What = "ranks"
     sort: Sort = "staleness"
@@ -52,8 +55,8 @@ class View(msgspec.Struct, frozen=True):
 # -- keys --------------------------------------------------------------------------------------
 
 
-def pressed(view: View, key: str, page: int) -> View | None:
-    """Return what a key makes of a view; None: the person wants to leave. page: rows of a screen."""
+def pressed(view: StatusView, key: str, page: int) -> StatusView | None:
+    """Return the view after a key; None if the user quits. page: rows of a screen."""
     if view.is_typing:
         return _typed(view, key)
     changed = msgspec.structs.replace
@@ -77,10 +80,12 @@ def pressed(view: View, key: str, page: int) -> View | None:
             return changed(view, is_helping=not view.is_helping)
         case "escape":
             return changed(view, is_helping=False, text="", top=0)
+        case _:  # a key without a function
+            pass
     return changed(view, is_helping=False)
 
 
-def _typed(view: View, key: str) -> View:
+def _typed(view: StatusView, key: str) -> StatusView:
     changed = msgspec.structs.replace
     match key:
         case "enter":
@@ -89,6 +94,8 @@ def _typed(view: View, key: str) -> View:
             return changed(view, is_typing=False, text="")
         case "backspace":
             return changed(view, text=view.text[:-1], top=0)
+        case _:  # a key without a function
+            pass
     return changed(view, text=view.text + key, top=0) if len(key) == 1 else view
 
 
@@ -100,7 +107,7 @@ def _next(choices: Sequence[What] | Sequence[Sort], present: str, by: int) -> st
 
 
 def status_lines(now: Now, width: int, rows: int) -> Iterator[Line]:
-    """Yield the job for a terminal of `width` columns, with about `rows` lines for its ranks at most."""
+    """Yield the state of a job for a terminal of `width` columns, with at most about `rows` lines for its ranks."""
     yield from _head(now, width)
     if not now.ranks or now.phase == "ended":
         return
@@ -111,13 +118,13 @@ def status_lines(now: Now, width: int, rows: int) -> Iterator[Line]:
         return
     groups = _few_groups(ranks, width, rows)
     yield from groups
-    shown = ranks[: max(1, rows - len(groups))]
-    yield from _rank_table(shown, width)
-    yield ((f"  … and {len(ranks) - len(shown)} more ranks, nearer to what they should be", "dim"),)
+    visible = ranks[: max(1, rows - len(groups))]
+    yield from _rank_table(visible, width)
+    yield ((f"  … and {len(ranks) - len(visible)} more ranks, less suspicious than these", "dim"),)
 
 
 def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
-    """Yield what is to be said of the job as a whole. rate: steps a second, where it is known."""
+    """Yield the lines about the job as a whole. rate: steps per second, if known."""
     yield (
         ("Run ", "bold"),
         (cut(now.job_id, width - 42) + (f", attempt {now.attempt}" if now.attempt else ""), "bold cyan"),
@@ -137,7 +144,7 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     steps = [rank.step for rank in now.ranks if rank.step is not None and rank.is_well]
     if steps:
         low, high = min(steps), max(steps)
-        speed = "" if rate is None else f", {rate:.3g} a second"
+        speed = "" if rate is None else f", {rate:.3g} per second"
         yield from field("step", (f"{low}" if low == high else f"{low} to {high}") + speed, width, indent=2)
     if now.failure is not None:
         text = f"{seconds(now.failure.ago_s)} ago, rank {now.failure.rank}: {now.failure.what}"
@@ -147,8 +154,8 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
 def _restarts(now: Now) -> str:
     parts = []
     if now.restarts is not None:
-        left = f", {now.restarts_left} left" if now.restarts_left is not None else ""
-        parts.append(f"{now.restarts} by the launcher (cycle {now.cycle}){left}")
+        remaining = f", {now.restarts_left} left" if now.restarts_left is not None else ""
+        parts.append(f"{now.restarts} by the launcher (cycle {now.cycle}){remaining}")
     if now.iterations or not parts:
         parts.append(f"{now.iterations} in place")
     return "; ".join(parts)
@@ -157,59 +164,61 @@ def _restarts(now: Now) -> str:
 # -- a screen ----------------------------------------------------------------------------------
 
 
-class Frame(msgspec.Struct, frozen=True):
-    """A screen. top: where the view has really been moved to; page: rows that it has for a table."""
+class ScreenFrame(msgspec.Struct, frozen=True):
+    """A screen. top: the first visible row, within bounds. page: rows for the table."""
 
     lines: list[Line]
     top: int = 0
     page: int = 1
 
 
-def frame(now: Now | None, view: View, width: int, height: int, looked_s: float, rate: float | None = None) -> Frame:
-    """Return a screen of exactly `height` lines of at most `width` columns. looked_s: age of what is shown."""
+def frame(
+    now: Now | None, view: StatusView, width: int, height: int, looked_s: float, rate: float | None = None
+) -> ScreenFrame:
+    """Return a screen of exactly `height` lines of at most `width` columns. looked_s: age of the state in seconds."""
     if view.is_helping:
-        return Frame(_filled(list(_help(width)), height))
+        return ScreenFrame(_filled(list(_help(width)), height))
     if now is None:
-        return Frame(_filled([(("Nothing on record yet …", "dim"),)], height))
+        return ScreenFrame(_filled([(("No records yet …", "dim"),)], height))
     head = [*_head(now, width, rate), ()]
     ranks = [rank for rank in order(now.ranks, view.sort, len(now.ranks)) if _is_wanted(rank, view)]
-    room = height - len(head) - 2  # a table's header, and the foot
+    room = height - len(head) - 2  # the table's header and the foot
     if view.what == "ranks":
         groups = _few_groups(ranks, width, room) if len(ranks) > room > 0 else []
         head, room = head + groups, room - len(groups)
     else:
-        folded = grouped(ranks, view.what, len(now.ranks))
-    total = len(ranks) if view.what == "ranks" else len(folded)
+        groups_shown = grouped(ranks, view.what, len(now.ranks))
+    total = len(ranks) if view.what == "ranks" else len(groups_shown)
     page = max(1, room)
     top = min(view.top, max(0, total - page))
     if view.what == "ranks":
         rows = _rank_table(ranks[top : top + page], width)
     else:
-        rows = _group_table(folded[top : top + page], width, view.what)
+        rows = _group_table(groups_shown[top : top + page], width, view.what)
     foot = _foot(view, top, min(total, top + page), total, len(now.ranks), looked_s, width)
-    return Frame([*_filled([*head, *rows], height - 1), foot], top, page)
+    return ScreenFrame([*_filled([*head, *rows], height - 1), foot], top, page)
 
 
 def _filled(lines: list[Line], height: int) -> list[Line]:
-    """Exactly as many lines as there is room for."""
+    """Return exactly `height` lines."""
     return [*lines[:height], *([()] * (height - len(lines)))]
 
 
-def _foot(view: View, first: int, last: int, total: int, world: int, looked_s: float, width: int) -> Line:
+def _foot(view: StatusView, first: int, last: int, total: int, world: int, looked_s: float, width: int) -> Line:
     if view.is_typing:
-        return ((cut(f"only: {view.text}", width - 1), "bold"), ("▏", "bold"))
+        return ((cut(f"filter: {view.text}", width - 1), "bold"), ("▏", "bold"))
     noun = {"ranks": "ranks", "alike": "groups", "node": "nodes"}[view.what]
-    said = [f"{first + 1 if total else 0}-{last} of {total} {noun} by {view.sort}"]
+    notes = [f"{first + 1 if total else 0}-{last} of {total} {noun} by {view.sort}"]
     if view.only_wrong:
-        said.append("only those not well")
+        notes.append("only unhealthy ranks")
     if view.text:
-        said.append(f"only {view.text!r} of {world}")
+        notes.append(f"filter {view.text!r}, {world} ranks in all")
     if view.is_paused:
-        said.append("PAUSED")
+        notes.append("PAUSED")
     if looked_s >= 2.0:
-        said.append(f"as of {brief(looked_s)} ago")
-    keys = "  q leave  h help"
-    return ((cut(", ".join(said), width - len(keys)), "bold"), (keys, "dim"))
+        notes.append(f"as of {brief(looked_s)} ago")
+    keys = "  q quit  h help"
+    return ((cut(", ".join(notes), width - len(keys)), "bold"), (keys, "dim"))
 
 
 def _help(width: int) -> Iterator[Line]:
@@ -218,11 +227,11 @@ def _help(width: int) -> Iterator[Line]:
     for key, meaning in _KEYS:
         yield from field(key, meaning, width, indent=2, gutter=24)
     yield ()
-    text = "silent: since anything new is known of the rank, as its monitor has left it in the run folder"
+    text = "silent: time since the last news of the rank that its monitor wrote to the run folder"
     yield from field("", text, width, "dim", indent=2, gutter=0)
 
 
-def _is_wanted(rank: RankNow, view: View) -> bool:
+def _is_wanted(rank: RankNow, view: StatusView) -> bool:
     if view.only_wrong and rank.is_well:
         return False
     text = view.text.strip().lower()
@@ -232,7 +241,7 @@ def _is_wanted(rank: RankNow, view: View) -> bool:
         try:
             return rank.rank in ranks_of(text.rstrip(",-"))
         except ConfigurationError:
-            return False  # it is not written yet
+            return False  # incomplete while the user types
     return text in f"{rank.node} {rank.state} {_place(rank)}".lower()
 
 
@@ -240,10 +249,10 @@ def _is_wanted(rank: RankNow, view: View) -> bool:
 
 
 def _few_groups(ranks: Sequence[RankNow], width: int, room: int) -> list[Line]:
-    """What most ranks do, in a few lines with a blank one behind, of `room` that there are."""
+    """Return what most ranks do: a few of the `room` lines, and a blank line."""
     groups = sorted(grouped(ranks, "alike", len(ranks)), key=lambda group: -len(group.ranks))
-    shown = groups[: max(2, room // 4)]
-    lines = _group_table(shown, width, "alike")
+    visible = groups[: max(2, room // 4)]
+    lines = _group_table(visible, width, "alike")
     return [*lines, ()]
 
 
@@ -268,13 +277,13 @@ def _group_table(groups: Sequence[Group], width: int, what: What) -> list[Line]:
 
 
 def _some(ranks: Sequence[int]) -> str:
-    """The first of these ranks; how many there are stands beside."""
+    """Return the first of these ranks. Another column shows their number."""
     words, comma, _ = ranks_in_words(ranks, 3).partition(", …")
     return f"{words} …" if comma else words
 
 
 def _narrowed(header: Sequence[str], rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Cut the first column, of ranks or a node's name, and the states, where the section would not fit any more."""
+    """Shorten the first column (ranks or node) and the states if the section would not fit."""
     sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     room = width - 2 * len(header) - sum(sizes[column] for column in (1, 3, 5, 6)) - _SECTION
     state = min(sizes[2], max(_NODE, room // 3))
@@ -300,8 +309,8 @@ def _rank_table(ranks: Sequence[RankNow], width: int) -> list[Line]:
     if width >= WIDE:
         header, rows = (*header, "limit used"), [(*row, _bar(rank)) for row, rank in zip(rows, ranks, strict=True)]
     fixed = [column for column in range(len(header)) if column not in (2, 5)]
-    others = sum(max(len(row[column]) for row in (header, *rows)) for column in fixed) + 2 * len(header)
-    node = min(max(len(row[2]) for row in (header, *rows)), max(_NODE, width - others - _SECTION))
+    fixed_width = sum(max(len(row[column]) for row in (header, *rows)) for column in fixed) + 2 * len(header)
+    node = min(max(len(row[2]) for row in (header, *rows)), max(_NODE, width - fixed_width - _SECTION))
     rows = [(*row[:2], cut(row[2], node), *row[3:]) for row in rows]
     lines = table(header, rows, width, wide=5)
     return [lines[0], *_painted(lines[1:], ranks)]

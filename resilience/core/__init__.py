@@ -1,1 +1,1 @@
-"""All decisions, as pure functions over immutable values. Nothing here reads a clock, a socket or a file."""
+"""What does a running job decide?  Pure functions over immutable values, without clocks, sockets or files."""

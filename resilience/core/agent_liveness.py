@@ -1,29 +1,29 @@
-"""Which agents are still alive?  Each agent counts in the job's store; others measure how long its count stands still.
+"""Which agents are still alive?  Each agent raises a count in the job's store; others measure how long it stands still.
 
-Every agent uses its own clock, so clocks of two hosts are never compared. A gap between two looks counts for two
-intervals at most: time in which this agent or the store stood still is not the other agent's silence.
+Every agent uses its own clock, so clocks of two hosts are never compared. A gap between two looks counts for at most
+two intervals: time in which this agent or the store was stopped is not the other agent's silence.
 
-A lost agent may still run, behind a network that has failed. So an agent whose counts do not get through takes itself
-for lost before the others may (`Lease`), and ends whatever it does with the store: of two parts of a job only the one
-that has the store goes on. The threads are in `launcher.beats`."""
+A lost agent may still run behind a failed network. So an agent whose counts do not reach the store declares itself lost
+before the others may (`Lease`), and ends all its work with the store. If a job splits in two, only the part with the
+store continues. The threads are in `launcher.agent_heartbeat`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resilience.core.agent_protocol import Counts, Now, Protocol, Seconds
+from resilience.core.agent_protocol import Counts, Protocol, ReadClock, Seconds
 
-LEASE = 0.75  # of the silence after which others take an agent for lost: what is left is for its workers to end in
-LOOKS = 20  # within a lease
+LEASE = 0.75  # share of the silence after which others declare an agent lost; its workers end in the remaining time
+LOOKS = 20  # looks within a lease
 
 
 def key(id: str) -> str:
-    """Return the key under which an agent counts."""
+    """Return the key of an agent's count."""
     return f"beat/{id}"
 
 
 class Silences:
-    """How long each of the other agents has been silent, as one agent sees it."""
+    """How long each of the other agents has been silent, as observed by one agent."""
 
     def __init__(self, interval: Seconds, limit: Seconds) -> None:
         """interval: seconds between two looks; limit: seconds of silence after which an agent is lost."""
@@ -33,10 +33,10 @@ class Silences:
         self._looked_at: dict[str, Seconds] = {}
 
     def lost(self, ids: Iterable[str]) -> Protocol[list[str]]:
-        """Return which of these agents are lost. One operation for any number of them; none for those that were looked
-        at within the interval."""
+        """Return which of these agents are lost. It costs one operation for any number of agents. Agents that were
+        looked at within the interval are not looked at again."""
         ids = list(ids)
-        now = yield Now()
+        now = yield ReadClock()
         due = [id for id in ids if now - self._looked_at.get(id, float("-inf")) >= self._interval]
         if due:
             for id, count in zip(due, (yield Counts(tuple(map(key, due)))), strict=True):
@@ -44,7 +44,7 @@ class Silences:
         return [id for id in ids if self._counts[id][1] >= self.limit]
 
     def hear(self, id: str, count: int, now: Seconds) -> Seconds:
-        """Note an agent's present count. Return for how many seconds it has been silent."""
+        """Note an agent's present count. Return how many seconds it has been silent."""
         since = now - self._looked_at.get(id, float("-inf"))
         last, silent_for = self._counts.get(id, (-1, 0.0))
         self._looked_at[id] = now
@@ -71,10 +71,10 @@ class Timer:
 
 
 class Lease:
-    """For how long an agent whose counts do not get through may go on."""
+    """How long an agent may continue whose counts do not reach the store."""
 
     def __init__(self, limit: Seconds) -> None:
-        """limit: seconds of silence after which others take this agent for lost."""
+        """limit: seconds of silence after which others declare this agent lost."""
         self.seconds = LEASE * limit
         self._limit = limit
         self._count = 0
@@ -83,9 +83,9 @@ class Lease:
         self._ran_out_at: Seconds | None = None
 
     def look(self, count: int, now: Seconds) -> bool:
-        """Return True once the lease has run out, for good. To be asked LOOKS times within it. count: how many counts
-        have got through. A gap between two looks counts little, for this process may have stood still: afterwards the
-        store tells what happened meanwhile."""
+        """Return True once the lease has run out; this is final. Call it LOOKS times within the lease. count: how many
+        counts have reached the store. A long gap between two looks counts little, because this process may have been
+        stopped; the store then says what happened meanwhile."""
         since = 0.0 if self._looked_at is None else now - self._looked_at
         longest = 2 * self.seconds / LOOKS
         self._silent_for = self._silent_for + min(since, longest) if count == self._count else 0.0
@@ -95,7 +95,7 @@ class Lease:
         return self._ran_out_at is not None
 
     def time_left(self, now: Seconds) -> Seconds | None:
-        """Return the seconds until others may go on without this agent, None unless its lease has run out."""
+        """Return the seconds until others may continue without this agent, None if its lease has not run out."""
         if self._ran_out_at is None:
             return None
         return max(0.0, self._ran_out_at + self._limit - self.seconds - now)

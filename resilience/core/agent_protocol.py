@@ -1,9 +1,12 @@
-"""What may a protocol of the launcher's agents ask for?  Operations on the job's store, its own clock, a pause.
+"""Which operations may a protocol of the launcher's agents yield?  Store operations, reading its own clock, a pause.
 
-Like `core.restart`, these protocols are generators: they yield one operation at a time and are sent its answer. The
-agent performs the operations on the job's store (`launcher.driving`); the simulation performs them on a dict, under a
-virtual clock, and may end an agent before any of them (`tests/launcher_simulation`). What is only known outside of the
-protocol (the time, a signal, the highest step of this node's workers) is an operation too."""
+Like `core.restart`, these protocols are generators: they yield one operation at a time and receive its result. The
+agent performs the operations on the job's store (`launcher.driving`). The simulation performs them on a dict, under a
+virtual clock, and may end an agent before any of them (`tests/launcher_simulation`). Facts from outside the protocol
+(the time, a signal, the highest step of this node's workers) are operations too.
+
+There are two types of protocol. A `Protocol` needs the store, a clock and signals. A `NodeProtocol` may also ask for
+what only an agent with workers and a record file can do. `Driver.run` accepts the first type only."""
 
 from __future__ import annotations
 
@@ -20,51 +23,56 @@ Seconds = float
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Answer the integers under `keys`, which are all present."""
+    """Return the integers under `keys`, all of which are present."""
 
     keys: tuple[str, ...]
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Remove `key` if it is there."""
+    """Remove `key` if it is present."""
 
     key: str
 
 
-class Now(msgspec.Struct, frozen=True):
-    """Answer the time by this agent's own clock, in seconds."""
+class ReadClock(msgspec.Struct, frozen=True):
+    """Return the time of this agent's own clock, in seconds."""
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Wait for so many seconds."""
+    """Wait for this many seconds."""
 
     seconds: Seconds
 
 
-class Watch(msgspec.Struct, frozen=True):
-    """Wait until `key` may have been written, at most `limit` seconds, or until this agent is told to stop waiting.
-    Answer True if it may be there.
+class AwaitKey(msgspec.Struct, frozen=True):
+    """Wait until `key` may have been written, at most `limit` seconds, or until this agent is asked to stop waiting.
+    Return True if the key may be present.
 
-    A hint that costs the store one request for any time: the agent reads the key itself, and looks at it now and then
-    even if it is told nothing. With a limit of 0 it only asks, and the wait goes on beside whatever the agent does."""
+    The result is only a hint, and the wait costs the store one request, however long it takes. The agent reads the key
+    itself, and checks it now and then without a hint. With a limit of 0 it only polls; the wait continues in the
+    background."""
 
     key: str
     limit: Seconds = 0.0
 
 
 class IsInterrupted(msgspec.Struct, frozen=True):
-    """Answer whether this agent was told to stop waiting."""
+    """Return True if this agent was asked to stop waiting."""
 
 
 class HighestStep(msgspec.Struct, frozen=True):
-    """Answer the highest training step that a worker of this node has reported, -1 before the first."""
+    """Return the highest training step that a worker of this node has reported, -1 before the first."""
 
 
 class Emit(msgspec.Struct, frozen=True):
-    """Put an event on record."""
+    """Record an event. cycle: the cycle that the event belongs to, None for the one that this agent is in. An agent
+    without a seat in a cycle may decide what follows from it."""
 
     event: Event
+    cycle: int | None = None
 
 
-Operation = restart.Operation | Counts | Delete | Now | Sleep | Watch | IsInterrupted | HighestStep | Emit
+Operation = restart.Operation | Counts | Delete | ReadClock | Sleep | AwaitKey | IsInterrupted
+NodeOperation = HighestStep | Emit
 Protocol = Generator[Operation, Any, T]
+NodeProtocol = Generator[Operation | NodeOperation, Any, T]

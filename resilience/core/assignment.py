@@ -1,8 +1,7 @@
-"""Who sits where once some ranks are gone?  Pure functions from a seat to the seat after it.
+"""Which rank does each process get after some ranks are gone?  Pure functions from a seat to the next seat.
 
-Everybody computes the seats of all from the same two facts, the present seat and the agreed set of
-terminated ranks, so that nobody has to be told. All remaining ranks are active; a filter may lower that
-afterwards."""
+Every process computes its seat from the same two facts: its present seat and the agreed set of terminated ranks. So no
+message is needed. All remaining ranks are active; a filter may lower their number later."""
 
 from __future__ import annotations
 
@@ -10,15 +9,15 @@ from resilience.core.restart import Seat
 
 
 def shift(seat: Seat, terminated: frozenset[int]) -> Seat | None:
-    """Return the seat after ranks have moved up by the terminated ones below them, None for a terminated rank."""
+    """Return the seat after each rank moves down by the number of terminated ranks below it, None if terminated."""
     if seat.rank in terminated:
         return None
     return _seat(seat, seat.rank - sum(rank < seat.rank for rank in terminated), len(terminated))
 
 
 def fill_gaps(seat: Seat, terminated: frozenset[int]) -> Seat | None:
-    """Return the seat after the highest ranks have taken the places of terminated ones, None for a terminated
-    rank. As few ranks as possible change."""
+    """Return the seat after the highest ranks replace the terminated ones, None for a terminated rank. As few ranks as
+    possible change."""
     if seat.rank in terminated:
         return None
     size = seat.world_size - len(terminated)

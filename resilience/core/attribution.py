@@ -1,10 +1,11 @@
-"""What broke, and whose fault was it?  Interruptions, their records, and the incident they make up.
+"""What does a rank or its monitor record about an interruption?  The types of interruptions and their records.
 
-An interruption is why an iteration ended as one rank saw it. All records of one restart are folded
-into one incident: the first mover, the cascade, who is exonerated and by which rule."""
+An interruption is the reason why an iteration ended, as recorded by one rank or its monitor. `attribution` combines all
+records of one restart into one incident: the first mover, the cascade, the cleared ranks and the rules."""
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +13,7 @@ import msgspec
 
 from resilience.core.encoding import reader, to_json_text
 from resilience.core.identity import Nanoseconds, Seconds
+from resilience.errors import DecodeError
 
 if TYPE_CHECKING:
     from resilience.core.restart import Seat
@@ -21,13 +23,13 @@ SCHEMA = 1
 Category = Literal["user_code", "host", "network", "storage", "accelerator", "scheduler", "unknown"]
 Place = Literal["first", "cascade"]
 FaultOrigin = Literal["own", "communication", "consequence"]
-"""Whose fault a rank's exception is: its own; nobody's, because another rank's fault or our abort brought it about; or
-not decided yet, because it left a communication call, where a peer's end shows as an error too."""
+"""Origin of a rank's exception. own: the rank's own fault. consequence: another rank's fault or the abort caused it.
+communication: not decided yet, because it came out of a communication call, which also fails when a peer ends."""
 Hang = Literal["stopped", "in_kernel", "in_collective", "in_loop", "holds_gil", "on_lock", "in_call"]
 
 
 class Interruption(Enum):
-    """Why an iteration ended, as seen by one rank or its monitor."""
+    """Why an iteration ended, according to one rank or its monitor."""
 
     EXCEPTION = "exception"
     BASE_EXCEPTION = "base_exception"
@@ -57,8 +59,8 @@ class ThreadStack(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An exception that led to another one. relation: it was named by `raise … from`, it was being handled when the
-    other one was raised, or it is a part of an exception group."""
+    """An exception that led to another one. relation: it was named by `raise … from`; it was being handled when the
+    other one was raised; or it is part of an exception group."""
 
     type: str
     message: str
@@ -68,11 +70,11 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An exception, taken apart when it was caught so that nothing keeps its frames alive.
+    """An exception, converted to plain data when it was caught so that nothing keeps its frames alive.
 
     fingerprint: equal for repetitions of one failure (`core.fingerprints`). chain: "Type: message" of each __cause__ /
-    __context__, outermost last. notes: what `add_note` added. causes: what a traceback shows above it, the nearest
-    first."""
+    __context__, outermost last. notes: texts from `add_note`. causes: the exceptions that a traceback shows above this
+    one, nearest first."""
 
     type: str
     message: str
@@ -84,7 +86,7 @@ class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a process ended: exit code or signal name, None where it could not be learned."""
+    """How a process ended: exit code or signal name, None if unknown."""
 
     code: int | None = None
     signal: str | None = None
@@ -92,7 +94,7 @@ class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OpenSection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A section that was open, for how long (seconds), and its limit if it had one."""
+    """An open section, how long it had been open (seconds), and its limit, if any."""
 
     name: str
     open_s: Seconds
@@ -102,9 +104,9 @@ class OpenSection(msgspec.Struct, frozen=True, omit_defaults=True):
 class Collective(msgspec.Struct, frozen=True, omit_defaults=True):
     """A collective that this rank entered, the last one of its group.
 
-    group, seq: equal on all ranks that take part. left: the rank has come out of it again. ranks: the members of the
-    group as torch numbers them, (first, distance, number), if they have a constant distance. expected: the operation
-    that would continue the ones before. is_recorded: by torch's flight recorder, which also has what C++ starts.
+    group, seq: equal on all participating ranks. left: the rank has returned from it. members: the members of the group
+    in torch's numbering as (first, distance, number), if their distance is constant. expected: the operation that would
+    continue the previous ones. is_recorded: from torch's flight recorder, which also has collectives that C++ starts.
     is_transfer: a send or a receive."""
 
     group: int
@@ -118,19 +120,21 @@ class Collective(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The process at detection. state: letter of /proc/<pid>/stat (R S D T Z …); cpu_s_delta: CPU
-    seconds it used in the `over_s` seconds before."""
+    """The process at detection. state: letter of /proc/<pid>/stat (R S D T Z …); cpu_s_delta: CPU seconds that it used
+    in the previous `over_s` seconds; runnable_s: seconds of these in which its main thread ran or waited for a
+    processor."""
 
     state: str | None = None
     cpu_s_delta: float | None = None
     over_s: Seconds | None = None
     rss_bytes: int | None = None
     threads: int | None = None
+    runnable_s: Seconds | None = None
 
 
 class Detector(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What noticed: watchdog, ping, section:<name>, step, hook:<name>, exit, exception, peer, monitor;
-    with the limit (seconds) it used, if any."""
+    """What detected it: watchdog, ping, section:<name>, step, hook:<name>, exit, exception, peer, monitor; with its
+    limit (seconds), if any."""
 
     name: str
     limit_s: Seconds | None = None
@@ -139,13 +143,13 @@ class Detector(msgspec.Struct, frozen=True, omit_defaults=True):
 class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One rank's interruption. Only rank (initial rank) and interruption are always known.
 
-    The rank or its monitor writes what it sees; `None` and empty mean "not known here"."""
+    The rank or its monitor writes what it knows; `None` and empty mean "not known here"."""
 
     rank: int
     interruption: Interruption
     message: str = ""
     exception: ExceptionInfo | None = None
-    origin: FaultOrigin | None = None  # of an exception; None where no wrapper could tell
+    origin: FaultOrigin | None = None  # of an exception; None if no wrapper determined it
     exit: Exit | None = None
     detector: Detector | None = None
     iteration: int | None = None
@@ -161,20 +165,26 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     open_sections: tuple[OpenSection, ...] = ()
     last_collectives: tuple[Collective, ...] = ()
     process: ProcessInfo | None = None
-    hang: Hang | None = None  # in which way it hung (`core.hangs`), of a limit that was exceeded
+    hang: Hang | None = None  # if a limit was exceeded: how it hung (`core.hang_kind`)
     stacks: tuple[ThreadStack, ...] = ()
     stack_method: str | None = None  # own-thread, faulthandler, py-spy, traceback, none: <reason>
     log_tail: tuple[str, ...] = ()
-    progress_unknown: bool = False  # nothing was armed that could have shown a lack of progress
+    progress_unknown: bool = False  # no limit that could detect a lack of progress was armed
     schema: int = SCHEMA
 
 
 def encode(record: InterruptionRecord) -> str:
-    """Return the record as it stands in the store: JSON, without what only files need."""
+    """Return the record as JSON text, as the store holds it."""
     return to_json_text(record)
 
 
 _read = reader(InterruptionRecord)
+
+
+def load_decoder() -> None:
+    """Build the decoder, which takes 2 ms. Called before any fault, so a restart does not pay for it."""
+    with contextlib.suppress(DecodeError):
+        _read("")
 
 
 def decode(text: str | bytes) -> InterruptionRecord:
@@ -183,7 +193,7 @@ def decode(text: str | bytes) -> InterruptionRecord:
 
 
 def missed_completion(seat: Seat, limit: float) -> str:
-    """The record of a rank that completed and waited in vain for the others, encoded."""
+    """Return the encoded record of a rank that completed, but whose peers did not arrive in time."""
     return encode(
         InterruptionRecord(
             rank=seat.initial_rank,

@@ -1,16 +1,16 @@
-"""May the job start its workers once more?  One budget for the whole job, by what failed and when.
+"""May the job start its workers once more?  One budget for the whole job, based on which failures occurred and when.
 
-`max_restarts` is the ceiling. Below it: the same failure three times in a row without progress ends the job,
-for a fourth time would end like the third; so does a number of restarts after which the job never gets further
-than it was, whatever it fails of; and one failure that comes again and again within the window
-ends it too, even if steps are made in between. Progress is a higher step than any rank of the job has reported.
+`max_restarts` is the ceiling. Three rules end the job earlier. The same failure three times in a row without progress,
+because a fourth restart would end like the third. A number of restarts without any progress, whatever the failures
+are. One failure that recurs too often within the window, even if steps are made in between. Progress is a higher step
+than any rank of the job has reported before.
 
-A program need not report steps. As long as no rank has, nobody knows whether the job makes progress: a program that
-writes checkpoints may be killed ten times and be right to go on. Then only exceptions count as repetition, because an
-exception with the same stack points to the program, and a cycle that ran for `steady_s` counts as progress.
+A program need not report steps. If no rank has reported one, progress is unknown: a program that writes checkpoints may
+be killed ten times and rightly continue. Then only exceptions count as repetitions, because an exception with the same
+stack points to the program, and a cycle that ran for `steady_s` counts as progress.
 
-All failures of a job are one list in its store (`launcher.budget`), one for each cycle; each agent times them by its
-own clock from when it first saw them."""
+The failures of a job are one list in its store (`core.job_budget`), with one entry for each cycle. Each agent times
+them with its own clock, from when it first read them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _OF_IMPORTS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabErr
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failure that a cycle ended with. fingerprint: equal for repetitions; rank: -1 if it was the node's;
-    step: the highest that this agent knows of so far, -1 before the first; at: seconds, on the clock of whoever
-    decides; ran: seconds for which the cycle's workers had run; is_final: the program cannot start, so that starting
-    it again is of no use; silent_for_s: of a rank that hung."""
+    """A failure that ended a cycle. fingerprint: equal for repetitions; rank: -1 if the node failed; step: the highest
+    that this agent knows so far, -1 before the first; at: seconds, on the clock of the deciding agent; ran: seconds
+    that the cycle's workers had run; is_final: the program cannot start, so a restart is useless; silent_for_s: of a
+    rank that hung."""
 
     cycle: int
     fingerprint: str
@@ -45,18 +45,18 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def is_hang(self) -> bool:
-        """Whether a limit was exceeded, as fingerprints tell it."""
+        """Return True if a limit was exceeded, according to the fingerprint."""
         return self.fingerprint.startswith(_HANG)
 
     @property
     def is_exception(self) -> bool:
-        """Whether the program raised an exception, as fingerprints tell it."""
+        """Return True if the program raised an exception, according to the fingerprint."""
         return self.fingerprint.startswith(_EXCEPTION)
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What is allowed; 0 switches a rule off, but not max_restarts. window_s: seconds; steady_s: seconds after
-    which a cycle counts as progress where no rank tells steps."""
+    """The limits of the budget. 0 switches a rule off, except max_restarts. window_s: seconds; steady_s: seconds after
+    which a cycle counts as progress if no rank reports steps."""
 
     max_restarts: int
     same_limit: int = 3
@@ -68,7 +68,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """May it start again; if not, with which exit code the job ends. same_in_a_row: without progress."""
+    """Whether the job may restart; if not, the exit code of the job. same_in_a_row: equal failures without progress."""
 
     is_restart: bool
     why: str
@@ -79,10 +79,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answer:
-    """Return what follows from a failure, given the failures before, oldest first.
+    """Return what follows from a failure. history: the earlier failures, oldest first.
 
-    What the history has of the failure's own cycle is left out: a cycle counts once, and whichever of its
-    agents asks, before or after another one has noted what it saw."""
+    Entries of the failure's own cycle are ignored: a cycle counts once, whichever of its agents asks, and whether or
+    not another agent has already noted its failure."""
     history = [past for past in history if past.cycle != failure.cycle]
     used = len(history)
     same = same_in_a_row(budget, history, failure)
@@ -95,7 +95,7 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
 
     if failure.is_final and not history and step < 0:
         return stop(f"the program cannot start: {failure.what}", FAILED)
-    if budget.same_limit and same >= budget.same_limit:
+    if budget.same_limit and same >= budget.same_limit and _may_repeat(step, failure):
         progress = f" without progress beyond step {step}" if step >= 0 else ""
         return stop(f"the same failure {same} times in a row{progress}: {failure.what}", budget.same_exit_code)
     if left <= 0:
@@ -114,46 +114,46 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
 
 
 def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) -> int:
-    """Return how many times in a row, this one included, the job failed so without progress in between."""
-    all_of_them = [*history, failure]
-    if not _may_repeat(max(each.step for each in all_of_them), failure):
+    """Return how many times in a row, including this one, the job failed in the same way without progress."""
+    failures = [*history, failure]
+    if not _may_repeat(max(past.step for past in failures), failure):
         return 1
-    progress = _progress(budget, all_of_them)
+    progress = _progress(budget, failures)
     count = 0
-    for past, made in zip(reversed(all_of_them), reversed(progress), strict=True):
-        if past.fingerprint != failure.fingerprint or made != progress[-1]:
+    for past, advances in zip(reversed(failures), reversed(progress), strict=True):
+        if past.fingerprint != failure.fingerprint or advances != progress[-1]:
             break
         count += 1
     return count
 
 
 def _may_repeat(step: int, failure: Failure) -> bool:
-    """Return True if the same failure again would be a repetition. step: the highest of the job, -1 if none is
-    reported: then only an exception is."""
+    """Return True if the same failure again counts as a repetition. step: the highest of the job, -1 if none was
+    reported; then only an exception counts."""
     return step >= 0 or failure.is_exception
 
 
 def _since_progress(budget: Budget, failures: Sequence[Failure]) -> int:
-    """Return how many failures in a row came without progress in between, of whatever kind."""
+    """Return how many failures in a row, of any kind, came without progress in between."""
     progress = _progress(budget, failures)
     return progress.count(progress[-1])
 
 
 def _progress(budget: Budget, failures: Sequence[Failure]) -> list[int]:
-    """Return how often progress had been made up to each failure."""
-    made, step = 0, -1
+    """Return how often the job had made progress before each failure."""
+    advances, step = 0, -1
     counts = []
-    for each in failures:
-        # An agent that came late, or whose ranks report nothing, knows a lower step than the job has made.
-        if each.step > step or (step < 0 and each.ran >= budget.steady_s):
-            made += 1
-        step = max(step, each.step)
-        counts.append(made)
+    for failure in failures:
+        # A late agent, or one whose ranks report nothing, knows a lower step than the job has reached.
+        if failure.step > step or (step < 0 and failure.ran >= budget.steady_s):
+            advances += 1
+        step = max(step, failure.step)
+        counts.append(advances)
     return counts
 
 
 def fingerprint(record: InterruptionRecord) -> str:
-    """Return what is equal for repetitions of a failure: the exception, the limit, or the exit."""
+    """Return a text that is equal for repetitions of a failure: the exception, the limit, or the exit."""
     if record.exception is not None:
         return _EXCEPTION + record.exception.fingerprint
     if record.detector is not None and record.detector.name != "exit":
@@ -166,7 +166,7 @@ def fingerprint(record: InterruptionRecord) -> str:
 
 
 def is_of_an_import(record: InterruptionRecord) -> bool:
-    """Return True if a program failed while it imported its modules: one is unknown, or has a syntax error."""
+    """Return True if a program failed while importing its modules: one is unknown or has a syntax error."""
     raised, end = record.exception, record.exit
     if raised is None or raised.type not in _OF_IMPORTS or end is None or not end.code:
         return False
@@ -187,7 +187,7 @@ def _line(text: str) -> str:
 def table(history: Sequence[Failure]) -> list[str]:
     """Return all failures of a job as lines of a table, oldest first."""
     rows = [("cycle", "rank", "node", "step", "what")]
-    rows += [(str(each.cycle), _number(each.rank), each.node, _number(each.step), each.what) for each in history]
+    rows += [(str(past.cycle), _number(past.rank), past.node, _number(past.step), past.what) for past in history]
     sizes = [max(len(row[column]) for row in rows) for column in range(4)]
     return ["  ".join([*(cell.ljust(size) for cell, size in zip(row, sizes, strict=False)), row[4]]) for row in rows]
 

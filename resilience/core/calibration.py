@@ -1,11 +1,10 @@
-"""How long may a healthy rank be silent?  A limit with a stated rate of false alarms, or an honest refusal.
+"""How long may a healthy rank be silent?  A limit with a stated rate of false alarms, or a refusal with its reason.
 
-A timeout is a bargain: too short and a healthy job is restarted, too long and every hang costs that much.
-`fit` weighs the durations that were observed of one deadline: it looks for modes, bounds the tail of each
-from its largest values, adds the shift between runs and the drift within them, and answers with a limit
-that is exceeded with probability p an occurrence at most. Where the data cannot carry such a claim the
-answer says what is missing, and claims nothing. Pure arithmetic on plain floats; needs no library, for it
-runs inside a job too. What is read and written around it is `analysis.timings`'."""
+A timeout is a trade-off: if it is too short, a healthy job is restarted; if it is too long, every hang costs that much.
+`fit` uses the observed durations of one deadline. It finds modes, bounds the tail of each one from its largest values,
+adds the shift between runs and the drift within them, and returns a limit that one occurrence exceeds with probability
+p at most. If the data cannot support that claim, the result says what is missing and claims nothing. This is plain
+float arithmetic without a library, because it also runs inside a job. `analysis.timings` reads and writes the data."""
 
 from __future__ import annotations
 
@@ -24,34 +23,34 @@ Status = Literal["ok", "tentative", "short", "provisional", "insufficient"]
 End = Literal["ok", "cut", "killed", "hang"]
 
 MONTH = 30 * 24 * 3600.0  # seconds
-FEWEST = 30  # durations without which there is no answer
+FEWEST = 30  # durations needed for any limit
 ENOUGH, SOME = 20_000, 5_000  # durations for a stated rate, and for a tentative one
-FEW_BUT_COVERED = 100  # durations that do where n * p >= COVERED: the rate shows in the data themselves
+FEW_BUT_COVERED = 100  # durations that suffice if n * p >= COVERED: the data themselves show the rate
 COVERED = 0.3
-FARTHEST = 1e4  # 1 / (n p): how far beyond the data the tail is followed
+FARTHEST = 1e4  # 1 / (n p): how far beyond the data the tail is extrapolated
 FACTOR = 5.0  # the rule of thumb: this many times the maximum
 FLOOR, TENTATIVE_FLOOR, SHORT_FLOOR = 1.5, 2.0, 2.0  # times the maximum
-SHORT = 500  # durations for a limit that claims what counting shows
+SHORT = 500  # durations for a limit that claims only what counting shows
 SHORT_SHARE = 0.1  # of one occurrence in n: how often the tail may exceed such a limit
-NEAR_TOP = 1.5  # a value this near to the maximum has seen the same mode
-RUNS_AGREE = 1.25  # ratio of the medians of two runs of one configuration
-UNKNOWN_SHIFT = math.log(1.1)  # between runs, where two were seen
-UNSEEN_SHIFT = math.log(RUNS_AGREE)  # between runs, where one was seen: as much as runs that agree may differ
+NEAR_TOP = 1.5  # values within this factor of the maximum belong to its mode
+RUNS_AGREE = 1.25  # largest ratio of the medians of two runs of one configuration
+UNKNOWN_SHIFT = math.log(1.1)  # between runs, if two were observed
+UNSEEN_SHIFT = math.log(RUNS_AGREE)  # between runs, if one was observed: as much as agreeing runs may differ
 FEWEST_EPISODES = 5  # events that a mode needs if it comes in episodes
-FEWEST_RESTARTS = 5  # first occurrences without which their rate is unknown
+FEWEST_RESTARTS = 5  # first occurrences needed to know their rate
 LONGEST_WARM_UP, SETTLED = 50, 5  # occurrences
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """An occurrence that did not end by itself after `seconds`. killed: by a limit of ours, and nobody knows whether it
-    was healthy; hang: a hang that was one; cut: the run ended."""
+    """An occurrence that had not ended by itself after `seconds`. killed: a limit ended it, and its health is unknown;
+    hang: it was a hang; cut: the run ended."""
 
     seconds: float
     end: End
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """A group of durations that lie together: median in seconds, share of all, count."""
+    """A cluster of durations: median in seconds, share of all durations, count."""
 
     median: float
     share: float
@@ -59,12 +58,12 @@ class Mode(msgspec.Struct, frozen=True):
 
 
 class Timeout(msgspec.Struct, frozen=True):
-    """The limit of one deadline, and how far it can be believed.
+    """The limit of one deadline, and how reliable it is.
 
-    timeout_s: None where nothing can be said. p: the probability of a false alarm an occurrence that was
-    asked for. model_upper, distribution_free_upper: upper bounds of the probability that an occurrence
-    exceeds timeout_s, by the fitted tail and by counting alone; model_upper is claimed where the status is
-    `ok` or `tentative` only. level_s: what the fit alone says. warnings: what a person should know."""
+    timeout_s: None if no limit can be given. p: the requested probability of a false alarm per occurrence. model_upper,
+    distribution_free_upper: upper bounds of the probability that an occurrence exceeds timeout_s, from the fitted tail
+    and from counting alone; model_upper is only claimed if the status is `ok` or `tentative`. level_s: the result of
+    the fit alone. warnings: for the user."""
 
     timeout_s: float | None
     status: Status
@@ -84,11 +83,11 @@ class Timeout(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """What was observed of one deadline, in the form the fit needs.
+    """The observed durations of one deadline, in the form that the fit needs.
 
-    descending: (seconds, how often), largest first. run_medians, run_maxima: one a run. drift: log of the median of
-    the last third over that of the first, median over runs, 0 where unknown. first_half_max: the largest
-    of the first half of the exposure. tops: the largest durations with their places, as far as these are known."""
+    descending: (seconds, count), largest first. run_medians, run_maxima: one value per run. drift: log of the median of
+    the last third divided by that of the first, median over runs, 0 if unknown. first_half_max: the largest duration in
+    the first half of the exposure. tops: the largest durations with their positions, as far as known."""
 
     descending: tuple[tuple[float, int], ...]
     run_medians: tuple[float, ...]
@@ -99,7 +98,7 @@ class Pool(msgspec.Struct, frozen=True):
 
     @property
     def n(self) -> int:
-        """How many durations."""
+        """Return the number of durations."""
         return sum(count for _, count in self.descending)
 
 
@@ -114,9 +113,9 @@ def fit(
 ) -> Timeout:
     """Return the limit that a healthy occurrence exceeds with probability p at most.
 
-    durations_by_run: seconds, one sequence a run, in order, warm-up removed, each the maximum over ranks of
-    that occurrence. p: in (0, 1). confidence: of each tail bound and of the rate by counting. censored:
-    occurrences that did not end by themselves. min_timeout, max_timeout: seconds, bounds of the answer.
+    durations_by_run: seconds, one sequence per run, in order, without warm-up, each the maximum over ranks of that
+    occurrence. p: in (0, 1). confidence: of each tail bound and of the rate by counting. censored: occurrences that did
+    not end by themselves. min_timeout, max_timeout: seconds, bounds of the limit.
     Raises: ValueError for durations that are not positive and finite, p or confidence outside (0, 1)."""
     for run in durations_by_run:
         for seconds in run:
@@ -134,7 +133,7 @@ def fit_pool(
     min_timeout: float = 1.0,
     max_timeout: float | None = None,
 ) -> Timeout:
-    """Like `fit`, of durations that were pooled before, from histograms for example."""
+    """Like `fit`, for durations that were pooled before, for example from histograms."""
     if not 0.0 < p < 1.0 or not 0.0 < confidence < 1.0:
         raise ValueError(f"p is {p!r} and confidence {confidence!r}, expected both between 0 and 1")
     n, runs = pool.n, len(pool.run_medians)
@@ -184,10 +183,10 @@ def fit_pool(
 
 
 def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
-    """Return (exposure without an event, hangs left out, kills of which nobody knows).
+    """Return (exposure without an event, excluded hangs, kills of unknown health).
 
-    Below 1.5 times the maximum a cut-off occurrence tells that it lasted at least so long: it counts as
-    exposure. Beyond, it may have hung, and is left out; one that a limit ended, beyond the rule of thumb."""
+    An occurrence that was cut below 1.5 times the maximum counts as exposure: it lasted at least that long. A longer
+    one may have hung and is excluded. An occurrence that a limit ended is excluded only beyond the rule of thumb."""
     top = pool.descending[0][0]
     kills = tuple(cut.seconds for cut in cuts if cut.end == "killed" and cut.seconds <= FACTOR * top)
     others = [cut for cut in cuts if cut.end != "killed" or cut.seconds > FACTOR * top]
@@ -196,24 +195,24 @@ def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ..
 
 
 def _above_kills(timeout: float, top: float, kills: Sequence[float]) -> tuple[float, tuple[str, ...]]:
-    """Return the limit, raised for occurrences that a limit ended and that may have been healthy, and what to tell.
+    """Return the limit and a warning. Occurrences that a limit ended raise it, because they may have been healthy.
 
-    Otherwise a limit that is too short would confirm itself. They are no evidence of anything longer than what was seen
-    to end by itself, so the limit stays within the rule of thumb for that."""
+    Otherwise a limit that is too short would confirm itself. They are no evidence of durations beyond those that ended
+    by themselves, so the limit stays within the rule of thumb for these."""
     if not kills:
         return timeout, ()
     longest, bound = max(kills), FACTOR * top
     raised = max(timeout, min(FLOOR * longest, bound))
-    what = "raise the limit" if raised > timeout else "do not raise the limit"
+    effect = "raise the limit" if raised > timeout else "do not raise the limit"
     return raised, (
-        f"{len(kills)} occurrences were ended by a limit, the longest after {longest:.4g} s, and nothing shows whether "
-        f"they hung; they {what} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy one)",
+        f"{len(kills)} occurrences were ended by a limit, the longest after {longest:.4g} s; it is not known whether "
+        f"they hung; they {effect} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy one)",
     )
 
 
 def _by_counting(pool: Pool, values: Sequence[tuple[float, int]], n: int, confidence: float) -> float:
-    """Return the upper bound of the probability of something that none of n occurrences showed, if it comes in episodes
-    as long as those of the slowest mode."""
+    """Return the upper bound of the probability of an event that none of n occurrences showed, if such events come in
+    episodes as long as those of the slowest mode."""
     near, events = _near_top(pool, values, n)
     return min(1.0, -math.log(1.0 - confidence) / n * near / events)
 
@@ -221,12 +220,12 @@ def _by_counting(pool: Pool, values: Sequence[tuple[float, int]], n: int, confid
 def _near_top(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> tuple[int, float]:
     """Return how many durations are near the maximum, and how many independent events they are."""
     top = values[0][0]
-    near = sum(count for value, count in itertools.takewhile(lambda known: known[0] >= top / NEAR_TOP, values))
+    near = sum(count for value, count in itertools.takewhile(lambda entry: entry[0] >= top / NEAR_TOP, values))
     return near, pool.tops.events(top / NEAR_TOP, top, near, n)
 
 
 def _claimed(probability: float, n: int) -> float:
-    """Return a probability that can be claimed of a tail: it is followed FARTHEST times beyond the data, no more."""
+    """Return the smallest probability that can be claimed: a tail is extrapolated at most FARTHEST times the data."""
     return min(1.0, max(probability, 1.0 / (n * FARTHEST)))
 
 
@@ -234,7 +233,7 @@ def _claimed(probability: float, n: int) -> float:
 
 
 def run_shift(medians: Sequence[float]) -> float:
-    """Return how much another run may lie above the slowest of these (log): the upper 95 % prediction bound of a normal
+    """Return how far another run may lie above the slowest of these (log): the upper 95 % prediction bound of a normal
     variable, from the spread of the medians."""
     runs = len(medians)
     if runs < 2:
@@ -247,12 +246,12 @@ def run_shift(medians: Sequence[float]) -> float:
 
 
 def unlike_runs(runs: int, confidence: float = 0.95) -> float:
-    """Return the share of runs that may show something that none of so many runs showed."""
+    """Return the largest share of runs that may show an event that none of `runs` runs showed."""
     return float(1.0 - (1.0 - confidence) ** (1.0 / runs))
 
 
 def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, level: float) -> tuple[Status, str]:
-    """Return how far the answer can be believed, and why no further."""
+    """Return the status of the limit and its reason."""
     runs = len(pool.run_medians)
     if flaw := _flaw(pool, values, n):
         return "provisional", flaw
@@ -261,15 +260,15 @@ def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, l
         if is_enough and runs >= 2:
             return "ok", f"{n} durations in {runs} runs"
         if is_enough:
-            return "tentative", "one run only; a second one of the same configuration makes it sure"
+            return "tentative", "one run only; a second run of the same configuration is needed for a sure rate"
         if n >= SOME:
-            return "tentative", f"{n} durations, {ENOUGH} make it sure"
+            return "tentative", f"{n} durations, {ENOUGH} are needed for a sure rate"
         missing = f"{n} durations, {SOME} are needed for a tentative rate, {ENOUGH} for a sure one"
     return ("short" if n >= SHORT and runs >= 2 else "provisional"), missing
 
 
 def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
-    """Return why the largest durations seen say little of what is to come, empty if they do."""
+    """Return why the largest observed durations do not predict future ones, empty if they do."""
     top, runs = values[0][0], len(pool.run_medians)
     near, events = _near_top(pool, values, n)
     spread = max(pool.run_medians) / min(pool.run_medians)
@@ -277,9 +276,9 @@ def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
         near, events = lone
     is_clustered = near >= CLUSTERED * events
     if round(events) < (FEWEST_EPISODES if is_clustered else FEWEST_EVENTS):
-        seen = {1: "once", 2: "twice"}.get(round(events), f"{round(events)} times")
+        times = {1: "once", 2: "twice"}.get(round(events), f"{round(events)} times")
         episodes = f", {near} occurrences in a row or nearly so" if is_clustered else ""
-        return f"the slowest mode ({top:.4g} s) was seen {seen} only{episodes}; observe runs in which it comes again"
+        return f"the slowest mode ({top:.4g} s) was seen {times} only{episodes}; observe runs in which it comes again"
     if top > NEAR_TOP * pool.first_half_max:
         return (
             f"the maximum still rises: {pool.first_half_max:.4g} s in the first half of the data, {top:.4g} s in all; "
@@ -287,8 +286,8 @@ def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
         )
     if spread > RUNS_AGREE:
         return (
-            f"the runs differ: medians from {min(pool.run_medians):.4g} s to {max(pool.run_medians):.4g} s, allowed is "
-            f"a factor of {RUNS_AGREE}; calibrate configurations apart"
+            f"the runs differ: medians from {min(pool.run_medians):.4g} s to {max(pool.run_medians):.4g} s, limit: "
+            f"a factor of {RUNS_AGREE}; calibrate each configuration separately"
         )
     if sum(longest >= top / NEAR_TOP for longest in pool.run_maxima) == 1 < runs:
         return f"the slowest mode ({top:.4g} s) was seen in one of {runs} runs only; observe further runs"
@@ -296,12 +295,13 @@ def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
 
 
 def _missing(values: Sequence[tuple[float, int]], n: int, p: float, level: float) -> str:
-    """Return why no rate of p can be stated although the data have no flaw, empty if it can."""
+    """Return why no rate of p can be stated although the data have no flaw, empty if it can be stated."""
     top = values[0][0]
     if n * p * FARTHEST < 1.0:
         return (
-            f"p is {p:.2g} and {n} durations were seen: {1 / (n * p):.2g} times as many would be needed to see it, "
-            f"at most {FARTHEST:g} times is followed; {math.ceil(1 / (p * FARTHEST))} durations are needed"
+            f"p is {p:.2g} and {n} durations were observed: {1 / (n * p):.2g} times as many would be needed to see it, "
+            f"and the tail is extrapolated {FARTHEST:g} times at most; "
+            f"{math.ceil(1 / (p * FARTHEST))} durations are needed"
         )
     if level > FACTOR * top:
         return f"the tail is too heavy: p needs {level:.4g} s, above {FACTOR:g} times the maximum"
@@ -311,19 +311,19 @@ def _missing(values: Sequence[tuple[float, int]], n: int, p: float, level: float
 def trial_probability(
     alarms: float, deadlines: int, horizon_s: float, every_s: float, observed_ranks: int = 1, ranks: int = 1
 ) -> float:
-    """Return p for one occurrence of one of the deadlines.
+    """Return p for one occurrence of one deadline.
 
-    alarms: false alarms allowed to the whole job within the horizon. every_s: mean seconds between two
-    occurrences. A false alarm restarts the job, so an occurrence is one trial for all ranks together; more
-    ranks than were observed make it likelier in proportion. A union bound: holds for any dependence."""
+    alarms: false alarms allowed in the whole job within the horizon. every_s: mean seconds between two occurrences. A
+    false alarm restarts the job, so one occurrence is one trial for all ranks together. If the job has more ranks than
+    were observed, an alarm is likelier in proportion. This is a union bound, valid for any dependence."""
     trials = max(1.0, horizon_s / every_s)
     return min(0.5, alarms / deadlines / trials * min(1.0, observed_ranks / ranks))
 
 
 def fit_first(maxima: Sequence[float], p: float, *, min_timeout: float = 1.0) -> Timeout:
-    """Return the limit of first occurrences after a start: one value a start, the slowest of its warm-up.
+    """Return the limit of first occurrences after a start. maxima: one value per start, the slowest of its warm-up.
 
-    Restarts are rare, so the rule of thumb holds until enough of them were seen for `fit`."""
+    Restarts are rare, so the rule of thumb applies until there are enough of them for `fit`."""
     if not maxima:
         return Timeout(None, "insufficient", "no start was observed", p)
     if len(maxima) >= FEWEST:
@@ -337,7 +337,7 @@ def fit_first(maxima: Sequence[float], p: float, *, min_timeout: float = 1.0) ->
 
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:
-    """Return how many occurrences after a start are warm-up: the same number for all runs."""
+    """Return how many occurrences after a start are warm-up, one number for all runs."""
     longest = 1
     for durations in runs:
         for start in range(min(LONGEST_WARM_UP, len(durations)) + 1):
@@ -355,12 +355,12 @@ def warm_up(runs: Iterable[Sequence[float]]) -> int:
 
 
 def pooled(durations_by_run: Sequence[Sequence[float]], tops: Tops | None = None) -> Pool:
-    """Return the durations of some runs in the form the fit needs. tops: by default, those of runs without a gap."""
+    """Return the durations of runs in the form that the fit needs. tops: by default computed for runs without a gap."""
     runs = [run for run in durations_by_run if len(run)]
-    everything = [seconds for run in runs for seconds in run]
-    half = everything[: max(1, len(everything) // 2)]
+    durations = [seconds for run in runs for seconds in run]
+    half = durations[: max(1, len(durations) // 2)]
     counts: dict[float, int] = {}
-    for seconds in everything:
+    for seconds in durations:
         counts[seconds] = counts.get(seconds, 0) + 1
     drifts = sorted(drift(run) for run in runs if len(run) >= 30)
     return Pool(
@@ -376,7 +376,7 @@ def pooled(durations_by_run: Sequence[Sequence[float]], tops: Tops | None = None
 
 
 def drift(run: Sequence[float]) -> float:
-    """Return the log of the median of the last third over that of the first."""
+    """Return the log of the median of the last third divided by that of the first."""
     third = len(run) // 3
     return math.log(_median(run[-third:]) / _median(run[:third]))
 

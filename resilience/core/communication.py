@@ -1,8 +1,8 @@
-"""Did an error leave a communication call?  There the end of another rank shows as an error of this one.
+"""Did an error come out of a communication call?  Such calls also fail when another rank ends.
 
-An error is judged by its type and by where it was raised, never by its text. C++ code leaves no frame, so a plain
-RuntimeError counts if its innermost frame is one that calls into torch's process groups. A yes is no proof: a wrong
-argument to `all_reduce` raises the same. `core.restart` decides once it is known whether another rank has a fault."""
+An error is judged by its type and by the place where it was raised, never by its text. C++ code leaves no frame, so a
+plain RuntimeError counts if its innermost frame calls into torch's process groups. This is no proof: a wrong argument
+to `all_reduce` raises the same error. `core.restart` decides once it is known whether another rank has a fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAITS = frozenset(("wait", "wait_tensor"))  # methods of a collective's Work, c
 
 
 def left_communication(error: ExceptionInfo, names: Collection[str] = ()) -> bool:
-    """Return True if an error left a communication call. names: what the line that raised it refers to, if known."""
+    """Return True if an error came out of a communication call. names: those in the line that raised it, if known."""
     if lost_loader_process(error):
         return False
     if error.type.startswith(_GROUPS) or error.type in _CONNECTIONS:
@@ -37,8 +37,8 @@ def left_communication(error: ExceptionInfo, names: Collection[str] = ()) -> boo
 
 
 def lost_loader_process(error: ExceptionInfo) -> bool:
-    """Return True if a process of this rank's own data loader has gone. What a dataset raises there is raised again by
-    torch's `reraise`, as an error of the rank."""
+    """Return True if a process of this rank's own data loader died. An exception of the dataset does not count: torch's
+    `reraise` raises it again as an error of the rank."""
     is_loading = any("/torch/utils/data/" in frame.file for frame in error.stack)
     is_lost = error.type in ("RuntimeError", "EOFError") or error.type in _CONNECTIONS
     return is_loading and is_lost and error.stack[-1].function != "reraise"

@@ -1,8 +1,8 @@
-"""Are two runs alike, so that limits learned from one fit the other?
+"""Do limits learned from one run fit another run?
 
-How long a step takes follows from the workload and from the shape of the world. The workload is the script, or the name
+The duration of a step depends on the workload and on the shape of the world. The workload is the script, or the name
 that the user gives with `--calibration-key`. Other differences (arguments such as `--resume`, the torch version) are
-listed and do not matter by themselves. A user whose arguments change durations gives each workload a key of its own."""
+listed, but do not matter by themselves. If arguments change durations, the user gives each workload its own key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LONGEST = 120  # characters of the arguments that a difference shows
 
 
 class Configuration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of a run. script: as the user named it. key: of `--calibration-key`. arguments: with secrets
-    masked. table: the run was read from this table, which says nothing else. 0 and empty: unknown."""
+    """What is known about a run. script: as the user wrote it. key: from `--calibration-key`. arguments: with secrets
+    masked. table: the run was read from this table, which has no other facts. 0 and empty: unknown."""
 
     script: str = ""
     key: str = ""
@@ -27,12 +27,12 @@ class Configuration(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def workload(self) -> str:
-        """The name of what runs: the key, else the script without its folder."""
+        """Return the name of the workload: the key, else the script without its folder."""
         return self.key or self.script.rpartition("/")[2]
 
     @property
     def name(self) -> str:
-        """Equal for runs that may be put together without a question."""
+        """Return a name that is equal for runs that may be combined without asking the user."""
         if self.table:
             return f"table {self.table}"
         shape = f"{self.world_size} ranks" + (f", {self.ranks_per_node} a node" if self.ranks_per_node else "")
@@ -40,8 +40,8 @@ class Configuration(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Something in which two configurations differ. why: the reason for which limits of one do not fit the other; empty
-    for a difference that does not matter by itself."""
+    """One difference between two configurations. why: the reason why limits of one do not fit the other; empty for a
+    difference that does not matter by itself."""
 
     what: str
     before: str
@@ -50,14 +50,14 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """One line about it."""
+        """Return one line about it."""
         reason = f": {self.why}" if self.why else ""
         return f"{self.what} {self.before!r} before, {self.now!r} now{reason}"
 
 
 def differences(before: Configuration, now: Configuration, ranks: int = 0) -> tuple[Difference, ...]:
-    """Return in what two runs differ. ranks: how many ranks the limits of the first run were fitted for (`--ranks`);
-    they hold from as many as were observed up to that number. A table of another tool fits any run."""
+    """Return the differences of two runs. ranks: the number of ranks that the limits of the first run were fitted for
+    (`--ranks`); they apply from the observed number up to this number. A table of another tool fits any run."""
     if before.table and now.table:
         return _unlike("table", before.table, now.table, "a table does not say what was run")
     if before.table or now.table:
@@ -71,7 +71,7 @@ def differences(before: Configuration, now: Configuration, ranks: int = 0) -> tu
             "workload",
             before.workload,
             now.workload,
-            "another workload takes another time; if it is the same, give both runs one --calibration-key",
+            "another workload takes a different time; if it is the same, give both runs one --calibration-key",
         ),
         *_unlike("world size", before.world_size, now.world_size, fits),
         *(
@@ -79,7 +79,7 @@ def differences(before: Configuration, now: Configuration, ranks: int = 0) -> tu
                 "ranks per node",
                 before.ranks_per_node,
                 now.ranks_per_node,
-                "collectives within a node and between nodes take unlike times; calibrate on runs of this shape",
+                "collectives within a node and between nodes take different times; calibrate on runs of this shape",
             )
             if is_known
             else ()
@@ -108,7 +108,7 @@ def _range(least: int, most: int) -> str:
 
 
 def _arguments(before: Sequence[str], now: Sequence[str]) -> tuple[Difference, ...]:
-    """Show the arguments from the first to the last one that differs."""
+    """Return the arguments from the first to the last difference."""
     if tuple(before) == tuple(now):
         return ()
     shortest = min(len(before), len(now))
@@ -121,5 +121,5 @@ def _arguments(before: Sequence[str], now: Sequence[str]) -> tuple[Difference, .
 
 
 def _joined(arguments: Sequence[str]) -> str:
-    text = " ".join(arguments)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    line = " ".join(arguments)
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"

@@ -1,10 +1,10 @@
 """What follows from a rank's request, and from nodes that fail, finish or are lost?
 
-Each agent sees the same facts about its cycle's nodes, sooner or later, and weighs them against the restart
-policy. any-failed: one failed worker is enough. min-healthy: a cycle goes on while at least the minimum of
-nodes is healthy, for the workers help themselves; a lost node is not healthy either. `weigh` says what the
-facts call for, whether a restart is granted is `core.budget`'s, and what then stands is one verdict
-(`core.cycle`). Of several requests the gravest is followed, whoever made it first."""
+Sooner or later each agent learns the same facts about its cycle's nodes, and applies the restart policy to them.
+any-failed: one failed worker ends the cycle. min-healthy: a cycle continues while at least the minimum number of nodes
+is healthy, because the workers recover by themselves; a lost node counts as unhealthy. `weigh` says what the facts call
+for, `core.budget` grants a restart, and the result is one verdict (`core.cycle`). Of several requests the gravest
+counts, in whatever order they came."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from resilience.core import cycle
-from resilience.core.cycle import Verdict
+from resilience.core.cycle import CycleDecision
 
 Policy = Literal["any-failed", "min-healthy"]
 Call = Literal["go on", "restart", "completed", "premature"]
@@ -22,9 +22,9 @@ GRAVEST_FIRST = ("ShutdownWorkload", "ExcludeThisNode")
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """What is seen of a cycle's nodes, as counts. unhealthy: a worker there ended badly, or the node is lost (its
-    agent left, or gives no sign of life); waiting: those that are through, and well, and wait for the others; is_over:
-    no worker is left anywhere, however they ended; lost: names."""
+    """What is known about a cycle's nodes, as counts. unhealthy: nodes with a failed worker, and lost nodes (the agent
+    left or is silent); waiting: nodes whose workers all succeeded and that wait for the others; is_over: no worker is
+    left on any node, however they ended; lost: names."""
 
     all: int
     unhealthy: int = 0
@@ -34,17 +34,17 @@ class Nodes(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a rank asks for. action: as in the compatible API."""
+    """A rank's request. action: as in the compatible API."""
 
     action: str
     description: str = ""
 
 
 def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float) -> Call:
-    """Return what the nodes of a cycle call for.
+    """Return what the state of a cycle's nodes calls for.
 
-    least: nodes that must be healthy under min-healthy; waited: seconds since the first node was through, and
-    limit: seconds by which nodes may finish apart."""
+    least: nodes that must be healthy under min-healthy; waited: seconds since the first node finished; limit: seconds
+    by which nodes may finish apart."""
     if nodes.unhealthy and (policy == "any-failed" or nodes.all - nodes.unhealthy < least):
         return "restart"
     if nodes.is_over:
@@ -55,20 +55,20 @@ def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float)
 
 
 def is_premature(policy: Policy, apart: float, limit: float) -> bool:
-    """Return whether workers of a node ended well too long before its others: apart, limit in seconds. With
-    min-healthy it may be a rank that its Wrapper has given up."""
+    """Return True if some workers of a node succeeded too long before the others: apart, limit in seconds. With
+    min-healthy, a Wrapper may have given up the other rank, so this returns False."""
     return policy == "any-failed" and apart >= limit
 
 
 def takes_newcomers(policy: Policy, nodes: Nodes) -> bool:
-    """Return whether a node that waits is a reason to end the cycle. Not once a node is through: its workers
-    would start again for it."""
+    """Return True if a waiting node is a reason to end the cycle. Once a node has finished it is not, because the
+    finished workers would start again."""
     return policy == "any-failed" and not nodes.waiting
 
 
-def answer(requests: Sequence[Request], node: str) -> Verdict | None:
-    """Return what follows from the requests of a node's ranks, None if nothing does. A verdict for another
-    cycle (`again`) is for the others: this node leaves."""
+def answer(requests: Sequence[Request], node: str) -> CycleDecision | None:
+    """Return the verdict that follows from the requests of a node's ranks, None if there is none. A verdict with
+    `again` applies to the other nodes; this node leaves."""
     asked = [request for request in requests if request.action in GRAVEST_FIRST]
     if not asked:
         return None
@@ -76,6 +76,6 @@ def answer(requests: Sequence[Request], node: str) -> Verdict | None:
     detail = gravest.description
     match gravest.action:
         case "ShutdownWorkload":
-            return Verdict("shutdown", node, exit_code=cycle.SHUT_DOWN, detail=detail)
+            return CycleDecision("shutdown", node, exit_code=cycle.SHUT_DOWN, detail=detail)
         case _:
-            return Verdict("interrupted", node, again="request", detail=f"node {node} leaves: {detail}")
+            return CycleDecision("interrupted", node, again="request", detail=f"node {node} leaves: {detail}")

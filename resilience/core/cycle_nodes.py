@@ -1,9 +1,9 @@
-"""What do a cycle's agents know of each other's nodes?  Counts in the job's store, which cost the same for any number.
+"""What do a cycle's agents know about each other's nodes?  Counts in the job's store; the cost is equal for any number.
 
-Each agent notes when a worker of its node ends badly, and when none is left. Lost agents are known to the rendezvous,
-and an agent that notices a loss stands in for that node. That nobody runs any more is a barrier
-(`core.restart.arrive`): the agent that completes it knows. All else is one counter, so no agent reads what each of the
-others has noted. What follows from it is `core.control`'s."""
+Each agent notes when a worker of its node fails, and when no worker is left. The rendezvous knows the lost agents; an
+agent that notices a loss stands in for that node. A barrier (`core.restart.arrive`) detects that no worker runs any
+more: the agent that completes it knows. One counter holds everything else, so no agent reads the notes of each other
+agent. `core.control` decides what follows."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from resilience.core.control import Nodes
 from resilience.core.restart import Add, Read, Set, arrive
 
 Fact = Literal["failed", "ended"]
-WELL = 1 << 32  # in the counter: nodes that are through, and well, above those that failed
+WELL = 1 << 32  # in the counter: one node whose workers all succeeded; the lower bits count nodes that failed
 
 
 class CycleNodes:
     """One agent's view of a cycle's nodes. `open` comes first."""
 
     def __init__(self, cycle: int, nodes: Iterable[str], own: str, name: str = "job/nodes") -> None:
-        """nodes: names of all, in the order that all agents know them in; own: that of this one; name: beginning of
+        """nodes: names of all nodes, in the same order on every agent; own: the name of this node; name: beginning of
         the keys."""
         self._key = f"{name}/{cycle}"
         self._ranks = {node: rank for rank, node in enumerate(nodes)}
         self._own = own
         self._noted: set[Fact] = set()
         self._lost: frozenset[str] = frozenset()
-        self._is_over = False  # nobody runs any more
+        self._is_over = False  # no worker runs any more
         self._count = 0
-        self._written: list[str] = []  # keys of this agent
+        self._written: list[str] = []  # keys that this agent wrote
         self._nodes = Nodes(len(self._ranks))
 
     def open(self) -> Protocol[None]:
-        """Make the counter: it is there from now on."""
+        """Create the counter."""
         yield Add(self._key, 0)
 
     def note(self, fact: Fact) -> Protocol[bool]:
-        """Tell all what became true of this node. Return True if that is new."""
+        """Publish a fact about this node. Return True if it is new."""
         if fact in self._noted:
             return False
         self._noted.add(fact)
@@ -53,18 +53,18 @@ class CycleNodes:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this node is through, and well."""
+        """Return True if all workers of this node succeeded."""
         return "ended" in self._noted and "failed" not in self._noted
 
     @property
     def key(self) -> str:
-        """Where the counter is."""
+        """Return the key of the counter."""
         return self._key
 
     def look(self, lost: Iterable[str], count: int) -> Protocol[Nodes]:
-        """Return what is known now. lost: nodes that the rendezvous knows to be lost; count: the counter, read at
-        the same time or later. No operation where nothing has changed."""
-        was_over = self._is_over  # if it is only now, another node may be known to be lost that was stood in for
+        """Return what is known now. lost: nodes that the rendezvous knows to be lost; count: the counter, read at the
+        same time or later. If nothing has changed, this costs no operation."""
+        was_over = self._is_over  # if this call makes it over, another lost node may not be known here yet
         for node in sorted(self._ranks.keys() & frozenset(lost) - self._lost):
             yield from self._arrive(node)
             self._lost |= {node}
@@ -74,13 +74,13 @@ class CycleNodes:
         return self._nodes
 
     def _weighed(self, count: int, is_over: bool) -> Protocol[Nodes]:
-        """What a count says, without counting a node twice that noted something and then was lost.
+        """Return what a count says. A node that noted a fact and then was lost is not counted twice.
 
-        An agent that dies between its two operations is: then one node more than there are is taken for unhealthy,
-        which may restart a cycle that could have gone on, and never lets one go on that could not."""
+        There is one exception: an agent that dies between its two operations is counted twice. This may restart a cycle
+        that could have continued, but never continues one that could not."""
         names = [f"{self._key}/{fact}/{node}" for node in self._lost for fact in ("failed", "well")] if count else []
         values = yield Read(tuple(names))
-        failed, well = (sum(each is not None for each in values[which::2]) for which in (0, 1))
+        failed, well = (sum(value is not None for value in values[first::2]) for first in (0, 1))
         return Nodes(
             all=len(self._ranks),
             unhealthy=min(len(self._ranks), max(0, count % WELL - failed) + len(self._lost)),
@@ -90,7 +90,7 @@ class CycleNodes:
         )
 
     def forget(self) -> Protocol[None]:
-        """Delete what this agent has written, all but the counter: the cycle is over, for there is a later one."""
+        """Delete the keys of this agent except the counter. The cycle is over, because there is a later one."""
         for key in self._written:
             yield Delete(key)
 
@@ -103,16 +103,16 @@ class CycleNodes:
         self._is_over |= bool(is_last)
 
     def _noting(self, protocol: Protocol[T]) -> Protocol[T]:
-        """Run a protocol, and note the keys that it writes."""
-        answer = None
+        """Run a protocol and note the keys that it writes."""
+        result = None
         while True:
             try:
-                operation = protocol.send(answer)
+                operation = protocol.send(result)
             except StopIteration as stop:
                 return cast(T, stop.value)
             if isinstance(operation, Set):
                 self._written.append(operation.key)
-            answer = yield operation
+            result = yield operation
 
 
 def _set(key: str) -> Protocol[None]:

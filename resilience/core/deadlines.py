@@ -1,8 +1,8 @@
-"""Which durations are recorded, fitted and enforced?  One name and one definition of each.
+"""Which durations are recorded, fitted and enforced?  One name and one definition for each.
 
-A deadline is a duration that has a limit. The monitor records it, `resilience calibrate` fits it, the file of limits
-holds it and `core.watch` enforces it, all under the same name. The first occurrences after a start are slower, so they
-are a deadline of their own: of a cold start, of a warm one, and of an iteration."""
+A deadline is a duration with a limit. The monitor records it, `resilience calibrate` fits it, the file of limits stores
+it and `core.watch` enforces it, all under the same name. The first occurrences after a start are slower, so they are
+separate deadlines: after a cold start, after a warm start, and after an iteration begins."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Start = Literal["cold", "warm", "iteration"]
-"""How a rank starts. cold: for the first time in this run, or a node of the job does. warm: a new process on the same
-nodes. iteration: the wrapped function is called again in the same process."""
+"""How a rank starts. cold: the rank, or any node of the job, starts for the first time in this run. warm: a new process
+on the same nodes. iteration: the wrapped function is called again in the same process."""
 
 EARLY = 16  # occurrences after a start that may be slower than later ones
 STEP = "step"
@@ -21,7 +21,7 @@ OUT_OF_SECTION = "out_of_section"
 FIRST = ".first"
 _AGAIN: Mapping[Start, str] = {"cold": "", "warm": ".warm", "iteration": ".iteration"}
 LimitKind = Literal["section", "hook", "silence"]
-"""Kinds of limits that hold for something with a name. silence: of the innermost open section, no name outside."""
+"""Kinds of limits that apply to a named thing. silence: has the name of the innermost open section, if any."""
 _SECTION = "section:"
 
 DEFINITIONS: Mapping[str, str] = {
@@ -35,42 +35,42 @@ DEFINITIONS: Mapping[str, str] = {
     "NAME" + FIRST + ".warm": "the same after a warm start",
     "NAME" + FIRST + ".iteration": "the same after an iteration of the Wrapper began",
 }
-"""What each deadline measures. NAME: of a section, or one of the other names."""
+"""What each deadline measures. NAME: the name of a section, or one of the other names."""
 
 
 def of_section(name: str) -> str:
-    """Return the deadline of a section. One whose name could be taken for another deadline is `section:NAME:`."""
+    """Return the deadline of a section. A section with an ambiguous name gets the deadline `section:NAME:`."""
     is_plain = name not in DEFINITIONS and FIRST not in name and not name.startswith(_SECTION)
     return name if is_plain else f"{_SECTION}{name}:"
 
 
 def section_of(deadline: str) -> str | None:
-    """Return the section that a deadline without `.first` belongs to, None for the others."""
+    """Return the section of a deadline without `.first`, None if the deadline has no section."""
     if deadline.startswith(_SECTION):
         return deadline.removeprefix(_SECTION)[:-1]
     return None if deadline in DEFINITIONS else deadline
 
 
 class Limited(NamedTuple):
-    """What a limit of `core.watch` holds for. kind: one of those above, or the limit's own name. name: of the section
-    or hook, empty for other kinds."""
+    """What a limit of `core.watch` applies to. kind: a `LimitKind`, or the limit's own name. name: of the section or
+    hook, empty for other kinds."""
 
     kind: str
     name: str = ""
 
     @property
     def section(self) -> str:
-        """The section that the limit holds for, empty if it holds for none."""
+        """Return the section that the limit applies to, empty if none."""
         return self.name if self.kind in ("section", "silence") else ""
 
 
 def limit_of(kind: LimitKind, name: str) -> str:
-    """Return the name of the limit that holds for a section, a hook or a silence, as records have it."""
+    """Return the name of the limit of a section, a hook or a silence, as records have it."""
     return kind if kind == "silence" and not name else f"{kind}:{name}"
 
 
 def limited(limit: str) -> Limited:
-    """Return what a limit holds for, by its name in records."""
+    """Return what a limit applies to, given its name in records."""
     kind, _, name = limit.partition(":")
     return Limited(kind, name)
 
@@ -84,12 +84,12 @@ def of_limit(limit: str) -> str:
 
 
 def first_of(deadline: str, start: Start) -> str:
-    """Return the name of the first occurrences after a start. Of the initial heartbeat there are no others."""
+    """Return the name of the first occurrences after a start. The initial heartbeat has no later occurrences."""
     return deadline + ("" if deadline == INITIAL_HEARTBEAT else FIRST) + _AGAIN[start]
 
 
 def split(name: str) -> tuple[str, Start | None]:
-    """Return (deadline, start) of a name in a file of limits; start is None for what is not a first occurrence."""
+    """Return (deadline, start) for a name in a file of limits. start is None unless it is for first occurrences."""
     for start, again in _AGAIN.items():
         for first in (FIRST, ""):
             plain = name.removesuffix(first + again)

@@ -1,11 +1,11 @@
 """How do text and values become bytes, and bytes values?  The only module that encodes and decodes.
 
-Messages of exceptions, paths, arguments, names of sections and of nodes are chosen by other people and may
-hold bytes that are not UTF-8; Python keeps those as lone surrogates, which no encoder takes. `text` writes
-such a byte as an escape, so nothing is lost and nothing fails. The encoders try the value as it is, which
-costs nothing, and escape its text only if that fails. The decoders raise one error, `DecodeError`, whatever
-the bytes are: no UTF-8, nested too deeply, cut off, numbers out of range. Encoders and decoders of types
-are built at their first use, because building all of them takes longer than importing this package."""
+Users choose exception messages, paths, arguments, and names of sections and nodes. These may contain bytes that are not
+UTF-8. Python keeps such bytes as lone surrogates, which no encoder accepts. `text` writes such a byte as an escape, so
+nothing is lost and nothing fails. The encoders first try the value as it is, which costs nothing, and escape its text
+only if that fails. The decoders raise one error, `DecodeError`, for any bad bytes: not UTF-8, nested too deeply, cut
+off, numbers out of range. Decoders of types are built at first use, because building all of them takes longer than
+importing this package."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _msgpack = msgspec.msgpack.Encoder()
 
 
 def text(value: str | bytes) -> str:
-    """Return valid UTF-8: what is not is written as a backslash escape, so nothing is lost."""
+    """Return valid UTF-8. Invalid bytes become backslash escapes, so nothing is lost."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def cleaned(value: T) -> T:
-    """Return a struct whose text is all valid UTF-8: the same one if it is already. Raises: TypeError."""
+    """Return a struct with only valid UTF-8 text; the same object if its text is valid. Raises: TypeError."""
     try:
         _msgpack.encode(value)
     except _UNENCODABLE:
@@ -49,9 +49,9 @@ def cleaned(value: T) -> T:
 
 
 def to_json(value: Any, fallback: Callable[[Any], Any] | None = None) -> bytes:
-    """Return JSON. fallback: turns an object of an unknown type into one that can be encoded.
+    """Return JSON. fallback: converts an object of an unknown type to one that can be encoded.
 
-    Raises: TypeError for a type that has no JSON, if there is no fallback."""
+    Raises: TypeError for a type without a JSON form, if there is no fallback."""
     encode = _json.encode if fallback is None else msgspec.json.Encoder(enc_hook=fallback).encode
     try:
         return encode(value)
@@ -60,12 +60,12 @@ def to_json(value: Any, fallback: Callable[[Any], Any] | None = None) -> bytes:
 
 
 def to_json_text(value: Any, fallback: Callable[[Any], Any] | None = None) -> str:
-    """Return JSON as text, as the key-value store holds it."""
+    """Return JSON as text, for the key-value store."""
     return to_json(value, fallback).decode("utf-8")
 
 
 def to_json_page(value: Any) -> bytes:
-    """Return JSON for people: indented, with a newline at its end."""
+    """Return indented JSON for people, with a newline at the end."""
     return msgspec.json.format(to_json(value)) + b"\n"
 
 
@@ -78,14 +78,14 @@ def to_msgpack(value: Any) -> bytes:
 
 
 def to_yaml(value: Any) -> str:
-    """Return builtins as YAML for people, in their order."""
+    """Return builtins as YAML for people, with keys in their given order."""
     import yaml  # only few processes write YAML
 
     return str(yaml.safe_dump(_escaped(value), sort_keys=False, width=100))
 
 
 def _escaped(value: Any) -> Any:
-    """Return a value with all text in it as `text` has it, and integers beyond 64 bits as text."""
+    """Return a value with its text converted by `text`, and integers beyond 64 bits as text."""
     match value:
         case str():
             return text(value)
@@ -101,7 +101,7 @@ def _escaped(value: Any) -> Any:
         case bool():
             return value
         case int() if not _LEAST <= value <= _MOST:
-            return hex(value)  # decimal digits of a huge one are refused by Python itself
+            return hex(value)  # Python refuses to print the decimal digits of a huge integer
     return value
 
 
@@ -117,7 +117,7 @@ def reader(
     kind: object, form: Literal["json", "msgpack"] = "json", strict: bool = True
 ) -> Callable[[bytes | str], Any]: ...
 def reader(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = True) -> Callable[[bytes | str], Any]:
-    """Return a function that decodes values of one type. It raises DecodeError, and nothing else.
+    """Return a function that decodes values of one type. It raises DecodeError and nothing else.
 
     kind: a type, or a union of structs. strict: False lets text stand for a number."""
     decode: Callable[[bytes | str], Any] | None = None
@@ -137,7 +137,7 @@ def reader(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = 
 
 
 def lines_reader(kind: object) -> Callable[[bytes], list[Any]]:
-    """Return a function that decodes many lines of JSON at once. It raises DecodeError, and nothing else."""
+    """Return a function that decodes many lines of JSON at once. It raises DecodeError and nothing else."""
     decoder: Any = None
 
     def read(data: bytes) -> list[Any]:
@@ -145,8 +145,8 @@ def lines_reader(kind: object) -> Callable[[bytes], list[Any]]:
         if decoder is None:
             decoder = msgspec.json.Decoder(kind)
         try:
-            found: list[Any] = decoder.decode_lines(data)
-            return found
+            values: list[Any] = decoder.decode_lines(data)
+            return values
         except _UNDECODABLE as error:
             raise _refused(error) from error
 
@@ -177,7 +177,7 @@ def from_builtins(value: Any, kind: type[T], strict: bool = True) -> T: ...
 @overload
 def from_builtins(value: Any, kind: object, strict: bool = True) -> Any: ...
 def from_builtins(value: Any, kind: Any, strict: bool = True) -> Any:
-    """Convert what `from_yaml` returned. strict: False lets text stand for a number. Raises: DecodeError."""
+    """Convert a result of `from_yaml`. strict: False lets text stand for a number. Raises: DecodeError."""
     return _guarded(lambda: msgspec.convert(value, kind, strict=strict))
 
 

@@ -1,9 +1,9 @@
-"""How many independent events are behind the largest durations?
+"""How many independent events caused the largest durations?
 
 Slow occurrences come in episodes: a congested network slows twenty steps in a row. Those twenty are one event. A fit
-that counts them as twenty takes a slow phase that came once for one that is well known. Occurrences above a threshold
-are one event here if they lie much closer together than chance would place them. The distance depends on the mean
-distance of such occurrences, so a phase that recurs every tenth step is not taken for one long episode.
+that counts them as twenty mistakes a slow phase that occurred once for a well-known one. Here, occurrences above a
+threshold are one event if they lie much closer together than chance would place them. The distance depends on the mean
+distance of such occurrences, so a phase that recurs every tenth step does not count as one long episode.
 Source: the runs estimator of the extremal index (Smith and Weissman, 1994)."""
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-MOST = 5_000  # of the largest durations that are kept with their places
-CLOSE = 0.05  # of the mean distance: nearer occurrences are of one episode; chance puts 5 % so near to each other
+MOST = 5_000  # largest durations that are kept with their places
+CLOSE = 0.05  # of the mean distance: closer occurrences belong to one episode; chance puts 5 % that close
 START = 1 << 32  # places between two starts of a run
 RUN = START << 16  # and between two runs
 
 
 class Tops(msgspec.Struct, frozen=True):
-    """The largest durations and where they occurred. seconds: smallest first. places: of each one; occurrences that
-    follow one another differ by 1, those of several starts by START at least, those of several runs by RUN. together:
-    how many durations one event brings at most where no place is known, such as one of each rank."""
+    """The largest durations and their places. seconds: smallest first. places: one per duration; consecutive
+    occurrences differ by 1, occurrences of different starts by at least START, of different runs by at least RUN.
+    together: how many durations one event causes at most if no place is known, such as one per rank."""
 
     seconds: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
@@ -33,24 +33,24 @@ class Tops(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, occurrences: Iterable[tuple[float, int]]) -> Tops:
-        """Keep the largest of these (seconds, place)."""
+        """Build from (seconds, place) pairs; only the largest are kept."""
         kept = sorted(heapq.nlargest(MOST, occurrences))
         return cls(tuple(seconds for seconds, _ in kept), tuple(place for _, place in kept))
 
     def between(self, low: float, high: float) -> Sequence[int]:
-        """Return the places of the durations from low to high that are known."""
+        """Return the known places of the durations from low to high."""
         return self.places[bisect_left(self.seconds, low) : bisect_right(self.seconds, high)]
 
     def events(self, low: float, high: float, count: int, n: int) -> float:
         """Return how many independent events the `count` durations from low to high are.
 
-        n: occurrences in all. Durations without a place are as clustered as the others."""
+        n: occurrences in all. Durations without a place count as equally clustered."""
         places = self.between(low, high)
         if not places or count <= 0:
             return max(1.0, count / self.together)
-        seen = episodes(places, CLOSE * n / len(places))
-        # Chance alone takes exp(-CLOSE) of independent events for separate ones.
-        return max(1.0, min(1.0, seen * math.exp(CLOSE) / len(places)) * count) if seen > 1 else 1.0
+        groups = episodes(places, CLOSE * n / len(places))
+        # By chance, only a share of exp(-CLOSE) of independent events appears separate.
+        return max(1.0, min(1.0, groups * math.exp(CLOSE) / len(places)) * count) if groups > 1 else 1.0
 
 
 def episodes(places: Sequence[int], apart: float) -> int:

@@ -1,9 +1,9 @@
-"""The catalogue: every fact the toolkit can state, each defined once.
+"""Which facts can the toolkit record?  The catalogue of events, each defined once.
 
-An event is a past-tense fact with only its own fields; who states it and when is the record's part
-(`core.records`). Its class is its whole definition: tag, level, docstring, fields with their units in
-the name (`_s` seconds, `_bytes`, `_ns`). Log line, span and metric are views of its record, listed in
-`telemetry.log`, `telemetry.spans` and `telemetry.metrics`; `docs/events.md` is generated from here."""
+An event is a fact in the past tense with only its own fields. The record around it says which process wrote it and
+when (`core.records`). The class is the whole definition: tag, level, docstring, and fields with units in their names
+(`_s` seconds, `_bytes`, `_ns`). Log lines, spans and metrics are views of the record, defined in `telemetry.log`,
+`telemetry.spans` and `telemetry.metrics`. `docs/events.md` is generated from this module."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ CyclePhase = Literal["gate", "rendezvous", "spawn", "import", "run", "stop"]
 PHASES: tuple[str, ...] = ("detect", "agree", "abort", "finalize", "check", "collect", "regroup", "resume")
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
     """Base of all events."""
 
     level: ClassVar[Level] = "info"
 
 
 class CallStarted(Event, frozen=True, tag="call.started"):
-    """A wrapped function was called; all ranks are about to meet."""
+    """A wrapped function was called; the ranks are about to meet."""
 
     function: str
     world_size: WorldSize
@@ -58,7 +58,7 @@ class CallStarted(Event, frozen=True, tag="call.started"):
 
 
 class ConfigurationAdvised(Event, frozen=True, tag="configuration.advised"):
-    """Two settings of this job work against each other. Told once per job, by rank 0."""
+    """Two settings of this job conflict. Rank 0 records this once per job."""
 
     level: ClassVar[Level] = "warning"
     advice: str
@@ -98,7 +98,7 @@ class StageStarted(Event, frozen=True, tag="stage.started"):
 class StageEnded(Event, frozen=True, tag="stage.ended"):
     """A stage of an iteration, or a phase of a restart, ended on this rank.
 
-    ended_ago_s: how long before this record, where it is told afterwards."""
+    ended_ago_s: how long before this record it ended, if the record was written later."""
 
     level: ClassVar[Level] = "debug"
     stage: StageName
@@ -109,7 +109,7 @@ class StageEnded(Event, frozen=True, tag="stage.ended"):
 
 
 class GarbageCollected(Event, frozen=True, tag="garbage.collected"):
-    """Memory that the interrupted iteration had left was freed on this rank.
+    """This rank freed memory of the interrupted iteration.
 
     objects: unreachable objects that were found. groups_left: threads that still drop process groups."""
 
@@ -123,8 +123,8 @@ class GarbageCollected(Event, frozen=True, tag="garbage.collected"):
 class RestartEnded(Event, frozen=True, tag="restart.ended"):
     """This rank made its first progress after an interruption: the restart is over.
 
-    duration_s: from detection to the first heartbeat, step or ping after entry; with sign "entry",
-    where the function shows none, to the entry. step: the one the function went on with, where known."""
+    duration_s: from detection to the first heartbeat, step or ping after entry. If the function sends none, sign is
+    "entry" and duration_s ends with the entry. step: the step with which the function continued, if known."""
 
     interruption: str
     duration_s: Seconds
@@ -133,14 +133,14 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
 
 
 class Interrupted(Event, frozen=True, tag="rank.interrupted"):
-    """A rank's iteration was interrupted; the record says what is known of it here."""
+    """A rank's iteration was interrupted; the record says what this process knows about it."""
 
     level: ClassVar[Level] = "error"
     record: InterruptionRecord
 
 
 class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
-    """An interruption record got its place in the store, whose order of arrival tells what came first."""
+    """An interruption record arrived in the store. The store's order of arrival shows which came first."""
 
     level: ClassVar[Level] = "debug"
     initial_rank: int
@@ -150,14 +150,15 @@ class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
 
 
 class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
-    """This rank learned that its iteration was decided as interrupted. `stack`: where its main thread was
-    at that moment, innermost frame last, which tells who waited for whom. `silent_for_s`: for how long the rank of
-    the first record had been silent, if it hung: all ranks that were at work have lost that time. `sections`: those
-    that were open, outermost first. `collectives`: the last ones that it entered. `hang`: in which way it hung itself,
-    if another rank's hang is the reason. `waits_in`: the kernel's function that its main thread slept in."""
+    """This rank learned that its iteration was decided as interrupted. `stack`: its main thread's stack at that moment,
+    innermost frame last, which shows which rank waited for which. `silent_for_s`: how long the rank of the first record
+    had been silent, if it hung; all ranks that were at work lost that time. `sections`: the open sections, outermost
+    first. `collectives`: the last ones that it entered. `hang`: how this rank itself hung, if another rank's hang is
+    the reason. `waits_in`: the kernel function in which its main thread slept. `is_own`: the first record shows that
+    rank's own fault, so records of other ranks came later."""
 
     level: ClassVar[Level] = "debug"
-    by: int | None = None  # initial rank of the first record, where known
+    by: int | None = None  # initial rank of the first record, if known
     stack: tuple[Frame, ...] = ()
     step: int | None = None
     silent_for_s: Seconds | None = None
@@ -165,10 +166,11 @@ class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
     collectives: tuple[Collective, ...] = ()
     hang: Hang | None = None
     waits_in: str = ""
+    is_own: bool = False
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
-    """A limit was exceeded: the rank showed no sign of life for longer than allowed."""
+    """A limit was exceeded: the rank was silent for longer than allowed."""
 
     level: ClassVar[Level] = "warning"
     limit: str
@@ -178,11 +180,11 @@ class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
 
 
 class OthersSeen(Event, frozen=True, tag="others.seen"):
-    """A rank hung, and before anything was sent to it or cut it was put on record where the other ranks were.
+    """A rank hung. Before any signal or cut, the positions of the other ranks were recorded.
 
-    rank: the initial rank that hung. missing: initial ranks of which that is not on record, because they did not answer
-    in time. elsewhere: ranks of other nodes, which were not asked. duration_s: for how long the others were waited
-    for."""
+    rank: the initial rank that hung. missing: initial ranks without a recorded position, because they did not answer in
+    time. elsewhere: number of ranks on other nodes, which were not asked. duration_s: how long the monitor waited for
+    the answers."""
 
     level: ClassVar[Level] = "debug"
     rank: int
@@ -192,11 +194,11 @@ class OthersSeen(Event, frozen=True, tag="others.seen"):
 
 
 class HangsWatched(Event, frozen=True, tag="hangs.watched"):
-    """By what a hang is noticed in this run; told once at its start.
+    """How hangs are detected in this run; recorded once at its start.
 
-    limits: those that somebody has set or calibrated, in seconds, by what they hold for. first_s and least_s: of the
-    rule for silences that no limit is set for: until the job has shown its pauses, and the least one after that;
-    None where the rule is switched off."""
+    limits: those that were set or calibrated, in seconds, by what they apply to. first_s and least_s belong to the rule
+    for silences without a limit: first_s applies until the job has shown its pauses, least_s is the smallest limit
+    after that. Both are None if the rule is switched off."""
 
     limits: dict[str, Seconds]
     first_s: Seconds | None = None
@@ -204,10 +206,10 @@ class HangsWatched(Event, frozen=True, tag="hangs.watched"):
 
 
 class HangSuspected(Event, frozen=True, tag="hang.suspected"):
-    """A rank is silent for long, and nobody has set a limit for what it does: it is ended after `allowed_s`.
+    """A rank has been silent for long, and no limit is set for what it does. It is ended after `allowed_s`.
 
-    kind: the innermost open section, empty where none is open. longest_s: the longest silence of that kind before.
-    is_learned: the limit follows from that; else the job has not shown its pauses yet. hang: in which way it seems to
+    kind: the innermost open section, empty if none is open. longest_s: the longest silence of that kind before.
+    is_learned: the limit follows from longest_s; else the job has not shown its pauses yet. hang: how the rank seems to
     hang. stack: of its main thread, innermost frame last."""
 
     level: ClassVar[Level] = "warning"
@@ -222,10 +224,11 @@ class HangSuspected(Event, frozen=True, tag="hang.suspected"):
 
 
 class RankSuspected(Event, frozen=True, tag="rank.suspected"):
-    """A rank is late against its own past: it is silent for longer than it ever was, and its learned limit is far.
+    """A rank is late compared with its own past: it has been silent for longer than ever before, but its learned limit
+    is still far away.
 
-    limit: the learned limit that will end it after `allowed_s`. longest_s: the longest healthy duration known. hang: in
-    which way it seems to hang. stack: of its main thread, innermost frame last. look_s: how long the look took."""
+    limit: the learned limit that ends it after `allowed_s`. longest_s: the longest healthy duration known. hang: how it
+    seems to hang. stack: of its main thread, innermost frame last. look_s: how long it took to examine the rank."""
 
     level: ClassVar[Level] = "warning"
     limit: str
@@ -239,15 +242,15 @@ class RankSuspected(Event, frozen=True, tag="rank.suspected"):
 
 
 class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
-    """The function runs, and nothing is armed that could show a lack of progress: no ping, heartbeat
-    or section with a limit, and no step limit. A loop without progress would not be noticed."""
+    """The function runs, but no limit on progress is armed: no ping, heartbeat or section with a limit, and no step
+    limit. A loop without progress would go unnoticed."""
 
     level: ClassVar[Level] = "warning"
     running_for_s: Seconds
 
 
 class RankSignalled(Event, frozen=True, tag="rank.signalled"):
-    """The monitor sent signals to its rank, after the evidence had been taken."""
+    """The monitor sent signals to its rank, after it had taken the evidence."""
 
     level: ClassVar[Level] = "warning"
     signals: tuple[str, ...]
@@ -255,13 +258,20 @@ class RankSignalled(Event, frozen=True, tag="rank.signalled"):
 
 
 class RankExited(Event, frozen=True, tag="rank.exited"):
-    """The rank's process ended. `goodbye`: it had left the wrapper cleanly before."""
+    """The rank's process ended. `goodbye`: it had left the wrapper cleanly before that."""
 
     goodbye: bool
     code: int | None = None
     signal: str | None = None
     oom: bool | None = None
     noticed_by: Literal["mutex", "pidfd", "channel"] = "pidfd"
+
+
+class LoaderWorkersKilled(Event, frozen=True, tag="loader_workers.killed"):
+    """Data loader workers of a dead rank did not end by themselves, and its monitor killed them. pids: theirs."""
+
+    level: ClassVar[Level] = "warning"
+    pids: tuple[int, ...]
 
 
 class RankLeft(Event, frozen=True, tag="rank.left"):
@@ -272,7 +282,7 @@ class RankLeft(Event, frozen=True, tag="rank.left"):
 
 
 class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
-    """A gone rank was represented until the others went on without it."""
+    """A monitor represented a dead rank until the other ranks continued without it."""
 
     initial_rank: int
     result: Literal["excluded", "completed", "discarded", "failed"]
@@ -281,9 +291,9 @@ class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
 
 
 class EvidenceCaptured(Event, frozen=True, tag="evidence.captured"):
-    """Stacks of a rank were taken. method: own-thread by a thread of the rank, which cannot harm it; faulthandler by
-    a signal, only where the GIL is held or the rank is killed next; none says that there are none. reason: why
-    there are none, or why not by a safer method."""
+    """Stacks of a rank were taken. method: own-thread, by a thread of the rank, which cannot harm it; faulthandler, by
+    a signal, used only if the GIL is held or the rank is killed next; none, no stacks exist. reason: why there are
+    none, or why no safer method was used."""
 
     method: Literal["own-thread", "faulthandler", "py-spy", "none"]
     threads: int
@@ -292,7 +302,7 @@ class EvidenceCaptured(Event, frozen=True, tag="evidence.captured"):
 
 
 class CollectivesCut(Event, frozen=True, tag="abort.cut"):
-    """Abort shut this rank's own collective connections, so that blocked threads come free."""
+    """The abort shut this rank's own collective connections, which frees blocked threads."""
 
     sockets: int
     store_connections: int
@@ -301,7 +311,7 @@ class CollectivesCut(Event, frozen=True, tag="abort.cut"):
 
 
 class AbortStuck(Event, frozen=True, tag="abort.stuck"):
-    """The main thread has slept for the abort limit where nothing frees it; the process has to go."""
+    """The main thread has slept for the abort limit in a place where nothing can free it; the process must end."""
 
     level: ClassVar[Level] = "error"
     limit_s: Seconds
@@ -311,20 +321,20 @@ class AbortStuck(Event, frozen=True, tag="abort.stuck"):
 class GroupAborted(Event, frozen=True, tag="abort.group"):
     """The abort of an accelerator's process group ended, failed, or was given up after RESILIENCE_ABORT_WAIT.
 
-    A group whose abort was given up is left behind, and its abort goes on in a thread."""
+    A group whose abort was given up is abandoned, and its abort continues in a thread."""
 
-    group: str  # torch's name of it
+    group: str  # torch's name of the group
     backend: str
     duration_s: float
     outcome: Literal["aborted", "failed", "timed out"]
     error: str = ""
-    note: str = ""  # what a person should know of such an abort
+    note: str = ""  # what a user should know about such an abort
 
 
 class AbortDelayed(Event, frozen=True, tag="abort.delayed"):
-    """The main thread has not left the function within the abort limit. It is given until hard_timeout.
+    """The main thread has not left the function within the abort limit. It has until hard_timeout.
 
-    where: file:line function. store: the kind of store that it uses there, such as a FileStore of the user's."""
+    where: file:line function. store: the kind of store that it uses there, such as the user's FileStore."""
 
     level: ClassVar[Level] = "warning"
     limit_s: float
@@ -333,7 +343,7 @@ class AbortDelayed(Event, frozen=True, tag="abort.delayed"):
 
 
 class AbortFailed(Event, frozen=True, tag="abort.failed"):
-    """The abort hook raised; the restart goes on."""
+    """The abort hook raised; the restart continues."""
 
     level: ClassVar[Level] = "error"
     error: str
@@ -348,12 +358,23 @@ class InterruptDelivered(Event, frozen=True, tag="interrupt.delivered"):
 
 
 class InterruptSwallowed(Event, frozen=True, tag="interrupt.swallowed"):
-    """User code caught the interruption and went on; it is delivered again."""
+    """User code caught the interruption and continued; the interruption is delivered again."""
 
     level: ClassVar[Level] = "warning"
     file: str
     line: int
     function: str
+
+
+class SignalDeferred(Event, frozen=True, tag="signal.deferred"):
+    """A signal handler of the program raised while a restart was under way. The exception was dropped. The signal is
+    raised again when the wrapped function runs next, and not at all if it never does.
+
+    signal: its name; error: type and message of the exception."""
+
+    level: ClassVar[Level] = "warning"
+    signal: str
+    error: str
 
 
 class HookFailed(Event, frozen=True, tag="hook.failed"):
@@ -371,7 +392,7 @@ class MonitorStarted(Event, frozen=True, tag="monitor.started"):
 
 
 class MonitorLost(Event, frozen=True, tag="monitor.lost"):
-    """A rank's monitor is gone; the rank goes on unmonitored."""
+    """A rank's monitor is gone; the rank continues unmonitored."""
 
     level: ClassVar[Level] = "error"
     monitor_pid: int
@@ -379,7 +400,7 @@ class MonitorLost(Event, frozen=True, tag="monitor.lost"):
 
 
 class MonitorEnded(Event, frozen=True, tag="monitor.ended"):
-    """A monitor stopped watching; nothing more will be recorded for its rank."""
+    """A monitor stopped watching its rank; no further records of the rank follow."""
 
     dropped_records: int = 0
 
@@ -395,7 +416,7 @@ class NodeFellSilent(Event, frozen=True, tag="node.fell_silent"):
 
 
 class StoreHosted(Event, frozen=True, tag="store.hosted"):
-    """This monitor hosts a store: the wrapper's own, or that of an iteration's process groups."""
+    """This monitor hosts a store: the wrapper's own, or the store of an iteration's process groups."""
 
     purpose: Literal["wrapper", "iteration"]
     address: str
@@ -404,14 +425,14 @@ class StoreHosted(Event, frozen=True, tag="store.hosted"):
 
 
 class StoreLost(Event, frozen=True, tag="store.lost"):
-    """The wrapper's store does not answer any more; where an agent tells it, that of the job."""
+    """The wrapper's store no longer answers. In an agent's record: the job's store."""
 
     level: ClassVar[Level] = "error"
     error: str
 
 
 class TelemetryDropped(Event, frozen=True, tag="telemetry.dropped"):
-    """Records or measurements were lost; control flow did not notice."""
+    """Records or measurements were lost; the job is not affected."""
 
     level: ClassVar[Level] = "warning"
     signal: Literal["record", "span", "metric", "log", "timing"]
@@ -420,7 +441,7 @@ class TelemetryDropped(Event, frozen=True, tag="telemetry.dropped"):
 
 
 class ExportStarted(Event, frozen=True, tag="export.started"):
-    """The node's exporter began to serve metrics or to send spans; `note` tells what is unexpected."""
+    """The node's exporter began to serve metrics or to send spans; `note` says what is unexpected."""
 
     exporter: Literal["prometheus", "otlp"]
     endpoint: str
@@ -428,18 +449,19 @@ class ExportStarted(Event, frozen=True, tag="export.started"):
 
 
 class ExportFailed(Event, frozen=True, tag="export.failed"):
-    """Metrics or spans cannot be exported. The record files hold everything; the job does not notice."""
+    """Metrics or spans cannot be exported. The record files contain everything; the job is not affected."""
 
     level: ClassVar[Level] = "warning"
     exporter: Literal["prometheus", "otlp"]
     reason: str
+    is_at_start: bool = False  # nothing is exported at all
 
 
 # -- the launcher's agent ------------------------------------------------------------------------
 
 
 class CycleStarted(Event, frozen=True, tag="cycle.started"):
-    """The agent starts its node's workers. `why`: what made a new cycle necessary."""
+    """The agent starts its node's workers. `why`: the reason for the new cycle."""
 
     why: CycleReason
     restarts_used: int  # in the whole job
@@ -447,10 +469,10 @@ class CycleStarted(Event, frozen=True, tag="cycle.started"):
 
 
 class CycleEnded(Event, frozen=True, tag="cycle.ended"):
-    """The workers of a cycle are gone from this node; `duration_s` from the cycle's start.
+    """All workers of a cycle have ended on this node. duration_s: since the cycle's start.
 
-    silent_for_s: of the rank whose hang ended the cycle, on any node. step: the highest before that. failed_node: the
-    node of the rank that failed first, empty if no rank did."""
+    silent_for_s: silence of the rank whose hang ended the cycle, on any node. step: the highest one before that.
+    failed_node: the node of the rank that failed first, empty if no rank failed."""
 
     outcome: CycleOutcome
     duration_s: Seconds
@@ -461,13 +483,13 @@ class CycleEnded(Event, frozen=True, tag="cycle.ended"):
 
 
 class CyclePhaseStarted(Event, frozen=True, tag="cycle.phase.started"):
-    """A leg of a cycle began on this node."""
+    """A phase of a cycle began on this node."""
 
     phase: CyclePhase
 
 
 class CyclePhaseEnded(Event, frozen=True, tag="cycle.phase.ended"):
-    """A leg of a cycle ended on this node."""
+    """A phase of a cycle ended on this node."""
 
     phase: CyclePhase
     outcome: Outcome
@@ -475,7 +497,7 @@ class CyclePhaseEnded(Event, frozen=True, tag="cycle.phase.ended"):
 
 
 class RendezvousCompleted(Event, frozen=True, tag="rendezvous.completed"):
-    """All nodes of a cycle met. `mode`: where group ranks come from."""
+    """All nodes of a cycle met. `mode`: the source of group ranks."""
 
     group_rank: int
     nodes: int
@@ -506,9 +528,9 @@ class WorkerExited(Event, frozen=True, tag="worker.exited"):
 
 
 class WorkerProgressed(Event, frozen=True, tag="worker.progressed"):
-    """A worker showed its first sign of progress since its start, or told its first step.
+    """A worker showed progress for the first time since its start, or reported its first step.
 
-    after_s: since its monitor watches it, which is its start. ago_s: how long before this record."""
+    after_s: since its monitor began to watch, which is the worker's start. ago_s: how long before this record."""
 
     sign: Literal["heartbeat", "step", "ping", "section"]
     after_s: Seconds
@@ -517,10 +539,10 @@ class WorkerProgressed(Event, frozen=True, tag="worker.progressed"):
 
 
 class WorkerSeen(Event, frozen=True, tag="worker.seen"):
-    """A rank hangs: where another rank of the same cycle was at that moment, before either was sent a signal. On other
-    nodes, before it was stopped.
+    """When a rank hung, another rank of the same cycle was at this place, recorded before either got a signal. On other
+    nodes the place is recorded before the rank is stopped.
 
-    hang: in which way it hung itself, if it did. stack: of its main thread, innermost frame last. collectives: the last
+    hang: how this rank itself hung, if it did. stack: of its main thread, innermost frame last. collectives: the last
     ones that it entered."""
 
     hang: Hang | None = None
@@ -530,7 +552,7 @@ class WorkerSeen(Event, frozen=True, tag="worker.seen"):
 
 
 class RestartDecided(Event, frozen=True, tag="restart.decided"):
-    """The job's budget was asked after a failure: another cycle, or the end."""
+    """After a failure, the job's budget decided: another cycle, or the end."""
 
     level: ClassVar[Level] = "warning"
     verdict: Literal["restart", "stop"]
@@ -542,9 +564,9 @@ class RestartDecided(Event, frozen=True, tag="restart.decided"):
 
 
 class IncidentJudged(Event, frozen=True, tag="incident.judged"):
-    """The verdict on an interruption, in the words that the terminal shows. It is reached once the ranks' records are
-    there, so after the restart. cycle, iteration: what was interrupted; iteration is None for a cycle of the launcher.
-    rank: that is blamed first, None if no rank is named. confidence: 0 to 1, of that rank."""
+    """The verdict on an interruption, in the words that the terminal shows. It needs the ranks' records, so it comes
+    after the restart. cycle, iteration: what was interrupted; iteration is None for a cycle of the launcher. rank: the
+    one blamed first, None if no rank is named. confidence: 0 to 1, of that rank."""
 
     level: ClassVar[Level] = "warning"
     sentence: str
@@ -556,8 +578,8 @@ class IncidentJudged(Event, frozen=True, tag="incident.judged"):
 
 
 class JobEnded(Event, frozen=True, tag="job.ended"):
-    """The agent leaves: the job is over on this node. `is_clean`: it was preempted, and all workers of the node ended
-    with exit status 0 in time."""
+    """The agent leaves: the job is over on this node. `is_clean`: the job was preempted, and all workers of the node
+    ended with exit status 0 in time."""
 
     outcome: CycleOutcome
     exit_code: int
@@ -566,8 +588,7 @@ class JobEnded(Event, frozen=True, tag="job.ended"):
 
 
 class StopRequested(Event, frozen=True, tag="stop.requested"):
-    """Somebody asked the whole job to stop, or this node alone (`leaves`); workers have `grace_s` to write a
-    checkpoint."""
+    """The whole job, or this node alone (`leaves`), was asked to stop. Workers have `grace_s` to write a checkpoint."""
 
     source: str
     grace_s: Seconds
@@ -583,7 +604,7 @@ class ControlRequested(Event, frozen=True, tag="control.requested"):
 
 
 class NodeExcluded(Event, frozen=True, tag="node.excluded"):
-    """This node takes no further part in the job; the others go on without it if they can."""
+    """This node takes no further part in the job; the others continue without it if they can."""
 
     level: ClassVar[Level] = "warning"
     why: str
@@ -598,7 +619,7 @@ class NodeUnhealthy(Event, frozen=True, tag="node.unhealthy"):
 
 
 class NodeWarned(Event, frozen=True, tag="node.warned"):
-    """A health check of this node found something that does not keep it from the job. Once for each check and cause."""
+    """A health check of this node found a problem that does not exclude it. Recorded once for each check and cause."""
 
     level: ClassVar[Level] = "warning"
     check: str
@@ -606,10 +627,10 @@ class NodeWarned(Event, frozen=True, tag="node.warned"):
 
 
 class OutputLost(Event, frozen=True, tag="output.lost"):
-    """Some of what a worker wrote is not where it would be expected; the worker did not notice.
+    """Some of a worker's output is not in its usual place; the worker is not affected.
 
-    place: "file", it could not be written to `path`; "rotated", it was removed there by rotation; "terminal", it was
-    not shown, and `path` has it. count: bytes of this path and place so far; the last record has the sum."""
+    place: "file", it could not be written to `path`; "rotated", rotation removed it from `path`; "terminal", it was not
+    shown, but `path` has it. count: bytes of this path and place so far; the last record has the sum."""
 
     level: ClassVar[Level] = "warning"
     place: Literal["file", "rotated", "terminal"]
@@ -619,7 +640,8 @@ class OutputLost(Event, frozen=True, tag="output.lost"):
 
 
 class DrainLost(Event, frozen=True, tag="drain.lost"):
-    """The process that reads workers' output is gone; another one goes on. What it had read and not written is lost."""
+    """The process that reads workers' output is gone, and another process replaces it. Output that it had read but not
+    written is lost."""
 
     level: ClassVar[Level] = "error"
     drain_pid: int
@@ -627,23 +649,23 @@ class DrainLost(Event, frozen=True, tag="drain.lost"):
 
 
 class DrainStopped(Event, frozen=True, tag="drain.stopped"):
-    """The process that reads workers' output had been stopped; the agent continued it."""
+    """The process that reads workers' output had been stopped; the agent resumed it."""
 
     level: ClassVar[Level] = "warning"
     drain_pid: int
 
 
 class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
-    """Workers cannot be forked from the preloaded process any more; they start cold."""
+    """Workers can no longer be forked from the preloaded process; they start cold."""
 
     level: ClassVar[Level] = "warning"
     why: str
 
 
 class ModulesPreloaded(Event, frozen=True, tag="modules.preloaded"):
-    """Modules were imported in the zygote, so that restarted workers have them at once. `refused`: these cannot be
-    preloaded, and are imported by each worker; `why` says why. `is_learned`: because workers have imported them; then
-    `modules` names their packages."""
+    """The zygote imported modules, so restarted workers have them at once. `refused`: modules that cannot be preloaded
+    and that each worker imports; `why` is the reason. `is_learned`: they were chosen because workers imported them;
+    then `modules` names their packages."""
 
     modules: tuple[str, ...]
     refused: tuple[str, ...] = ()
@@ -653,8 +675,8 @@ class ModulesPreloaded(Event, frozen=True, tag="modules.preloaded"):
 
 
 class VariablesTooLate(Event, frozen=True, tag="variables.too_late"):
-    """A program set variables before it imported `package`, but a warm worker has it imported already, and the values
-    could not be applied. They have no effect in this cycle; from the next one on workers start cold."""
+    """A program set variables before it imported `package`, but the warm worker had already imported it, and the values
+    could not be applied. They have no effect in this cycle; from the next cycle on, workers start cold."""
 
     level: ClassVar[Level] = "warning"
     worker_rank: int
@@ -663,7 +685,7 @@ class VariablesTooLate(Event, frozen=True, tag="variables.too_late"):
 
 
 class ElasticMeasured(Event, frozen=True, tag="elastic.measured"):
-    """torchelastic put a value on its own stream of metrics; what it means stands in torch's documentation."""
+    """torchelastic put a value on its own stream of metrics; torch's documentation explains it."""
 
     level: ClassVar[Level] = "debug"
     name: str
@@ -671,7 +693,7 @@ class ElasticMeasured(Event, frozen=True, tag="elastic.measured"):
 
 
 class ElasticTold(Event, frozen=True, tag="elastic.told"):
-    """torchelastic recorded an event of its own, of its agent or of a worker; names and states are torch's."""
+    """torchelastic recorded its own event about its agent or a worker; names and states are torch's."""
 
     level: ClassVar[Level] = "debug"
     name: str
@@ -683,7 +705,7 @@ class ElasticTold(Event, frozen=True, tag="elastic.told"):
 
 
 class TimeoutsLoaded(Event, frozen=True, tag="timeouts.loaded"):
-    """Learned limits hold from the start of this run. `note`: what a person should know of that."""
+    """Learned limits are in force from the start of this run. `note`: what a user should know about them."""
 
     source: str
     deadlines: int
@@ -693,7 +715,7 @@ class TimeoutsLoaded(Event, frozen=True, tag="timeouts.loaded"):
 
 
 class TimeoutExceededInShadow(Event, frozen=True, tag="timeouts.shadow_alarm"):
-    """A learned limit was exceeded; in force it would have ended the rank, in shadow mode it is told only."""
+    """A learned limit was exceeded. In force it would have ended the rank; in shadow mode it is only recorded."""
 
     level: ClassVar[Level] = "warning"
     limit: str
@@ -702,7 +724,7 @@ class TimeoutExceededInShadow(Event, frozen=True, tag="timeouts.shadow_alarm"):
 
 
 class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
-    """What is seen now does not agree with what a limit was learned from; `fallback_s` holds instead."""
+    """Present durations do not agree with those that a limit was learned from; `fallback_s` applies instead."""
 
     level: ClassVar[Level] = "warning"
     deadline: str
@@ -729,6 +751,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     ProgressUnknown,
     RankSignalled,
     RankExited,
+    LoaderWorkersKilled,
     RankLeft,
     RankStoodInFor,
     EvidenceCaptured,
@@ -740,6 +763,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     AbortFailed,
     InterruptDelivered,
     InterruptSwallowed,
+    SignalDeferred,
     HookFailed,
     MonitorStarted,
     MonitorLost,
@@ -800,6 +824,7 @@ AnyEvent = (
     | ProgressUnknown
     | RankSignalled
     | RankExited
+    | LoaderWorkersKilled
     | RankLeft
     | RankStoodInFor
     | EvidenceCaptured
@@ -811,6 +836,7 @@ AnyEvent = (
     | AbortFailed
     | InterruptDelivered
     | InterruptSwallowed
+    | SignalDeferred
     | HookFailed
     | MonitorStarted
     | MonitorLost

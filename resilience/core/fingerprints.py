@@ -1,8 +1,8 @@
-"""Is this the same fault again?  A short hash, equal over ranks, restarts and runs.
+"""Is this the same fault again?  A short hash that is equal across ranks, restarts and runs.
 
-Of an exception it holds the type, the message without what varies (numbers, addresses, paths, quoted text), and the
-innermost frames of the user's own code, without line numbers. Frames of libraries count only where the user has none:
-another release of a library, or a Wrapper around the function, changes them and not the fault."""
+The hash of an exception covers its type, its message without variable parts (numbers, addresses, paths, quoted text),
+and the innermost frames of user code, without line numbers. Library frames count only if there is no user frame:
+another release of a library, or a Wrapper around the function, changes these frames but not the fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VARIES = re.compile(
 
 
 def masked(message: str) -> str:
-    """Return the first line of a message, with <#> in place of what varies."""
+    """Return the first line of a message with <#> in place of variable parts."""
     return _VARIES.sub("<#>", " ".join(message.partition("\n")[0].split()))[:MOST_MESSAGE]
 
 
@@ -39,5 +39,5 @@ def of_exception(name: str, message: str, stack: Sequence[Frame]) -> str:
 
 
 def of_parts(*parts: str) -> str:
-    """Return the fingerprint of any texts."""
+    """Return the fingerprint of some texts."""
     return hashlib.blake2b(text("\n".join(parts)).encode(), digest_size=6).hexdigest()

@@ -1,10 +1,10 @@
-"""Which node gets which group rank?  The infrastructure's order, or a deterministic one of our own.
+"""Which node gets which group rank?  The infrastructure's rank, or a deterministic one.
 
-`choose` says once, before the first cycle, where this node's rank comes from; `assign` then seats the nodes
-of each cycle, and is what `core.gathering.form` asks for. Infrastructure: each node brings its rank and
-keeps it, whatever it had before; there is one rank for each place, hence no spares. Deterministic: a node
-keeps the rank it had if there still is such a rank, the others fill the gaps, first those that had one,
-then new ones by name. Who takes part, and who is a spare, is decided before, by `gathering`."""
+Before the first cycle, `choose` decides where this node's rank comes from. `assign` then assigns the ranks of each
+cycle's nodes; `core.membership.form` calls it. Infrastructure: each node brings its rank and keeps it. There is one
+rank for each place, so there are no spares. Deterministic: a node keeps its previous rank if that rank still exists.
+The other nodes fill the gaps: first those that had a rank, then new nodes by name. `core.membership` decides before
+that which nodes take part and which are spares."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core.gathering import Assignment, Seat
+from resilience.core.membership import Assignment, NodeSeat
 from resilience.errors import ConfigurationError
 
 SOURCES = "SLURM_PROCID or GROUP_RANK"
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """rank: the infrastructure's, None for a deterministic one. why: for the log. warning: empty if all is well."""
+    """rank: the infrastructure's, None for a deterministic one. why: for the log. warning: empty if there is none."""
 
     mode: Literal["infrastructure", "deterministic"]
     rank: int | None
@@ -33,19 +33,19 @@ class Choice(msgspec.Struct, frozen=True):
 def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Choice:
     """Return where this node's group rank comes from.
 
-    wanted: --ft-use-infra-group-rank, None if it was not said. given: the infrastructure's rank, None if it
-    set none. least, most: nodes of a cycle. Raises: ConfigurationError."""
+    wanted: --ft-use-infra-group-rank, None if not given. given: the infrastructure's rank, None if not set. least,
+    most: nodes of a cycle. Raises: ConfigurationError."""
     if wanted and given is None:
         raise ConfigurationError(
-            "--ft-use-infra-group-rank asks for the infrastructure's group rank, and neither SLURM_PROCID nor "
-            "GROUP_RANK is set; set one of them on every node, or leave the option out"
+            "--ft-use-infra-group-rank asks for the infrastructure's group rank, but neither SLURM_PROCID nor "
+            "GROUP_RANK is set; set one of them on every node, or omit the option"
         )
     if given is None:
         return Choice("deterministic", None, f"neither {SOURCES.replace(' or ', ' nor ')} is set")
     if wanted is False:
         return Choice("deterministic", None, "--no-ft-use-infra-group-rank")
     if wanted is None and most == 1:
-        # A task of a larger allocation may run a job of its own on its node: its number there says nothing here.
+        # A task of a larger allocation may run its own job on its node: its task number means nothing in that job.
         return Choice("deterministic", None, "there is only one node")
     if not 0 <= given < most:
         raise ConfigurationError(
@@ -63,7 +63,8 @@ def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Cho
 
 
 class Ranks(msgspec.Struct, frozen=True):
-    """Of a node's workers: the first one's rank, and how many there are, among all and among those of its role."""
+    """The ranks of a node's workers. first: the first worker's rank; size: number of workers in the job. first_of_role,
+    size_of_role: the same among the workers of its role."""
 
     first: int
     size: int
@@ -71,63 +72,65 @@ class Ranks(msgspec.Struct, frozen=True):
     size_of_role: int
 
 
-def worker_ranks(seats: Sequence[Seat], group_rank: int) -> Ranks:
-    """Return the ranks of a node's workers: they follow one another in the order of the nodes' group ranks."""
+def worker_ranks(seats: Sequence[NodeSeat], group_rank: int) -> Ranks:
+    """Return the ranks of a node's workers. Ranks are consecutive in the order of the nodes' group ranks."""
     before, role = seats[:group_rank], seats[group_rank].role
 
-    def count(of: Sequence[Seat]) -> int:
-        return sum(seat.workers for seat in of)
+    def count(nodes: Sequence[NodeSeat]) -> int:
+        return sum(seat.workers for seat in nodes)
 
-    def same(of: Sequence[Seat]) -> list[Seat]:
-        return [seat for seat in of if seat.role == role]
+    def of_role(nodes: Sequence[NodeSeat]) -> list[NodeSeat]:
+        return [seat for seat in nodes if seat.role == role]
 
-    return Ranks(count(before), count(seats), count(same(before)), count(same(seats)))
+    return Ranks(count(before), count(seats), count(of_role(before)), count(of_role(seats)))
 
 
-def assign(wanted: Sequence[Assignment]) -> Mapping[str, int]:
+def assign(assignments: Sequence[Assignment]) -> Mapping[str, int]:
     """Return the group rank of each agent, by id; each of 0 to n-1 once. Raises: ConfigurationError."""
-    if any(each.seat.infra is not None for each in wanted):
-        return _of_infrastructure(wanted)
-    return _deterministic(wanted)
+    if any(assignment.seat.infra is not None for assignment in assignments):
+        return _of_infrastructure(assignments)
+    return _deterministic(assignments)
 
 
-def _of_infrastructure(wanted: Sequence[Assignment]) -> Mapping[str, int]:
-    given = {each.seat.id: each.seat.infra for each in wanted if each.seat.infra is not None}
-    most = len(wanted) - 1
-    wrong = []
-    without = sorted(each.seat.node for each in wanted if each.seat.infra is None)
+def _of_infrastructure(assignments: Sequence[Assignment]) -> Mapping[str, int]:
+    ranks = {
+        assignment.seat.id: assignment.seat.infra for assignment in assignments if assignment.seat.infra is not None
+    }
+    most = len(assignments) - 1
+    problems = []
+    without = sorted(assignment.seat.node for assignment in assignments if assignment.seat.infra is None)
     if without:
-        wrong.append(f"{_nodes(without)} without a rank")
-    for rank, count in sorted(Counter(given.values()).items()):
-        nodes = sorted(each.seat.node for each in wanted if each.seat.infra == rank)
+        problems.append(f"{_nodes(without)} without a rank")
+    for rank, count in sorted(Counter(ranks.values()).items()):
+        nodes = sorted(assignment.seat.node for assignment in assignments if assignment.seat.infra == rank)
         if count > 1:
-            wrong.append(f"rank {rank} for each of {_nodes(nodes)}")
+            problems.append(f"rank {rank} for each of {_nodes(nodes)}")
         elif not 0 <= rank <= most:
-            wrong.append(f"rank {rank} for {_nodes(nodes)}")
-    if wrong:
+            problems.append(f"rank {rank} for {_nodes(nodes)}")
+    if problems:
         raise ConfigurationError(
-            f"the infrastructure's group ranks ({SOURCES}) must be 0 to {most}, each once, for {len(wanted)} nodes; "
-            f"there is {'; '.join(wrong)}"
+            f"the infrastructure's group ranks ({SOURCES}) must be 0 to {most}, each once, for {most + 1} nodes; "
+            f"there is {'; '.join(problems)}"
         )
-    return given
+    return ranks
 
 
-def _deterministic(wanted: Sequence[Assignment]) -> Mapping[str, int]:
-    size = len(wanted)
+def _deterministic(assignments: Sequence[Assignment]) -> Mapping[str, int]:
+    size = len(assignments)
     holders: dict[int, str] = {}
-    for each in wanted:
-        if each.previous is not None and each.previous < size:
-            holders.setdefault(each.previous, each.seat.id)
+    for assignment in assignments:
+        if assignment.previous is not None and assignment.previous < size:
+            holders.setdefault(assignment.previous, assignment.seat.id)
     ranks = {id: rank for rank, id in holders.items()}
     gaps = [rank for rank in range(size) if rank not in holders]
-    movers = sorted((each for each in wanted if each.seat.id not in ranks), key=_order)
-    return ranks | {each.seat.id: rank for each, rank in zip(movers, gaps, strict=True)}
+    movers = sorted((assignment for assignment in assignments if assignment.seat.id not in ranks), key=_order)
+    return ranks | {assignment.seat.id: rank for assignment, rank in zip(movers, gaps, strict=True)}
 
 
-def _order(each: Assignment) -> tuple[bool, int, list[tuple[int, str]], str]:
-    """Those that had a rank first; names as people sort them, so that node2 is before node10."""
-    name = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", each.seat.node)]
-    return each.previous is None, each.previous or 0, name, each.seat.id
+def _order(assignment: Assignment) -> tuple[bool, int, list[tuple[int, str]], str]:
+    """Return the sort key: nodes that had a rank come first; names sort naturally, so node2 comes before node10."""
+    name = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", assignment.seat.node)]
+    return assignment.previous is None, assignment.previous or 0, name, assignment.seat.id
 
 
 def _nodes(names: Iterable[str]) -> str:

@@ -1,8 +1,7 @@
-"""Who speaks?  The origin of a record: job, attempt, cycle, iteration, node, process, rank.
+"""Where does a record come from?  Its origin: job, attempt, cycle, iteration, node, process, rank.
 
-Words and their order stand in the style guide: job ⊃ attempt ⊃ cycle ⊃ iteration ⊃ step, all counted
-from 0. Trace and span ids are hashes of an identity, so that every process of a job computes the same
-ids unasked."""
+The order is job ⊃ attempt ⊃ cycle ⊃ iteration ⊃ step; all count from 0. Trace and span ids are hashes of an identity,
+so every process of a job computes the same ids without communication."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from resilience.core.configuration import Configuration
 from resilience.core.encoding import text
 
 Role = Literal["rank", "monitor", "agent"]
-# What a decoder accepts: a number of another size is damage, and would cost a reader its memory or a date.
+# What a decoder accepts. A larger number is damage, and would cost a reader memory or break a date.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # as UTC up to the year 2262
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
@@ -27,15 +26,15 @@ _UNSAFE = re.compile(r"[/%@\x00-\x1f\x7f]|^\.")
 
 
 Key = tuple[str | int, ...]
-"""Names something that went on for a time within its cycle; its span's id is a hash of it."""
+"""Names an activity within its cycle. The id of its span is a hash of the key."""
 ROOT: Key = ("root",)
 JOB: Key = ("job",)
 
 
-class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a record comes from. `rank` is the position in the world now, `initial_rank` the one at
-    the call of the wrapper; both None where the process speaks for a node. layer: whose monitor speaks, a
-    Wrapper's or the launcher's."""
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The origin of a record. `rank` is the present position in the world, `initial_rank` the one at the call of the
+    wrapper; both are None for a process that represents a node. layer: whether a Wrapper's or the launcher's monitor
+    wrote the record."""
 
     job_id: str
     node: str
@@ -53,16 +52,16 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_launchers(self) -> bool:
-        """Whether the launcher speaks: an agent, or a monitor of its."""
+        """Return True if the launcher wrote the record: an agent, or one of its monitors."""
         return self.role == "agent" or self.layer == "launcher"
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What job.json says: which job this run folder belongs to. Written once, by the first rank 0.
+    """The content of job.json: the job that this run folder belongs to. Written once, by the first rank 0.
 
-    command: with secrets masked. configuration: what decides how long its steps take. traceparent: what TRACEPARENT
-    said, the span that all of the job's are part of. launch: where the ranks of the launch meet, which stays the same
-    when their launcher starts them anew."""
+    command: with secrets masked. configuration: what determines the duration of steps. traceparent: the value of
+    TRACEPARENT, the parent of all spans of the job. launch: where the ranks of the launch meet; it stays the same when
+    the launcher restarts them."""
 
     job_id: str
     attempt: int
@@ -82,24 +81,24 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def safe_name(job_id: str) -> str:
-    """Return the name of a file or folder that stands for this id; two ids never have the same name.
+    """Return the name of a file or folder for this id. Two ids never have the same name.
 
-    Characters that a path gives a meaning, and a dot in front, are written as `%` and their hexadecimal code. `@` is
-    one of them, so that what is added to a name can begin with it. The rest of a long name is a hash of the id."""
+    Characters with a meaning in paths, and a leading dot, become `%` and their hexadecimal code. `@` is one of them, so
+    a suffix can begin with it. A long name is cut, and a hash of the id is appended."""
     name = _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", text(job_id))
     if len(name.encode()) <= LONGEST_NAME:
         return name
-    mark = "%+" + hashlib.blake2b(text(job_id).encode(), digest_size=16).hexdigest()  # no escape has a `+`
-    return name.encode()[: LONGEST_NAME - len(mark)].decode(errors="ignore") + mark
+    suffix = "%+" + hashlib.blake2b(text(job_id).encode(), digest_size=16).hexdigest()  # no escape contains `+`
+    return name.encode()[: LONGEST_NAME - len(suffix)].decode(errors="ignore") + suffix
 
 
 def run_name(job_id: str, attempt: int) -> str:
-    """Return the name of the run folder of one launch: the job's safe name, and from attempt 1 on `@` and it."""
+    """Return the name of one launch's run folder: the job's safe name, and from attempt 1 on `@` and the attempt."""
     return safe_name(job_id) + (f"@{attempt}" if attempt else "")
 
 
 def attempt_of(name: str, job_id: str) -> int | None:
-    """Return the attempt of this job whose run folder has this name, None if it is none of the job's."""
+    """Return the attempt whose run folder has this name, None if it is not a folder of this job."""
     job, _, attempt = name.partition("@")
     if job != safe_name(job_id):
         return None
@@ -134,10 +133,10 @@ def node_key(node: str) -> Key:
 
 
 def restart_key(node: str) -> Key:
-    """Return the key of the restart that a cycle ended with on a node."""
+    """Return the key of the restart after a cycle on a node."""
     return ("cycle", node, "restart")
 
 
 def _hash(*parts: object, size: int) -> int:
     digest = hashlib.blake2b(text("\x1f".join(map(str, parts))).encode(), digest_size=size).digest()
-    return int.from_bytes(digest, "big") or 1  # all zeros is no valid id
+    return int.from_bytes(digest, "big") or 1  # an id of all zeros is not valid

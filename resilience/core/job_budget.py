@@ -1,7 +1,7 @@
-"""The job's failures, in its store: one list that all agents read, and append to if their verdict stands.
+"""Which failures has the job had?  One list in the job's store that all agents read and append to.
 
-What follows from a failure is decided by `core.budget`. A cycle has one entry at most (`core.shared_list`): an agent
-that asks twice, or at the same moment as another, adds nothing. Nothing here waits."""
+`core.budget` decides what follows from a failure. A cycle has at most one entry (`core.shared_list`): an agent that
+asks twice, or at the same time as another agent, adds nothing. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from resilience.core import budget, encoding
-from resilience.core.agent_protocol import Now, Protocol, Seconds
+from resilience.core.agent_protocol import Protocol, ReadClock, Seconds
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.budget import Answer, Budget, Failure
 from resilience.core.shared_list import SharedList
@@ -28,26 +28,26 @@ class JobBudget:
         self._failures: list[Failure] = []
 
     def open(self) -> Protocol[None]:
-        """Read what stands there already. It is older than this agent: by its clock it happened at no known time,
-        outside of any window."""
+        """Read the existing entries. They are older than this agent, so their time is unknown, and they lie outside any
+        window."""
         yield from self._read(-math.inf)
 
     def used(self) -> Protocol[int]:
-        """Return how many cycles of the job have failed. To be asked in each cycle, for failures get their time now."""
+        """Return how many cycles of the job have failed. Call it in each cycle: it also timestamps new failures."""
         return len((yield from self.history()))
 
     def history(self) -> Protocol[list[Failure]]:
-        """Return all failures, oldest first, timed by when this agent first saw them."""
-        yield from self._read((yield Now()))
+        """Return all failures, oldest first. Their time is when this agent first read them."""
+        yield from self._read((yield ReadClock()))
         return list(self._failures)
 
     def decide(self, failure: Failure) -> Protocol[Answer]:
-        """Return what follows from a failure. Nothing is spent yet."""
+        """Return what follows from a failure, without spending a restart."""
         history = yield from self.history()
-        return budget.decide(self._allowed, history, msgspec.structs.replace(failure, at=(yield Now())))
+        return budget.decide(self._allowed, history, msgspec.structs.replace(failure, at=(yield ReadClock())))
 
     def spend(self, failure: Failure) -> Protocol[None]:
-        """Note what a cycle ended with, unless that is known."""
+        """Append the failure of a cycle, unless the cycle has an entry."""
 
         def is_known() -> Protocol[bool]:
             return any(past.cycle == failure.cycle for past in (yield from self.history()))
@@ -55,15 +55,15 @@ class JobBudget:
         yield from self._list.append(encoding.to_json_text(msgspec.structs.replace(failure, at=0.0)), is_known)
 
     def _read(self, at: Seconds) -> Protocol[None]:
-        new = yield from self._list.read()
-        self._failures += [msgspec.structs.replace(_read(text), at=at) for text in new]
+        texts = yield from self._list.read()
+        self._failures += [msgspec.structs.replace(_read(text), at=at) for text in texts]
 
 
 def failure_of(
     record: InterruptionRecord, cycle: int, node: str, step: int, ran: float = 0.0, why_not: str = ""
 ) -> Failure:
-    """Return a worker's failure as the budget weighs it. ran: seconds for which the cycle's workers had run; why_not:
-    why the program cannot start, empty if it can."""
+    """Return a worker's failure for the budget. ran: seconds that the cycle's workers had run; why_not: why the program
+    cannot start, empty if it can."""
     is_final = bool(why_not) or budget.is_of_an_import(record)
     what = why_not or budget.describe(record)
     return Failure(

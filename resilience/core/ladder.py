@@ -1,9 +1,9 @@
-"""Does a main thread need a new process?  The short rung of the abort ladder.
+"""Must a stuck rank get a new process?  The short rung of the abort ladder.
 
-A rank whose main thread an abort cannot free is replaced after a short limit, because every other rank waits for it.
-That is right only for a place that nothing frees, so the shell names such a place or none
-(`adapters.places`), and the time counts only while the thread sleeps at exactly that place.
-Everything else has until `hard_timeout` to leave the function."""
+If an abort cannot free a rank's main thread, the rank is replaced after a short limit, because every other rank waits
+for it. That is right only for a place that nothing can free. The shell names such a place or none (`adapters.places`),
+and time counts only while the thread sleeps at exactly that place. All other code has until `hard_timeout` to leave the
+function."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 
 Seconds = float
 
-LONGEST_GAP = 0.2  # seconds that one look can add: a watcher that did not get to run has observed nothing
+LONGEST_GAP = 0.2  # seconds that one look can add at most: a watcher that did not run has observed nothing
 
 
 class Ladder(msgspec.Struct, frozen=True):
-    """How long a main thread has been observed asleep at one place. place: compared by equality; a thread that has
-    moved is at another place, also if it came back to the same line."""
+    """How long a main thread has been observed asleep at one place. place: compared by equality; a thread that moved
+    and returned to the same line counts as being at another place."""
 
     limit: Seconds
     place: object = None
@@ -25,14 +25,14 @@ class Ladder(msgspec.Struct, frozen=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the main thread has to be given up."""
+        """Return True if the main thread must be given up."""
         return self.place is not None and self.asleep_for >= self.limit
 
 
 def look(ladder: Ladder, place: object, is_asleep: bool, now: Seconds) -> Ladder:
     """Return the ladder after one more look at the main thread.
 
-    place: where it is, None if that is a place that can be freed, or if something is still freeing it."""
+    place: where it is, None if the place can be freed or is still being freed."""
     if place is None or place != ladder.place:
         return Ladder(ladder.limit, place, now)
     gap = min(now - ladder.looked_at, LONGEST_GAP) if is_asleep else 0.0

@@ -1,9 +1,9 @@
-"""Which limits follow from what a rank has seen?  The largest duration times a safety factor.
+"""Which limits follow from a rank's observed durations?  The largest duration times a safety factor.
 
-The rule of the compatible API: simple, the same on all ranks once their maxima are combined, and generous,
-since nobody states how often it fires falsely (`core.calibration` does). A limit that was calculated before
-rises at once and falls by half the way, so that one quiet hour does not make it tight. What was observed
-comes from the page, what follows is told to the monitor by `monitor.rank_client`."""
+This is the rule of the compatible API. It is simple, and equal on all ranks once their maxima are combined. It is
+generous, because its rate of false alarms is unknown (`core.calibration` states one). A recalculated limit rises at
+once but falls only half the way, so one quiet hour does not make it tight. The observations come from the shared page;
+`monitor.rank_client` sends the limits to the monitor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resilience.core.watch import First, Limit, Limits
 from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
 
 _PEERS = "current_timeouts"  # the one key in the state of nvidia-resiliency-ext's client
-SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take a good part of it
+SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take much of it
 
 
 class HeartbeatTimeouts(msgspec.Struct, frozen=True):
@@ -31,13 +31,13 @@ class HeartbeatTimeouts(msgspec.Struct, frozen=True):
 
     @property
     def are_valid(self) -> bool:
-        """Whether both are set."""
+        """Return True if both are set."""
         return self.initial is not None and self.subsequent is not None
 
 
 class SectionTimeouts(msgspec.Struct, frozen=True):
-    """Limits of sections in seconds, by name, and of the time while none is open. None: never fires. first: of the
-    first occurrences after a start, by deadline; those that are not here have no limit of their own."""
+    """Limits of sections in seconds, by name, and of the time while none is open. None: never fires. first: limits of
+    the first occurrences after a start, by deadline; other deadlines have no separate limit for these."""
 
     section: dict[str, float | None] = {}
     out_of_section: float | None = None
@@ -47,18 +47,18 @@ class SectionTimeouts(msgspec.Struct, frozen=True):
 
     @property
     def were_calculated(self) -> bool:
-        """Whether any of them was."""
+        """Return True if any limit was calculated."""
         return bool(self.calculated_sections) or self.is_out_of_section_calculated
 
     @property
     def are_valid(self) -> bool:
-        """Whether all of them are set, those of sections and that of the time between."""
+        """Return True if all limits are set, those of sections and the one of the time between."""
         return self.out_of_section is not None and None not in self.section.values()
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """The longest durations seen, in seconds, None: not seen. first_heartbeat: from the announcement of
-    heartbeats to the first. outside: between two sections."""
+    """The longest observed durations in seconds; None: not observed. first_heartbeat: from the announcement of
+    heartbeats to the first one. outside: between two sections."""
 
     first_heartbeat: float | None = None
     heartbeat_gap: float | None = None
@@ -67,9 +67,9 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 def heartbeat_timeouts(seen: Observed, current: HeartbeatTimeouts, safety_factor: float) -> HeartbeatTimeouts:
-    """Return limits that cover what was seen. The first heartbeat is never expected sooner than a later one.
+    """Return limits that cover the observed durations. The first heartbeat gets at least the limit of later ones.
 
-    Raises: RankMonitorClientError if a first heartbeat and a second one were not seen yet."""
+    Raises: RankMonitorClientError before two heartbeats were observed."""
     if seen.first_heartbeat is None or seen.heartbeat_gap is None:
         raise RankMonitorClientError(
             "limits of heartbeats cannot be calculated yet: no rank has sent two heartbeats; call this later, or with "
@@ -91,13 +91,13 @@ def section_timeouts(
     with_outside: bool = True,
     fitted: Mapping[str, float] | None = None,
 ) -> SectionTimeouts:
-    """Return limits that cover what was seen; what is not calculated stays as it is.
+    """Return limits that cover the observed durations. Limits that are not calculated stay unchanged.
 
-    fitted: limits with a stated rate (`core.calibration`), which hold instead where there are some. They leave out the
-    first occurrences after a start, which keep limits that cover all that was seen.
+    fitted: limits with a stated rate (`core.calibration`), used instead where they exist. They exclude the first
+    occurrences after a start, which keep limits that cover all observed durations.
 
-    selected: names of sections, by default those that were seen. with_outside: the time between two as well.
-    Raises: RankMonitorClientError if something that is wanted was not seen yet."""
+    selected: names of sections, by default the observed ones. with_outside: also the time between two sections.
+    Raises: RankMonitorClientError if a selected duration was not observed yet."""
     names = sorted(seen.sections if selected is None else set(selected))
     missing = [repr(name) for name in names if name not in seen.sections]
     if not names and selected is None:
@@ -143,14 +143,14 @@ def _covering(longest: float, safety_factor: float, known: float | None) -> floa
 
 
 class State(msgspec.Struct, frozen=True):
-    """The limits that a rank's client knows of; what a checkpoint keeps."""
+    """The limits that a rank's client knows. A checkpoint stores this state."""
 
     hb_timeouts: HeartbeatTimeouts = HeartbeatTimeouts()
     section_timeouts: SectionTimeouts = SectionTimeouts()
 
 
 def configured(limits: Limits) -> State:
-    """Return what is in force of what a client can calculate."""
+    """Return the limits in force, as far as a client can calculate them."""
     section = {name: limit.hard for name, limit in sorted(limits.sections.items())}
     return State(
         HeartbeatTimeouts(limits.initial_heartbeat.hard, limits.heartbeat.hard),
@@ -159,7 +159,7 @@ def configured(limits: Limits) -> State:
 
 
 def with_state(limits: Limits, state: State) -> Limits:
-    """Return `limits` with those of `state` in place of its own."""
+    """Return `limits` with the limits of `state` in place of its own."""
     changed: Limits = msgspec.structs.replace(
         limits,
         initial_heartbeat=Limit(hard=state.hb_timeouts.initial),
@@ -179,8 +179,8 @@ def with_state(limits: Limits, state: State) -> Limits:
 
 
 def over(configured: State, loaded: State) -> State:
-    """Return `configured` with what `loaded` has calculated in its place; what was merely configured when it
-    was saved may have been changed since."""
+    """Return `configured`, overridden by the calculated limits of `loaded`. Limits that were only configured when
+    `loaded` was saved are ignored, because the configuration may have changed since."""
     base, sections = configured.section_timeouts, loaded.section_timeouts
     calculated = {name: sections.section[name] for name in sections.calculated_sections}
     is_outside = sections.is_out_of_section_calculated
@@ -196,16 +196,16 @@ def over(configured: State, loaded: State) -> State:
 
 
 def to_plain(state: State) -> dict[str, Any]:
-    """Return the state in values that JSON has."""
+    """Return the state as values that JSON supports."""
     plain: dict[str, Any] = msgspec.to_builtins(state)
     plain["section_timeouts"]["calculated_sections"] = list(state.section_timeouts.calculated_sections)
     return plain
 
 
 def from_plain(plain: Mapping[str, Any]) -> State:
-    """Read what `to_plain` returned, or the state of a client of nvidia-resiliency-ext, of 0.2 or later.
+    """Read a result of `to_plain`, or the state of a client of nvidia-resiliency-ext, 0.2 or later.
 
-    That one's limits are raised to `SHORTEST` where they are below it. Raises: ConfigurationError for anything else."""
+    Limits of the latter below `SHORTEST` are raised to it. Raises: ConfigurationError for anything else."""
     if not isinstance(plain, Mapping):
         raise _no_state(f"it is a {type(plain).__name__}, expected a dict")
     unknown = sorted(map(str, set(plain) - {*State.__struct_fields__, _PEERS}))
@@ -213,14 +213,14 @@ def from_plain(plain: Mapping[str, Any]) -> State:
         expected = ", ".join(State.__struct_fields__)
         raise _no_state(f"it has {', '.join(unknown)}, expected {expected}; or {_PEERS}, of nvidia-resiliency-ext")
     if _PEERS in plain and len(plain) > 1:
-        raise _no_state(f"it has {_PEERS} of nvidia-resiliency-ext and fields of ours too")
+        raise _no_state(f"it has both {_PEERS} of nvidia-resiliency-ext and fields of this package")
     try:
         state = _of_peer(plain[_PEERS]) if _PEERS in plain else from_builtins(dict(plain), State)
     except (TypeError, DecodeError) as error:
         raise _no_state(str(error)) from error
     missing = set(state.section_timeouts.calculated_sections) - set(state.section_timeouts.section)
     if missing:
-        raise _no_state(f"{sorted(missing)} are calculated and have no limit")
+        raise _no_state(f"{sorted(missing)} are marked as calculated but have no limit")
     for limit in _limits_of(state):
         if limit is not None and not 0 < limit < math.inf:
             raise _no_state(f"a limit is {limit!r}, expected seconds above 0")
@@ -258,9 +258,9 @@ def _of_peer(timeouts: object) -> State:
 
 
 def _fields(values: object, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the values of this kind's fields. Raises: ConfigurationError if there are others."""
+    """Return the values as fields of `kind`. Raises: ConfigurationError if there are other fields."""
     if not isinstance(values, Mapping) or not set(values) <= set(kind.__struct_fields__):
-        raise _no_state(f"{_PEERS} holds {values!r}, expected {', '.join(kind.__struct_fields__)}"[:500])
+        raise _no_state(f"{_PEERS} contains {values!r}, expected {', '.join(kind.__struct_fields__)}"[:500])
     return dict(values)
 
 
@@ -280,4 +280,4 @@ def _limits_of(state: State) -> list[float | None]:
 
 
 def _no_state(why: str) -> ConfigurationError:
-    return ConfigurationError(f"this is no state of a RankMonitorClient: {why}")
+    return ConfigurationError(f"this is not a state of a RankMonitorClient: {why}")

@@ -1,9 +1,9 @@
 """Which parts of a command line are secret?  Their values are masked before anything is written or shown.
 
-An option or variable is secret if its name has the whole word `token`, `secret`, `password` or `api-key`:
+An option or variable is secret if its name contains the whole word `token`, `secret`, `password` or `api-key`:
 `--hf-token=x`, `--hf-token x`, `HF_TOKEN=x`, `model.apiKey=x`. Names such as `--tokenizer`, `--max-tokens` and
-`--calibration-key` are not. Passwords in the addresses of servers are masked too. It works on names alone: a secret
-behind an innocent name stays."""
+`--calibration-key` are not secret. Passwords in server addresses are masked too. Only names are checked: a secret
+with an ordinary name is not masked."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def masked_text(text: str) -> str:
     return _ADDRESS.sub(rf"\g<before>{MASK}", text)
 
 
-def _mask(found: re.Match[str]) -> str:
-    return found["name"] + found["between"] + MASK if _is_secret(found["name"]) else found[0]
+def _mask(match: re.Match[str]) -> str:
+    return match["name"] + match["between"] + MASK if _is_secret(match["name"]) else match[0]
 
 
 def _is_secret(name: str) -> bool:

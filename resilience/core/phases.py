@@ -1,8 +1,8 @@
-"""At which occurrences is a job known to be slow?  Positions that recur over runs.
+"""At which occurrences is a job known to be slow?  Positions that recur in every run.
 
-A job evaluates at step 1000, 2000, 3000 of every run. The limit of such a phase is long, and without positions it is
-the limit of every step. Occurrences are counted from a cold start. A position is known if every run that came so far is
-slow there, and at least two runs did. Beyond the second longest run nothing is known."""
+For example, a job evaluates at step 1000, 2000 and 3000 of every run. The limit of such a phase is long, and without
+known positions it would be the limit of every step. Occurrences count from a cold start. A position is known if all
+runs that reached it, at least two, are slow there. Beyond the second longest run nothing is known."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-SLOW = 1.5  # times the median: what counts as slow
+SLOW = 1.5  # times the median: an occurrence this long is slow
 FEWEST_RUNS = 2
 MOST = 2_000  # positions
 WIDE = 1  # occurrences before and after a position that belong to it
 
 
 class Phases(msgspec.Struct, frozen=True):
-    """The positions of known phases, in ascending order. until: the first position of which nothing is known."""
+    """The positions of known phases, in ascending order. until: the first unknown position."""
 
     positions: tuple[int, ...]
     until: int
 
     def is_outside(self, number: int) -> bool:
-        """Whether an occurrence, counted from 0 after a cold start, is known to lie outside all phases."""
+        """Return True if an occurrence, counted from 0 after a cold start, is known to lie outside all phases."""
         if not 0 <= number < self.until:
             return False
         at = bisect_left(self.positions, number - WIDE)
         return at == len(self.positions) or self.positions[at] > number + WIDE
 
     def is_expected(self, number: int) -> bool:
-        """Whether an occurrence is at a position at which all runs were slow."""
+        """Return True if all runs were slow at the position of this occurrence."""
         at = bisect_left(self.positions, number)
         return at < len(self.positions) and self.positions[at] == number
 
 
 class Course(msgspec.Struct, frozen=True):
-    """One run from its cold start. slow: seconds by position, of all that may be slow. median: seconds. reach: how many
-    occurrences there were."""
+    """One run from its cold start. slow: seconds by position, for all occurrences that may be slow. median: seconds.
+    reach: number of occurrences."""
 
     slow: Mapping[int, float]
     median: float
@@ -47,7 +47,7 @@ class Course(msgspec.Struct, frozen=True):
 
 
 def recurring(runs: Sequence[Course]) -> Phases | None:
-    """Return the phases in which all runs agree, None if there are none."""
+    """Return the phases on which all runs agree, None if there are none."""
     if len(runs) < FEWEST_RUNS:
         return None
     reaches = sorted((run.reach for run in runs), reverse=True)

@@ -1,9 +1,9 @@
-"""Which part of a text may go to a terminal?  Everything but what steers the terminal or hides text from its reader.
+"""Which characters of a text may go to a terminal?  All except those that control the terminal or hide text.
 
-Exception messages, log lines, names and arguments were written by somebody else. A terminal obeys escape sequences in
-them, and characters for bidirectional text reorder what is shown. Both are written as backslash escapes here, so that
-nothing is lost and nothing is obeyed. Letters, marks, joiners and emoji of all scripts stay as they are. Applying a
-function twice changes nothing more."""
+Exception messages, log lines, names and arguments are untrusted. A terminal obeys escape sequences in them, and
+characters for bidirectional text reorder what it shows. This module writes both as backslash escapes, so nothing is
+lost and nothing is obeyed. Letters, marks, joiners and emoji of all scripts stay unchanged. Each function is
+idempotent."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _IN_LINE = re.compile(f"[\n{_STEERING}]")
 
 
 def printable(text: str) -> str:
-    """Return a text of one or several lines that a terminal shows and does not obey. Newlines and tabs stay."""
+    """Return a text of one or more lines that is safe for a terminal. Newlines and tabs stay."""
     return _IN_TEXT.sub(_escaped, text)
 
 
 def printable_line(text: str) -> str:
-    """Return a text as one line that a terminal shows and does not obey: a newline in it is escaped too."""
+    """Return a text as one line that is safe for a terminal. Newlines are escaped too."""
     return _IN_LINE.sub(_escaped, text)
 
 
 def printable_json(text: str) -> str:
-    """Return JSON that means the same and that a terminal shows and does not obey."""
-    return _IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Return equivalent JSON that is safe for a terminal."""
+    return _IN_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code == 0x0A:
         return "\\n"
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}"

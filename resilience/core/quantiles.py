@@ -1,4 +1,4 @@
-"""Quantiles of a few distributions, for a fit that needs no library: it runs inside a job too."""
+"""What are the quantiles of a few distributions?  Plain functions without a library, because fits also run in a job."""
 
 from __future__ import annotations
 

@@ -1,44 +1,44 @@
-"""What do the agents of a job write for each other?  A log of entries, and one formation for each cycle.
+"""What do the agents of a job write for each other?  A log of entries, and one membership (formation) for each cycle.
 
-An entry has its place by a counter, a formation by its cycle's number. Neither is ever written twice: the second
-writer reads what the first has written.
+A counter gives an entry its place; the cycle number gives a formation its place. Neither is ever written twice: the
+second writer reads what the first has written.
 
-What decides stays: a key for each cycle, with what has changed in its formation since the cycle before. All else goes:
-each agent deletes its own entries once the formation that counts them is not the last one any more, and the agent that
-forms a cycle deletes the whole formation of the last but one. An agent that stood still for so long finds entries
-missing, sees by the cycles' keys that it is behind, and starts from the newest formation."""
+One key per cycle stays, with the changes of its formation since the previous cycle. All else is deleted: each agent
+deletes its own entries once a later formation exists than the one that includes them, and the agent that forms a cycle
+deletes the whole formation of the last but one. An agent that was stopped for that long finds entries missing, learns
+from the cycles' keys that it is behind, and starts from the newest formation."""
 
 from __future__ import annotations
 
 from typing import cast
 
-from resilience.core import gathering
-from resilience.core.agent_protocol import Delete, Now, Protocol, Seconds
-from resilience.core.gathering import Entry, Formation, Gathering, Nothing
+from resilience.core import membership
+from resilience.core.agent_protocol import Delete, Protocol, ReadClock, Seconds
+from resilience.core.membership import Arrivals, Entry, Membership, Nothing
 from resilience.core.restart import BLOCK, Add, CompareSet, Read, Set
 from resilience.errors import StoreError
 
-HOLE_LIMIT = 2.0  # seconds in which a writer that has its place writes, or is taken to have died
+HOLE_LIMIT = 2.0  # seconds in which a writer must fill its place; then it counts as dead
 
 
 class RendezvousLog:
     """One agent's view of the log and the formations."""
 
     def __init__(self) -> None:
-        self._places: list[int] = []  # of this agent's entries
-        self._holes: dict[int, Seconds] = {}  # place -> when this agent first saw that it is empty
+        self._places: list[int] = []  # places of this agent's entries
+        self._holes: dict[int, Seconds] = {}  # empty place -> when this agent first found it
 
     def append(self, entry: Entry) -> Protocol[int]:
         """Write an entry at the end of the log. Return its place."""
-        text = gathering.encode(entry)
+        text = membership.encode(entry)
         while True:
             place = int((yield Add("log/count", 1))) - 1
             if (yield CompareSet(f"log/{place}", text)) == text:
                 self._places.append(place)
-                return place  # else we were so late that the place was given up
+                return place  # otherwise this agent was too late, and the place was given up
 
-    def read(self, known: Gathering, count: int | None = None) -> Protocol[Gathering]:
-        """Take into account what the log holds beyond what is known. count: its entries, if that was just read."""
+    def read(self, known: Arrivals, count: int | None = None) -> Protocol[Arrivals]:
+        """Return the arrivals after the new entries of the log. count: number of entries, if it was just read."""
         if count is None:
             count = int((yield Add("log/count", 0)))
         keys = [f"log/{place}" for place in range(known.entries, count)]
@@ -49,31 +49,31 @@ class RendezvousLog:
         for place, text in enumerate(texts, known.entries):
             if text is None:
                 (later,) = yield Read((_cycle_key(known.last.cycle + 2),))
-                if later is not None:  # what is missing was deleted
-                    return (yield from self.read(gathering.begin((yield from self.newest(known.last)))))
-                now = yield Now()
+                if later is not None:  # the missing entries were deleted
+                    return (yield from self.read(membership.begin((yield from self.newest(known.last)))))
+                now = yield ReadClock()
                 if now - self._holes.setdefault(place, now) < HOLE_LIMIT:
                     break
-                text = yield CompareSet(f"log/{place}", gathering.encode(Nothing()))
-            entries.append(gathering.decode_entry(text))
-        return gathering.fold(known, entries)
+                text = yield CompareSet(f"log/{place}", membership.encode(Nothing()))
+            entries.append(membership.decode_entry(text))
+        return membership.fold(known, entries)
 
-    def next_key(self, known: Gathering) -> str:
+    def next_key(self, known: Arrivals) -> str:
         """Return the key of the next entry."""
         return f"log/{known.entries}"
 
-    def following(self, known: Formation) -> Protocol[Formation | None]:
-        """Return the formation of the next cycle, or a later one, None if there is none yet. known: that of the cycle
-        before, so only what has changed is read."""
+    def following(self, known: Membership) -> Protocol[Membership | None]:
+        """Return the formation of the next cycle, or a later one, None if there is none yet. known: the previous
+        formation, so only the changes are read."""
         (text,) = yield Read((_cycle_key(known.cycle + 1),))
         if text is None:
             return None
-        formation = gathering.changed(known, gathering.decode_change(text))
+        formation = membership.changed(known, membership.decode_change(text))
         return (yield from self._whole(known.cycle + 1)) if formation is None else formation
 
-    def newest(self, known: Formation) -> Protocol[Formation]:
-        """Return the last formation; `known` is one that was read before."""
-        if known.cycle == gathering.FIRST:
+    def newest(self, known: Membership) -> Protocol[Membership]:
+        """Return the last formation. known: any formation that was read before."""
+        if known.cycle == membership.FIRST:
             (text,) = yield Read(("newest",))
             known = known if text is None else (yield from self._whole(int(text)))
         while not known.closed:
@@ -83,51 +83,50 @@ class RendezvousLog:
             known = following
         return known
 
-    def _whole(self, cycle: int) -> Protocol[Formation]:
-        """Return a cycle's formation, or that of a later one if it is deleted."""
+    def _whole(self, cycle: int) -> Protocol[Membership]:
+        """Return a cycle's formation, or a later one if it was deleted."""
         while True:
             (text,) = yield Read((_cycle_key(cycle),))
             if text is None:
-                raise StoreError(f"the formation of cycle {cycle} is missing in the job's store; start the job anew")
-            change = gathering.decode_change(text)
+                raise StoreError(f"the membership of cycle {cycle} is missing in the job's store; restart the job")
+            change = membership.decode_change(text)
             if change.closed:
-                return cast(Formation, gathering.changed(Formation(), change))
+                return cast(Membership, membership.changed(Membership(), change))
             (text,) = yield Read((_formation_key(cycle, change.by),))
             if text is not None:
-                return gathering.decode_formation(text)
-            cycle += 1  # it was deleted, for there are later ones
+                return membership.decode_formation(text)
+            cycle += 1  # it was deleted because there are later ones
 
-    def write(self, last: Formation, formation: Formation) -> Protocol[Formation]:
-        """Write a formation unless its cycle has one. Return the cycle's, or a later one. last: that of the cycle
-        before."""
+    def write(self, last: Membership, formation: Membership) -> Protocol[Membership]:
+        """Write a formation unless its cycle has one. Return the cycle's formation, or a later one. last: the previous
+        cycle's formation."""
         own = _formation_key(formation.cycle, formation.by)
         if not formation.closed:
-            yield Set(own, gathering.encode(formation))  # before it stands: whoever sees that it does can read it
-        text = gathering.encode(gathering.difference(last, formation))
+            yield Set(own, membership.encode(formation))  # written before the cycle's key, so all can read it
+        text = membership.encode(membership.difference(last, formation))
         standing = yield CompareSet(_cycle_key(formation.cycle), text)
         if standing == text:
-            yield Set("newest", str(formation.cycle))  # may lag behind, never points at nothing
-            if last.before:  # that of the last cycle may be just being read
+            yield Set("newest", str(formation.cycle))  # may lag behind, but always names an existing cycle
+            if last.before:  # another agent may be reading the last cycle's formation
                 yield Delete(_formation_key(last.cycle - 1, last.before))
             return formation
-        if gathering.decode_change(standing).by != formation.by:
+        if membership.decode_change(standing).by != formation.by:
             yield Delete(own)
-        return cast(Formation, (yield from self.following(last)))
+        return cast(Membership, (yield from self.following(last)))
 
     def forget(self, below: int) -> Protocol[None]:
-        """Delete what this agent has written into the log before a place. No agent that reads from there on needs
-        it."""
-        old = [place for place in self._places if place < below]
+        """Delete this agent's log entries before a place. Agents that read from there on do not need them."""
+        obsolete = [place for place in self._places if place < below]
         self._places = [place for place in self._places if place >= below]
-        for place in old:
+        for place in obsolete:
             yield Delete(f"log/{place}")
 
 
 def _cycle_key(cycle: int) -> str:
-    """Return the key that says what a cycle's formation is. It is never deleted: it decides."""
+    """Return the key that decides a cycle's formation. It is never deleted."""
     return f"cycle/{cycle}"
 
 
 def _formation_key(cycle: int, by: str) -> str:
-    """Return the key of a whole formation, for those who do not know the one before."""
+    """Return the key of a whole formation, for agents that do not know the previous one."""
     return f"formation/{cycle}/{by}"

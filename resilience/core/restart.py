@@ -1,41 +1,43 @@
-"""How does this rank come back?  The restart protocol, one store operation at a time.
+"""How does this rank restart?  The restart protocol, one store operation at a time.
 
-Each rank of an iteration runs `iterate`; a dead or leaving rank is represented by `stand_in`, run by
-its monitor, by a sibling's monitor, or by itself on its way out. Both are generators that *yield*
-what is to be done (an operation on the shared store, or `Run` of a stage of the wrapped call) and are
-*sent* the result, so the same code runs against a real store (`adapters.store.drive`) and under the
-virtual clock of `testing.cluster`, which may stop any rank between any two operations.
+Each rank of an iteration runs `iterate`. `stand_in` represents a dead or leaving rank; its monitor, a sibling's monitor
+or the leaving rank itself runs it. Both are generators: they *yield* an operation on the shared store, or `RunStage`
+for a stage of the wrapped call, and are *sent* the result. So the same code runs against a real store
+(`adapters.store.drive`) and under the virtual clock of `testing.cluster`, which may stop any rank between any two
+operations.
 
-What makes it safe to be killed anywhere:
-- every write is idempotent, so whoever stands in for a dead rank simply repeats it;
+A rank may be killed at any point, because:
+- every write is idempotent, so a stand-in for a dead rank simply repeats it;
 - one key, `outcome`, decides each iteration by compare-and-set: completed or interrupted, never both;
-- who goes on is frozen by compare-and-set by whoever completes the end barrier; a rank that dies later
-  than that is a member of the next iteration, and its stand-in interrupts that one.
+- the rank that completes the end barrier freezes the next world by compare-and-set; a rank that dies later belongs to
+  the next iteration, and its stand-in interrupts that one.
 
-The protocol knows ranks, counts and keys. It knows nothing of exceptions, process groups or clocks:
-`inprocess.call` runs the stages, the driver enforces the limits of `Await`."""
+The protocol knows ranks, counts and keys, but no exceptions, process groups or clocks: `inprocess.call` runs the
+stages, and the driver enforces the limits of `Await`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec
 
 from resilience.core.attribution import FaultOrigin, missed_completion
-from resilience.core.encoding import to_json_text
+from resilience.core.encoding import from_json, to_json_text
 from resilience.errors import BarrierOverflow, BarrierTimeout
 
 T = TypeVar("T")
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
-NO_SERVER = "none"  # in place of an address: the iteration was interrupted before its store was published
-BLOCK = 32  # arrivals looked at together: bounds the bytes of one barrier operation at any world size
+NO_SERVER = "none"  # instead of an address: the iteration was interrupted before its store was published
+SEATS = "seat"
+LOOK_AGAIN = 0.2  # seconds between two looks whether the others have taken their places
+BLOCK = 32  # arrivals checked together: bounds the bytes of one barrier operation at any world size
 
 
-# -- what a protocol asks for ------------------------------------------------------------------
+# -- operations --------------------------------------------------------------------------------
 
 
 class Set(msgspec.Struct, frozen=True):
@@ -46,36 +48,50 @@ class Set(msgspec.Struct, frozen=True):
 
 
 class Add(msgspec.Struct, frozen=True):
-    """Add `amount` to the integer under `key` (0 where absent); answers the sum."""
+    """Add `amount` to the integer under `key` (0 if absent). Return the sum."""
 
     key: str
     amount: int
 
 
+class AddRecord(Add, frozen=True):
+    """Reserve the place of an interruption record among those of `iteration`. Return its number."""
+
+    iteration: int
+
+
+class SetRecord(Set, frozen=True):
+    """Write an encoded interruption record."""
+
+
 class CompareSet(msgspec.Struct, frozen=True):
-    """Write `value` under `key` only if `key` is absent; answers the value that is there afterwards."""
+    """Write `value` under `key` only if `key` is absent. Return the value that is stored afterwards."""
 
     key: str
     value: str
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Answer whether every key is present."""
+    """Return True if every key is present."""
 
     keys: tuple[str, ...]
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Answer the values of `keys`, None for an absent one. Does not wait."""
+    """Return the values of `keys`, None for an absent key. Does not wait."""
 
     keys: tuple[str, ...]
 
 
 class Await(msgspec.Struct, frozen=True):
-    """Wait until `key` is present, at most `limit` seconds; answers whether it is."""
+    """Wait until `key` is present, at most `limit` seconds. Return True if it is present."""
 
     key: str
     limit: float
+
+
+class AwaitOutcome(Await, frozen=True):
+    """Wait until the outcome of the iteration is decided. The shell may know it without the store."""
 
 
 class Stage(Enum):
@@ -85,32 +101,35 @@ class Stage(Enum):
     CHECK_BEFORE = "health_check"
     FUNCTION = "run"
     RESERVE = "reserve"  # an inactive rank waits until the iteration is decided
-    ABORT = "abort"  # wait until this rank's groups are cut and its function has been left
+    ABORT = "abort"  # wait until this rank's groups are cut and it has left the function
     FINALIZE = "finalize"
     CHECK_AFTER = "check"
-    COLLECT = "collect"  # free what the interrupted iteration has left in memory
+    COLLECT = "collect"  # free the memory of the interrupted iteration
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Run a stage; answers a `Result`."""
+class RunStage(msgspec.Struct, frozen=True):
+    """Run a stage. Return a `Result`."""
 
     stage: Stage
 
 
 class Settle(msgspec.Struct, frozen=True):
-    """Tell the shell whose fault this rank's failure is, which was not known when it failed."""
+    """Give the shell the origin of this rank's failure, which was unknown when it failed."""
 
     origin: FaultOrigin
 
 
 class Assign(msgspec.Struct, frozen=True):
-    """Find this rank's seat in the next iteration; answers a `Seat`, or None if it gets none."""
+    """Find this rank's seat in the next iteration. Return a `Seat`, None if it gets none, or `Unassigned`.
+
+    place: the seat that was found for a rank whose assignment failed. It is returned unchanged."""
 
     seat: Seat
     terminated: frozenset[int]
+    place: Seat | None = None
 
 
-Operation = Set | Add | CompareSet | Check | Read | Await | Run | Settle | Assign
+Operation = Set | Add | CompareSet | Check | Read | Await | RunStage | Settle | Assign
 Protocol = Generator[Operation, Any, T]
 
 
@@ -118,8 +137,8 @@ Protocol = Generator[Operation, Any, T]
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """Where a rank sits in one iteration. Ranks are 0 … world_size-1; the first active_world_size
-    of them are active. `initial_rank` names the rank for the whole call."""
+    """A rank's position in one iteration. Ranks are 0 … world_size-1; the first active_world_size of them are active.
+    `initial_rank` identifies the rank for the whole call."""
 
     initial_rank: int
     rank: int
@@ -132,7 +151,7 @@ class Seat(msgspec.Struct, frozen=True):
         return self.rank < self.active_world_size
 
 
-class Limits(msgspec.Struct, frozen=True):
+class WaitLimits(msgspec.Struct, frozen=True):
     """How long a rank waits for the others, in seconds."""
 
     barrier: float = 120.0
@@ -146,22 +165,28 @@ class End(Enum):
     RETURNED = "returned"
     INTERRUPTED = "interrupted"  # because the iteration's outcome was already decided
     FAILED = "failed"  # an Exception: all ranks restart
-    FATAL = "fatal"  # a BaseException, or a hook that excludes its rank: this rank leaves
+    FATAL = "fatal"  # a BaseException, or a failed hook that excludes its rank: this rank leaves
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What the shell answers to `Run`. `report` is the encoded interruption record of a failure, `origin` whose fault
-    it is as far as the rank knows by itself."""
+    """The result of `RunStage`. `report` is the encoded interruption record of a failure, `origin` its origin as far as
+    the rank itself knows."""
 
     end: End
     report: str = ""
     origin: FaultOrigin = "own"
 
 
+class Unassigned(msgspec.Struct, frozen=True):
+    """What the shell answers to `Assign` if the user's assignment raised. initial_world_size: of the call."""
+
+    initial_world_size: int
+
+
 class Ending(msgspec.Struct, frozen=True):
     """How a rank's iteration ended."""
 
-    outcome: str  # COMPLETED, INTERRUPTED, or "left": this rank does not go on
+    outcome: str  # COMPLETED, INTERRUPTED, or "left": this rank takes no further part
     terminated: frozenset[int] = frozenset()
 
 
@@ -224,21 +249,28 @@ class Keys(msgspec.Struct, frozen=True):
     def server(self) -> str:
         return self._key("server")
 
+    @property
+    def unassigned(self) -> str:
+        return self._key("unassigned")
+
+    @property
+    def claim(self) -> str:
+        return self._key("claim")
+
 
 def seat_key(initial_rank: int) -> str:
-    """Where a rank publishes its seat before it takes part in an iteration."""
-    return f"seat/{initial_rank}"
+    """Return the key under which a rank publishes its seat before it takes part in an iteration."""
+    return f"{SEATS}/{initial_rank}"
 
 
 # -- barriers ----------------------------------------------------------------------------------
 
 
 def arrive(name: str, rank: int, count: int) -> Protocol[bool]:
-    """Note that `rank` of `count` has arrived; answers whether it completed the barrier.
+    """Note that `rank` of `count` has arrived. Return True if it completed the barrier.
 
-    Idempotent: arriving again, or for somebody else, changes nothing. Arrivals are gathered in blocks,
-    and whoever completes a block arrives for it one level up, so that no operation touches more than
-    BLOCK keys.
+    Idempotent: arriving again, or for another rank, changes nothing. Arrivals are counted in blocks. The rank that
+    completes a block arrives for it one level up, so no operation touches more than BLOCK keys.
     Raises: BarrierOverflow if rank is not below count."""
     if not 0 <= rank < count:
         raise BarrierOverflow(
@@ -253,7 +285,7 @@ def arrive(name: str, rank: int, count: int) -> Protocol[bool]:
         yield Set(f"{name}/{level}/{rank}", "1")
         first = rank - rank % BLOCK
         block = range(first, min(first + BLOCK, count))
-        if not (yield Check(tuple(f"{name}/{level}/{other}" for other in block))):
+        if not (yield Check(tuple(f"{name}/{level}/{member}" for member in block))):
             return False
         rank, count, level = rank // BLOCK, -(-count // BLOCK), level + 1
     yield Set(f"{name}/done", "1")
@@ -269,11 +301,11 @@ def barrier(name: str, rank: int, count: int, limit: float) -> Protocol[None]:
 
 
 def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Protocol[None]:
-    """Wait for the key that is written when all have arrived. Raises: BarrierTimeout."""
+    """Wait for the key that is written once all ranks have arrived. Raises: BarrierTimeout."""
     if not (yield Await(key, limit)):
         raise BarrierTimeout(
             f"rank {rank} waited {limit:g} s in barrier {name!r} and not all {count} ranks arrived; "
-            "a rank is missing that nobody has reported dead. Raise barrier_timeout if ranks may "
+            "a missing rank was not reported dead. Raise barrier_timeout if ranks may "
             "legitimately be this far apart",
             rank=rank,
             rendezvous_count=count,
@@ -283,38 +315,44 @@ def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Prot
 
 
 def witness(at: Keys, rank: int, world_size: int, limit: float) -> Protocol[bool]:
-    """Note that it is on record where `rank` is, and wait until that holds for all ranks, at most `limit` seconds;
-    answers whether it does."""
+    """Note that the position of `rank` is on record. Wait until this holds for all ranks, at most `limit` seconds.
+    Return True if it does."""
     if (yield from arrive(at.witnessed, rank, world_size)):
         return True
     return bool((yield Await(f"{at.witnessed}/done", limit)))
 
 
 def unwitnessed(at: Keys, world_size: int) -> Protocol[list[int]]:
-    """Return the ranks of which it is not on record where they are."""
-    missing: list[int] = []
-    for first in range(0, world_size, BLOCK):
-        ranks = range(first, min(first + BLOCK, world_size))
-        marks = yield Read(tuple(f"{at.witnessed}/0/{rank}" for rank in ranks))
-        missing += [rank for rank, mark in zip(ranks, marks, strict=True) if mark is None]
-    return missing
+    """Return the ranks whose position is not on record."""
+    witnessed = yield from _numbered(f"{at.witnessed}/0", world_size)
+    return [rank for rank in range(world_size) if rank not in witnessed]
+
+
+def _numbered(prefix: str, count: int) -> Protocol[dict[int, str]]:
+    """Read the keys `prefix`/0 to `prefix`/(count - 1); return the values of those that are present."""
+    present: dict[int, str] = {}
+    for first in range(0, count, BLOCK):
+        numbers = range(first, min(first + BLOCK, count))
+        values = yield Read(tuple(f"{prefix}/{number}" for number in numbers))
+        present |= {number: value for number, value in zip(numbers, values, strict=True) if value is not None}
+    return present
 
 
 # -- one iteration of a live rank --------------------------------------------------------------
 
-ENTRY = -1  # the iteration before the first: ranks only meet in it, at its end barrier
+ENTRY = -1  # the iteration before the first: ranks only meet at its end barrier
 
 
-def enter(seat: Seat, limits: Limits) -> Protocol[Ending]:
-    """Meet all ranks at the call of the function. `seat` is that of iteration ENTRY.
+def enter(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
+    """Meet all ranks at the call of the function. `seat` belongs to iteration ENTRY.
 
-    A rank that dies before everybody has come is excluded like any other, by its stand-in."""
+    If a rank dies before all ranks have arrived, its stand-in excludes it, as in any iteration."""
     at = Keys(seat.iteration)
     return Ending(INTERRUPTED, (yield from _agree(at, seat, limits)))
 
 
-def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
-    """Take part in one iteration, from the start barrier to the agreement on who goes on."""
+def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
+    """Take part in one iteration, from the start barrier to the agreement on the next world."""
     at = Keys(seat.iteration)
     yield Set(seat_key(seat.initial_rank), to_json_text(seat))
     yield from barrier(at.start, seat.rank, seat.world_size, limits.barrier)
@@ -322,14 +360,14 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED:
         return Ending(COMPLETED)
     if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:
-        # A spare failed when all active ranks had already returned: the call is over, nobody restarts.
+        # A spare failed when all active ranks had already returned: the call is over, no rank restarts.
         if result.end is End.FAILED:
             return Ending(COMPLETED)
         yield from arrive(at.exit, seat.rank, seat.world_size)
         return Ending(LEFT)
-    yield Run(Stage.ABORT)
+    yield RunStage(Stage.ABORT)
     yield from arrive(at.last_call, seat.rank, seat.world_size)
-    # One that leaves waits too: the end of its connections must not overtake the others' own cuts.
+    # A leaving rank waits too: the end of its connections must not come before the others' own cuts.
     all_answered = yield Await(f"{at.last_call}/done", limits.last_call)
     if result.origin == "communication":
         yield Settle((yield from _settle(at, result.report, all_answered)))
@@ -346,8 +384,8 @@ def iterate(seat: Seat, limits: Limits) -> Protocol[Ending]:
     return Ending(INTERRUPTED, (yield from _agree(at, seat, limits)))
 
 
-def depart(seat: Seat, limits: Limits, is_critical: bool) -> Protocol[None]:
-    """Leave a completed call. A rank whose process holds the store leaves last, or after the barrier's limit."""
+def depart(seat: Seat, limits: WaitLimits, is_critical: bool) -> Protocol[None]:
+    """Leave a completed call. A rank whose process hosts the store leaves last, or after the barrier's limit."""
     name = Keys(seat.iteration).exit
     yield from arrive(name, seat.rank, seat.world_size)
     if is_critical:
@@ -355,35 +393,35 @@ def depart(seat: Seat, limits: Limits, is_critical: bool) -> Protocol[None]:
 
 
 def _work(seat: Seat) -> Protocol[Result]:
-    """Prepare and run the function; the first stage that does not return ends it."""
+    """Prepare and run the function. The first stage that does not return ends it."""
     result = Result(End.RETURNED)
     for stage in (
         Stage.INITIALIZE,
         Stage.CHECK_BEFORE,
         Stage.FUNCTION if seat.is_active else Stage.RESERVE,
     ):
-        result = yield Run(stage)
+        result = yield RunStage(stage)
         if result.end is not End.RETURNED:
             break
     return result
 
 
-def _complete(at: Keys, seat: Seat, limits: Limits) -> Protocol[str]:
-    """Wait until the iteration is decided. The last active rank to arrive decides it as completed,
-    unless an interruption was faster."""
+def _complete(at: Keys, seat: Seat, limits: WaitLimits) -> Protocol[str]:
+    """Wait until the iteration is decided. The last active rank to arrive decides it as completed, unless an
+    interruption came first."""
     if seat.is_active and (yield from arrive(at.completion, seat.rank, seat.active_world_size)):
         yield CompareSet(at.outcome, COMPLETED)
-    if not (yield Await(at.outcome, limits.completion)):
+    if not (yield AwaitOutcome(at.outcome, limits.completion)):
         yield from report(at, missed_completion(seat, limits.completion), is_own=False)
     (decided,) = yield Read((at.outcome,))
     return str(decided)
 
 
 def _recover() -> Protocol[Result]:
-    """Run the user's hooks between two iterations, then free memory; the first that fails excludes this rank."""
+    """Run the user's hooks between two iterations, then free memory. The first failure excludes this rank."""
     result = Result(End.RETURNED)
     for stage in (Stage.FINALIZE, Stage.CHECK_AFTER, Stage.COLLECT):
-        result = yield Run(stage)
+        result = yield RunStage(stage)
         if result.end is not End.RETURNED:
             break
     return result
@@ -393,13 +431,13 @@ def _recover() -> Protocol[Result]:
 
 
 def report(at: Keys, record: str, is_own: bool = True) -> Protocol[str]:
-    """Put an interruption record into the store and decide the iteration as interrupted.
+    """Write an interruption record to the store and decide the iteration as interrupted.
 
-    Answers what the iteration was decided as: COMPLETED if success came first. The order of arrival
-    comes from the store, never from a clock. is_own: the record is of a fault of its rank's own, which clears every
-    rank that has only an error of a communication call."""
-    position = yield Add(at.records, 1)
-    yield Set(f"{at.records}/{position}", record)
+    Return the outcome of the iteration: COMPLETED if success came first. The order of arrival comes from the store,
+    never from a clock. is_own: the record is of the rank's own fault, which clears every rank that has only an error
+    out of a communication call."""
+    position = yield AddRecord(at.records, 1, at.iteration)
+    yield SetRecord(f"{at.records}/{position}", record)
     if is_own:
         yield Set(at.fault, "1")
     outcome = str((yield CompareSet(at.outcome, INTERRUPTED)))
@@ -412,31 +450,24 @@ def _report_failure(at: Keys, result: Result) -> Protocol[str]:
 
 
 def _settle(at: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin]:
-    """Return whose fault an error is that left a communication call, now that the last call is over.
+    """Return the origin of an error out of a communication call, now that the last call is over.
 
-    It is the rank's own only if no rank has a fault of its own, none is missing, and it arrived first. Every rank that
-    answered the last call has reported its fault before, and so has the stand-in of a dead one."""
+    It is the rank's own only if no rank has a fault of its own, no rank is missing, and this record arrived first. All
+    ranks that answered the last call have reported their faults before that, and so have stand-ins of dead ranks."""
     fault, first = yield Read((at.fault, f"{at.records}/1"))
     return "own" if all_answered and fault is None and first == record else "consequence"
 
 
-def arrival_in(operation: Operation) -> int | None:
-    """Return the iteration in which an operation gives an interruption record its place, None if it does not."""
-    if isinstance(operation, Add) and operation.key.endswith("/records"):
-        return int(operation.key.partition("/")[0])
-    return None
-
-
 def _mark_terminated(at: Keys, rank: int) -> Protocol[None]:
-    """List a rank as not going on. Must precede its arrival at the end barrier."""
+    """List a rank as terminated. This must precede its arrival at the end barrier."""
     position = yield Add(at.terminated, 1)
     yield Set(f"{at.terminated}/{position}", str(rank))
 
 
-def _agree(at: Keys, seat: Seat, limits: Limits) -> Protocol[frozenset[int]]:
-    """Meet all ranks at the end of an iteration; answers those of them that do not go on. Raises: BarrierTimeout.
+def _agree(at: Keys, seat: Seat, limits: WaitLimits) -> Protocol[frozenset[int]]:
+    """Meet all ranks at the end of an iteration. Return the terminated ranks. Raises: BarrierTimeout.
 
-    One rank reads the list of all terminated, the others get the result."""
+    One rank reads the list of all terminated ranks, the others get the result."""
     if (yield from arrive(at.end, seat.rank, seat.world_size)):
         frozen = yield from _freeze(at)
     else:
@@ -450,8 +481,8 @@ def _ranks(frozen: str) -> frozenset[int]:
 
 
 def terminated_of(seat: Seat, limit: float) -> Protocol[frozenset[int] | None]:
-    """Return the ranks that do not go on after the iteration of a rank that has left it, None if the others have not
-    agreed on them within `limit` seconds."""
+    """Return the ranks that were terminated in an iteration that this rank has left, None if the others have not agreed
+    on them within `limit` seconds."""
     at = Keys(seat.iteration)
     if not (yield Await(at.frozen, limit)):
         return None
@@ -460,21 +491,20 @@ def terminated_of(seat: Seat, limit: float) -> Protocol[frozenset[int] | None]:
 
 
 def _freeze(at: Keys) -> Protocol[str]:
-    """Decide who does not go on, once all have arrived at the end; whoever asks first decides for all."""
+    """Decide which ranks are terminated, once all ranks have arrived at the end. The first caller decides for all."""
     count = yield Add(at.terminated, 0)
     listed = yield Read(tuple(f"{at.terminated}/{position}" for position in range(1, count + 1)))
     ranks = sorted({int(rank) for rank in listed if rank is not None})
     return str((yield CompareSet(at.frozen, " ".join(map(str, ranks)) or "none")))
 
 
-def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
-    """Represent a rank that is dead or leaving until the others have agreed to go on without it.
+def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
+    """Represent a dead or leaving rank until the others have agreed to continue without it.
 
-    Starts from the last seat that the rank published and does what the rank may have left undone. If
-    the rank died after the others had agreed to take it along, it follows them into the next iteration
-    and interrupts that one. Answers "excluded", "completed" (the call was over) or "discarded" (it had
-    no seat anyway).
-    Raises: BarrierTimeout if the others do not get through the end barrier either."""
+    Starts from the last seat that the rank published and completes the rank's unfinished operations. If the rank died
+    after the others had agreed to include it, the stand-in follows them into the next iteration and interrupts that
+    one. Returns "excluded", "completed" (the call was over) or "discarded" (the rank had no seat anyway).
+    Raises: BarrierTimeout if the others do not pass the end barrier either."""
     while True:
         at = Keys(seat.iteration)
         if not (yield Check((at.frozen,))):
@@ -487,7 +517,63 @@ def stand_in(seat: Seat, limits: Limits, record: str) -> Protocol[str]:
         terminated = yield from _agree(at, seat, limits)
         if seat.rank in terminated:
             return "excluded"
-        following: Seat | None = yield Assign(seat, terminated)
+        following: Seat | Unassigned | None = yield Assign(seat, terminated)
+        if isinstance(following, Unassigned):
+            place = yield from _place_left(seat, terminated, following.initial_world_size, limits.barrier)
+            following = None if place is None else (yield Assign(seat, terminated, place))
         if following is None:
             return "discarded"
         seat = following
+
+
+def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int, limit: float) -> Protocol[Seat | None]:
+    """Find the place in the next iteration that the others leave to a rank whose assignment failed.
+
+    The others arrive at the start barrier, each at its own place, and wait there for the rest. Once no more places are
+    missing than ranks are unassigned, each of these ranks claims one of them. None if no place is left.
+    Raises: BarrierTimeout if the others do not arrive within `limit` seconds."""
+    at = Keys(seat.iteration + 1)
+    yield Set(f"{at.unassigned}/{seat.initial_rank}", "1")
+    for _ in range(int(limit / LOOK_AGAIN)):
+        unassigned = yield from _numbered(at.unassigned, initial_world_size)
+        if len(unassigned) + len(terminated) >= seat.world_size:
+            return None  # it failed on every rank
+        seats = yield from _published(at, initial_world_size)
+        if seats:
+            world = next(iter(seats.values()))
+            arrived = yield from _numbered(f"{at.start}/0", world.world_size)  # stand-ins publish no seat
+            claims = yield from _numbered(at.claim, world.world_size)
+            taken = {other.rank for other in seats.values()} | arrived.keys() | claims.keys()
+            missing = [rank for rank in range(world.world_size) if rank not in taken]
+            if len(missing) <= len(unassigned.keys() - set(map(int, claims.values()))):
+                rank = yield from _claim(at, seat.initial_rank, claims, missing)
+                if rank is None:
+                    return None
+                place = msgspec.structs.replace(world, initial_rank=seat.initial_rank, rank=rank)
+                yield Set(seat_key(seat.initial_rank), to_json_text(place))
+                return place
+        yield Await(f"{at.start}/done", LOOK_AGAIN)
+    raise BarrierTimeout(
+        f"the rank assignment failed on initial rank {seat.initial_rank}, and the other ranks did not arrive at the "
+        f"next iteration within {limit:g} s",
+        rank=seat.rank,
+        rendezvous_count=seat.world_size,
+        group_name=at.start,
+        limit=limit,
+    )
+
+
+def _published(at: Keys, initial_world_size: int) -> Protocol[dict[int, Seat]]:
+    """Return the seats that ranks have published for this iteration, by initial rank."""
+    texts = yield from _numbered(SEATS, initial_world_size)
+    seats = {initial_rank: from_json(text, Seat) for initial_rank, text in texts.items()}
+    return {initial_rank: seat for initial_rank, seat in seats.items() if seat.iteration == at.iteration}
+
+
+def _claim(at: Keys, initial_rank: int, claims: Mapping[int, str], missing: Sequence[int]) -> Protocol[int | None]:
+    """Claim a missing place, or return the one that was claimed before; None if others were faster everywhere."""
+    own = str(initial_rank)
+    for rank in (*(rank for rank, owner in claims.items() if owner == own), *missing):
+        if (yield CompareSet(f"{at.claim}/{rank}", own)) == own:
+            return rank
+    return None

@@ -1,24 +1,24 @@
-"""What would these limits have done?  Weighs them without acting, so that a person can trust them first.
+"""What would these limits have done?  Checks limits without acting on them, so that a user can test them first.
 
-The same rules as for limits in force (`core.watch.exceeded`); each silence is told once."""
+The rules are those of limits in force (`core.watch.exceeded`). Each silence is reported once."""
 
 from __future__ import annotations
 
 from resilience.core.watch import Finding, Limit, Limits, Observation, Seconds, exceeded, in_force
 
-Told = frozenset[tuple[str, int]]  # limit and the beginning of the silence, in milliseconds
+Told = frozenset[tuple[str, int]]  # reported silences: limit, and start of the silence in milliseconds
 NOTHING: Told = frozenset()
 
 
 def weigh(limits: Limits | None, seen: Observation, told: Told, now: Seconds) -> tuple[Told, tuple[Finding, ...]]:
-    """Return what has been told by now, and what is new. told: from the call before."""
+    """Return the silences that have been reported by now, and the new findings. told: from the previous call."""
     if limits is None or seen.is_gone or seen.is_dismissed:
         return NOTHING, ()
-    found = {
+    findings = {
         (finding.limit, round((now - finding.silent_for) * 1000)): finding for finding in exceeded(limits, seen, now)
     }
-    fresh = tuple(finding for key, finding in found.items() if key not in told)
-    return frozenset(found), fresh
+    unreported = tuple(finding for key, finding in findings.items() if key not in told)
+    return frozenset(findings), unreported
 
 
 def _first(limits: Limits) -> list[Limit]:
@@ -29,12 +29,12 @@ def _first(limits: Limits) -> list[Limit]:
 
 
 def next_look(limits: Limits | None, seen: Observation, now: Seconds) -> Seconds | None:
-    """Return when a limit could be exceeded that is not yet, at the earliest; None without limits."""
+    """Return the earliest time at which another limit could be exceeded; None without limits."""
     if limits is None:
         return None
     sections = (*limits.sections.values(), *limits.warmup.values(), *_first(limits))
     opened = [limit.hard for limit in sections if limit.hard is not None]
-    moments = [now + limit for limit in opened]  # a section opened in the next moment is not announced
+    moments = [now + limit for limit in opened]  # a section may open at any moment, unannounced
     for _, since, limit in in_force(limits, seen):
         moments += [since + allowed for allowed in (limit.soft, limit.hard) if allowed is not None]
     return min((moment for moment in moments if moment > now), default=None)

@@ -1,7 +1,7 @@
-"""A list in a store that several agents append to, and that each reads from where it left off.
+"""How do several agents share one list?  A list in the store that all append to, and that each reads incrementally.
 
-An entry is written by one operation under the first free number, so that there is no gap and no doubt: an agent that
-dies on the way leaves the list as it was, and all agents read the same entry under a number. Nothing here waits."""
+One operation writes an entry under the first free number. So the list has no gaps: an agent that dies before the write
+leaves the list unchanged, and all agents read the same entry under a number. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class SharedList:
     def __init__(self, name: str) -> None:
         """name: beginning of its keys."""
         self._name = name
-        self._count = 0  # entries that were read
+        self._count = 0  # entries read so far
 
     def read(self) -> Protocol[list[str]]:
-        """Return what was appended since the last time; one look at the store if nothing was."""
-        new: list[str] = []
+        """Return the entries appended since the last call. If there are none, this costs one read."""
+        entries: list[str] = []
         while True:
-            (text,) = yield Read((f"{self._name}/{self._count}",))
-            if text is None:
-                return new
+            (entry,) = yield Read((f"{self._name}/{self._count}",))
+            if entry is None:
+                return entries
             self._count += 1
-            new.append(text)
+            entries.append(entry)
 
     def append(self, text: str, is_known: Callable[[], Protocol[bool]]) -> Protocol[None]:
-        """Append an entry unless it is known. is_known is asked before each try, and is to read on first."""
+        """Append an entry unless it is known. `is_known` is called before each try; it must read new entries first."""
         while not (yield from is_known()):
             yield CompareSet(f"{self._name}/{self._count}", text)

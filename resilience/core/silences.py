@@ -1,17 +1,17 @@
-"""How long may a rank be silent where nobody has set a limit?  Learned from the job's own silences while it runs.
+"""How long may a rank be silent if no limit is set?  Learned from the job's own silences while it runs.
 
 A sign of life is a step, a heartbeat, or a section that opens or closes. A silence is the time between two signs. Its
-kind is the innermost section that is open meanwhile, "" where none is. So an open section suspends the limit that
-holds outside sections, and has its own.
+kind is the innermost open section, "" if none is open. So an open section suspends the limit outside sections and has
+its own limit.
 
-A job pauses now and then: it evaluates, writes checkpoints, compiles again. The first pause of a kind is much longer
-than any silence before it, and healthy. So the limit is generous (`Rule.first`) until the job has shown several kinds
-of pause several times. From then on it is FACTOR times the longest silence of its kind, and at least `Rule.least`.
-Each cycle warms up: its first rounds teach nothing, and have the generous limit at least. Before a limit ends a rank
-there is a suspicion, which a person gets to read.
+A job pauses now and then: it evaluates, writes checkpoints, recompiles. The first pause of a kind is much longer than
+any silence before it, and healthy. So the limit is generous (`Rule.first`) until the job has shown several kinds of
+pause several times. After that it is FACTOR times the longest silence of its kind, and at least `Rule.least`. Each
+cycle warms up: its first rounds teach nothing and have at least the generous limit. Before a limit ends a rank, a
+suspicion is reported to the user.
 
-The monitor feeds it with the signs that its page shows (`monitor.server`), and `core.watch` weighs the result beside
-the limits that somebody has set. Reasons and evidence: docs/decisions/hangs-are-noticed-by-default.md"""
+The monitor passes in the signs from its shared page (`monitor.server`). `core.watch` applies the result besides the
+limits that are set. Reasons and evidence: docs/decisions/hangs-are-noticed-by-default.md"""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ import msgspec
 
 Seconds = float
 
-FACTOR = 10.0  # a learned limit: so many times the longest silence of its kind
-ENOUGH = 3  # kinds of pause that a job has to show, and how often each
-PAUSE = 8.0  # a silence is a pause from so many times the median round on; random stragglers take 2 to 4 times that
+FACTOR = 10.0  # a learned limit is this many times the longest silence of its kind
+ENOUGH = 3  # kinds of pause that a job must show, and how often each
+PAUSE = 8.0  # a silence of at least this many median rounds is a pause; random stragglers take 2 to 4 median rounds
 FINENESS = 4  # classes of size within a factor of two
-APART = 5  # classes between two kinds of pause of one section: a factor of two at least
-WARM_UP = 5  # rounds at the start of a cycle: on real runs the slow ones are gone after 2 to 5
-START = 6.0  # times `Rule.first`, until the first round is over: first steps of 960 s were seen, all healthy
+APART = 5  # classes between two kinds of pause of one section: at least a factor of two
+WARM_UP = 5  # rounds at the start of a cycle: in real runs the slow rounds end after 2 to 5
+START = 6.0  # times `Rule.first`, until the first round is over: healthy first steps of 960 s were observed
 SAFE = 2.0  # times the longest silence of its kind: no limit is shorter, learned or not
-SAME = 1e-8  # seconds: the same sign, told twice
-SUSPECT = 0.75  # of the limit: a suspicion is told then at the latest
+SAME = 1e-8  # seconds: signs this close are one sign, reported twice
+SUSPECT = 0.75  # of the limit: a suspicion is reported then at the latest
 STANDSTILL = 30.0  # seconds between two looks: the monitor did not run, so the rank may not have run either
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """The settings, in seconds. first: the limit until enough is known. least: the shortest learned limit.
-    margin: from asking all ranks to restart to ending the rank; None ends it at once."""
+    """The settings, in seconds. first: the limit until enough is known. least: the shortest learned limit. margin: time
+    between asking all ranks to restart and ending the rank; None ends it at once."""
 
     first: Seconds = 600.0
     least: Seconds = 60.0
     margin: Seconds | None = None
 
 
-class Sign(msgspec.Struct, frozen=True):
-    """A sign of life. name: of the section. opened_at: of one that closes. failed: an exception left it, so the
-    silence before it says nothing about a healthy job."""
+class SignOfLife(msgspec.Struct, frozen=True):
+    """A sign of life. name: of the section. opened_at: when a closing section opened. failed: an exception left the
+    section, so the silence before it says nothing about a healthy job."""
 
     at: Seconds
     what: Literal["step", "heartbeat", "opened", "closed", "other"]
@@ -57,15 +57,15 @@ class Sign(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-class Open(msgspec.Struct, frozen=True):
+class PauseInSection(msgspec.Struct, frozen=True):
     """An open section."""
 
     name: str
     at: Seconds
 
 
-class Silences(msgspec.Struct, frozen=True):
-    """All silences of one kind. sizes: how many there were, by class of size."""
+class SilencesOfKind(msgspec.Struct, frozen=True):
+    """All silences of one kind. sizes: their number by class of size."""
 
     longest: Seconds = 0.0
     sizes: dict[int, int] = {}
@@ -75,28 +75,28 @@ class Silences(msgspec.Struct, frozen=True):
         return sum(self.sizes.values())
 
 
-NONE = Silences()
+NONE = SilencesOfKind()
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What the job has shown after its warm-ups, in all cycles: silences by kind, and rounds by class of size."""
+    """The silences by kind, and the rounds by class of size, of all cycles after their warm-ups."""
 
-    silences: dict[str, Silences] = {}
+    silences: dict[str, SilencesOfKind] = {}
     rounds: dict[int, int] = {}
 
 
 class Hearing(msgspec.Struct, frozen=True):
-    """What is known of one rank. All but `shown` is of the present cycle.
+    """What is known about one rank. All fields except `shown` belong to the present cycle.
 
-    counts: of signs, by what they are. start, early: the longest silence before the first round was over, and
-    in the rest of the warm-up, by kind. last: the last sign. round_at: when the last round ended. suspected: the
-    silence, by its beginning, of which a suspicion was told."""
+    counts: number of signs, by (what, name). start, early: the longest silence before the first round ended, and in the
+    rest of the warm-up, by kind. last: time of the last sign. round_at: when the last round ended. suspected: start of
+    the silence for which a suspicion was reported."""
 
     shown: Shown = Shown()
     counts: dict[tuple[str, str], int] = {}
     start: dict[str, Seconds] = {}
     early: dict[str, Seconds] = {}
-    open: tuple[Open, ...] = ()
+    open: tuple[PauseInSection, ...] = ()
     last: Seconds | None = None
     round_at: Seconds = 0.0
     looked_at: Seconds = math.inf
@@ -104,8 +104,8 @@ class Hearing(msgspec.Struct, frozen=True):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """The present silence, and what it may come to. allowed: the limit. suspect_at: when to tell a suspicion.
-    longest: the longest one of its kind before. is_learned: whether the limit follows from that."""
+    """The present silence and its limit. allowed: the limit. suspect_at: when to report a suspicion. longest: the
+    longest earlier silence of its kind. is_learned: whether the limit follows from that."""
 
     kind: str
     since: Seconds
@@ -116,12 +116,14 @@ class Silence(msgspec.Struct, frozen=True):
 
 
 def begin(hearing: Hearing) -> Hearing:
-    """Return what is known when a cycle begins: what the job has shown, and no sign of life."""
+    """Return the state at the start of a cycle: what the job has shown, and no sign of life."""
     return Hearing(shown=hearing.shown)
 
 
-def hear(hearing: Hearing, signs: Iterable[Sign], still_open: tuple[Open, ...], now: Seconds) -> Hearing:
-    """Take the signs since the last look. still_open: the sections that are open now."""
+def hear(
+    hearing: Hearing, signs: Iterable[SignOfLife], still_open: tuple[PauseInSection, ...], now: Seconds
+) -> Hearing:
+    """Return the state after the signs since the last look. still_open: the sections that are open now."""
     opened = list(hearing.open)
     last, rounds, round_at = hearing.last, rounds_of(hearing.counts), hearing.round_at
     counts = defaultdict(int, hearing.counts)
@@ -134,13 +136,13 @@ def hear(hearing: Hearing, signs: Iterable[Sign], still_open: tuple[Open, ...], 
             if rounds >= WARM_UP:
                 healthy[kind].append(seconds)
             else:
-                known = early if rounds else start
-                known[kind] = max(known.get(kind, 0.0), seconds)
+                longest = early if rounds else start
+                longest[kind] = max(longest.get(kind, 0.0), seconds)
         last = sign.at if last is None else max(last, sign.at)
         if sign.what == "opened":
-            opened.append(Open(sign.name, sign.at))
+            opened.append(PauseInSection(sign.name, sign.at))
         elif sign.what == "closed":
-            opened = [section for section in opened if section != Open(sign.name, sign.opened_at)]
+            opened = [section for section in opened if section != PauseInSection(sign.name, sign.opened_at)]
         if sign.what in ("step", "heartbeat", "closed"):
             counts[sign.what, sign.name] += 1
             before, rounds = rounds, rounds_of(counts)
@@ -164,7 +166,7 @@ def hear(hearing: Hearing, signs: Iterable[Sign], still_open: tuple[Open, ...], 
 
 
 def present(rule: Rule, hearing: Hearing, since: Seconds) -> Silence | None:
-    """Return the present silence, None before the first sign. since: no silence began before that."""
+    """Return the present silence, None before the first sign. since: the earliest possible start of the silence."""
     if hearing.last is None:
         return None
     kind = _kind(hearing.open)
@@ -187,22 +189,22 @@ def present(rule: Rule, hearing: Hearing, since: Seconds) -> Silence | None:
 
 
 def suspect(hearing: Hearing, silence: Silence, now: Seconds) -> tuple[Hearing, bool]:
-    """Return whether to tell a suspicion now: once in each silence."""
+    """Return the state, and True if a suspicion must be reported now: once in each silence."""
     if now < silence.suspect_at or hearing.suspected == silence.since:
         return hearing, False
     return msgspec.structs.replace(hearing, suspected=silence.since), True
 
 
 def has_shown_its_pauses(shown: Shown) -> bool:
-    """Whether ENOUGH kinds of pause are known, each seen ENOUGH times."""
+    """Return True if ENOUGH kinds of pause are known, each observed ENOUGH times."""
     return kinds_of_pause(shown) >= ENOUGH
 
 
 def kinds_of_pause(shown: Shown) -> int:
-    """Return how many kinds of pause were seen ENOUGH times.
+    """Return how many kinds of pause were observed ENOUGH times.
 
-    A pause is at least PAUSE times as long as the median round. Pauses of different sections are of different
-    kinds; so are those of one section, or outside sections, of which the sizes lie a factor of two apart."""
+    A pause is at least PAUSE times as long as the median round. Pauses of different sections are different kinds. So
+    are pauses of one section, or outside sections, whose sizes are a factor of two apart."""
     if not shown.rounds:
         return 0
     smallest = _median(shown.rounds) + round(FINENESS * math.log2(PAUSE))
@@ -210,26 +212,28 @@ def kinds_of_pause(shown: Shown) -> int:
 
 
 def rounds_of(counts: Mapping[tuple[str, str], int]) -> int:
-    """Return how many times the training loop has gone round: steps, else heartbeats, else the section that was
-    closed most often. The first one only says that the loop begins."""
+    """Return how many rounds the training loop has completed: steps, else heartbeats, else closings of the section that
+    closed most often. The first one does not count: it only marks the start of the loop."""
     steps, beats = counts.get(("step", ""), 0), counts.get(("heartbeat", ""), 0)
     return max(0, (steps or beats or max(counts.values(), default=0)) - 1)
 
 
-def _in_order(hearing: Hearing, signs: Iterable[Sign], still_open: tuple[Open, ...]) -> list[Sign]:
-    """Return the signs by time, with the openings that no look has shown before."""
-    told = list(signs)
-    sections = [*still_open, *(Open(sign.name, sign.opened_at) for sign in told if sign.what == "closed")]
-    fresh = [Sign(section.at, "opened", section.name) for section in sections if section not in hearing.open]
-    return sorted([*fresh, *told], key=lambda sign: sign.at)
+def _in_order(
+    hearing: Hearing, signs: Iterable[SignOfLife], still_open: tuple[PauseInSection, ...]
+) -> list[SignOfLife]:
+    """Return the signs by time, with the openings that no earlier look has shown."""
+    reported = list(signs)
+    sections = [*still_open, *(PauseInSection(sign.name, sign.opened_at) for sign in reported if sign.what == "closed")]
+    openings = [SignOfLife(section.at, "opened", section.name) for section in sections if section not in hearing.open]
+    return sorted([*openings, *reported], key=lambda sign: sign.at)
 
 
-def _kind(opened: Iterable[Open]) -> str:
-    return max(opened, key=lambda section: section.at, default=Open("", 0.0)).name
+def _kind(opened: Iterable[PauseInSection]) -> str:
+    return max(opened, key=lambda section: section.at, default=PauseInSection("", 0.0)).name
 
 
 def _standstill(hearing: Hearing, now: Seconds) -> Seconds:
-    """Return for how long the monitor did not look, which is no silence of the rank: the whole node stood still."""
+    """Return how long the monitor did not look. This is not a silence of the rank: the whole node was stopped."""
     gap = now - hearing.looked_at
     return gap if gap > STANDSTILL else 0.0
 
@@ -241,7 +245,7 @@ def _with(shown: Shown, healthy: Mapping[str, list[Seconds]], rounds: list[Secon
     silences = dict(shown.silences)
     for kind, durations in healthy.items():
         known = silences.get(kind, NONE)
-        silences[kind] = Silences(max(known.longest, *durations), _counted(known.sizes, durations))
+        silences[kind] = SilencesOfKind(max(known.longest, *durations), _counted(known.sizes, durations))
     return Shown(silences, _counted(shown.rounds, rounds))
 
 
@@ -255,10 +259,10 @@ def _class(seconds: Seconds) -> int:
 
 def _median(sizes: Mapping[int, int]) -> int:
     """Return the class of the median."""
-    left = sum(sizes.values()) / 2
+    remaining = sum(sizes.values()) / 2
     for number in sorted(sizes):
-        left -= sizes[number]
-        if left <= 0:
+        remaining -= sizes[number]
+        if remaining <= 0:
             return number
     return 0
 

@@ -1,12 +1,13 @@
 """What follows from a signal that asks a node, or one of its workers, to stop?
 
-A signal to an agent means its node: a pod is evicted, a node is drained. With `--on-sigterm leave` the node leaves
-and the others form the next cycle at once, if they are enough and do not need this node's store. Otherwise the job
-stops, on all nodes: one preemption. A scheduler that ends a whole job signals one agent after another. Agents that
-are signalled later, also while the others form a cycle, decide with what is left: the last ones stop the job.
+A signal to an agent concerns its node: a pod is evicted, or a node is drained. With `--on-sigterm leave` the node
+leaves, and the others form the next cycle at once, if they are enough and do not need this node's store. Otherwise
+the job stops on all nodes, as one preemption. A scheduler that ends a whole job signals one agent after another.
+Agents that are signalled later, also while the others form a cycle, count only the remaining nodes: the last ones stop
+the job.
 
-A signal to a worker alone is a failure of that worker, as it is for torchrun. A scheduler that signals all processes
-of a node signals its agent too, within a moment; then it is the agent's signal that counts."""
+A signal to a worker alone is a failure of that worker, as in torchrun. A scheduler that signals all processes of a node
+signals its agent too, within a moment; then the agent's signal counts."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ AGENT_LIMIT = 1.0  # seconds after a worker's SIGTERM in which its agent is sign
 class Asked(msgspec.Struct, frozen=True):
     """What an agent knows when it is signalled.
 
-    signal: its name; mode: `--on-sigterm`; hosts_store: the others cannot go on without this node; others: nodes that
-    could take part in the next cycle, without this one and without those that leave; least: nodes of a cycle."""
+    signal: its name; mode: `--on-sigterm`; hosts_store: the others cannot continue without this node; others: nodes
+    that could take part in the next cycle, without this node and nodes that leave; least: nodes of a cycle."""
 
     signal: str
     mode: Mode
@@ -33,14 +34,14 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def on_signal(asked: Asked) -> Mode:
-    """Return whether this node leaves or the whole job stops. Only SIGTERM is for one node: the other signals come from
-    a person, or warn of the end of the whole job."""
+    """Return "leave" if only this node leaves, "stop" if the whole job stops. Only SIGTERM concerns one node: other
+    signals come from a user, or warn of the end of the whole job."""
     may_leave = asked.mode == "leave" and asked.signal == "SIGTERM" and not asked.hosts_store
     return "leave" if may_leave and asked.others >= asked.least else "stop"
 
 
 def on_workers_sigterm(is_agent_signalled: bool, waited: float) -> Literal["agent", "wait", "failure"]:
-    """Return what a SIGTERM to a worker means `waited` seconds later."""
+    """Return the meaning of a SIGTERM to a worker `waited` seconds ago."""
     if is_agent_signalled:
         return "agent"
     return "wait" if waited < AGENT_LIMIT else "failure"

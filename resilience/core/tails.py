@@ -1,7 +1,7 @@
-"""How far do the largest durations reach?  Modes, and a bound on the tail of each.
+"""How far do the largest durations reach?  Modes, and a bound on the tail of each one.
 
-A mode is a group of durations that lie together, apart from all others. Its tail is bounded from its largest values.
-Independent events are counted, not durations (`core.episodes`)."""
+A mode is a cluster of durations, separate from all others. Its largest values bound its tail. Independent events are
+counted, not durations (`core.episodes`)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import msgspec
 from resilience.core.episodes import MOST, Tops
 from resilience.core.quantiles import chi2, poisson_at_most
 
-GAP = math.log(1.15)  # between two modes, at least
+GAP = math.log(1.15)  # smallest gap between two modes
 SMALLEST_MODE, MOST_MODES = 5, 4
 TAIL_SIZES = (10, 25, 50, 100, 200)  # how many of the largest values bound a mode's tail
-INCREDIBLE = 1e-3  # probability below which a tail does not agree with the values above it
-FEWEST_EVENTS = 3  # that have reached a mode, without which it is not known
-CLUSTERED = 2.0  # durations for each event: from here on they come in episodes
+INCREDIBLE = 1e-3  # probability below which a tail disagrees with the values above it
+FEWEST_EVENTS = 3  # events needed to know a mode
+CLUSTERED = 2.0  # durations per event from which they count as episodes
 UNKNOWN = Tops()
 
 
 def split(descending: Sequence[tuple[float, int]], tops: Tops = UNKNOWN) -> list[list[tuple[float, int]]]:
     """Return the modes, highest first.
 
-    From the top, a gap separates two modes if it is wider than 15 % and than the spread of the group above
-    it, and that group has at least 5 events; a smooth heavy tail never does all that."""
+    From the top, a gap separates two modes if it is wider than 15 % and wider than the spread of the group above it,
+    and that group has at least 5 events. A smooth heavy tail never meets all these conditions."""
     n = count_of(descending)
     modes: list[list[tuple[float, int]]] = []
     group: list[tuple[float, int]] = []
@@ -45,8 +45,7 @@ def split(descending: Sequence[tuple[float, int]], tops: Tops = UNKNOWN) -> list
 
 
 def top_group(descending: Sequence[tuple[float, int]], tops: Tops, n: int) -> tuple[int, float] | None:
-    """Return how many durations, and how many events, lie above the first gap that would make them a mode; None without
-    such a gap."""
+    """Return the number of durations and of events above the first gap that would separate a mode, None without one."""
     top, members = descending[0][0], 0
     for (value, count), (below, _) in itertools.pairwise(descending):
         members += count
@@ -69,19 +68,19 @@ class Tail(msgspec.Struct, frozen=True):
     most: float
 
     def level(self, p: float, n: int) -> float:
-        """The log duration that is exceeded with probability p."""
+        """Return the log duration that is exceeded with probability p."""
         return self.u + self.xi * math.log(self.most / (n * p))
 
     def probability(self, s: float, n: int) -> float:
-        """How probably a log duration of s is exceeded."""
+        """Return the probability that a log duration of s is exceeded."""
         if self.xi <= 0.0:
             return 0.0 if s >= self.u else self.most / n
         return self.most / n * math.exp(-(s - self.u) / self.xi)
 
 
 def tails_of(mode: Sequence[tuple[float, int]], confidence: float, tops: Tops, n: int) -> list[Tail]:
-    """Bound a mode's tail from its 10, 25 … largest values: one that starts only at the top is seen too. Fewer events
-    than FEWEST_EVENTS bound nothing, so more values are taken until there are as many."""
+    """Return bounds on a mode's tail from its 10, 25 … largest values. Few values show a tail that starts near the top.
+    A bound needs FEWEST_EVENTS, so more values are used until there are as many."""
     largest = list(itertools.islice(_one_by_one(mode), MOST))
     size = len(largest) - 1
     if size < 1:
@@ -94,11 +93,11 @@ def tails_of(mode: Sequence[tuple[float, int]], confidence: float, tops: Tops, n
             k = min(size, math.ceil(1.2 * k))
         if k < size or not tails:
             u, twice = math.log(largest[k]), 2.0 * events
-            # Two bounds hold together if each holds more surely. It matters where few events count for many values.
-            each = (1.0 + confidence) / 2.0 if k >= CLUSTERED * events else confidence
+            # Two joint bounds need a higher confidence each. This matters if few events stand for many values.
+            bound = (1.0 + confidence) / 2.0 if k >= CLUSTERED * events else confidence
             h = sums[k - 1] / k - u
-            xi = h * twice / chi2(1.0 - each, twice)
-            tails[k] = Tail(k, u, h, xi, events, most=k * chi2(each, twice + 2.0) / twice)
+            xi = h * twice / chi2(1.0 - bound, twice)
+            tails[k] = Tail(k, u, h, xi, events, most=k * chi2(bound, twice + 2.0) / twice)
     return list(tails.values())
 
 
@@ -107,18 +106,18 @@ def _one_by_one(values: Iterable[tuple[float, int]]) -> Iterator[float]:
 
 
 def credible(tails: Sequence[Tail]) -> list[Tail]:
-    """Leave out tails that reach below their mode: they foretell far more large values than there are.
+    """Return the tails without those that reach below their mode: these predict far more large values than exist.
 
-    A tail of the k largest values says how many lie above the threshold of each smaller one; significantly
-    fewer show that its lowest values belong to another mode, or to the body, and say nothing of the top."""
+    A tail of the k largest values predicts how many lie above the threshold of each smaller tail. If there are
+    significantly fewer, its lowest values belong to another mode or to the body, and say nothing about the top."""
     kept = []
     for tail in tails:
-        foretold = [
-            (other.events, tail.events * math.exp(-(other.u - tail.u) / tail.h))
-            for other in tails
-            if other.k < tail.k and tail.h > 0
+        predictions = [
+            (smaller.events, tail.events * math.exp(-(smaller.u - tail.u) / tail.h))
+            for smaller in tails
+            if smaller.k < tail.k and tail.h > 0
         ]
-        if all(poisson_at_most(math.ceil(seen), expected) >= INCREDIBLE for seen, expected in foretold):
+        if all(poisson_at_most(math.ceil(observed), expected) >= INCREDIBLE for observed, expected in predictions):
             kept.append(tail)
     return kept
 
@@ -128,7 +127,7 @@ def count_of(values: Sequence[tuple[float, int]]) -> int:
 
 
 def quantile(descending: Sequence[tuple[float, int]], q: float) -> float:
-    """Return the value that a share q of all do not exceed."""
+    """Return the value that a share q of all values does not exceed."""
     above = count_of(descending) * (1.0 - q)
     for value, count in descending:
         above -= count

@@ -1,7 +1,7 @@
-"""What is known about a job's limits: the file that `resilience calibrate` writes and the next run reads.
+"""What is known about a job's limits?  The file that `resilience calibrate` writes and the next run reads.
 
-One entry a deadline (`core.deadlines`). Here too: when may a new file change an old limit, and when is a file too
-old to be believed. Where the file is read and written is `adapters.timeouts_file`'s matter."""
+It has one entry per deadline (`core.deadlines`). This module also decides when a new file may change an old limit, and
+when a file is stale. `adapters.timeouts_file` reads and writes the file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from resilience.core.phases import Phases
 from resilience.core.watch import NO_LIMIT, First, Learned, Limit, Limits, OfRanks
 
 SCHEMA = 2
-NEAR_MISS = 0.67  # of the limit: a healthy occurrence that comes so near says that the limit is too short
+NEAR_MISS = 0.67  # of the limit: a healthy occurrence this long shows that the limit is too short
 MEDIAN_MOVED = 0.20
 RARE = 3.09  # standard deviations: 99.9 %
 
 
 class Alarms(msgspec.Struct, frozen=True):
-    """False alarms of one deadline, at most: by the fitted tail, and by counting alone."""
+    """Upper bounds on the false alarms of one deadline: from the fitted tail, and from counting alone."""
 
     model_upper: float | None = None
     distribution_free_upper: float | None = None
 
 
-class Group(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limit of some ranks of a deadline whose ranks are not alike. ranks: such as `0,4-7`. rank_medians_s: the
+class RankGroupLimit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The limit of one group of ranks, for a deadline whose ranks differ. ranks: such as `0,4-7`. rank_medians_s: the
     lowest and the highest."""
 
     ranks: str
@@ -45,8 +45,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True):
     rank_medians_s: tuple[float, float] = (0.0, 0.0)
 
 
-class Outside(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limit of occurrences outside known phases. p: the probability of a false alarm that was asked for."""
+class OutsideLimit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The limit of occurrences outside known phases. p: the requested probability of a false alarm."""
 
     timeout_s: float
     status: Status
@@ -59,11 +59,11 @@ class Outside(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limit of one deadline and what it rests on. Durations in seconds. expected_false_alarms_per_month: in 30 days
-    of the whole job. false_alarms_per_occurrence: the probability of one. occurrences: how many after a start, of a
-    deadline of first occurrences. rank_medians_s: the lowest and the highest median of single ranks; the others are of
-    the slowest rank of each occurrence. groups: limits of groups of like ranks, which go before this one.
-    outside: a shorter limit outside known phases after a cold start."""
+    """The limit of one deadline and its basis. Durations in seconds. expected_false_alarms_per_month: in 30 days of the
+    whole job. false_alarms_per_occurrence: the probability of one. occurrences: for a deadline of first occurrences,
+    their number after a start. rank_medians_s: the lowest and the highest median of single ranks; all other values are
+    of the slowest rank of each occurrence. groups: limits of groups of similar ranks, which take precedence. outside: a
+    shorter limit outside known phases after a cold start."""
 
     timeout_s: float | None
     status: Status
@@ -88,20 +88,20 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
     occurrences: int = 0
     rank_medians_s: tuple[float, float] = (0.0, 0.0)
-    groups: tuple[Group, ...] = ()
-    outside: Outside | None = None
+    groups: tuple[RankGroupLimit, ...] = ()
+    outside: OutsideLimit | None = None
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A file that was read."""
+class SourceFile(msgspec.Struct, frozen=True):
+    """A file that the limits were computed from."""
 
     path: str
     sha256: str
 
 
 class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All limits of one configuration. target_false_alarms: of the whole job within horizon_s. ranks: of the job that
-    they were fitted for."""
+    """All limits of one configuration. target_false_alarms: of the whole job within horizon_s. ranks: size of the job
+    that they were fitted for."""
 
     schema: int
     configuration: Configuration
@@ -110,14 +110,14 @@ class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
     horizon_s: float
     ranks: int
     deadlines: dict[str, Deadline]
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceFile, ...] = ()
 
 
 def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: float) -> Deadline:
-    """Return a fit as the file states it. every_s: mean seconds between two occurrences."""
+    """Return a fit as an entry of the file. every_s: mean seconds between two occurrences."""
     trials = MONTH / every_s if every_s > 0 else 0.0
     is_rated = fitted.status in ("ok", "tentative")
-    each = Alarms(fitted.model_upper if is_rated else None, fitted.distribution_free_upper)
+    alarms = Alarms(fitted.model_upper if is_rated else None, fitted.distribution_free_upper)
     limit = fitted.timeout_s
     return Deadline(
         timeout_s=limit,
@@ -125,9 +125,9 @@ def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: f
         reason=fitted.reason,
         p=fitted.p,
         expected_false_alarms_per_month=Alarms(
-            _times(each.model_upper, trials), _times(each.distribution_free_upper, trials)
+            _times(alarms.model_upper, trials), _times(alarms.distribution_free_upper, trials)
         ),
-        false_alarms_per_occurrence=each,
+        false_alarms_per_occurrence=alarms,
         ratio_to_max=limit / fitted.max_s if limit and fitted.max_s else None,
         ratio_to_median=limit / fitted.median_s if limit and fitted.median_s else None,
         n=fitted.n,
@@ -150,26 +150,26 @@ def _times(probability: float | None, trials: float) -> float | None:
 
 
 def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[str, Deadline]:
-    """Return the new limits beside the old ones: only an `ok` fit may lower a limit, any may raise it. An old limit
-    that a healthy occurrence has exceeded is raised to 5 times the maximum where the new fit has no answer."""
+    """Return the merged limits. Only an `ok` fit may lower a limit; any fit may raise it. If the new fit has no limit
+    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum."""
     merged = dict(new)
-    for name, known in old.items():
+    for name, previous in old.items():
         fresh = new.get(name)
         if fresh is None:
-            merged[name] = known
-        elif known.timeout_s is not None:
+            merged[name] = previous
+        elif previous.timeout_s is not None:
             limit, reason = fresh.timeout_s, fresh.reason
-            if limit is None and fresh.max_s > known.timeout_s:
+            if limit is None and fresh.max_s > previous.timeout_s:
                 limit = FACTOR * fresh.max_s
-                reason = f"{reason}; raised from {known.timeout_s:.4g} s, for {fresh.max_s:.4g} s was seen"
-            elif limit is None or (limit < known.timeout_s and fresh.status != "ok"):
-                limit = known.timeout_s
-                reason = f"{reason}; kept at {known.timeout_s:.4g} s, for only an `ok` fit may lower a limit"
+                reason = f"{reason}; raised from {previous.timeout_s:.4g} s, because {fresh.max_s:.4g} s was observed"
+            elif limit is None or (limit < previous.timeout_s and fresh.status != "ok"):
+                limit = previous.timeout_s
+                reason = f"{reason}; kept at {previous.timeout_s:.4g} s, because only an `ok` fit may lower a limit"
             merged[name] = msgspec.structs.replace(
                 fresh,
                 timeout_s=limit,
                 reason=reason,
-                previous_timeout_s=known.timeout_s,
+                previous_timeout_s=previous.timeout_s,
                 groups=fresh.groups if limit == fresh.timeout_s else (),
                 outside=fresh.outside if limit == fresh.timeout_s else None,
             )
@@ -179,9 +179,9 @@ def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[st
 def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equal: bool = True) -> Limits:
     """Return the limits of a run that starts with this file.
 
-    base: limits set by hand, which go before learned ones. margin: seconds between asking all to restart and ending the
-    rank, None to end it at once. is_equal: nothing differs from the runs that were observed, arguments included; else
-    phases may come at other positions, and the limits of whole deadlines hold throughout."""
+    base: limits set by hand, which take precedence over learned ones. margin: seconds between asking all ranks to
+    restart and ending the rank, None to end it at once. is_equal: the run equals the observed runs, including
+    arguments. Otherwise phases may be at other positions, and the limits of whole deadlines apply everywhere."""
     limits = {name: known.timeout_s for name, known in found.deadlines.items() if known.timeout_s is not None}
     sections = dict(base.sections)
     changes: dict[str, Limit] = {}
@@ -222,13 +222,13 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
     )
 
 
-def _learned(seconds: float, known: Deadline | Group, occurrences: int) -> Learned:
+def _learned(seconds: float, known: Deadline | RankGroupLimit, occurrences: int) -> Learned:
     least, most = known.rank_medians_s
     return Learned(seconds, most or known.median_s, known.p99_s, occurrences, least, known.max_s)
 
 
 def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
-    """Return the limits of one rank: those of its group, if the world is the one in which groups were found."""
+    """Return the limits of one rank: those of its group, if the world size is the one for which groups were fitted."""
     chosen = msgspec.structs.replace(limits, groups={}, group_world=0)
     if rank is None or world_size != limits.group_world:
         return chosen
@@ -246,8 +246,8 @@ def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
 
 
 def _first(found: Timeouts, limits: Mapping[str, float], base: Limits, margin: float | None) -> dict[str, First]:
-    """Return the limits of first occurrences. None is shorter than the usual one; a kind of start that was not observed
-    has the longest limit of the others."""
+    """Return the limits of first occurrences. None is shorter than the usual limit. A kind of start that was not
+    observed gets the longest limit of the other kinds."""
     known: dict[str, dict[Start, float]] = {}
     occurrences: dict[str, int] = {}
     for name, seconds in limits.items():
@@ -269,15 +269,15 @@ def _limit(seconds: float, margin: float | None) -> Limit:
 
 
 def _is_set(base: Limits, deadline: str) -> bool:
-    """Whether a limit is set by hand."""
+    """Return True if a limit is set by hand."""
     section = section_of(deadline)
     if section is not None:
         return section in base.sections or section in base.warmup
     return deadline not in base.defaults and getattr(base, deadline) != NO_LIMIT
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What a running job has seen of one deadline. above_p99: of the last hour's occurrences."""
+class SeenInJob(msgspec.Struct, frozen=True):
+    """What a running job has observed for one deadline. above_p99: number in the last hour's occurrences."""
 
     n: int
     max_s: float
@@ -286,8 +286,8 @@ class Seen(msgspec.Struct, frozen=True):
     hour_n: int
 
 
-def staleness(known: Learned, seen: Seen) -> str:
-    """Return why a limit is not to be believed any more, empty while it is."""
+def staleness(known: Learned, seen: SeenInJob) -> str:
+    """Return why a limit is stale, empty if it is not."""
     if seen.max_s > NEAR_MISS * known.timeout_s:
         return f"a healthy occurrence took {seen.max_s:.4g} s, {seen.max_s / known.timeout_s:.0%} of the limit"
     least = known.least_median_s or known.median_s
@@ -297,17 +297,17 @@ def staleness(known: Learned, seen: Seen) -> str:
         return f"the median moved from {before:.4g} s to {seen.median_s:.4g} s"
     expected = 0.01 * seen.hour_n
     if known.p99_s and seen.above_p99 > expected + RARE * max(1.0, expected) ** 0.5 + 1.0:
-        return f"{seen.above_p99} of {seen.hour_n} occurrences in an hour lay above the 99th percentile of before"
+        return f"{seen.above_p99} of {seen.hour_n} occurrences in an hour lay above the earlier 99th percentile"
     return ""
 
 
-def fallback(known: Learned, seen: Seen) -> float:
-    """Return the limit that holds while a deadline is stale: the old one, or 5 times the recent maximum."""
+def fallback(known: Learned, seen: SeenInJob) -> float:
+    """Return the limit of a stale deadline: the old limit, or 5 times the recent maximum if that is longer."""
     return max(known.timeout_s, FACTOR * seen.max_s)
 
 
 def raised(limits: Limits, name: str, seconds: float) -> Limits:
-    """Return the limits with that of one deadline at least so long; phases of it are no longer known."""
+    """Return the limits with one deadline's limit raised to at least `seconds`. Its phases are dropped."""
 
     def longer(limit: Limit) -> Limit:
         first = limit.hard if limit.soft is None else limit.soft

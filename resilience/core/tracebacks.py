@@ -1,9 +1,9 @@
-"""What did a dead program raise?  Reads the traceback that its interpreter printed last.
+"""Which exception ended a program?  Reads the last traceback that its interpreter printed.
 
-A program that is not ours leaves nothing but its last lines. The last traceback among them gives type, message and
-frames, those that Python prints above it its causes; a prefix that torch puts in front of each line (`[rank0]: `) is
-dropped. A traceback without its last line is one of an unknown exception. The fingerprint is that of an exception which
-was caught here (`core.fingerprints`)."""
+A program without a Wrapper leaves only its last output lines. The last traceback in them gives type, message and
+frames; tracebacks that Python prints above it give the causes. torch's prefix of each line (`[rank0]: `) is dropped. A
+traceback without its last line counts as an unknown exception. The fingerprint equals that of a caught exception
+(`core.fingerprints`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilience.core import fingerprints
 from resilience.core.attribution import Cause, ExceptionInfo, Frame
 
 BEGIN = "Traceback (most recent call last):"
-CUT_OFF = "unknown exception"  # of a traceback without its last line
+CUT_OFF = "unknown exception"  # type of a traceback without its last line
 MOST_FRAMES = 60
 MOST_CAUSES = 5
 MOST_MESSAGE = 2000  # characters
@@ -52,13 +52,13 @@ def parse(lines: Sequence[str]) -> ExceptionInfo | None:
 
 
 def _relation(lines: Sequence[str]) -> Literal["cause", "context"] | None:
-    """Return how the traceback in these lines led to the one that follows, None if it did not."""
+    """Return how the traceback in these lines led to the next one, None if it did not."""
     last = next((line for line in reversed(lines) if line.strip()), "")
     return _RELATIONS.get(last.strip())
 
 
 def _raised(text: Sequence[str]) -> ExceptionInfo | None:
-    """Return the exception of a traceback that begins with the first line."""
+    """Return the exception of the traceback that begins in the first line."""
     frames: list[Frame] = []
     name, message = "", ""
     for number in range(1, len(text)):
@@ -87,13 +87,13 @@ def _raised(text: Sequence[str]) -> ExceptionInfo | None:
 
 
 def _dumped(lines: Sequence[str]) -> tuple[str, str]:
-    """Return type and `repr` of an exception, where another one came while the interpreter printed it: then CPython
-    shows the object in the place of the last line."""
+    """Return type and `repr` of an exception from CPython's object dump. CPython prints it instead of the last line if
+    printing the exception raised another one."""
     fields = {match[1]: match[2] for line in lines if (match := _DUMPED.match(line))}
     return fields.get("type name", ""), fields.get("repr", "")
 
 
 def _more(lines: Sequence[str]) -> list[str]:
-    """The further lines of a message: up to what is certainly something else."""
-    own = itertools.takewhile(lambda line: line.strip() not in _RELATIONS, lines[:10])
-    return [line for line in own if line and not line.startswith(("W", "E", "I"))]
+    """Return the further lines of a message, up to a line that certainly does not belong to it."""
+    message = itertools.takewhile(lambda line: line.strip() not in _RELATIONS, lines[:10])
+    return [line for line in message if line and not line.startswith(("W", "E", "I"))]

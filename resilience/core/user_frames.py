@@ -1,4 +1,4 @@
-"""Whose code is a frame?  The user's own, a library's, or this package's."""
+"""Which code does a frame belong to?  The user's code, a library, or this package."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from resilience.core.attribution import Frame
 
 _OURS = re.compile(r"/resilience/(adapters|attribution|cli|core|history|inprocess|launcher|monitor|telemetry)/")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
-_ENTRY = re.compile(r"/s?bin/(resilience|torchrun)$")  # the script that pip makes for a command
-_DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # plays the part of the user's code, wherever it is installed
+_ENTRY = re.compile(r"/s?bin/(resilience|torchrun)$")  # the script that pip installs for a command
+_DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # counts as user code, wherever it is installed
 
 
 def user_frame(stack: Iterable[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code: no library's, none of ours."""
+    """Return the innermost frame of user code, None if there is none."""
     for frame in reversed(tuple(stack)):
         if is_users(frame):
             return frame
@@ -22,12 +22,12 @@ def user_frame(stack: Iterable[Frame]) -> Frame | None:
 
 
 def is_ours(frame: Frame) -> bool:
-    """Whether a frame belongs to this package's machinery."""
+    """Return True if a frame belongs to this package."""
     return _OURS.search(frame.file) is not None and not _DEMO.search(frame.file)
 
 
 def is_users(frame: Frame) -> bool:
-    """Whether a frame belongs to the user's own code: no library's, none of ours."""
+    """Return True if a frame belongs to user code, not to a library or this package."""
     if _ENTRY.search(frame.file):
         return False
     return _DEMO.search(frame.file) is not None or not (is_ours(frame) or _LIBRARY.search(frame.file))

@@ -1,11 +1,11 @@
-"""Which ranks do the others wait for?  The collectives that ranks have entered, compared.
+"""Which ranks do the others wait for?  Compares the collectives that ranks have entered.
 
-Each rank numbers the collectives of each of its groups, so equal numbers are the same collective. A rank that waits in
-one waits for the members of that group that have not come to this number. These edges lead to the ranks that do not
-wait themselves (the wait-for walk), or round in a cycle. Members that are in collectives of the same number and of
-different operations are out of step with each other.
+Each rank numbers the collectives of each of its groups, so equal numbers mean the same collective. A rank inside a
+collective waits for the members of its group that have not reached this number. These edges lead to ranks that do not
+wait themselves (the wait-for walk), or form a cycle. Members that are in different operations with the same number are
+out of step with each other.
 
-A rank of which nothing is known gets no edge. A transfer between two ranks is a collective of two."""
+A rank about which nothing is known gets no edge. A transfer between two ranks counts as a collective of two."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from resilience.core.attribution import Collective
 
 _BITS = 20
 _MOST = 1 << _BITS
-REPEATS = 3  # how often a pattern of operations is seen before the next one counts as expected
+REPEATS = 3  # repetitions of a pattern of operations before the next operation counts as expected
 
 Last = Mapping[int, Sequence[Collective]]
-"""The last collective of each group, and the first one that the rank has not left, by rank."""
+"""By rank: the last collective of each group, and the first one that the rank has not left."""
 
 
 def pack(ranks: Sequence[int], is_recorded: bool = False, is_transfer: bool = False) -> int:
-    """Return the members of a group, and what kind of collective it is, as one word. Without a constant distance
-    between the ranks, which usual device meshes have, they are left out."""
+    """Return the members of a group and the kind of collective as one integer. The members are left out unless the
+    distance between their ranks is constant, as in usual device meshes."""
     kind = is_recorded << 3 * _BITS | is_transfer << 3 * _BITS + 1
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     first, size = min(ranks, default=0), len(ranks)
-    is_regular = step > 0 and all(rank == first + step * at for at, rank in enumerate(ranks))
+    is_regular = step > 0 and all(rank == first + step * index for index, rank in enumerate(ranks))
     if not is_regular or max(first, step, size) >= _MOST:
         return kind
     return first | step << _BITS | size << 2 * _BITS | kind
 
 
 def entered(group: int, seq: int, op: str, left: bool, word: int, before: Sequence[str]) -> Collective:
-    """Return a collective. word: what `pack` returned. before: the operations of the group before this one."""
+    """Return a collective. word: a result of `pack`. before: the group's earlier operations."""
     first, step, size = word % _MOST, (word >> _BITS) % _MOST, (word >> 2 * _BITS) % _MOST
     return Collective(
         group,
@@ -52,28 +52,28 @@ def entered(group: int, seq: int, op: str, left: bool, word: int, before: Sequen
 
 
 def expected(before: Sequence[str]) -> str:
-    """Return the operation that continues the shortest pattern of the operations before; empty if there is none.
+    """Return the operation that continues the shortest pattern of the earlier operations; empty if there is none.
 
-    The pattern must hold for REPEATS repetitions, and for the last third of what is known: so equal operations in a
-    longer pattern, which has been seen three times, are not taken for the whole of it."""
+    The pattern must hold for REPEATS repetitions and for the last third of the known operations. So a run of equal
+    operations inside a longer pattern that occurred three times does not count as the whole pattern."""
     for period in range(1, len(before) // REPEATS + 1):
         recent = before[-max(REPEATS * period, len(before) // 3) :]
-        if all(recent[at] == recent[at - period] for at in range(period, len(recent))):
+        if all(recent[index] == recent[index - period] for index in range(period, len(recent))):
             return recent[-period]
     return ""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """Ranks that wait in different operations, which should be one. odd: those that are out of step, by the operations
-    before or by number; empty if neither tells."""
+    """Ranks that wait in different operations that should be one. odd: the ranks that are out of step, judged by the
+    earlier operations or by the majority; empty if neither decides."""
 
     ranks: tuple[int, ...]
     odd: tuple[int, ...]
 
 
 class Walk(msgspec.Struct, frozen=True):
-    """What the comparison shows. awaited: ranks that others wait for and that wait for nobody. cycle: ranks that wait
-    for each other. behind: all ranks that others wait for."""
+    """The result of the comparison. awaited: ranks that others wait for and that wait for no rank. cycle: ranks that
+    wait for each other. behind: all ranks that others wait for."""
 
     awaited: tuple[int, ...] = ()
     cycle: tuple[int, ...] = ()
@@ -82,35 +82,35 @@ class Walk(msgspec.Struct, frozen=True):
 
 
 def walk(last: Last, waiting: Set[int], ranks: Mapping[int, int]) -> Walk:
-    """Compare the ranks. last: of ranks of which something is known. waiting: those that wait in a collective; a rank
-    there of which it is not known for what it waits is never `awaited`. ranks: by their numbers in torch."""
+    """Compare the ranks. last: of the ranks with known collectives. waiting: ranks that wait in a collective; if what
+    such a rank waits for is unknown, it is never `awaited`. ranks: initial ranks by torch's ranks."""
     mismatch = _mismatch(last, waiting)
     if mismatch is not None:
         return Walk(mismatch=mismatch)
     places = _Places(last, ranks)
     edges = {rank: targets for rank in sorted(waiting & last.keys()) if (targets := _targets(places, rank))}
-    behind = frozenset().union(*set(edges.values()))  # most are one and the same set
+    behind = frozenset().union(*set(edges.values()))  # most of these sets are equal
     known = {rank for rank in waiting & last.keys() if any(_pending(last[rank]))}
     awaited = tuple(sorted(behind - edges.keys() - (waiting - known)))
     return Walk(awaited, () if awaited else _cycle(edges), behind)
 
 
 class _Places:
-    """Where each rank is in each group."""
+    """The position of each rank in each group."""
 
     def __init__(self, last: Last, ranks: Mapping[int, int]) -> None:
         self.last = last
         self._ranks = ranks
         self.sequences = {
-            (rank, each.group): each.seq
+            (rank, entry.group): entry.seq
             for rank, entries in last.items()
-            for each in sorted(entries, key=lambda entry: entry.seq)
+            for entry in sorted(entries, key=lambda entry: entry.seq)
         }
-        self._kinds = {(rank, each.is_recorded) for rank, entries in last.items() for each in entries}
+        self._kinds = {(rank, entry.is_recorded) for rank, entries in last.items() for entry in entries}
         self._behind: dict[tuple[int, int], frozenset[int]] = {}
 
     def behind(self, pending: Collective) -> frozenset[int]:
-        """Return the members of the group that have not come to this collective."""
+        """Return the members of the group that have not reached this collective."""
         key = pending.group, pending.seq
         if key not in self._behind:
             self._behind[key] = frozenset(
@@ -127,17 +127,17 @@ class _Places:
 
 
 def _targets(places: _Places, rank: int) -> frozenset[int]:
-    sets = {places.behind(each) for each in _pending(places.last[rank])}
-    found = next(iter(sets)) if len(sets) == 1 else frozenset().union(*sets)
-    return found - {rank} if rank in found else found
+    sets = {places.behind(pending) for pending in _pending(places.last[rank])}
+    targets = next(iter(sets)) if len(sets) == 1 else frozenset().union(*sets)
+    return targets - {rank} if rank in targets else targets
 
 
 def _pending(entries: Sequence[Collective]) -> Iterator[Collective]:
-    """What a rank may wait in. Where torch's recorder knows it, it knows all but transfers."""
-    has_recorded = any(each.is_recorded for each in entries)
-    for each in entries:
-        if not each.left and (each.is_recorded or not has_recorded or each.is_transfer):
-            yield each
+    """Yield the collectives in which a rank may wait. If torch's recorder has any, it has all except transfers."""
+    has_recorded = any(entry.is_recorded for entry in entries)
+    for entry in entries:
+        if not entry.left and (entry.is_recorded or not has_recorded or entry.is_transfer):
+            yield entry
 
 
 def _cycle(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
@@ -158,20 +158,20 @@ def _cycle(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
 def _mismatch(last: Last, waiting: Set[int]) -> Mismatch | None:
     places: defaultdict[tuple[int, int], dict[int, Collective]] = defaultdict(dict)
     for rank in sorted(waiting & last.keys()):
-        for each in _pending(last[rank]):
-            if not each.is_transfer:
-                places[each.group, each.seq][rank] = each
-    for here in places.values():
-        operations = Counter(each.op for each in here.values())
+        for pending in _pending(last[rank]):
+            if not pending.is_transfer:
+                places[pending.group, pending.seq][rank] = pending
+    for entries in places.values():
+        operations = Counter(entry.op for entry in entries.values())
         if len(operations) > 1:
-            return Mismatch(tuple(here), _odd(here, operations))
+            return Mismatch(tuple(entries), _odd(entries, operations))
     return None
 
 
-def _odd(here: Mapping[int, Collective], operations: Counter[str]) -> tuple[int, ...]:
-    unusual = [rank for rank, each in here.items() if each.expected and each.op != each.expected]
-    usual = [rank for rank, each in here.items() if each.expected and each.op == each.expected]
-    if unusual and usual and len(unusual) + len(usual) == len(here):
+def _odd(entries: Mapping[int, Collective], operations: Counter[str]) -> tuple[int, ...]:
+    unusual = [rank for rank, entry in entries.items() if entry.expected and entry.op != entry.expected]
+    usual = [rank for rank, entry in entries.items() if entry.expected and entry.op == entry.expected]
+    if unusual and usual and len(unusual) + len(usual) == len(entries):
         return tuple(unusual)
     (most, count), (_, second) = operations.most_common(2)
-    return tuple(rank for rank, each in here.items() if each.op != most) if count > second else ()
+    return tuple(rank for rank, entry in entries.items() if entry.op != most) if count > second else ()

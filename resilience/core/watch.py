@@ -1,11 +1,10 @@
-"""Is this rank alive?  One rank's signs of life, weighed against its limits.
+"""Is this rank alive?  Compares one rank's signs of life with its limits.
 
-A monitor observes its rank (page, process, peers) and asks `decide` what follows. Past a soft limit
-the job is asked to restart, past a hard limit the rank is terminated and, after a grace, killed; a
-rank that is gone is stood in for, and one whose agent is lost is ended. Every limit that is exceeded is
-found first, then the gravest is chosen. Before a rank is signalled for a hang, it is put on record where the other
-ranks are, within EVIDENCE seconds: what they do afterwards is no evidence. Knows nothing of pages, signals or stores:
-`monitor.server` observes and obeys."""
+A monitor observes its rank (shared page, process, peers) and calls `decide`. Past a soft limit, all ranks are asked to
+restart. Past a hard limit, the rank is terminated and, after a grace, killed. A dead rank gets a stand-in, and a rank
+whose agent is lost is ended. `decide` first finds all exceeded limits, then picks the gravest. Before a hung rank is
+signalled, the positions of the other ranks are recorded within EVIDENCE seconds, because their later positions are no
+evidence. This module knows no pages, signals or stores: `monitor.server` observes and acts."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ Seconds = float
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """Allowed silence in seconds: past `soft` restart, past `hard` kill. None never fires."""
+    """Allowed silence in seconds. Past `soft` all ranks restart, past `hard` the rank is ended. None never fires."""
 
     soft: Seconds | None = None
     hard: Seconds | None = None
@@ -33,9 +32,9 @@ NO_LIMIT = Limit()
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What a learned limit rests on, in seconds: the limit, median and 99th percentile of what was seen. first: how
-    many occurrences after a start have a limit of their own. least_median_s: of the fastest rank, where median_s is
-    that of the slowest; 0 where all have one. longest_s: the longest healthy duration; 0 where unknown."""
+    """The basis of a learned limit, in seconds: the limit, and median and 99th percentile of the observed durations.
+    first: number of occurrences after a start that have a separate limit. least_median_s: median of the fastest rank,
+    while median_s is that of the slowest; 0 if all are equal. longest_s: the longest healthy duration; 0 if unknown."""
 
     timeout_s: Seconds
     median_s: Seconds
@@ -53,7 +52,7 @@ class First(msgspec.Struct, frozen=True):
 
 
 class OfRanks(msgspec.Struct, frozen=True):
-    """A learned limit of a group of like ranks (`core.rank_groups`)."""
+    """A learned limit of a group of similar ranks (`core.rank_groups`)."""
 
     ranks: str
     limit: Limit
@@ -61,8 +60,8 @@ class OfRanks(msgspec.Struct, frozen=True):
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """A learned limit that holds outside known phases after a cold start, once the first phase came where it was
-    expected: a job that goes on from a checkpoint has its phases elsewhere. In a phase, the usual limit holds."""
+    """A learned limit for occurrences outside known phases after a cold start. It applies once the first phase came at
+    its expected position: a job resumed from a checkpoint has other positions. In a phase, the usual limit applies."""
 
     limit: Limit
     phases: Phases
@@ -71,22 +70,21 @@ class Outside(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     """All limits in force for one rank.
 
-    watchdog: since the main thread last proved to run bytecode; while it waits for the job's store, since any other
-    thread did (then hard only). store: in place of all others, since an answer of the job's store was due that the main
-    thread waits for, which runs no bytecode meanwhile (hard only). ping: since the last manual ping, once armed. hook:
-    since a hook was entered (hard only). leave: since the interruption, while the function has not been left (hard
-    only). abort: seconds after the interruption in which no hard limit ends the rank, for its abort may still run.
-    step: since the step counter last rose, once used. heartbeat and initial_heartbeat: between heartbeats, and from
-    their announcement, or a section opened or closed since, to the first. sections: by name, while open.
-    out_of_section: while none is open, once one has been. warmup: in place of its own limit for the first
-    `warmup_occurrences` times of a section, by name, or of a gap between heartbeats ("heartbeat"). first: the same as
-    it was learned, by deadline; it goes before warmup. signal: what ends a rank past a hard limit. grace: between that
-    and SIGKILL. safety_factor: of limits that the rank calculates from what it has seen. shadow: limits that are
-    weighed and told, and end nothing. learned: what limits that were learned rest on, by deadline. rule: of the limit
-    for silences where no other limit holds; None watches nothing more. defaults: names of limits here that nobody has
-    set; they do not keep the rule from being weighed. groups: learned limits of groups of ranks, by deadline, which
-    hold in a world of `group_world` ranks; a monitor picks its rank's (`core.timeouts.of_rank`). outside: learned
-    limits outside known phases, by deadline."""
+    watchdog: since the main thread last ran bytecode; while it waits for the job's store, since any other thread did
+    (then hard only). store: replaces all others while the main thread waits for the job's store and runs no bytecode;
+    counts from when the store's answer was due (hard only). ping: since the last manual ping, once armed. hook: since a
+    hook was entered (hard only). leave: since the interruption, until the function is left (hard only). abort: seconds
+    after the interruption in which no hard limit ends the rank, because its abort may still run. step: since the step
+    counter last rose, once used. heartbeat: between heartbeats. initial_heartbeat: from their announcement, or a later
+    opening or closing of a section, to the first one. sections: by name, while open. out_of_section: while no section
+    is open, after the first one. warmup: replaces the limit for the first `warmup_occurrences` occurrences of a
+    section, by name, or of a gap between heartbeats ("heartbeat"). first: the same, but learned, by deadline; takes
+    precedence over warmup. signal: ends a rank past a hard limit. grace: seconds between that and SIGKILL.
+    safety_factor: for limits that the rank calculates from its observations. shadow: limits that are checked and
+    reported but end nothing. learned: the basis of learned limits, by deadline. rule: the rule for silences without
+    another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off
+    the rule. groups: learned limits of groups of ranks, by deadline, valid in a world of `group_world` ranks; a monitor
+    picks its rank's (`core.timeouts.of_rank`). outside: learned limits outside known phases, by deadline."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT
@@ -115,18 +113,18 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Doing(Enum):
-    """What the rank is busy with, as far as limits care."""
+    """The rank's present activity, as far as it matters for limits."""
 
-    OUTSIDE = "outside"  # not in a wrapped call: nothing is weighed
-    WAITING = "waiting"  # in a barrier or for an outcome: only the watchdog is weighed
-    HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit
-    FUNCTION = "run"  # in the wrapped function: everything is weighed
-    ENDING = "ending"  # the program is over, and its interpreter clears up: no learned limit of its signs holds
+    OUTSIDE = "outside"  # not in a wrapped call: no limit applies
+    WAITING = "waiting"  # in a barrier or waiting for an outcome: only the watchdog applies
+    HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit applies
+    FUNCTION = "run"  # in the wrapped function: all limits apply
+    ENDING = "ending"  # the program is over and its interpreter shuts down: no learned limit applies
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """One sign of life and when it was last seen (observer's monotonic clock). occurrence: its number since the last
-    start, from 1."""
+    """One sign of life and when it was last observed (observer's monotonic clock). occurrence: its number since the
+    last start, from 1."""
 
     name: str
     seen_at: Seconds
@@ -134,45 +132,45 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """What a monitor sees of its rank at one moment. Times are on the monitor's monotonic clock;
-    None means: never in this iteration, or not armed."""
+    """A monitor's observation of its rank at one moment. Times are on the monitor's monotonic clock; None means never
+    in this iteration, or not armed."""
 
     iteration: int = 0
     doing: Doing = Doing.OUTSIDE
-    since: Seconds = 0.0  # when the rank began what it is doing
+    since: Seconds = 0.0  # when the rank began its present activity
     hook: str = ""
     watchdog_at: Seconds | None = None
     ping_at: Seconds | None = None
     step_at: Seconds | None = None
     heartbeat_at: Seconds | None = None
     heartbeats_from: Seconds | None = None  # when heartbeats were announced
-    start: Start = "cold"  # the last one of this rank; the counts below begin with it
-    heartbeat_gaps: int = 0  # how many have ended
+    start: Start = "cold"  # the last start of this rank; the counts below begin with it
+    heartbeat_gaps: int = 0  # number of gaps that have ended
     step_gaps: int = 0
     outside_gaps: int = 0
-    aligned: frozenset[str] = frozenset()  # deadlines whose phases came where they were expected since then
+    aligned: frozenset[str] = frozenset()  # deadlines whose phases have occurred at their expected positions since then
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
     silence: Silence | None = None  # the present one, None before the first sign of life
-    store_due_at: Seconds | None = None  # the main thread waits for the job's store, whose answer is due then
-    ran_at: Seconds | None = None  # when a thread beside the main thread last ran
-    is_stuck: bool = False  # the rank says that its abort did not free it
+    store_due_at: Seconds | None = None  # when the store's answer is due that the main thread waits for
+    ran_at: Seconds | None = None  # when a thread other than the main thread last ran
+    is_stuck: bool = False  # the rank reported that its abort did not free it
     is_gone: bool = False
-    said_goodbye: bool = False  # the store says all about it: it completed the call, or is excluded
-    has_left: bool = False  # it is out of the call
+    said_goodbye: bool = False  # the store has everything about it: it completed the call, or is excluded
+    has_left: bool = False  # it has left the call
     is_dismissed: bool = False  # it is being ended on purpose
     agent_lost_at: Seconds | None = None
-    are_others_seen: bool = True  # since the present finding it was put on record where the other ranks are
+    are_others_seen: bool = True  # the other ranks' positions were recorded since the present finding
 
     @property
     def is_outside(self) -> bool:
-        """Whether no limit applies to what the rank is doing."""
+        """Return True if no limit applies to the rank's present activity."""
         return self.doing is Doing.OUTSIDE or self.said_goodbye or self.has_left
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A limit that is exceeded."""
+    """An exceeded limit."""
 
     limit: str
     severity: Literal["soft", "hard"]
@@ -181,86 +179,85 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class AskRestart(msgspec.Struct, frozen=True, tag=True):
-    """Report the finding to the store, so that every rank restarts."""
+    """Report the finding to the store; every rank then restarts."""
 
     finding: Finding
 
 
 class CaptureEvidence(msgspec.Struct, frozen=True, tag=True):
-    """Take stacks and process state, before anything is sent to the rank."""
+    """Take stacks and process state before any signal is sent to the rank."""
 
     finding: Finding
 
 
 class Terminate(msgspec.Struct, frozen=True, tag=True):
-    """SIGCONT and `signal`."""
+    """Send SIGCONT and `signal`."""
 
     finding: Finding
     signal: str = "SIGTERM"
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """SIGCONT, SIGTERM and SIGKILL."""
+    """Send SIGCONT, SIGTERM and SIGKILL."""
 
     finding: Finding
 
 
 class NoteUnknown(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is armed that could show a lack of progress, and the function has run for longer than
-    the watchdog allows silence: the account must say that it cannot know."""
+    """Record that progress is unknown: no limit on progress is armed, and the function has run for longer than the
+    watchdog's limit."""
 
     running_for: Seconds
 
 
 class StandIn(msgspec.Struct, frozen=True, tag=True):
-    """The rank is gone: close its account and represent it until it is excluded."""
+    """The rank is dead: close its records and represent it until it is excluded."""
 
 
 class Represent(msgspec.Struct, frozen=True, tag=True):
-    """The rank left the call and was interrupted before it could say so in the store. Its process lives on:
+    """The rank left the call but was interrupted before it could write that to the store. Its process still lives:
     represent it until it is excluded."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """The rank left cleanly or as it was told to: nothing more to watch."""
+    """The rank left cleanly or was ended on purpose: nothing is left to watch."""
 
 
 Command = AskRestart | CaptureEvidence | Terminate | Kill | NoteUnknown | StandIn | Represent | Finish
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """What has been done about one rank so far."""
+    """The state of the watch over one rank: what has been done so far."""
 
     limits: Limits = Limits()
-    asked_in: int | None = None  # the iteration in which a restart was asked for
+    asked_in: int | None = None  # the iteration in which a restart was requested
     noted_in: int | None = None  # the iteration in which unknown progress was noted
-    signal_at: Seconds | None = None  # it is going to be terminated, at the latest then
-    kill_at: Seconds | None = None  # it is being terminated
+    signal_at: Seconds | None = None  # the latest time at which it will be terminated
+    kill_at: Seconds | None = None  # set while it is being terminated
     finding: Finding | None = None  # why it is being terminated
     is_orphan: bool = False
     is_killed: bool = False
-    is_represented: bool = False  # although it lives
+    is_represented: bool = False  # although it still lives
     is_over: bool = False
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The next state, what to do now, in order, and when to look again at the latest (None: on the
-    next event only)."""
+    """The next state, the commands in order, and the latest time for the next look (None: only on the next event)."""
 
     state: Watch
     commands: tuple[Command, ...] = ()
     wake_at: Seconds | None = None
 
 
-ABORT_STUCK = "abort"  # limit name of a rank that its own abort could not free
-AGENT_LOST = "agent"  # and of one whose agent is gone
-EVIDENCE = 0.3  # seconds at most between the evidence of a hung rank and the first signal to it
-LOOK = 0.005  # seconds between two looks meanwhile
+ABORT_STUCK = "abort"  # name of the limit for a rank that its own abort could not free
+AGENT_LOST = "agent"  # name of the limit for a rank whose agent is gone
+EVIDENCE = 0.3  # most seconds between the evidence of a hung rank and the first signal to it
+LOOK = 0.005  # seconds between two looks during that time
 ORPHAN_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for a rank without an agent
 
 
 def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
-    """Return what to do about one rank, given what is seen of it now."""
+    """Return what to do about one rank, given the present observation."""
     if watch.is_over:
         return Decision(watch)
     if seen.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
@@ -280,7 +277,7 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
     if hard:
         gravest = max(hard, key=_gravity)
         commands = (CaptureEvidence(gravest), AskRestart(gravest))
-        # Once the iteration is interrupted, the others are moving already.
+        # Once the iteration is interrupted, the other ranks are already leaving their positions.
         if not seen.are_others_seen and seen.interrupted_at is None:
             signal_at = now + EVIDENCE
             kill_at = signal_at + watch.limits.grace
@@ -301,7 +298,7 @@ def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
 
 
 def _note_at(watch: Watch, seen: Observation) -> Seconds | None:
-    """When to note that progress is unknown; None if it is known, or noted, or not to be expected."""
+    """Return when to note that progress is unknown; None if it is known, already noted, or not expected."""
     soft = watch.limits.watchdog.soft
     is_running = seen.doing is Doing.FUNCTION and seen.interrupted_at is None and not seen.is_outside
     if soft is None or not is_running or watch.noted_in == seen.iteration or shows_progress(watch.limits, seen):
@@ -310,8 +307,8 @@ def _note_at(watch: Watch, seen: Observation) -> Seconds | None:
 
 
 def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:
-    """Nobody is left who would start this rank again or look after it: it goes, at once and in any case. Its process
-    may be gone by now, and what it has started goes with it."""
+    """Return the decision to end a rank whose agent is lost. Nothing is left to restart it, so it ends at once and in
+    any case. Its process may already be gone; processes that it started end with it."""
     kill_at = lost_at + ORPHAN_GRACE
     finding = watch.finding or Finding(AGENT_LOST, "hard", 0.0, now - lost_at)
     state = msgspec.structs.replace(
@@ -325,14 +322,14 @@ def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:
 
 
 def _terminated(watch: Watch, finding: Finding, now: Seconds) -> Decision:
-    """The first signal goes to the rank; its grace begins."""
+    """Return the decision to send the first signal to the rank. Its grace begins."""
     state = msgspec.structs.replace(watch, signal_at=None, kill_at=now + watch.limits.grace, finding=finding)
     return Decision(state, (Terminate(finding, watch.limits.signal),), state.kill_at)
 
 
 def _escalate(watch: Watch, seen: Observation, now: Seconds) -> Decision:
-    """A rank past a hard limit is terminated once the others are on record, gets its grace, then it is killed; its end
-    is the next thing to be seen."""
+    """Return the next step against a rank past a hard limit: once the others' positions are recorded it is terminated,
+    and after its grace it is killed. After that only its end is awaited."""
     assert watch.kill_at is not None and watch.finding is not None
     if watch.signal_at is not None:
         if seen.are_others_seen or now >= watch.signal_at:
@@ -350,12 +347,12 @@ def _gravity(finding: Finding) -> tuple[float, str]:
 
 
 def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
-    """Return every limit that is exceeded, at most one finding a limit (hard rather than soft)."""
+    """Return all exceeded limits, at most one finding per limit (hard rather than soft)."""
     findings = []
     if seen.is_stuck and not seen.is_outside:
         findings.append(Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since)))
     for name, since, limit in in_force(limits, seen):
-        # The same sum as in next_deadline: now - since >= limit can be False at exactly that moment.
+        # The same sum as in next_deadline: now - since >= limit can be False at exactly that time.
         if limit.hard is not None and now >= _ends_at(limits, seen, since + limit.hard):
             findings.append(Finding(name, "hard", limit.hard, now - since))
         elif limit.soft is not None and now >= since + limit.soft:
@@ -364,22 +361,22 @@ def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
 
 
 def _ends_at(limits: Limits, seen: Observation, moment: Seconds) -> Seconds:
-    """Return when a hard limit ends the rank that is exceeded at `moment`: not while its abort may still run."""
+    """Return when a hard limit that is exceeded at `moment` ends the rank: not while its abort may still run."""
     return moment if seen.interrupted_at is None else max(moment, seen.interrupted_at + limits.abort)
 
 
 def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limit]]:
-    """Return (name, last sign of life, limit) for each limit that applies to what the rank is doing."""
+    """Return (name, last sign of life, limit) for each limit that applies to the rank's present activity."""
     if seen.is_outside:
         return []
     if seen.store_due_at is not None:
         rows = [("store", seen.store_due_at, limits.store)]
-        if seen.ran_at is not None:  # a process that stands still waits for nothing
+        if seen.ran_at is not None:  # a stopped process waits for nothing
             rows.append(("watchdog", seen.ran_at, Limit(hard=limits.watchdog.hard)))
         return rows
     if seen.doing is Doing.HOOK:
         return [(deadlines.limit_of("hook", seen.hook), seen.since, limits.hook)]
-    # Entering what it is doing proved that the main thread ran.
+    # The start of the present activity proves that the main thread ran.
     ran_at = seen.since if seen.watchdog_at is None else max(seen.since, seen.watchdog_at)
     rows = [("watchdog", ran_at, limits.watchdog)]
     if seen.doing is Doing.WAITING:
@@ -396,14 +393,16 @@ def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limi
     elif seen.heartbeats_from is not None:
         limit = _for_occurrence(limits, seen, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
         rows.append((INITIAL_HEARTBEAT, _silent_from(seen, seen.heartbeats_from), limit))
-    for each in seen.open_sections:
-        rows.append((deadlines.limit_of("section", each.name), each.seen_at, section_limit(limits, seen, each)))
+    for section in seen.open_sections:
+        rows.append(
+            (deadlines.limit_of("section", section.name), section.seen_at, section_limit(limits, seen, section))
+        )
     if not seen.open_sections and seen.section_left_at is not None:
         limit = _for_occurrence(limits, seen, OUT_OF_SECTION, seen.outside_gaps + 1, limits.out_of_section)
         rows.append((OUT_OF_SECTION, seen.section_left_at, limit))
     if seen.doing is Doing.ENDING:
         rows = [row for row in rows if not _is_learned(limits, row[0])]
-    is_set = any(section.name in limits.sections for section in seen.open_sections)  # to none, perhaps
+    is_set = any(section.name in limits.sections for section in seen.open_sections)  # may be set to no limit
     is_set = is_set or seen.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
     if limits.rule is not None and seen.silence is not None and not is_set:
         rows.append(_silence_row(limits.rule, seen.silence))
@@ -415,30 +414,31 @@ def _is_learned(limits: Limits, limit: str) -> bool:
 
 
 def _silence_row(rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
-    """Return the limit that the rule gives where nobody has set one."""
+    """Return the limit of the rule, which applies if no limit is set."""
     allowed, margin = silence.allowed, rule.margin
     limit = Limit(hard=allowed) if margin is None else Limit(allowed, allowed + margin)
     return deadlines.limit_of("silence", silence.kind), silence.since, limit
 
 
 def is_silence_weighed(limits: Limits, seen: Observation) -> bool:
-    """Whether the rule for silences holds for what the rank is doing: no limit does that somebody has set."""
+    """Return True if the rule for silences applies to the rank's present activity, because no set limit does."""
     return any(deadlines.limited(name).kind == "silence" for name, _, _ in in_force(limits, seen))
 
 
 def _watched(rows: list[tuple[str, Seconds, Limit]]) -> set[str]:
-    """Return the limits that would notice a function that runs but makes no progress."""
+    """Return the limits that would detect a function that runs but makes no progress."""
     return {name for name, _, limit in rows if limit.soft or limit.hard} - {"watchdog", "leave"}
 
 
 def _silent_from(seen: Observation, announced_at: Seconds) -> Seconds:
-    """Sections are signs of life too: a rank that shows nothing else lives on, though it announced heartbeats."""
+    """Return the start of the silence before the first heartbeat. Sections count as signs of life too, so a rank that
+    announced heartbeats but only uses sections is not ended."""
     left_at = announced_at if seen.section_left_at is None else seen.section_left_at
     return max(announced_at, left_at, *(section.seen_at for section in seen.open_sections))
 
 
 def section_limit(limits: Limits, seen: Observation, section: Sign) -> Limit:
-    """Return the limit that holds for an open section."""
+    """Return the limit of an open section."""
     usual = limits.sections.get(section.name, NO_LIMIT)
     deadline = of_section(section.name)
     if deadline not in limits.first and deadline not in limits.outside:
@@ -447,7 +447,7 @@ def section_limit(limits: Limits, seen: Observation, section: Sign) -> Limit:
 
 
 def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence: int, usual: Limit) -> Limit:
-    """Return the limit that holds for an occurrence, counted from 1."""
+    """Return the limit of an occurrence, counted from 1."""
     first = limits.first.get(deadline)
     if first is not None and occurrence <= first.occurrences:
         return first.limits.get(seen.start, usual)
@@ -462,9 +462,9 @@ def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence
 
 
 def next_deadline(watch: Watch, seen: Observation, now: Seconds) -> Seconds | None:
-    """Return the earliest moment at which a limit could be exceeded, None without limits.
+    """Return the earliest time at which a limit could be exceeded, None without limits.
 
-    Also one that is not in force yet: a section opened in the next moment is not announced."""
+    This includes limits that are not in force yet: a section may open at any moment, unannounced."""
     moments = [now + limit for limit in _all(watch.limits)]
     for _, since, limit in in_force(watch.limits, seen):
         if limit.hard is not None:
@@ -475,7 +475,7 @@ def next_deadline(watch: Watch, seen: Observation, now: Seconds) -> Seconds | No
 
 
 def _all(limits: Limits) -> list[Seconds]:
-    """Return every limit that is set, in seconds."""
+    """Return all limits that are set, in seconds."""
     fields = (
         limits.watchdog,
         limits.store,
@@ -496,5 +496,5 @@ def _all(limits: Limits) -> list[Seconds]:
 
 
 def shows_progress(limits: Limits, seen: Observation) -> bool:
-    """Whether anything is armed that would notice a function that runs but makes no progress."""
+    """Return True if any armed limit would detect a function that runs but makes no progress."""
     return bool(_watched(in_force(limits, seen)))

@@ -1,18 +1,18 @@
-"""How much of what happened is on record?  What is missing of a run that is read from files.
+"""How complete are the records of a run?  Lists what is missing when a run is read from files.
 
-Numbers of the whole job are told while the records of nearly all ranks are whole; they are then the whole ranks'
-numbers. Beyond that they are not known, and are not told."""
+Numbers of the whole job are given while nearly all ranks have complete records; they are computed from these ranks. If
+more is missing, the numbers are unknown and are not given."""
 
 from __future__ import annotations
 
 import msgspec
 
-SHARE_MISSING = 0.1  # of all ranks, up to which the others' numbers stand for the job
+SHARE_MISSING = 0.1  # largest share of ranks with missing records for which the others stand for the job
 
 
 class Completeness(msgspec.Struct, frozen=True):
-    """What is missing. ranks: of which there should be records. damaged: of these, initial ranks of which records are
-    missing, by their own files or their agent's. files: with something missing. lost: records known to be missing."""
+    """What is missing. ranks: number of ranks that should have records. damaged: initial ranks with missing records, in
+    their own files or their agent's. files: files with missing records. lost: records known to be missing."""
 
     ranks: int = 0
     damaged: tuple[int, ...] = ()
@@ -25,5 +25,5 @@ class Completeness(msgspec.Struct, frozen=True):
 
     @property
     def is_enough(self) -> bool:
-        """Whether numbers of the whole job can be told."""
+        """Return True if numbers of the whole job can be given."""
         return self.is_whole or len(self.damaged) <= SHARE_MISSING * self.ranks

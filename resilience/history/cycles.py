@@ -1,9 +1,9 @@
-"""What did the launcher do?  Records of agents and of their monitors, gathered by cycle and node.
+"""What did the launcher do?  Collects the records of agents and of their monitors by cycle and node.
 
-Each node's agent records its part of a cycle, each worker's monitor what it sees of that worker. `CycleHistory` keeps
-these facts, in whatever order files are read, and derives what follows from them: when a cycle failed and which rank
-was first, how long each rank was away, which workers the launcher stopped on purpose. Lengths are measured on each
-node's own monotonic clock."""
+Each node's agent records its part of a cycle; each worker's monitor records what it observes of that worker.
+`CycleHistory` keeps these facts, in any order of files, and derives the rest: when a cycle failed and which rank failed
+first, how long each rank was away, which workers the launcher stopped on purpose. Durations use each node's own
+monotonic clock."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Cycle = tuple[int, int]
 
 Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
 RESTART: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "import")
-"""What a restart by the launcher consists of, in order."""
+"""The phases of a restart by the launcher, in order."""
 
 _FAILED = ("failed", "exhausted")
-_BEFORE = ("gate", "rendezvous")  # which come before it is known which cycle they lead to
-NODE_LOST = "lost "  # how the fingerprint of a lost node's failure begins
+_BEFORE = ("gate", "rendezvous")  # phases that end before their cycle is known
+NODE_LOST = "lost "  # the beginning of the fingerprint of a lost node's failure
 
 
 class Stage(NamedTuple):
-    """A stage of a cycle that has ended, by the node's monotonic clock and by UTC."""
+    """A stage of a cycle that has ended, in the node's monotonic time and in UTC."""
 
     phase: str
     ended_ns: int
@@ -43,14 +43,14 @@ class Stage(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """An interruption that the launcher's side saw."""
+    """An interruption that the launcher or its monitors recorded."""
 
     at_ns: int
     record: InterruptionRecord
 
 
 class Restart(NamedTuple):
-    """A rank was away: from the failure, or the decision to start anew, to its first sign of progress."""
+    """A rank's absence: from the failure, or the decision to restart, to its first progress."""
 
     rank: int
     kind: str
@@ -65,7 +65,7 @@ class Restart(NamedTuple):
 
 
 class Worker:
-    """One worker in one cycle. A Wrapper inside counts what happens in its function by itself."""
+    """One worker in one cycle. A Wrapper in the worker accounts for its own function."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
@@ -73,16 +73,16 @@ class Worker:
         self.started_wall_ns = 0
         self.exited_ns: int | None = None
         self.exit: events.WorkerExited | None = None
-        self.progress: tuple[int, int, Sign] | None = None  # monotonic, UTC, which
+        self.progress: tuple[int, int, Sign] | None = None  # first progress: monotonic ns, UTC ns, signal
         self.first_step: tuple[int, int] | None = None  # monotonic ns, step
         self.how = ""
         self.evidence: str | None = None  # how its stacks were taken
-        self.signals: tuple[str, str] | None = None  # that its monitor sent, and which limit made it
+        self.signals: tuple[str, str] | None = None  # signals that its monitor sent, and the limit that fired
         self.seen: events.WorkerSeen | None = None  # where it was when another rank hung
-        self.called_ns: int | None = None  # a Wrapper's function was called
+        self.called_ns: int | None = None  # when a Wrapper's function was called
 
     def is_stopped(self, ran_until: int | None) -> bool:
-        """Return True if the agent ended it on purpose. ran_until: when the cycle's run ended, if it has."""
+        """Return True if the agent ended it on purpose. ran_until: end of the cycle's run, None if it still runs."""
         if self.exit is None or not self.exit.expected:
             return False
         is_late = ran_until is not None and self.exited_ns is not None and self.exited_ns > ran_until
@@ -107,23 +107,26 @@ class NodeCycle:
         self.workers: dict[int, Worker] = {}
         self.seen: list[Seen] = []
         self.decided: events.RestartDecided | None = None
-        self.is_cut_off = False  # the job's store did not answer this node's agent any more
-        self.mover: int | None = None  # of the failure that was decided on: the rank that ended first
-        self.handled: dict[tuple[int, int | None], int] = {}  # rank, pid: in which iteration a Wrapper saw it die
-        self._batch: list[tuple[int, int]] = []  # sequence, rank: ends that were found together
+        self.is_cut_off = False  # the job's store no longer answered this node's agent
+        self.mover: int | None = None  # the rank that ended first in the failure that was decided on
+        self.handled: dict[tuple[int, int | None], int] = {}  # (rank, pid) -> iteration in which a Wrapper saw it die
+        self._batch: list[tuple[int, int]] = []  # (sequence, rank) of ends that were collected together
 
     def worker(self, rank: int) -> Worker:
-        return self.workers.setdefault(rank, Worker())
+        worker = self.workers.get(rank)
+        if worker is None:
+            worker = self.workers[rank] = Worker()
+        return worker
 
     @property
     def is_at_work(self) -> bool:
-        """Whether all workers have been started, and have shown progress."""
+        """Return True if all workers have been started and have shown progress."""
         started = [worker for worker in self.workers.values() if worker.started_ns is not None]
         is_spawned = any(stage.phase == "spawn" for stage in self.stages)
         return is_spawned and bool(started) and all(worker.progress is not None for worker in started)
 
     def wall_of(self, mono_ns: int) -> int:
-        """Return a time of the node's monotonic clock in UTC, by the end of the run, or of the cycle."""
+        """Convert a monotonic time of the node to UTC. The reference is the end of the run, or of the cycle."""
         ran = next((stage for stage in self.stages if stage.phase == "run"), None)
         known = (self.ended_ns, self.ended_wall_ns) if ran is None else (ran.ended_ns, ran.ended_wall_ns)
         return known[1] - (known[0] - mono_ns)
@@ -134,20 +137,21 @@ class NodeCycle:
 
     @property
     def restarts_left(self) -> int | None:
-        """What the job's budget has left, as far as this node knows."""
+        """Return how many restarts the job's budget has left, as far as this node knows."""
         if self.decided is not None:
             return self.decided.restarts_left
         return None if self.started is None else max(0, self.started.max_restarts - self.started.restarts_used)
 
     @property
     def stopped(self) -> set[int]:
-        """Ranks that the agent ended on purpose. One that ended with status 0 while the cycle ran did so by itself."""
+        """Return the ranks that the agent ended on purpose. A rank that exited with status 0 during the run ended by
+        itself."""
         ran_until = next((stage.ended_ns for stage in self.stages if stage.phase == "run"), None)
         return {rank for rank, worker in self.workers.items() if worker.is_stopped(ran_until)}
 
     @property
     def silent_ns(self) -> int:
-        """For how long the rank had been silent whose hang ended the cycle, 0 if no hang did."""
+        """Return how long the rank whose hang ended the cycle had been silent, 0 if no hang ended it."""
         if self.ended is None or not self.is_failed:
             return 0
         own = [
@@ -160,14 +164,14 @@ class NodeCycle:
 
     @property
     def reached(self) -> int | None:
-        """The highest step of the cycle that is known to have begun when it failed."""
+        """Return the highest step of the cycle that is known to have begun before it failed."""
         steps = [seen.record.step for seen in self.seen]
         steps += [None if self.ended is None else self.ended.step]
         return max((step for step in steps if step is not None), default=None)
 
     @property
     def failed_at(self) -> tuple[int, str] | None:
-        """When and how this node knew that the cycle had failed; without a fault of its own from the others."""
+        """Return when and how this node learned that the cycle had failed: by its own fault, else from its peers."""
         own = [(seen.at_ns, seen.record.interruption.value) for seen in self.seen if self.is_own(seen.record)]
         own += [
             (worker.exited_ns, Interruption.TERMINATED.value)
@@ -181,11 +185,11 @@ class NodeCycle:
         return (ran[-1], "peer") if ran else (self.ended_ns, "peer") if self.ended is not None else None
 
     def is_own(self, record: InterruptionRecord) -> bool:
-        """Whether this record is the launcher's affair, as this node saw it."""
+        """Return True if the launcher, not a Wrapper, must handle this record, as far as this node knows."""
         return self.is_left(record, self.mover)
 
     def is_left(self, record: InterruptionRecord, mover: int | None) -> bool:
-        """Whether no Wrapper has coped with what is on record. mover: whose end the launcher decided on."""
+        """Return True if no Wrapper has handled this record. mover: the rank whose end the launcher decided on."""
         return (record.rank, record.pid) not in self.handled or record.rank == mover
 
     def exited(self, sequence: int, event: events.WorkerExited) -> None:
@@ -204,7 +208,7 @@ class NodeCycle:
 
 
 class CycleHistory:
-    """Facts of a job's cycles, by node."""
+    """The facts of a job's cycles, by node."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, dict[Cycle, NodeCycle]] = {}
@@ -214,9 +218,9 @@ class CycleHistory:
         self._met: dict[str, events.RendezvousCompleted] = {}
 
     def take(self, record: Record, at_ns: int) -> None:
-        """Add what an agent, or a monitor of the launcher's, says. Only the order within each file matters.
+        """Add a record of an agent or of one of its monitors. Only the order within each file matters.
 
-        at_ns: when it said so, UTC."""
+        at_ns: time of the record, UTC."""
         origin, event = record.origin, record.event
         if origin.role == "agent":
             self.began.setdefault((origin.node, origin.attempt), record.mono_ns)
@@ -227,7 +231,7 @@ class CycleHistory:
             self._take_of_monitor(record, origin.initial_rank, at_ns)
 
     def take_of_wrapper(self, record: Record, rank: int, at_ns: int) -> None:
-        """Add what a Wrapper in a worker, or its monitor, says."""
+        """Add a record of a Wrapper in a worker, or of the Wrapper's monitor."""
         match record.event:
             case events.CallStarted():
                 worker = self._part(record).worker(rank)
@@ -242,19 +246,17 @@ class CycleHistory:
         return {node: parts[place] for node, parts in self.nodes.items() if place in parts}
 
     def part(self, node: str, place: Cycle) -> NodeCycle:
-        """Return one node's part of a cycle, an empty one if nothing is known of it."""
+        """Return one node's part of a cycle, an empty part if nothing is known."""
         return self.nodes.get(node, {}).get(place) or NodeCycle()
 
     def before(self, node: str, place: Cycle) -> Cycle | None:
-        """Return the cycle that a node was in before, and that has failed; None if its agent began with this one."""
+        """Return the node's previous cycle if it failed, None if the node's agent began with this cycle."""
         parts = self.nodes.get(node, {})
         this = parts.get(place)
         if this is None or this.started is None or this.started.why == "first":
             return None
         earlier = [
-            other
-            for other, part in parts.items()
-            if other[0] == place[0] and other < place and part.started is not None
+            key for key, part in parts.items() if key[0] == place[0] and key < place and part.started is not None
         ]
         last = max(earlier, default=None)
         return None if last is None or parts[last].failed_at is None else last
@@ -264,8 +266,8 @@ class CycleHistory:
         return self._before.get(node, [])
 
     def mover(self, place: Cycle) -> int | None:
-        """Return whose end the launcher decided on. An agent that decides late may name a rank without which a Wrapper
-        has gone on since; then it is the last one that ended."""
+        """Return the rank whose end the launcher decided on. A late agent may name a rank whose death a Wrapper has
+        already handled; then the last rank that ended is returned."""
         parts = self.parts(place).values()
         mover = next((part.mover for part in parts if part.mover is not None), None)
         ends = {
@@ -278,8 +280,8 @@ class CycleHistory:
         return max(ends, key=lambda rank: ends[rank]) if is_late else mover
 
     def following(self, place: Cycle) -> Cycle | None:
-        """Return the next cycle of the attempt that began."""
-        return next((other for other in self.places if other[0] == place[0] and other > place), None)
+        """Return the next cycle of the same attempt that began."""
+        return next((later for later in self.places if later[0] == place[0] and later > place), None)
 
     def restart_phases(self, place: Cycle) -> Iterator[TimedPhase]:
         """Yield the phases of the restart that a cycle ended with, on all nodes."""
@@ -295,7 +297,7 @@ class CycleHistory:
                 yield from phases_of(node, part, part)
 
     def node_of(self) -> dict[int, str]:
-        """Return on which node each rank's last worker was started."""
+        """Return the node on which each rank's last worker was started."""
         last: dict[int, tuple[Cycle, str]] = {}
         for node, parts in self.nodes.items():
             for place, part in parts.items():
@@ -310,34 +312,38 @@ class CycleHistory:
         return list(self.parts(places[-1]).values()) if places else []
 
     def last_workers(self) -> dict[int, Worker]:
-        """Return the workers of the last cycle, by rank; one that another node has taken over counts there."""
+        """Return the workers of the last cycle, by rank. A rank that moved to another node counts there."""
         return {rank: worker for part in self.last_parts() for rank, worker in part.workers.items()}
 
     @property
     def stopped(self) -> dict[Cycle, set[int]]:
-        """Ranks that the launcher ended on purpose, by cycle."""
+        """Return the ranks that the launcher ended on purpose, by cycle."""
         return {place: {rank for part in self.parts(place).values() for rank in part.stopped} for place in self.places}
 
     def world_size(self, place: Cycle) -> int | None:
-        """Return how many ranks a cycle has, as its nodes met, or as workers were started."""
+        """Return the number of ranks in a cycle, from its rendezvous or from the started workers."""
         parts = self.parts(place).values()
-        told = [part.met.world_size for part in parts if part.met is not None]
-        return max([*told, *(rank + 1 for part in parts for rank in part.workers)], default=None)
+        sizes = [part.met.world_size for part in parts if part.met is not None]
+        return max([*sizes, *(rank + 1 for part in parts for rank in part.workers)], default=None)
 
     @property
     def largest_world(self) -> int | None:
-        """How many ranks the largest cycle had."""
+        """Return the number of ranks in the largest cycle."""
         sizes = (self.world_size(place) for place in self.places)
         return max((size for size in sizes if size is not None), default=None)
 
     @property
     def places(self) -> list[Cycle]:
-        """All cycles that an agent has told of, in order."""
+        """Return all cycles that an agent recorded, in order."""
         return sorted({place for parts in self.nodes.values() for place, part in parts.items() if part.started})
 
     def _part(self, record: Record) -> NodeCycle:
         origin = record.origin
-        return self.nodes.setdefault(origin.node, {}).setdefault((origin.attempt, origin.cycle), NodeCycle())
+        parts, place = self.nodes.setdefault(origin.node, {}), (origin.attempt, origin.cycle)
+        part = parts.get(place)
+        if part is None:
+            part = parts[place] = NodeCycle()
+        return part
 
     def _take_of_agent(self, record: Record, at_ns: int) -> None:
         event, node = record.event, record.origin.node
@@ -370,6 +376,8 @@ class CycleHistory:
                 self._part(record).is_cut_off = True
             case events.JobEnded():
                 self.over[node, record.origin.attempt] = event
+            case _:  # no other event matters here
+                pass
 
     def _take_of_monitor(self, record: Record, rank: int, at_ns: int) -> None:
         event = record.event
@@ -386,10 +394,12 @@ class CycleHistory:
                 self._part(record).worker(rank).seen = event
             case events.RankSignalled():
                 self._part(record).worker(rank).signals = (", ".join(event.signals), event.reason)
+            case _:  # no other event matters here
+                pass
 
 
 def restarts_of(before: NodeCycle, this: NodeCycle) -> Iterator[Restart]:
-    """Yield how long each rank of a cycle was away, that had begun in the cycle before."""
+    """Yield each rank's absence between the failed cycle `before` and this cycle."""
     since = before.failed_at
     if since is None or this.started is None:
         return
@@ -405,9 +415,9 @@ def restarts_of(before: NodeCycle, this: NodeCycle) -> Iterator[Restart]:
 
 
 def phases_of(node: str, before: NodeCycle | None, this: NodeCycle | None) -> Iterator[TimedPhase]:
-    """Yield the phases of a restart on one node: the end of one cycle and the start of the next one, or one of both.
+    """Yield the phases of a restart on one node: the end of one cycle, the start of the next one, or both.
 
-    A node that knows no fault of its own has noticed when its workers were to be stopped."""
+    A node without a fault of its own learned of the failure when it had to stop its workers."""
     for stage in () if before is None else before.stages:
         since = None if before is None else before.failed_at
         if stage.phase == "run" and since is not None:
@@ -424,15 +434,17 @@ def phases_of(node: str, before: NodeCycle | None, this: NodeCycle | None) -> It
             yield TimedPhase("import", rank, node, wall_ns - max(0, until_ns - worker.started_ns), wall_ns)
 
 
-def _read(seen: InterruptionRecord, record: Record, at_ns: int) -> InterruptionRecord:
-    """The record with what its place adds: the exception of a program that is over stands in its last lines."""
-    exception = seen.exception
-    is_over = seen.interruption is Interruption.TERMINATED or seen.stage == "ending"
-    if exception is None and is_over and seen.log_tail:
-        exception = tracebacks.parse(seen.log_tail)
+def _read(interruption: InterruptionRecord, record: Record, at_ns: int) -> InterruptionRecord:
+    """Return the record with missing facts filled in: an ended program's last output lines contain its exception."""
+    exception = interruption.exception
+    is_over = interruption.interruption is Interruption.TERMINATED or interruption.stage == "ending"
+    if exception is None and is_over and interruption.log_tail:
+        exception = tracebacks.parse(interruption.log_tail)
     return msgspec.structs.replace(
-        seen,
+        interruption,
         exception=exception,
-        node=seen.node or record.origin.node,
-        detected_wall_ns=at_ns if seen.detected_wall_ns is None else seen.detected_wall_ns - (record.wall_ns - at_ns),
+        node=interruption.node or record.origin.node,
+        detected_wall_ns=at_ns
+        if interruption.detected_wall_ns is None
+        else interruption.detected_wall_ns - (record.wall_ns - at_ns),
     )

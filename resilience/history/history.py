@@ -1,8 +1,8 @@
 """What happened in this run?  The one fold of its records: attempts, cycles, iterations, ranks and phases.
 
-Records of all ranks and agents go in one by one, in the order of each file; how files follow one another does not
-matter. Memory grows with what happened, never with the number of records. Times of several nodes are put on one clock
-where the offsets of their clocks are known."""
+Records of all ranks and agents go in one by one, in the order of each file; the order of the files does not matter.
+Memory grows with the number of incidents, never with the number of records. If the clock offsets of the nodes are
+known, all times are converted to one clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from resilience.history.ranks import WORKER, RankHistory
 
 
 class Attempt:
-    """When an attempt began and ended, by its first and last record, in UTC nanoseconds."""
+    """The time span of an attempt, from its first to its last record, in UTC nanoseconds."""
 
     def __init__(self, at_ns: int) -> None:
         self.first_ns = at_ns
@@ -28,7 +28,7 @@ class Attempt:
 
 
 class LastCall:
-    """How a rank's last call, or its last worker, ended. outcome: None while it is not known."""
+    """How a rank's last call, or its last worker, ended. outcome: None while not known."""
 
     def __init__(self) -> None:
         self.outcome: str | None = None
@@ -38,16 +38,16 @@ class LastCall:
 
 
 class History:
-    """Everything that the records of a job say, so far."""
+    """Everything that the records of a job say so far."""
 
     def __init__(
         self,
         offsets: Mapping[str, int] | None = None,
-        note: Callable[[events.Event], str | None] | None = None,
+        notes: Mapping[type[events.Event], Callable[[events.Event], str | None]] | None = None,
         has_details: bool = True,
     ) -> None:
-        """offsets: how far each node's clock is ahead, in nanoseconds. note: gives a text to events to be noted.
-        has_details: keep what single iterations and ranks did; without, memory does not grow with restarts in place."""
+        """offsets: how far each node's clock is ahead, in nanoseconds. notes: functions that return the text of a note.
+        has_details: keep single iterations and ranks. If False, memory does not grow with restarts in place."""
         self.job_id: str | None = None
         self.attempts: dict[int, Attempt] = {}
         self.functions: dict[str, None] = {}
@@ -63,56 +63,57 @@ class History:
         self._last_calls: dict[int, LastCall] = {}
         self.noted: dict[str, set[int]] = {}  # text -> initial ranks
         self._offsets = {} if offsets is None else offsets
-        self._note = note
+        self._notes = {} if notes is None else notes
         self._has_details = has_details
 
     def take(self, record: Record) -> None:
-        """Add what a record says."""
-        origin, event = record.origin, record.event
-        at = record.wall_ns - self._offsets.get(origin.node, 0)
-        attempt = self.attempts.get(origin.attempt)
-        if attempt is None:
-            attempt = self.attempts[origin.attempt] = Attempt(at)
-            self.job_id = self.job_id or origin.job_id
-        elif at > attempt.last_ns:
-            attempt.last_ns = at
-        elif at < attempt.first_ns:
-            attempt.first_ns = at
-        if record.mono_ns > self._last_mono.get(origin.node, -1):
-            self._last_mono[origin.node] = record.mono_ns
-        rank = origin.initial_rank
-        if self._note is not None and (text := self._note(event)) is not None:
-            ranks = self.noted.setdefault(text, set())
-            if rank is not None:
-                ranks.add(rank)
-        if rank is not None and type(event) in OF_STATES:
-            self.state_of(origin.node, rank).take(record)
-        if origin.role == "agent" or origin.layer == "launcher":
-            self._take_of_launcher(record, at)
-        elif rank is not None:
-            kind = type(event)
-            is_stage = kind is events.StageStarted or kind is events.StageEnded
-            is_entry = is_stage and event.stage in _ENTRIES  # type: ignore[union-attr]
-            if kind is events.StageStarted and not is_entry:
-                return  # most records are phases that begin: what counts is their end
-            if self._has_details:
-                self._iterations.take(record, at)
-            if kind in _OF_RANKS:
-                self._take_of_rank(record, rank, at)
-            if is_entry or (kind in OF_TIMES and not is_stage):
-                self._times.take(record, rank)
+        """Add one record."""
+        self.take_all((record,))
 
     def take_all(self, records: Iterable[Record]) -> History:
-        """Add what all of these say; return the history itself."""
-        for record in records:
-            self.take(record)
+        """Add all these records; return the history itself."""
+        offsets, last_mono, attempts, notes = self._offsets, self._last_mono, self.attempts, self._notes
+        for record in records:  # millions of them in a large run
+            origin, event = record.origin, record.event
+            node, rank, kind = origin.node, origin.initial_rank, type(event)
+            at_ns = record.wall_ns - offsets.get(node, 0)
+            attempt = attempts.get(origin.attempt)
+            if attempt is None:
+                attempt = attempts[origin.attempt] = Attempt(at_ns)
+                self.job_id = self.job_id or origin.job_id
+            elif at_ns > attempt.last_ns:
+                attempt.last_ns = at_ns
+            elif at_ns < attempt.first_ns:
+                attempt.first_ns = at_ns
+            if record.mono_ns > last_mono.get(node, -1):
+                last_mono[node] = record.mono_ns
+            is_launchers = origin.role == "agent" or origin.layer == "launcher"
+            is_stage = (kind is _STARTED or kind is _ENDED) and not is_launchers
+            is_phase = is_stage and event.stage not in _ENTRIES  # type: ignore[union-attr]
+            if is_phase and kind is _STARTED:
+                continue  # most records are starts of phases; only their ends count
+            if (note := notes.get(kind)) is not None and (note_text := note(event)) is not None:
+                ranks = self.noted.setdefault(note_text, set())
+                if rank is not None:
+                    ranks.add(rank)
+            if rank is not None and kind in OF_STATES:
+                self.state_of(node, rank).take(record)
+            if is_launchers:
+                self._take_of_launcher(record, at_ns)
+            elif rank is not None:
+                if self._has_details:
+                    self._iterations.take(record, at_ns)
+                if kind in _OF_RANKS:
+                    self._take_of_rank(record, rank, at_ns)
+                if kind in OF_TIMES and not is_phase:
+                    self._times.take(record, rank)
         return self
 
     # -- questions --------------------------------------------------------------------------------
 
     @property
     def iterations(self) -> dict[Place, Iteration]:
-        """All iterations that something is known of."""
+        """Return all iterations that have a record."""
         return self._iterations.settled(self.cycles)
 
     @property
@@ -121,17 +122,21 @@ class History:
 
     def state_of(self, node: str, rank: int) -> RankState:
         """Return the state of a rank on a node."""
-        return self._states.setdefault(node, {}).setdefault(rank, RankState())
+        states = self._states.setdefault(node, {})
+        state = states.get(rank)
+        if state is None:
+            state = states[rank] = RankState()
+        return state
 
     def states(self, node: str) -> dict[int, str]:
-        """Return the states of the ranks that are on a node, by initial rank."""
+        """Return the states of a node's ranks, by initial rank."""
         return {rank: known.name for rank, known in sorted(self._states.get(node, {}).items()) if known.is_shown}
 
     def spent(self, until: Callable[[str], int | None] | None = None) -> dict[int, RankSeconds]:
         """Return where the time of each rank went, by initial rank.
 
-        until: gives for a node the nanoseconds on its monotonic clock until which its ranks go on, None: only what has
-        ended counts. Without it: up to each node's last record."""
+        until: returns, for a node, the end of the count in nanoseconds of its monotonic clock; if it returns None, only
+        intervals that have ended count. By default the count ends with each node's last record."""
         return self._times.spent(self.cycles, self._last_mono.get if until is None else until)
 
     @property
@@ -148,20 +153,20 @@ class History:
         return ranks <= self._iterations.finished
 
     def restart_phases(self, place: Place | Cycle) -> Iterator[TimedPhase]:
-        """Yield the phases of the restart that an iteration, or a cycle of the launcher, ended with."""
+        """Yield the phases of the restart after an iteration or a cycle of the launcher."""
         if len(place) == 2:
             return self.cycles.restart_phases(place)
         return self._iterations.restart_phases(place)
 
     def phases(self, ranks: set[int]) -> Iterator[TimedPhase]:
-        """Yield the phases of all restarts of these ranks, and of all nodes; starts by the launcher too."""
+        """Yield the phases of all restarts of these ranks and of all nodes, including first starts by the launcher."""
         for place in self._iterations.phases.places:
             yield from self._iterations.phases.at(place, ranks)
         yield from (phase for phase in self.cycles.phases() if isinstance(phase.who, str) or phase.who in ranks)
 
     def last_calls(self) -> dict[int, LastCall]:
         """Return how each rank's last call, or its last worker, ended, by initial rank."""
-        found = {rank: copy.copy(last) for rank, last in self._last_calls.items()}
+        calls = {rank: copy.copy(last) for rank, last in self._last_calls.items()}
         preempted = {
             rank
             for part in self.cycles.last_parts()
@@ -169,48 +174,58 @@ class History:
             for rank in part.workers
         }
         for rank, worker in self.cycles.last_workers().items():
-            last = found.get(rank)
-            if last is None or worker.called_ns is None:  # what a Wrapper says of an earlier cycle is over
-                last = found[rank] = LastCall()
+            last = calls.get(rank)
+            if last is None or worker.called_ns is None:  # a Wrapper's record of an earlier cycle no longer counts
+                last = calls[rank] = LastCall()
             _end_of_worker(last, worker, rank in preempted)
-        return dict(sorted(found.items()))
+        return dict(sorted(calls.items()))
 
     # -- records ----------------------------------------------------------------------------------
 
-    def _take_of_launcher(self, record: Record, at: int) -> None:
-        self.cycles.take(record, at)
+    def _take_of_launcher(self, record: Record, at_ns: int) -> None:
+        self.cycles.take(record, at_ns)
         origin, event = record.origin, record.event
         place = (origin.attempt, origin.cycle, WORKER, WORKER)
         match event:
             case events.WorkerStarted():
-                self.ranks.begin(event.worker_rank, place, at)
+                self.ranks.begin(event.worker_rank, place, at_ns)
             case events.WorkerExited():
                 kind = "failed" if not event.expected else "completed" if event.code == 0 else "interrupted"
-                self.ranks.end(event.worker_rank, place, at, kind)
+                self.ranks.end(event.worker_rank, place, at_ns, kind)
                 self._iterations.is_settled = False
+            case _:  # no other event matters here
+                pass
 
-    def _take_of_rank(self, record: Record, rank: int, at: int) -> None:
+    def _take_of_rank(self, record: Record, rank: int, at_ns: int) -> None:
         origin, event = record.origin, record.event
         place = (origin.attempt, origin.cycle, origin.call, origin.iteration or 0)
         match event:
+            case events.IterationStarted():
+                self.ranks.begin(rank, place, at_ns)
+                self._last_call(rank)
+            case events.IterationEnded():
+                self.ranks.end(rank, place, at_ns, event.outcome)
+            case events.StageStarted(stage="run"):
+                self.cycles.take_of_wrapper(record, rank, at_ns)
+            case events.Interrupted():
+                self.cycles.take_of_wrapper(record, rank, at_ns)
             case events.CallStarted():
                 self._called(place[:3], event)
                 self._last_calls[rank] = LastCall()
-                self.cycles.take_of_wrapper(record, rank, at)
+                self.cycles.take_of_wrapper(record, rank, at_ns)
             case events.CallEnded():
-                last = self._last_calls.setdefault(rank, LastCall())
+                last = self._last_call(rank)
                 last.outcome, last.error = event.outcome, event.error
             case events.RankExited(goodbye=False):
-                self._last_calls.setdefault(rank, LastCall()).is_lost = True
-            case events.IterationStarted():
-                self.ranks.begin(rank, place, at)
-                self._last_calls.setdefault(rank, LastCall())
-            case events.IterationEnded():
-                self.ranks.end(rank, place, at, event.outcome)
-            case events.StageStarted(stage="run"):
-                self.cycles.take_of_wrapper(record, rank, at)
-            case events.Interrupted():
-                self.cycles.take_of_wrapper(record, rank, at)
+                self._last_call(rank).is_lost = True
+            case _:  # no other event matters here
+                pass
+
+    def _last_call(self, rank: int) -> LastCall:
+        last = self._last_calls.get(rank)
+        if last is None:
+            last = self._last_calls[rank] = LastCall()
+        return last
 
     def _called(self, call: tuple[int, int, int], event: events.CallStarted) -> None:
         self.calls.add(call)
@@ -219,7 +234,8 @@ class History:
         self.started = self.started or event
 
 
-_ENTRIES = ("run", "restart")  # stages that begin something else for a rank
+_STARTED, _ENDED = events.StageStarted, events.StageEnded
+_ENTRIES = ("run", "restart")  # stages whose start changes how a rank's time counts
 _OF_RANKS = frozenset(
     (
         events.CallStarted,

@@ -1,4 +1,4 @@
-"""What is an interval?  Something that went on for a time on one rank or node, with what it is part of."""
+"""What is an interval?  An activity of one rank or node with its start, its end and its parent."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Noted(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Something that went on for a time, or an instant. Times are UTC nanoseconds.
+    """An activity with a duration, or an instant. Times are UTC nanoseconds.
 
-    origin: of the record that tells the end, in the cycle that the interval belongs to. parent: what it is part of, in
-    the same cycle. key and parent begin with "job" where it is part of the whole attempt instead of a cycle. outcome:
-    "" of an instant, "open" where no end is on record. closed_by: "rank" or "monitor" as recorded, "call" where it was
-    still open as the call ended, "reader" where no end is on record. facts: what else is known. cause: the interruption
-    that a restart follows; of another node only its part of the cycle is known. previous: the same in the iteration or
-    cycle before, with its cycle. each_s: for how long each rank of a node was away."""
+    origin: of the record of the end, in the cycle that the interval belongs to. parent: the enclosing interval, in the
+    same cycle. key and parent begin with "job" if the interval belongs to the whole attempt, not to a cycle. outcome:
+    "" for an instant, "open" if no end is on record. closed_by: "rank" or "monitor" as recorded, "call" if it was still
+    open when the call ended, "reader" if no end is on record. facts: further known facts. cause: the interruption that
+    a restart follows; for another node, only that node's part of the cycle. previous: the same interval in the previous
+    iteration or cycle, with its cycle. each_s: how long each rank of a node was away."""
 
     name: str
     key: Key
@@ -53,7 +53,7 @@ class Interval(msgspec.Struct, frozen=True):
 
     @property
     def is_of_restart(self) -> bool:
-        """Whether it is a part of a restart."""
+        """Return True if it is part of a restart."""
         return self.parent is not None and "restart" in self.parent
 
 
@@ -113,7 +113,7 @@ def ended(
 
 
 def anchor(opened: Open) -> Interval:
-    """Says that an interval has begun, so that what hangs in it has something to be shown under."""
+    """Return an instant that marks the start of an interval. A view can then show a hang inside an open interval."""
     at, key = opened.start_ns, (*opened.key, "anchor")
     return Interval(f"{opened.name}.start", key, opened.key, opened.origin, at, at, facts=dict(opened.facts))
 
@@ -126,6 +126,8 @@ def hang(record: Record, event: events.RankFellSilent, key: Key, parent: Key) ->
     return Interval("monitor.hang", key, parent, record.origin, start, record.wall_ns, facts=facts)
 
 
-def instant(record: Record, seen: InterruptionRecord, key: Key, parent: Key, facts: dict[str, Fact]) -> Interval:
-    at = record.wall_ns if seen.detected_wall_ns is None else min(seen.detected_wall_ns, record.wall_ns)
-    return Interval("interruption", key, parent, record.origin, at, at, facts=facts, record=seen)
+def instant(
+    record: Record, interruption: InterruptionRecord, key: Key, parent: Key, facts: dict[str, Fact]
+) -> Interval:
+    at = record.wall_ns if interruption.detected_wall_ns is None else min(interruption.detected_wall_ns, record.wall_ns)
+    return Interval("interruption", key, parent, record.origin, at, at, facts=facts, record=interruption)

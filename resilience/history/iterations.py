@@ -1,8 +1,8 @@
-"""What is known of each iteration of a job?  Records of ranks, gathered by the iteration they belong to.
+"""What is known about each iteration of a job?  Collects the records of ranks by the iteration they belong to.
 
-A restart reaches into the next iteration, a death between two iterations may be on record in the one and interrupt the
-other, a rank that its monitor ends may die late: here everything comes to where it belongs. `attribution.incidents`
-makes one incident of each iteration that was interrupted."""
+A restart extends into the next iteration. A death between two iterations may be recorded in one and interrupt the
+other. A rank that its monitor ends may die late. This module assigns each record to the right iteration.
+`attribution.incidents` builds one incident from each interrupted iteration."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from resilience.history.cycles import CycleHistory
 from resilience.history.phases import PhaseTimes, Place, TimedPhase
 
 AT_ENTRY = -1
-"""The iteration of a place at which ranks were still meeting at the call."""
+"""The iteration of a place before the first iteration, while the ranks meet at the call."""
 _Call = tuple[int, int, int, int]
 """Attempt, cycle, call, initial rank."""
-_ACROSS = ("regroup", "resume")  # phases that reach into the next iteration
+_ACROSS = ("regroup", "resume")  # phases that extend into the next iteration
 _PHASES = frozenset(events.PHASES)
 
 
 class Iteration:
-    """What is known of one iteration, by initial rank."""
+    """What is known about one iteration, by initial rank."""
 
     def __init__(self) -> None:
         self.reported: list[InterruptionRecord] = []  # as they came
-        self.records: list[InterruptionRecord] = []  # each death once, with its place in the order of arrival
+        self.records: list[InterruptionRecord] = []  # each death once, with its position in the order of arrival
         self.arrivals: dict[tuple[int, Interruption], int] = {}
         self.first: Counter[int] = Counter()
         self.answered: set[int] = set()
         self.stacks: dict[int, tuple[Frame, ...]] = {}
         self.steps: dict[int, int] = {}
-        self.sections: dict[int, tuple[str, ...]] = {}  # open ones
-        self.collectives: dict[int, tuple[Collective, ...]] = {}  # the last ones
-        self.hangs: dict[int, Hang] = {}  # ranks of which no limit was exceeded
+        self.sections: dict[int, tuple[str, ...]] = {}  # open sections
+        self.collectives: dict[int, tuple[Collective, ...]] = {}  # the last collectives
+        self.hangs: dict[int, Hang] = {}  # of ranks that exceeded no limit
         self.seats: dict[int, int] = {}  # initial ranks by the ranks of this iteration
         self.started: dict[int, str] = {}
         self.world_size: int | None = None
         self.active_world_size: int | None = None
         self.ended: dict[int, str] = {}
-        self.stopped: Set[int] = frozenset()  # by the launcher, on purpose: that is no failure
+        self.stopped: Set[int] = frozenset()  # by the launcher, on purpose: not a failure
         self.runs: dict[int, tuple[str, float]] = {}
         self.restarts: dict[int, events.RestartEnded] = {}
-        self.sent: dict[int, tuple[str, tuple[str, ...]]] = {}  # reason and signals that a monitor sent its rank
-        self.signalled: dict[int, str] = {}  # ranks that their monitor ended, now or before, and why
+        self.sent: dict[int, tuple[str, tuple[str, ...]]] = {}  # reason and signals that a monitor sent to its rank
+        self.signalled: dict[int, str] = {}  # ranks that their monitor ended, in this iteration or before, and why
         self.excluded: set[int] = set()
         self.left: dict[int, str] = {}
         self.stacks_by: dict[str, list[int]] = defaultdict(list)
@@ -61,7 +61,7 @@ class Iteration:
 
     @property
     def first_reporter(self) -> int | None:
-        """The initial rank whose record the store has first."""
+        """Return the initial rank whose record reached the store first."""
         for record in self.records:
             if record.arrival_order == 1:
                 return record.rank
@@ -75,7 +75,7 @@ class Iteration:
         )
 
     def is_stopped(self, record: InterruptionRecord) -> bool:
-        """Whether a record is of an end that the launcher brought about: the Wrapper's monitor could not know."""
+        """Return True if the launcher caused the recorded end. The Wrapper's monitor could not know that."""
         return record.rank in self.stopped and record.interruption is Interruption.TERMINATED
 
     @property
@@ -84,16 +84,17 @@ class Iteration:
 
 
 class IterationHistory:
-    """All iterations of a job, and what is known of each rank across them."""
+    """All iterations of a job, and what is known about each rank across them."""
 
     def __init__(self) -> None:
         self.phases = PhaseTimes()
         self.finished: set[_Call] = set()  # calls that ended
         self.seen: set[_Call] = set()
         self._iterations: dict[Place, Iteration] = {}
-        self._restart: dict[_Call, Place] = {}  # where the phases belong that a rank goes through
-        self._began: dict[_Call, Place] = {}  # where its open restart began
-        self._signalled: dict[_Call, tuple[Place, str]] = {}  # since when, and why
+        self._restart: dict[_Call, Place] = {}  # the iteration that a rank's present phases belong to
+        self._began: dict[_Call, Place] = {}  # the iteration in which its open restart began
+        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}  # equal stacks are kept once
+        self._signalled: dict[_Call, tuple[Place, str]] = {}  # the first iteration, and the reason
         self.is_settled = True
         self._handlers: dict[type, Callable[[Place, _Call, Record, Any, int], None]] = {
             events.CallEnded: self._call_ended,
@@ -111,8 +112,9 @@ class IterationHistory:
         }
 
     def take(self, record: Record, at_ns: int) -> None:
-        """Add what a rank or its monitor says; only the order within each rank's file matters. at_ns: UTC."""
-        handler = self._handlers.get(type(record.event))
+        """Add a record of a rank or its monitor. Only the order within each rank's file matters. at_ns: UTC."""
+        event = record.event
+        handler = self._handlers.get(type(event))
         if handler is None:
             return
         origin = record.origin
@@ -120,17 +122,17 @@ class IterationHistory:
         assert rank is not None
         place = (origin.attempt, origin.cycle, origin.call, AT_ENTRY if origin.iteration is None else origin.iteration)
         self.is_settled = False
-        handler(place, (origin.attempt, origin.cycle, origin.call, rank), record, record.event, at_ns)
+        handler(place, (origin.attempt, origin.cycle, origin.call, rank), record, event, at_ns)
 
     def settled(self, cycles: CycleHistory) -> dict[Place, Iteration]:
-        """Return all iterations. cycles: tell which ranks the launcher ended on purpose."""
+        """Return all iterations. cycles: says which ranks the launcher ended on purpose."""
         if not self.is_settled:
             self._settle(cycles.stopped)
             self.is_settled = True
         return self._iterations
 
     def restart_phases(self, place: Place) -> Iterator[TimedPhase]:
-        """Yield the phases of the restart that an iteration ended with; spares have no progress to show."""
+        """Yield the phases of the restart after an iteration. Spares have no resume phase: they show no progress."""
         following = self._iterations.get((*place[:3], place[3] + 1))
         started = {} if following is None else following.started
         spares = {rank for rank, state in started.items() if state == "inactive"}
@@ -141,10 +143,10 @@ class IterationHistory:
     # -- records ----------------------------------------------------------------------------------
 
     def _at(self, place: Place) -> Iteration:
-        found = self._iterations.get(place)
-        if found is None:
-            found = self._iterations[place] = Iteration()
-        return found
+        iteration = self._iterations.get(place)
+        if iteration is None:
+            iteration = self._iterations[place] = Iteration()
+        return iteration
 
     def _call_ended(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
         self.seen.add(who)
@@ -154,11 +156,11 @@ class IterationHistory:
         self, place: Place, who: _Call, record: Record, event: events.IterationStarted, at_ns: int
     ) -> None:
         self.seen.add(who)
-        found = self._at(place)
-        found.started[who[3]] = event.state
+        iteration = self._at(place)
+        iteration.started[who[3]] = event.state
         if record.origin.rank is not None:
-            found.seats[record.origin.rank] = who[3]
-        found.world_size, found.active_world_size = record.origin.world_size, event.active_world_size
+            iteration.seats[record.origin.rank] = who[3]
+        iteration.world_size, iteration.active_world_size = record.origin.world_size, event.active_world_size
 
     def _iteration_ended(
         self, place: Place, who: _Call, record: Record, event: events.IterationEnded, at_ns: int
@@ -170,15 +172,18 @@ class IterationHistory:
             self._began[who] = place
 
     def _stage_ended(self, place: Place, who: _Call, record: Record, event: events.StageEnded, at_ns: int) -> None:
-        if event.stage == "run":
+        stage = event.stage
+        if stage == "run":
             self._at(place).runs[who[3]] = (event.outcome, max(0.0, event.duration_s))
-        elif event.stage in _PHASES:
-            if event.stage not in _ACROSS:
+        elif stage in _PHASES:
+            home: Place | None = place
+            if stage in _ACROSS:
+                home = self._restart.get(who)
+            else:
                 self._restart[who] = place
-            belongs = self._restart.get(who)
-            if belongs is not None and event.outcome != "lost":
-                end = at_ns - round(event.ended_ago_s * 1e9)
-                self.phases.add(belongs, event.stage, who[3], record.origin.node, end, event.duration_s)
+            if home is not None and event.outcome != "lost":
+                ended_ns = at_ns - round(event.ended_ago_s * 1e9)
+                self.phases.add(home, stage, who[3], record.origin.node, ended_ns, event.duration_s)
 
     def _restart_ended(self, place: Place, who: _Call, record: Record, event: events.RestartEnded, at_ns: int) -> None:
         began = self._began.pop(who, None) or self._restart.get(who)
@@ -187,33 +192,39 @@ class IterationHistory:
 
     def _interrupted(self, place: Place, who: _Call, record: Record, event: events.Interrupted, at_ns: int) -> None:
         self.seen.add(who)
-        seen = event.record
-        if seen.iteration is not None:
-            place = (*place[:3], seen.iteration)
-        detected = at_ns if seen.detected_wall_ns is None else seen.detected_wall_ns - (record.wall_ns - at_ns)
-        node = record.origin.node if seen.node is None and seen.rank == record.origin.initial_rank else seen.node
-        self._at(place).reported.append(msgspec.structs.replace(seen, detected_wall_ns=detected, node=node))
+        interruption = event.record
+        if interruption.iteration is not None:
+            place = (*place[:3], interruption.iteration)
+        detected = (
+            at_ns if interruption.detected_wall_ns is None else interruption.detected_wall_ns - (record.wall_ns - at_ns)
+        )
+        node = (
+            record.origin.node
+            if interruption.node is None and interruption.rank == record.origin.initial_rank
+            else interruption.node
+        )
+        self._at(place).reported.append(msgspec.structs.replace(interruption, detected_wall_ns=detected, node=node))
 
     def _arrived(self, place: Place, who: _Call, record: Record, event: events.InterruptionArrived, at_ns: int) -> None:
         arrivals = self._at((*place[:3], event.iteration)).arrivals
-        of = (event.initial_rank, event.interruption)
-        arrivals[of] = min(event.position, arrivals.get(of, event.position))
+        key = (event.initial_rank, event.interruption)
+        arrivals[key] = min(event.position, arrivals.get(key, event.position))
 
     def _outcome_seen(self, place: Place, who: _Call, record: Record, event: events.OutcomeSeen, at_ns: int) -> None:
-        found, rank = self._at(place), who[3]
-        found.answered.add(rank)
+        iteration, rank = self._at(place), who[3]
+        iteration.answered.add(rank)
         if event.by is not None:
-            found.first[event.by] += 1
+            iteration.first[event.by] += 1
         if event.stack:
-            found.stacks[rank] = event.stack
+            iteration.stacks[rank] = self._stacks.setdefault(event.stack, event.stack)
         if event.step is not None:
-            found.steps[rank] = event.step
+            iteration.steps[rank] = event.step
         if event.sections:
-            found.sections[rank] = event.sections
+            iteration.sections[rank] = event.sections
         if event.hang is not None:
-            found.hangs[rank] = event.hang
+            iteration.hangs[rank] = event.hang
         if event.collectives:
-            found.collectives[rank] = event.collectives
+            iteration.collectives[rank] = event.collectives
 
     def _rank_signalled(
         self, place: Place, who: _Call, record: Record, event: events.RankSignalled, at_ns: int
@@ -236,25 +247,29 @@ class IterationHistory:
             case events.AbortStuck():
                 self._at(place).stuck[rank] = event.where
             case events.StoreLost():
-                found = self._at(place)
-                found.store_lost[rank] = event.error
-                found.wall_ns = found.wall_ns or at_ns
+                iteration = self._at(place)
+                iteration.store_lost[rank] = event.error
+                iteration.wall_ns = iteration.wall_ns or at_ns
             case events.MonitorLost():
                 self._at(place).unmonitored.add(rank)
+            case _:  # no other event matters here
+                pass
 
-    # -- what follows from all of them ------------------------------------------------------------
+    # -- derived from all records -----------------------------------------------------------------
 
     def _settle(self, stopped: Mapping[tuple[int, int], Set[int]]) -> None:
-        for place, found in self._iterations.items():
-            found.stopped = stopped.get(place[:2], frozenset())
-            found.records = [_in_order(found, record) for record in found.reported if not found.is_stopped(record)]
-            found.signalled = {rank: reason for rank, (reason, _) in found.sent.items()}
+        for place, iteration in self._iterations.items():
+            iteration.stopped = stopped.get(place[:2], frozenset())
+            iteration.records = [
+                _in_order(iteration, record) for record in iteration.reported if not iteration.is_stopped(record)
+            ]
+            iteration.signalled = {rank: reason for rank, (reason, _) in iteration.sent.items()}
         _once_each(self._iterations)
-        for place, found in self._iterations.items():
-            for record in found.records:  # a rank that its monitor ends may die an iteration later
+        for place, iteration in self._iterations.items():
+            for record in iteration.records:  # a rank that its monitor ends may die one iteration later
                 since, reason = self._signalled.get((*place[:3], record.rank), (place, ""))
                 if record.interruption is Interruption.TERMINATED and since < place and reason:
-                    found.signalled.setdefault(record.rank, reason)
+                    iteration.signalled.setdefault(record.rank, reason)
 
 
 _RARE = (
@@ -269,16 +284,16 @@ _RARE = (
 
 
 def _in_order(iteration: Iteration, record: InterruptionRecord) -> InterruptionRecord:
-    """The record with its place in the store's order of arrival."""
+    """Return the record with its position in the store's order of arrival."""
     position = iteration.arrivals.get((record.rank, record.interruption), record.arrival_order)
     return record if position == record.arrival_order else msgspec.structs.replace(record, arrival_order=position)
 
 
 def _once_each(iterations: dict[Place, Iteration]) -> None:
-    """One death is one record: keep it where it interrupted something.
+    """Keep one record of each death, in the iteration that it interrupted.
 
-    A rank that dies between two iterations may be on record in the one and interrupt the other, and its
-    own monitor and a neighbour's may both have seen it."""
+    A rank that dies between two iterations may be recorded in one and interrupt the other. Its own monitor and a
+    neighbour's monitor may both have recorded the death."""
     deaths: defaultdict[tuple[object, int, int | None], list[Place]] = defaultdict(list)
     for place in sorted(iterations):
         for record in iterations[place].records:

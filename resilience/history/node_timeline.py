@@ -1,4 +1,4 @@
-"""What did the launcher do when on one node?  A part of `history.timeline`: cycles, phases, restarts, start-ups."""
+"""What did the launcher do on one node, and when?  The part of `history.timeline` for cycles and their phases."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from resilience.history.cycles import Cycle, NodeCycle, Stage, restarts_of
 from resilience.history.history import History
 from resilience.history.intervals import Fact, Interval, Noted, Open, anchor, hang, instant
 
-_LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes that no restart follows
-_LEADING = ("gate", "rendezvous")  # phases that end before it is known which cycle they lead to
+_LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes without a following restart
+_LEADING = ("gate", "rendezvous")  # phases that end before their cycle is known
 
 
 class NodeTimeline:
-    """What one node's agent and the launcher's monitors there record."""
+    """The intervals of one node, from the records of its agent and the launcher's monitors there."""
 
     def __init__(self, name: str, history: History) -> None:
         self._name = name
         self._history = history
         self._parts: dict[Cycle, _Part] = {}
         self._began: dict[int, int] = {}  # attempt -> UTC of its first record
-        self._before: dict[Cycle, Cycle] = {}  # cycle -> the one whose restart led to it
-        self._last: Cycle | None = None  # that began; None once the job has ended
-        self._at_ns = 0  # of the agent's last record
+        self._before: dict[Cycle, Cycle] = {}  # cycle -> the cycle whose restart led to it
+        self._last: Cycle | None = None  # the last cycle that began; None once the job has ended
+        self._at_ns = 0  # time of the agent's last record
         self._phase: Open | None = None
-        self._last_words: list[Noted] = []  # on the last cycle, when nothing of it is open any more
+        self._last_words: list[Noted] = []  # verdicts on the last cycle, which arrive after its intervals are closed
 
     def take(self, record: Record) -> list[Interval]:
         origin, event = record.origin, record.event
@@ -64,7 +64,7 @@ class NodeTimeline:
         return []
 
     def entered(self, record: Record) -> list[Interval]:
-        """A worker entered its wrapped function."""
+        """Return the intervals that are complete because a worker entered its wrapped function."""
         rank = record.origin.initial_rank
         return [] if rank is None else self._progressed(record, rank)
 
@@ -73,22 +73,22 @@ class NodeTimeline:
             return []
         place, at = self._last, self._at_ns
         part, facts = self._part(place), self._facts(place)
-        found: list[Interval] = []
+        intervals: list[Interval] = []
         if (phase := self._phase) is not None:
-            if facts.ended is not None and part.node is not None:  # it leads to a cycle that has not begun
+            if facts.ended is not None and part.node is not None:  # the phase leads to a cycle that has not begun
                 phase.parent, phase.origin = restart_key(self._name), part.node.origin
-            found.append(phase.ended(phase.origin, phase.start_ns, at, "open", "reader"))
+            intervals.append(phase.ended(phase.origin, phase.start_ns, at, "open", "reader"))
         if facts.ended is not None:
-            found += self._given_up(place, at, "open", "reader")
+            intervals += self._given_up(place, at, "open", "reader")
         else:
-            found += self._restart(place, at, "open", "reader")
-            found += [
+            intervals += self._restart(place, at, "open", "reader")
+            intervals += [
                 opened.ended(opened.origin, opened.start_ns, at, "open", "reader")
                 for opened in (part.node, part.cycle)
                 if opened is not None
             ]
         self._last = self._phase = None
-        return found
+        return intervals
 
     # -- the agent's cycle ---------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class NodeTimeline:
             spawned = self._facts(place).stages[-1]
             leads = self._stage(spawned, self._leading_to(place), self._origin_of(place, origin))
             return [leads, *self._restarted(place)]
-        return []  # gate and rendezvous: with the cycle that they lead to; stop: with the cycle's end
+        return []  # gate and rendezvous are returned when their cycle starts, stop when its cycle ends
 
     def _cycle_started(self, place: Cycle, record: Record, event: events.CycleStarted) -> list[Interval]:
         self._last = place
@@ -113,28 +113,28 @@ class NodeTimeline:
         part.node = Open("launcher.node", node_key(self._name), ROOT, origin, record.wall_ns, about)
         part.node.note(event, record.wall_ns)
         leads = self._origin_of(place, origin)
-        found = [
+        intervals = [
             self._stage(stage, self._leading_to(place), leads) for stage in facts.stages if stage.phase in _LEADING
         ]
         if facts.met is None or facts.met.group_rank == 0:
             earlier = None if before is None else (before, ROOT)
             part.cycle = Open("launcher.cycle", ROOT, None, origin, record.wall_ns, about, previous=earlier)
-            found.append(anchor(part.cycle))
-        return found
+            intervals.append(anchor(part.cycle))
+        return intervals
 
     def _cycle_ended(self, place: Cycle, record: Record, event: events.CycleEnded) -> list[Interval]:
         origin, part = record.origin, self._part(place)
-        found = self._restart(place, record.wall_ns, "interrupted", "rank")
+        intervals = self._restart(place, record.wall_ns, "interrupted", "rank")
         parent = node_key(self._name) if event.outcome in _LAST else restart_key(self._name)
         stops = [stage for stage in self._facts(place).stages if stage.phase == "stop"]
-        found += [self._stage(stage, parent, origin) for stage in stops]
+        intervals += [self._stage(stage, parent, origin) for stage in stops]
         start = record.wall_ns - round(max(0.0, event.duration_s) * 1e9)
         self._began[origin.attempt] = min(start, self._began[origin.attempt])
         facts: dict[str, Fact] = {"detail": event.detail} if event.detail else {}
         for opened in (part.node, part.cycle):
             if opened is not None:
-                found.append(opened.ended(origin, start, record.wall_ns, event.outcome, "rank", facts))
-        return found
+                intervals.append(opened.ended(origin, start, record.wall_ns, event.outcome, "rank", facts))
+        return intervals
 
     def _job_ended(self, record: Record, event: events.JobEnded) -> list[Interval]:
         origin, last = record.origin, self._last
@@ -143,25 +143,25 @@ class NodeTimeline:
             last = None
         if last is None:
             waited = self._history.cycles.waiting(self._name)
-            found = [self._stage(stage, JOB, origin) for stage in waited]
+            intervals = [self._stage(stage, JOB, origin) for stage in waited]
         else:
-            found = self._given_up(last, record.wall_ns, "failed", "rank")
+            intervals = self._given_up(last, record.wall_ns, "failed", "rank")
         met = None if last is None else self._facts(last).met
         if met is None or met.group_rank == 0:
             facts: dict[str, Fact] = {"exit_code": event.exit_code, "is_clean": event.is_clean}
             began = min(self._began[origin.attempt], record.wall_ns)
             ended = (origin, began, record.wall_ns, event.outcome, "rank", facts)
-            found.append(Interval("resilience.job", JOB, None, *ended, noted=tuple(self._last_words)))
-        return found
+            intervals.append(Interval("resilience.job", JOB, None, *ended, noted=tuple(self._last_words)))
+        return intervals
 
     def _given_up(self, place: Cycle, at_ns: int, outcome: str, closed_by: str) -> list[Interval]:
-        """The restart after the last cycle, that led to no other one."""
+        """Return the restart after the last cycle, which led to no other cycle."""
         part, ended = self._part(place), self._facts(place).ended
         if part.node is None or ended is None or ended.outcome in _LAST:
             return []
         waited = self._history.cycles.waiting(self._name)
-        found = [self._stage(stage, restart_key(self._name), part.node.origin, closed_by) for stage in waited]
-        return [*found, *self._restart_of(place, None, at_ns, outcome, closed_by, part.node.origin)]
+        intervals = [self._stage(stage, restart_key(self._name), part.node.origin, closed_by) for stage in waited]
+        return [*intervals, *self._restart_of(place, None, at_ns, outcome, closed_by, part.node.origin)]
 
     # -- workers and monitors ------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class NodeTimeline:
         return self._imported(place, rank)
 
     def _imported(self, place: Cycle, rank: int) -> list[Interval]:
-        """The start-up of a worker, once it shows progress; the agent's record of its start may come later."""
+        """Return a worker's start-up once it shows progress. The agent's record of its start may come later."""
         part, worker = self._part(place), self._facts(place).workers.get(rank)
         if worker is None or worker.progress is None or worker.started_ns is None or rank in part.imported:
             return []
@@ -193,30 +193,30 @@ class NodeTimeline:
         imported = Interval("import", key, self._leading_to(place), origin, start, end, "completed", facts=facts)
         return [imported, *self._restarted(place)]
 
-    def _interrupted(self, record: Record, seen: InterruptionRecord) -> Interval:
+    def _interrupted(self, record: Record, interruption: InterruptionRecord) -> Interval:
         origin, parent = record.origin, node_key(self._name)
         part = self._part((origin.attempt, origin.cycle))
-        key = part.numbered((*parent, "interruption", origin.role, seen.rank))
-        part.interruptions.append((record.mono_ns, seen, key))
-        return instant(record, seen, key, parent, {"rank.initial": seen.rank})
+        key = part.numbered((*parent, "interruption", origin.role, interruption.rank))
+        part.interruptions.append((record.mono_ns, interruption, key))
+        return instant(record, interruption, key, parent, {"rank.initial": interruption.rank})
 
     # -- restarts ------------------------------------------------------------------------------
 
     def _leading_to(self, place: Cycle) -> Key:
-        """What the phases are part of that lead to a cycle: the restart after the one before, or the first start."""
+        """Return the parent of the phases before a cycle: the restart after the previous cycle, or the first start."""
         return restart_key(self._name) if place in self._before else node_key(self._name)
 
     def _origin_of(self, place: Cycle, origin: Origin) -> Origin:
-        """The origin in the cycle that a phase belongs to which leads to the cycle `place`."""
+        """Return the origin with the cycle that a phase before the cycle `place` belongs to."""
         cycle = self._before[place][1] if place in self._before else place[1]
         return msgspec.structs.replace(origin, cycle=cycle)
 
     def _restarted(self, place: Cycle) -> list[Interval]:
-        """The restart that led to a cycle, once all workers of the node have shown progress."""
+        """Return the restart that led to a cycle, once all workers of the node have shown progress."""
         return self._restart(place, None, "completed", "rank") if self._facts(place).is_at_work else []
 
     def _restart(self, place: Cycle, at_ns: int | None, outcome: str, closed_by: str) -> list[Interval]:
-        """The restart that led to a cycle, unless it is over."""
+        """Return the restart that led to a cycle, unless it is over."""
         part = self._part(place)
         if place not in self._before or part.is_restarted or part.node is None:
             return []
@@ -227,12 +227,12 @@ class NodeTimeline:
     def _restart_of(
         self, failed: Cycle, this: NodeCycle | None, at_ns: int | None, outcome: str, closed_by: str, origin: Origin
     ) -> list[Interval]:
-        """The restart after the cycle `failed`, and its first phase. at_ns: its end, where no worker shows one."""
+        """Return the restart after the cycle `failed`, and its first phase. at_ns: its end if no worker shows one."""
         before = self._facts(failed)
         since = before.failed_at
         if since is None:
             return []
-        key, found = restart_key(self._name), []
+        key, intervals = restart_key(self._name), []
         mono_ns, kind = since
         restarts = [] if this is None else list(restarts_of(before, this))
         kind = restarts[0].kind if restarts else kind
@@ -241,16 +241,16 @@ class NodeTimeline:
         end = max([*ends, *([] if at_ns is None or ends else [at_ns])], default=start)
         for stage in before.stages:
             if stage.phase == "run":
-                told = (origin, start, max(start, stage.ended_wall_ns), "completed", closed_by)
-                found.append(Interval("detect", (*key, "detect"), key, *told))
+                rest = (origin, start, max(start, stage.ended_wall_ns), "completed", closed_by)
+                intervals.append(Interval("detect", (*key, "detect"), key, *rest))
         facts: dict[str, Fact] = {"interruption.kind": kind}
         cause = self._part(failed).cause(before) or self._failed_elsewhere(before)
         opened = Open("restart", key, node_key(self._name), origin, start, facts)
         whole = opened.ended(origin, start, max(start, end), outcome, closed_by, None, cause)
-        return [*found, msgspec.structs.replace(whole, each_s=tuple(restart.duration_s for restart in restarts))]
+        return [*intervals, msgspec.structs.replace(whole, each_s=tuple(restart.duration_s for restart in restarts))]
 
     def _failed_elsewhere(self, facts: NodeCycle) -> Key | None:
-        """The failed node's part of the cycle. Only that node has on record which rank's interruption it was."""
+        """Return the failed node's part of the cycle. Only that node has a record of the rank's interruption."""
         failed = "" if facts.ended is None else facts.ended.failed_node
         return node_key(failed) if failed not in ("", self._name) else None
 
@@ -273,14 +273,14 @@ class NodeTimeline:
 
 
 class _Part:
-    """What is kept of one node's cycle beside its history."""
+    """What is kept about one node's cycle besides its history."""
 
     def __init__(self) -> None:
         self.cycle: Open | None = None
         self.node: Open | None = None
         self.is_restarted = False  # the restart that led to it is over
         self.imported: set[int] = set()
-        self.speakers: dict[int, Origin] = {}  # rank -> who told of its first progress
+        self.speakers: dict[int, Origin] = {}  # rank -> origin of the record of its first progress
         self.interruptions: list[tuple[int, InterruptionRecord, Key]] = []
         self._counts: Counter[Key] = Counter()
 
@@ -294,7 +294,7 @@ class _Part:
         return (*key, number)
 
     def cause(self, facts: NodeCycle) -> Key | None:
-        """The interruption that ended the cycle on this node, None if another node had it."""
+        """Return the interruption that ended the cycle on this node, None if it was on another node."""
         own = [entry for entry in self.interruptions if facts.is_own(entry[1])]
         of_mover = [entry for entry in own if entry[1].rank == facts.mover]
         first = min(of_mover or own, key=lambda entry: entry[0], default=None)

@@ -1,6 +1,6 @@
 """Which phases did a restart have, on which rank or node, and when?
 
-A phase is kept in three numbers, for a large job has millions of them. Times are UTC nanoseconds."""
+A phase is stored as three numbers, because a large job has millions of phases. Times are UTC nanoseconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Who = int | str
 """An initial rank, or a node of the launcher."""
 
 
-class TimedPhase(msgspec.Struct, frozen=True):
+class TimedPhase(msgspec.Struct, frozen=True, gc=False):
     """One phase of one rank or node, from when to when."""
 
     name: str
@@ -30,7 +30,7 @@ class TimedPhase(msgspec.Struct, frozen=True):
 
 
 class PhaseTimes:
-    """The phases of the restarts that ranks did by themselves, by the iteration that was interrupted."""
+    """The phases of restarts in place, by the interrupted iteration."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, int, str], int] = {}
@@ -47,15 +47,15 @@ class PhaseTimes:
         times = self._times.get(place)
         if times is None:
             times = self._times[place] = array("q")
-        times.extend((number, end_ns - round(max(0.0, seconds) * 1e9), end_ns))
+        times.extend((number, end_ns - round(seconds * 1e9) if seconds > 0.0 else end_ns, end_ns))
 
     @property
     def places(self) -> Collection[Place]:
-        """The iterations of which restarts are known."""
+        """Return the iterations with a known restart."""
         return self._times.keys()
 
     def at(self, place: Place, ranks: Collection[int] | None = None) -> Iterator[TimedPhase]:
-        """Yield the phases of one restart. ranks: of these only."""
+        """Yield the phases of one restart. ranks: only these, None for all."""
         times = self._times.get(place, ())
         for first in range(0, len(times), 3):
             name, rank, node = self._names[times[first]]
@@ -64,9 +64,9 @@ class PhaseTimes:
 
 
 def seconds_of(phases: Iterable[TimedPhase]) -> dict[str, dict[Who, float]]:
-    """Return how long each phase took on each rank or node; several stretches of one phase add up."""
-    found: dict[str, dict[Who, float]] = {}
+    """Return how long each phase took on each rank or node. Several intervals of one phase add up."""
+    by_phase: dict[str, dict[Who, float]] = {}
     for phase in phases:
-        of_phase = found.setdefault(phase.name, {})
-        of_phase[phase.who] = of_phase.get(phase.who, 0.0) + phase.seconds
-    return found
+        seconds = by_phase.setdefault(phase.name, {})
+        seconds[phase.who] = seconds.get(phase.who, 0.0) + (phase.end_ns - phase.start_ns) / 1e9
+    return by_phase

@@ -1,4 +1,4 @@
-"""In which state is each rank now?  Active, inactive, suspect, terminated, excluded or unmonitored."""
+"""What state is each rank in now?  Active, inactive, suspect, terminated, excluded or unmonitored."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ LOST = ("terminated", "excluded")
 
 
 class RankState:
-    """What is known of one rank on one node."""
+    """What is known about one rank on one node."""
 
     def __init__(self) -> None:
         self.state = "inactive"
         self.is_shown = False
-        self.is_spare = False  # in the iteration under way
-        self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when one was lost
+        self.is_spare = False  # in the present iteration
+        self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when a monitor was lost
 
     @property
     def name(self) -> str:
-        """The state, with the lack of a monitor."""
+        """Return the state, "unmonitored" if a healthy rank has no monitor."""
         is_unmonitored = self.unmonitored_ns > self.monitored_ns
         return "unmonitored" if is_unmonitored and self.state in HEALTHY else self.state
 
     def take(self, record: Record) -> None:
-        """Add what a record of the rank, or of a monitor of it, says."""
+        """Add a record of the rank or of one of its monitors."""
         origin, event = record.origin, record.event
         match event:
             case events.RankFellSilent():
@@ -34,12 +34,14 @@ class RankState:
                 self.state, self.is_shown = "terminated", not event.goodbye
             case events.MonitorStarted():
                 self.monitored_ns = max(self.monitored_ns, record.mono_ns)
-                if origin.is_launchers:  # a worker was started; a Wrapper's rank takes its seat later
+                if origin.is_launchers:  # a worker was started; a Wrapper's rank becomes active later
                     self.state, self.is_shown = "active", True
             case events.MonitorLost():
                 self.unmonitored_ns, self.is_shown = record.mono_ns, True
             case _ if not origin.is_launchers:
                 self._take_of_wrapper(event, origin.initial_rank)
+            case _:  # no other event matters here
+                pass
 
     def _take_of_wrapper(self, event: events.Event, rank: int | None) -> None:
         match event:
@@ -51,6 +53,8 @@ class RankState:
                 self.state = "excluded"
             case events.RankLeft():
                 self.state = "excluded"
+            case _:  # no other event matters here
+                pass
 
 
 OF_STATES = frozenset(

@@ -1,14 +1,14 @@
-"""Where did the time of every rank go?  Rank-seconds, each of them productive or lost by one cause.
+"""Where did the time of every rank go?  Rank-seconds, each one productive or lost to one cause.
 
-A rank's time begins with its attempt and ends with its call, or its process. It starts up until it is at work for the
-first time: it entered its function, or showed progress. From the moment its node knew of an interruption it is
-restarting, until its first progress. Silence before that moment is a hang, of every rank that was at work: all of them
-wait for the silent one. A spare idles, and so does a rank that has finished before the others; the place of a dead
-rank idles as long as its node is on record. Work that was done again is rework, at the speed of before; it is unknown,
-and counts as nothing, where no step is reported.
+A rank's time begins with its attempt and ends with its call or its process. It is start-up until the rank works for the
+first time: it entered its function or showed progress. It is restart from the moment its node knew of an interruption
+until the rank's first progress. Silence before that moment is a hang of every rank that was at work, because all of
+them wait for the silent one. A spare is idle, and so is a rank that finished before the others. The place of a dead
+rank is idle as long as its node is on record. Repeated work is rework, at the earlier speed. If no step is reported,
+rework is unknown and counts as zero.
 
-Lengths are measured on each node's own monotonic clock. The same definition holds for a node's metrics and for the
-report of the whole job: the job's rank-seconds are the sum of its nodes'."""
+Durations use each node's own monotonic clock. The same definition applies to a node's metrics and to the report of the
+whole job: the job's rank-seconds are the sum over its nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RankCall = tuple[int, int, int]
 
 
 class RankSeconds(msgspec.Struct):
-    """Time of ranks in nanoseconds. work: what is lost inside, to hangs and to rework, included."""
+    """Time of ranks in nanoseconds. work: includes the time lost to hangs and to rework."""
 
     work: int = 0
     startup: int = 0
@@ -66,23 +66,23 @@ class RankSeconds(msgspec.Struct):
 
 
 class WrappedRank:
-    """One rank in its wrapped function, in one cycle; follows its own records in order."""
+    """One rank in its wrapped function, in one cycle. Takes the rank's records in order."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self._spent = RankSeconds()
-        self._ended_ns: int | None = None  # its process ended
-        self.since = 0  # since when it is in its state
+        self._ended_ns: int | None = None  # when its process ended
+        self.since = 0  # start of its present state
         self._state: _State = ""
         self._is_active = True
-        self._worked = 0  # nanoseconds before the last interruption
-        self._is_explained = True  # it is known whether a hang made it
-        self._reached: int | None = None  # the step that was interrupted
-        self._entered: int | None = None  # the step that it went on with after a restart
-        self._a_step: float | None = None  # nanoseconds
+        self._worked = 0  # nanoseconds of work before the last interruption
+        self._is_explained = True  # whether a hang caused the last interruption is known
+        self._reached: int | None = None  # the interrupted step
+        self._entered: int | None = None  # the step with which it continued after a restart
+        self._step_ns: float | None = None  # duration of one step
 
     def take(self, record: Record) -> None:
-        """Add what a record of the rank, or of its monitor, says."""
+        """Add a record of the rank or of its monitor."""
         event, at = record.event, record.mono_ns
         match event:
             case events.StageStarted(stage="run"):
@@ -111,21 +111,25 @@ class WrappedRank:
                 self._go("" if outcome == "completed" else "idle", at)
             case events.RankExited():
                 self._ended_ns = at
+            case _:  # no other event matters here
+                pass
 
     def spent_until(self, until: int | None) -> RankSeconds:
-        """Return what the rank has spent. until: monotonic nanoseconds; None: only what has ended."""
-        found = msgspec.structs.replace(self._spent)
+        """Return the rank's time by cause. until: monotonic nanoseconds; None: only intervals that have ended."""
+        spent = msgspec.structs.replace(self._spent)
         ends = [at for at in (until, self._ended_ns) if at is not None]
         if self._state and ends:
-            setattr(found, self._state, getattr(found, self._state) + max(0, min(ends) - self.since))
+            setattr(spent, self._state, getattr(spent, self._state) + max(0, min(ends) - self.since))
             if until is not None and self._ended_ns is not None:
-                found.idle += max(0, until - max(self._ended_ns, self.since))  # the place of a dead rank is empty
-        return found
+                spent.idle += max(0, until - max(self._ended_ns, self.since))  # the place of a dead rank is empty
+        return spent
 
     def _go(self, state: _State, at: int) -> None:
         if self._state:
             setattr(self._spent, self._state, getattr(self._spent, self._state) + max(0, at - self.since))
-        self._state, self.since = state, max(at, self.since)
+        self._state = state
+        if at > self.since:
+            self.since = at
 
     def _interrupted(self, at: int, silent_for_s: float | None) -> None:
         if self._state == "work":
@@ -139,37 +143,37 @@ class WrappedRank:
             self._is_explained = True
 
     def _went_on(self, step: int) -> None:
-        """The rank goes on with a step, after an interruption: what it had done beyond that is done again."""
+        """Count the rework of a rank that continues with `step`: it repeats its work beyond that step."""
         entered = 0 if self._entered is None and step == 0 else self._entered
         if self._reached is not None:
             if entered is not None and self._reached > entered:
-                self._a_step = self._worked / (self._reached - entered)
-            again = max(0, self._reached - step)
-            self._spent.rework += min(self._worked, round(again * (self._a_step or 0.0)))
+                self._step_ns = self._worked / (self._reached - entered)
+            repeated = max(0, self._reached - step)
+            self._spent.rework += min(self._worked, round(repeated * (self._step_ns or 0.0)))
         self._entered, self._reached = step, None
 
 
 class RankTimes:
-    """What all ranks have spent. Wrapped functions are followed record by record; what launched workers do outside of
-    them follows from the cycles."""
+    """The time of all ranks by cause. Wrapped functions are followed record by record. The time of launched workers
+    outside of them is derived from the cycles."""
 
     def __init__(self) -> None:
         self._wrapped: dict[RankCall, WrappedRank] = {}
 
     def take(self, record: Record, rank: int) -> None:
-        """Add what a rank in a wrapped function, or its monitor, says."""
+        """Add a record of a rank in a wrapped function, or of its monitor."""
         origin = record.origin
         key = (origin.attempt, origin.cycle, rank)
-        found = self._wrapped.get(key)
-        if found is None:
-            found = self._wrapped[key] = WrappedRank(origin.node)
-        found.take(record)
+        wrapped = self._wrapped.get(key)
+        if wrapped is None:
+            wrapped = self._wrapped[key] = WrappedRank(origin.node)
+        wrapped.take(record)
 
     def spent(self, cycles: CycleHistory, until: Callable[[str], int | None]) -> dict[int, RankSeconds]:
-        """Return what each rank has spent, by initial rank.
+        """Return each rank's time by cause, by initial rank.
 
-        until: gives for a node the monotonic nanoseconds until which its ranks go on; None: only what has ended."""
-        found: dict[int, RankSeconds] = {}
+        until: returns the end of a node's count in monotonic nanoseconds; if None, only ended intervals count."""
+        by_rank: dict[int, RankSeconds] = {}
         launched: set[RankCall] = set()
         for node, parts in cycles.nodes.items():
             for before, place, part in _in_order(parts):
@@ -178,11 +182,11 @@ class RankTimes:
                     visit = _Visit(cycles.began.get((node, place[0])), before, part, until(node))
                     wrapped = self._wrapped.get((*place, rank))
                     earlier = None if before is None else self._wrapped.get((*before[0], rank))
-                    found.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
+                    by_rank.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
         for key, wrapped in self._wrapped.items():
             if key not in launched:
-                found.setdefault(key[2], RankSeconds()).add(wrapped.spent_until(until(wrapped.node)))
-        return found
+                by_rank.setdefault(key[2], RankSeconds()).add(wrapped.spent_until(until(wrapped.node)))
+        return by_rank
 
 
 def _in_order(
@@ -200,7 +204,7 @@ def _in_order(
 
 
 class _Visit:
-    """One node in one cycle. before: the cycle that it was in before. until: as for `RankTimes.spent`."""
+    """One node in one cycle. before: the node's previous cycle. until: end of the count in monotonic nanoseconds."""
 
     def __init__(
         self, began_ns: int | None, before: tuple[Cycle, NodeCycle] | None, part: NodeCycle, until: int | None
@@ -216,44 +220,44 @@ class _Visit:
     def spent_by(
         self, rank: int, worker: Worker, wrapped: WrappedRank | None, earlier: WrappedRank | None
     ) -> RankSeconds:
-        """Return what one worker has spent. earlier: its rank in the cycle before, in a wrapped function."""
-        found = RankSeconds()
+        """Return one worker's time by cause. earlier: its rank in the previous cycle, in a wrapped function."""
+        spent = RankSeconds()
         if worker.started_ns is None:
-            return found
+            return spent
         inside = wrapped if worker.called_ns is not None else None
         at_work = worker.called_ns if inside is not None else None if worker.progress is None else worker.progress[0]
         if at_work is None and self._end is not None and self._part.failed_at is not None:
-            at_work = worker.started_ns  # a program that shows nothing is taken to work from its start
+            at_work = worker.started_ns  # a program without signals of progress counts as working from its start
         since = worker.started_ns if self._since is None else self._since
         if earlier is not None:
             since = max(since, earlier.since)
         until = worker.started_ns if at_work is None else at_work if self._end is None else min(at_work, self._end)
         waited = max(0, until - since)
         if inside is not None:
-            found = inside.spent_until(self._end)
-            waited, found.startup = waited + found.startup, 0
+            spent = inside.spent_until(self._end)
+            waited, spent.startup = waited + spent.startup, 0
         elif at_work is not None and self._end is not None:
-            self._outside(found, rank, worker, at_work, self._end)
+            self._outside(spent, rank, worker, at_work, self._end)
         if self._is_first:
-            found.startup += waited
+            spent.startup += waited
         else:
-            found.restart += waited
-        return found
+            spent.restart += waited
+        return spent
 
-    def _outside(self, found: RankSeconds, rank: int, worker: Worker, at_work: int, end: int) -> None:
-        """Time of a worker that calls no Wrapper."""
+    def _outside(self, spent: RankSeconds, rank: int, worker: Worker, at_work: int, end: int) -> None:
+        """Add the time of a worker that calls no Wrapper."""
         is_done = worker.exit is not None and worker.exit.expected and worker.exited_ns is not None
         until = min(end, worker.exited_ns) if is_done and worker.exited_ns is not None else end
-        found.work = max(0, until - at_work)
-        found.idle = max(0, end - until)
-        found.hang = min(found.work, self._part.silent_ns)
+        spent.work = max(0, until - at_work)
+        spent.idle = max(0, end - until)
+        spent.hang = min(spent.work, self._part.silent_ns)
         before = None if self._before is None else self._before.workers.get(rank)
         if self._before is not None and before is not None and worker.first_step is not None:
-            found.rework = _rework(self._before, before, worker.first_step[1])
+            spent.rework = _rework(self._before, before, worker.first_step[1])
 
 
 def _rework(part: NodeCycle, worker: Worker, resumed: int) -> int:
-    """Nanoseconds of a cycle's work that a rank does again. resumed: the step with which it goes on."""
+    """Return the nanoseconds of a cycle's work that a rank repeats. resumed: the step with which it continues."""
     reached, failed, first = part.reached, part.failed_at, worker.first_step
     if reached is None or failed is None or first is None or reached <= first[1]:
         return 0

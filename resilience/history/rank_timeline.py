@@ -1,4 +1,4 @@
-"""What went on when on one rank in a wrapped function?  A part of `history.timeline`."""
+"""What happened on one rank in a wrapped function, and when?  A part of `history.timeline`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RankTimeline:
                 begun = self._iterations.pop(record.origin.iteration or 0, None)
                 return [ended(begun or self._iteration(record), record, event)]
             case events.StageStarted(stage):
-                before = self._stages.pop(stage, None)  # whose end is lost
+                before = self._stages.pop(stage, None)  # the record of its end is lost
                 self._stages[stage] = self._stage(record, stage)
                 if before is not None:
                     return [before.ended(before.origin, before.start_ns, record.wall_ns, "lost", "reader")]
@@ -80,7 +80,7 @@ class RankTimeline:
             return []
         key = _root_of(self._call)
         facts: dict[str, Fact] = {"function": event.function, "world_size.initial": event.world_size}
-        parent = None if self._call == 0 else ROOT  # one root of a trace: later calls are part of the first one
+        parent = None if self._call == 0 else ROOT  # a trace has one root: later calls are children of the first one
         self._root = Open("inprocess.call", key, parent, record.origin, record.wall_ns, facts)
         return [anchor(self._root)]
 
@@ -95,7 +95,7 @@ class RankTimeline:
         iteration = record.origin.iteration or 0
         parent = iteration_key(self._call, iteration, self._rank)
         if stage in events.PHASES:
-            if "restart" not in self._stages:  # the record of its beginning is lost
+            if "restart" not in self._stages:  # the record of its start is lost
                 self._stages["restart"] = self._stage(record, "restart")
             parent = self._stages["restart"].key
         return Open(stage, self._numbered(stage, iteration), parent, record.origin, record.wall_ns)
@@ -110,36 +110,38 @@ class RankTimeline:
         return ended(opened, record, event, cause)
 
     def _of_restart(self, opened: Open) -> tuple[Open, Key | None]:
-        """A restart with why it came about, and what it follows."""
+        """Return a restart with its reason, and the interruption that it follows."""
         opened.facts, self._kind = {"interruption.kind": self._kind, "rank.state": self._state}, "peer"
         iteration = int(opened.key[2])
         first = self._first.get(iteration)
         return opened, None if first is None else (self._call, "interruption", iteration, first, 0)
 
-    def _interrupted(self, record: Record, seen: InterruptionRecord) -> Interval:
+    def _interrupted(self, record: Record, interruption: InterruptionRecord) -> Interval:
         origin = record.origin
-        iteration = seen.iteration if seen.iteration is not None else origin.iteration or 0
-        key = self._numbered("interruption", iteration, seen.rank)
-        self._kind = seen.interruption.value
-        facts: dict[str, Fact] = {"rank.initial": seen.rank, "iteration": iteration}
-        facts["interruption.id"] = f"{origin.cycle}.{self._call}.{iteration}.{seen.rank}.{key[-1]}"
-        return instant(record, seen, key, iteration_key(self._call, iteration, seen.rank), facts)
+        iteration = interruption.iteration if interruption.iteration is not None else origin.iteration or 0
+        key = self._numbered("interruption", iteration, interruption.rank)
+        self._kind = interruption.interruption.value
+        facts: dict[str, Fact] = {"rank.initial": interruption.rank, "iteration": iteration}
+        facts["interruption.id"] = f"{origin.cycle}.{self._call}.{iteration}.{interruption.rank}.{key[-1]}"
+        return instant(record, interruption, key, iteration_key(self._call, iteration, interruption.rank), facts)
 
     def _closed(self, record: Record, outcome: str, closed_by: str) -> list[Interval]:
-        """What is open ends with the call; of the restart, what it follows is known."""
-        found: list[Interval] = []
+        """Return all open intervals, ended with the call. An open restart also gets its cause."""
+        intervals: list[Interval] = []
         for name, opened in reversed(self._stages.items()):
             cause = None
             if name == "restart":
                 opened, cause = self._of_restart(opened)
-            found.append(opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by, None, cause))
+            intervals.append(
+                opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by, None, cause)
+            )
         for opened in self._iterations.values():
-            found.append(opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by))
+            intervals.append(opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by))
         if (root := self._root) is not None:
             by = "rank" if closed_by == "call" else closed_by
-            found.append(root.ended(root.origin, root.start_ns, record.wall_ns, outcome, by))
+            intervals.append(root.ended(root.origin, root.start_ns, record.wall_ns, outcome, by))
         self._stages, self._iterations, self._root = {}, {}, None
-        return found
+        return intervals
 
     def _numbered(self, name: str, iteration: int, rank: int | None = None) -> Key:
         key = (self._call, name, iteration, self._rank if rank is None else rank)

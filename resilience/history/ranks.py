@@ -1,6 +1,6 @@
-"""What did each rank do over time?  Its iterations, or the lives of its workers, with how each ended.
+"""What did each rank do over time?  Its iterations or the lifetimes of its workers, with how each ended.
 
-A stretch is kept in four numbers, for a large job has many. Times are UTC nanoseconds."""
+A stretch is stored as four numbers, because a large job has many. Times are UTC nanoseconds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from resilience.history.phases import Place
 
 _Name = TypeVar("_Name", str, Place)
 WORKER = -1
-"""Call and iteration of a place that is a worker's whole life in a cycle."""
+"""Call and iteration of a place that stands for a worker's whole lifetime in a cycle."""
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A rank's iteration, or its worker's life.
+    """A rank's iteration, or its worker's lifetime.
 
     kind: how it ended: completed, interrupted, failed, left, lost, open."""
 
@@ -39,25 +39,25 @@ class RankHistory:
         self._numbers: dict[object, int] = {}
 
     def begin(self, rank: int, place: Place, at_ns: int) -> None:
-        """A stretch begins, unless it has begun."""
+        """Begin a stretch, unless it has begun."""
         self._open.setdefault(rank, {}).setdefault(place, at_ns)
 
     def end(self, rank: int, place: Place, at_ns: int, kind: str) -> None:
-        """A stretch ends. One of which no beginning is known is left out."""
-        begun = self._open.get(rank, {}).pop(place, None)
-        if begun is not None:
+        """End a stretch. A stretch without a known beginning is ignored."""
+        begin_ns = self._open.get(rank, {}).pop(place, None)
+        if begin_ns is not None:
             ended = self._ended.get(rank)
             if ended is None:
                 ended = self._ended[rank] = array("q")
-            ended.extend((begun, at_ns, self._number(kind, self._kinds), self._number(place, self._places)))
+            ended.extend((begin_ns, at_ns, self._number(kind, self._kinds), self._number(place, self._places)))
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks of which something is known, sorted."""
+        """Return all known ranks, sorted."""
         return sorted(self._open.keys() | self._ended.keys())
 
     def stretches(self, rank: int, now_ns: int) -> Iterator[Stretch]:
-        """Yield what a rank did. now_ns: until when what has no end goes on."""
+        """Yield the stretches of a rank. now_ns: the end of stretches that are still open."""
         ended = self._ended.get(rank, ())
         for first in range(0, len(ended), 4):
             begin, end, kind, place = ended[first : first + 4]

@@ -1,20 +1,20 @@
-"""What began and ended when, and inside what?  Intervals of a job, each complete as soon as its last record is there.
+"""When did each activity begin and end, and what encloses it?  Intervals of a job, each returned once it is complete.
 
-    launcher.cycle       a cycle of the whole job, by the agent that has group rank 0
+    launcher.cycle       a cycle of the whole job, from the agent with group rank 0
       launcher.node      one node's part of it
         rendezvous, spawn, import, run, stop ...
         restart          by the launcher: detect, stop, gate, rendezvous, spawn, import (a worker's start-up)
-    inprocess.call       a call of the wrapped function, by initial rank 0; under the launcher the node stands for it
+    inprocess.call       a call of the wrapped function, from initial rank 0; under the launcher the node replaces it
       inprocess.iteration
         initialize, health_check, run
         restart          in place: its phases
-    interruption, monitor.hang   what a rank, its monitor or the agent saw
+    interruption, monitor.hang   recorded by a rank, its monitor or the agent
 
-A restart belongs to the iteration or cycle that was interrupted, although it ends with the first progress in the next
-one. `Timeline` feeds a `History` and takes what it can from there. Only the order within each file matters, with one
-exception: an agent's file is read together with its ranks' files, or after them.
+A restart belongs to the interrupted iteration or cycle, although it ends with the first progress in the next one.
+`Timeline` feeds a `History` and reads from it where possible. Only the order within each file matters, with one
+exception: an agent's file must be read together with its ranks' files, or after them.
 
-What a rank leaves open when its call is over, or its monitor ends, ends there. `left_open` gives what has no end on
+When a call or its monitor ends, the rank's open intervals end too. `left_open` returns the intervals without an end on
 record."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from resilience.history.rank_timeline import RankTimeline
 
 
 class Timeline:
-    """The intervals of a job. history: that takes every record; a new one by default.
+    """The intervals of a job. history: takes every record; a new one by default.
 
-    is_launched: the launcher's cycles hold the calls."""
+    is_launched: the launcher's cycles enclose the calls."""
 
     def __init__(self, history: History | None = None, is_launched: bool = False) -> None:
         self.history = History(has_details=False) if history is None else history
@@ -39,7 +39,7 @@ class Timeline:
         self._is_launched = is_launched
 
     def take(self, record: Record) -> list[Interval]:
-        """Add what a record says; return the intervals that are complete with it."""
+        """Add a record. Return the intervals that it completes."""
         self.history.take(record)
         origin = record.origin
         rank = origin.initial_rank
@@ -48,22 +48,22 @@ class Timeline:
         if rank is None:
             return []
         key = (origin.attempt, origin.cycle, origin.call, rank)
-        of_rank = self._ranks.get(key)
-        if of_rank is None:
-            of_rank = self._ranks[key] = RankTimeline(key, self._is_launched)
-        found = of_rank.take(record)
-        if of_rank.is_over:
+        timeline = self._ranks.get(key)
+        if timeline is None:
+            timeline = self._ranks[key] = RankTimeline(key, self._is_launched)
+        intervals = timeline.take(record)
+        if timeline.is_over:
             del self._ranks[key]
         if isinstance(record.event, events.StageStarted) and record.event.stage == "run":
-            found += self._node(origin.node).entered(record)
-        return found
+            intervals += self._node(origin.node).entered(record)
+        return intervals
 
     def left_open(self) -> list[Interval]:
-        """Return what has begun and has no end on record, up to the last record of its rank or agent; forget it."""
-        found = [interval for rank in self._ranks.values() for interval in rank.left_open()]
-        found += [interval for node in self._nodes.values() for interval in node.left_open()]
+        """Return intervals without an end on record, ended at the last record of their rank or agent. Forget them."""
+        intervals = [interval for rank in self._ranks.values() for interval in rank.left_open()]
+        intervals += [interval for node in self._nodes.values() for interval in node.left_open()]
         self._ranks.clear()
-        return found
+        return intervals
 
     def _node(self, name: str) -> NodeTimeline:
         node = self._nodes.get(name)

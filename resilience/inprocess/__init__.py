@@ -1,6 +1,6 @@
 """Restart a function in the same processes when any rank fails, hangs or dies.
 
-Names and behaviour are those of the compatible API; `Wrapper` is where to start."""
+Start with `Wrapper`. Names and behaviour follow the compatible API."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 __all__ = ["CallWrapper", "Compose", "Wrapper"]
 
-_WHERE = {"CallWrapper": "call", "Compose": "compose", "Wrapper": "wrap"}
+_MODULE_OF = {"CallWrapper": "call", "Compose": "compose", "Wrapper": "wrap"}
 _MODULES = (
     "abort",
     "attribution",
+    "completion",
     "exception",
     "finalize",
     "health_check",
     "initialize",
     "monitor_thread",
+    "nested_restarter",
     "rank_assignment",
     "rank_filter",
     "state",
     "store",
+    "terminate",
     "tools",
 )
 
@@ -34,8 +37,10 @@ _MODULES = (
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    if name not in _MODULE_OF:
+        from resilience.inprocess.later_releases import missing
+
+        raise missing(__name__, name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -1,9 +1,8 @@
-"""What frees this rank when its iteration is interrupted?
+"""How is the main thread freed when an iteration is interrupted?
 
-The main thread may be blocked in a collective that will never end; the abort hook, called beside it, cuts
-what it waits for. That the main thread then leaves the function is the watcher's work
-(`inprocess.watcher`); how groups are cut is `adapters.collectives`', how those of
-accelerators are aborted `adapters.group_aborts`'."""
+The main thread may be blocked in a collective that will never end. The abort hook runs in a thread beside it and cuts
+the connections that it waits for. The watcher (`inprocess.watcher`) then makes the main thread leave the function.
+`adapters.collectives` cuts groups, `adapters.group_aborts` aborts those of accelerators."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from resilience.inprocess.state import State
 def abort_wait(given: float | None, soft_timeout: float, hard_timeout: float) -> float:
     """Return how long an abort may wait for what it ends, in seconds. given: RESILIENCE_ABORT_WAIT, if it is set.
 
-    Raises: ConfigurationError unless that is less than hard_timeout, which is the limit of the whole hook."""
+    Raises: ConfigurationError unless `given` is less than hard_timeout, the limit of the whole hook."""
     if given is not None and given >= hard_timeout:
         raise ConfigurationError(
             f"RESILIENCE_ABORT_WAIT is {given:g} s, expected less than hard_timeout ({hard_timeout:g} s), which is the "
@@ -32,24 +31,24 @@ def abort_wait(given: float | None, soft_timeout: float, hard_timeout: float) ->
 
 
 class Abort(ABC):
-    """Called once in every interrupted iteration, in a thread beside the main thread, never inside
-    `atomic()`. An Exception is recorded, not raised: the restart goes on.
+    """Runs once in every interrupted iteration, in a thread beside the main thread, never inside
+    `atomic()`. An Exception is recorded, not raised: the restart continues.
 
-    The thread's current CUDA device is 0, whatever the main thread has chosen."""
+    The thread's current CUDA device is 0, whatever device the main thread uses."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:
-        """Free the main thread from what it may wait for. Runs under hard_timeout; `state.abort_time_left()` says for
-        how many seconds it may wait for something."""
+        """Free the main thread from whatever blocks it. Runs under hard_timeout. `state.abort_time_left()` returns how
+        many seconds the hook may still wait."""
 
 
 class AbortTorchDistributed(Abort):
-    """Ends what torch.distributed does in this process: shuts the connected sockets of its gloo groups,
-    which nothing in torch does, and aborts the groups of accelerators, all at once. No other connection is touched.
+    """Ends the work of torch.distributed in this process. Shuts down the connected sockets of its gloo groups,
+    which torch itself cannot do, and aborts all accelerator groups at once. Other connections stay untouched.
 
-    Takes milliseconds on gloo. Waits for the abort of every accelerator group, at most RESILIENCE_ABORT_WAIT; what
-    each did is an event (`abort.group`). The groups themselves are dropped once the main thread has left the
-    function. Does nothing where torch.distributed was not used."""
+    Takes milliseconds on gloo. Waits for the abort of every accelerator group, at most RESILIENCE_ABORT_WAIT, and
+    reports each one as an event (`abort.group`). The groups themselves are dropped once the main thread has left the
+    function. Does nothing if torch.distributed was not used."""
 
     def __call__(self, state: State) -> State:
         collectives.cut_gloo_sockets()
@@ -58,11 +57,11 @@ class AbortTorchDistributed(Abort):
 
 
 class AbortTransformerEngine(Abort):
-    """Gives up TransformerEngine's userbuffers, whose communicators no longer fit after a restart. The function has to
-    call `initialize_ub` again. Does nothing where transformer_engine.pytorch was not imported.
+    """Frees TransformerEngine's userbuffers, whose communicators no longer fit after a restart. The function has to
+    call `initialize_ub` again. Does nothing if transformer_engine.pytorch was not imported.
 
-    Its kernels have to be freed first: `Compose(AbortTransformerEngine(), AbortTorchDistributed())`; the last one runs
-    first."""
+    Its kernels have to be freed first. Use `Compose(AbortTransformerEngine(), AbortTorchDistributed())`; the last one
+    runs first."""
 
     def __call__(self, state: State) -> State:
         base = sys.modules.get("transformer_engine.pytorch.module.base")
@@ -75,13 +74,13 @@ class AbortCheckpointWriters(Abort):
     """Ends checkpoints that are still being written in the background, so that none of them writes into the next
     iteration.
 
-    The process of `torch.distributed.checkpoint.async_save` is ended, and its checkpoint stays without `.metadata`.
-    A thread of async_save cannot be ended: its collectives have to be cut first, and it is waited for, at most
-    RESILIENCE_ABORT_WAIT, so `Compose(AbortCheckpointWriters(), AbortTorchDistributed())`; the last one runs first.
-    Does nothing where torch.distributed.checkpoint was not imported.
+    Ends the process of `torch.distributed.checkpoint.async_save`; its checkpoint stays without `.metadata`. A thread
+    of async_save cannot be ended: the hook waits for it, at most RESILIENCE_ABORT_WAIT. Its collectives have to be
+    cut first, so use `Compose(AbortCheckpointWriters(), AbortTorchDistributed())`; the last one runs first.
+    Does nothing if torch.distributed.checkpoint was not imported.
 
     stop: called first; ends a checkpoint writer of your own, or waits for it.
-    Raises: TimeoutError if a thread still writes, which is recorded; ConfigurationError."""
+    Raises: TimeoutError if a thread still writes (recorded, not raised further); ConfigurationError."""
 
     def __init__(self, stop: Callable[[], object] | None = None) -> None:
         if stop is not None and not callable(stop):
@@ -96,9 +95,9 @@ class AbortCheckpointWriters(Abort):
         writing = checkpoint_writers.await_threads(limit)
         if writing:
             raise TimeoutError(
-                f"{writing} checkpoints are still being written after {limit:g} s (RESILIENCE_ABORT_WAIT); they may "
-                "write beside those of the next iteration. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
-                "a folder that is new in each iteration",
+                f"{writing} checkpoints are still being written after {limit:g} s (RESILIENCE_ABORT_WAIT) and may "
+                "mix with those of the next iteration. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
+                "a new folder in each iteration",
                 limit=limit,
             )
         return state

@@ -1,13 +1,13 @@
-"""Where does a rank sit next?  Applies the user's assignment and filter to a State.
+"""Which seat does a rank get next?  Applies the user's assignment and filter to a State.
 
-Used alike by the rank itself and by whoever stands in for it, so that both find the same seat."""
+The rank and its stand-in run the same code, so that both compute the same seat."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from resilience.core.restart import ENTRY, Assign, Seat
-from resilience.errors import InternalError, RankDiscarded, RestartError
+from resilience.core.restart import ENTRY, Assign, Seat, Unassigned
+from resilience.errors import InternalError, RankDiscarded, RestartAbort, RestartError
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Hooks(Protocol):
-    """What an assignment needs of a Wrapper."""
+    """The parts of a Wrapper that an assignment needs."""
 
     rank_assignment: RankAssignment | None
     rank_filter: RankFilter | None
@@ -26,19 +26,19 @@ class Hooks(Protocol):
 def assign(hooks: Hooks, state: State, terminated: frozenset[int]) -> State:
     """Return the state of this rank in the next iteration.
 
-    terminated: ranks of the present iteration that do not go on.
-    Raises: RankDiscarded if this rank gets no seat, RestartError if terminated ranks are left over,
+    terminated: ranks of the present iteration that do not continue.
+    Raises: RankDiscarded if this rank gets no seat, RestartError if the hook leaves terminated ranks in the world,
     InternalError if a hook broke the rules."""
-    left = set(terminated)
+    remaining = set(terminated)
     if hooks.rank_assignment is not None:
-        state, left = hooks.rank_assignment(state, left)
-    if state.rank in left:
+        state, remaining = hooks.rank_assignment(state, remaining)
+    if state.rank in remaining:
         raise RankDiscarded(f"rank {state.rank} is terminated and gets no seat in the next iteration")
-    if left:
+    if remaining:
         raise RestartError(
-            f"ranks {sorted(left)} are terminated and the rank assignment left them in the world; use an "
+            f"ranks {sorted(remaining)} are terminated and the rank assignment left them in the world; use an "
             "assignment that removes terminated ranks, such as ShiftRanks or FillGaps",
-            terminated=frozenset(left),
+            terminated=frozenset(remaining),
         )
     state.activate_all_ranks()
     if hooks.rank_filter is not None:
@@ -52,26 +52,31 @@ def assign(hooks: Hooks, state: State, terminated: frozenset[int]) -> State:
 
 
 def nobody_active(state: State) -> RestartError:
-    """Return the error of a rank filter that leaves nobody to run the function."""
+    """Return the error for a rank filter that leaves no rank to run the function."""
     size = state.world_size
     return RestartError(
-        f"the rank filter leaves none of {size} ranks active, so nobody would run the function; add ranks, or "
+        f"the rank filter leaves none of {size} ranks active, so no rank would run the function; add ranks, or "
         f"choose a filter that {size} ranks can satisfy"
     )
 
 
 def seat_of(state: State, iteration: int) -> Seat:
-    """Return the state's place as the protocol knows it."""
+    """Return the state's place as the protocol's Seat."""
     active = state.world_size if iteration == ENTRY else state.active_world_size
     return Seat(state.initial_rank, state.rank, state.world_size, active, iteration)
 
 
-def seat_after(hooks: Hooks, operation: Assign, store: Any, initial_world_size: int | None) -> Seat | None:
-    """Return the seat that a rank gets that is represented, None if it gets none. From its seat alone, because it may
-    have been interrupted in the middle of an assignment. store: what hooks get."""
+def seat_after(hooks: Hooks, operation: Assign, store: Any, initial_world_size: int) -> Seat | Unassigned | None:
+    """Return the next seat of a rank that a stand-in represents, None if it gets none, Unassigned if a hook raises.
+    Uses only its present seat, because the rank may have been interrupted during an assignment. store: the store for
+    hooks."""
+    if operation.place is not None:
+        return operation.place
     seat = operation.seat
     state = State.from_seat(seat, PrefixStore(seat.iteration, store), initial_world_size)
     try:
         return seat_of(assign(hooks, state, operation.terminated), seat.iteration + 1)
     except RankDiscarded:
         return None
+    except (Exception, RestartAbort):  # as it did in the rank itself, whose record has the error
+        return Unassigned(initial_world_size)

@@ -1,13 +1,11 @@
 """One call of a wrapped function.  Runs the stages that the restart protocol asks for.
 
-`CallWrapper.run` enters the world, then drives `core.restart.iterate` once per iteration: the protocol
-decides what happens next and in which order, this module makes it happen in the process (hooks,
-environment, the function itself) and gives an account of it. The iteration's `Watcher` frees the main
-thread; the `Session` holds what outlives a call (monitor, page, store). Whatever leaves the loop
-other than by completion is represented in the store before it is raised.
+`CallWrapper.run` joins the other ranks, then drives `core.restart.iterate` once per iteration. The protocol picks the
+next stage; this module runs it (hooks, environment, function) and reports it. The `IterationWatcher` frees the main
+thread; the `Session` holds monitor, page and store. A rank that leaves without completion records that, then raises.
 
 An exception may land between any two bytecodes. So the rank says goodbye right after the last store operation that
-others may need; a rank that is out of the call without a goodbye is represented by its monitor."""
+other ranks may need. If a rank leaves the call without a goodbye, its monitor stands in for it."""
 
 from __future__ import annotations
 
@@ -38,12 +36,12 @@ from resilience.core.restart import (
     End,
     Ending,
     Keys,
-    Limits,
     Result,
-    Run,
+    RunStage,
     Seat,
     Settle,
     Stage,
+    WaitLimits,
 )
 from resilience.core.watch import Doing
 from resilience.errors import (
@@ -57,15 +55,15 @@ from resilience.errors import (
 )
 from resilience.inprocess import failure
 from resilience.inprocess.abort import abort_wait
-from resilience.inprocess.account import Account, Sign
 from resilience.inprocess.assigning import assign, nobody_active, seat_after, seat_of
 from resilience.inprocess.entry import check_alone, check_caller, inject
+from resilience.inprocess.event_reporter import RankEvents, Sign
 from resilience.inprocess.forked import here_only, left_by
 from resilience.inprocess.initialize import prepared
 from resilience.inprocess.operations import await_server, note_arrival
 from resilience.inprocess.state import State
 from resilience.inprocess.store import PrefixStore
-from resilience.inprocess.watcher import LOST, Watcher
+from resilience.inprocess.watcher import LOST, IterationWatcher
 
 if TYPE_CHECKING:
     from resilience.inprocess.initialize import Initialize
@@ -79,7 +77,7 @@ _calls = itertools.count()
 
 
 class CallWrapper:
-    """One call of a wrapped function, as the function itself may use it.
+    """One call of a wrapped function: the object that the function itself may use.
 
     The function receives it in every argument annotated `CallWrapper` or `Optional[CallWrapper]`."""
 
@@ -89,15 +87,15 @@ class CallWrapper:
         self._state: State
         self._session: Session
         self._interrupter: Interrupter
-        self._watcher: Watcher
-        self._account: Account
+        self._watcher: IterationWatcher
+        self._reporter: RankEvents
         self._said_goodbye = False
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
-        self._told: InterruptionRecord | None = None  # of that failure
+        self._failure_record: InterruptionRecord | None = None  # describes that failure
         self._origin: FaultOrigin = "own"  # of that failure, final when the last call is over
         self._value: Any = None
         self._function: Callable[[], Any]
-        self._limits = Limits(
+        self._limits = WaitLimits(
             barrier=wrapper.barrier_timeout.total_seconds(),
             completion=wrapper.completion_timeout.total_seconds(),
             last_call=wrapper.last_call_wait.total_seconds(),
@@ -111,22 +109,22 @@ class CallWrapper:
 
     @property
     def iteration(self) -> int:
-        """How often the function has been started in this call, counted from 0."""
+        """Number of the current start of the function in this call, counted from 0."""
         return self._state.iteration
 
     def ping(self) -> None:
-        """Show progress. The first ping of an iteration arms the timeouts for the following ones."""
+        """Report progress. The first ping of an iteration arms the timeouts for the following ones."""
         self._session.page.ping()
 
     def atomic(self) -> AbstractContextManager[None]:
         """Hold off abort and interruption while the body runs. Reentrant. An interruption that arrives
-        inside is delivered at the outermost end. Keep it short: nothing is restarted meanwhile."""
+        inside is delivered at the outermost end. Keep the body short: no restart happens meanwhile."""
         return self._interrupter.atomic()
 
     # -- the call -------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call `function` until all active ranks completed; return this rank's value."""
+        """Call `function` until all active ranks have completed; return this rank's value."""
         check_caller(function)
         positional, named = inject(function, CallWrapper, self, args, kwargs)
         self._modes = modes()
@@ -136,7 +134,7 @@ class CallWrapper:
         return left_by(lambda: self._run(name))
 
     def _run(self, name: str) -> Any:
-        from resilience.inprocess.session import Session  # with all that a monitor needs: loaded by a call
+        from resilience.inprocess.session import Session  # imports what a monitor needs, so only a call loads it
 
         garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
@@ -149,32 +147,52 @@ class CallWrapper:
             self._session = session
             soft, hard = self._wrapper.soft_timeout, self._wrapper.hard_timeout
             self._abort_wait = abort_wait(session.settings.abort_wait, soft.total_seconds(), hard.total_seconds())
-            self._account = Account(session.emitter, lambda: session.page.step_value)
-            self._interrupter = Interrupter(session.settings.interrupt_signal, on_swallow=session.swallowed)
+            self._reporter = RankEvents(session.emitter, lambda: session.page.step_value)
+            self._interrupter = Interrupter(
+                session.settings.interrupt_signal, on_swallow=session.swallowed, on_deferred=session.signal_deferred
+            )
             self._interrupter.install()
             error = ""
             try:
-                return self._take_part()
-            except BaseException as raised:
-                error = f"{type(raised).__name__}: {raised}"[:500]
-                failure.release_own(raised)
+                return self._completed(self._take_part())
+            except BaseException as failure_raised:
+                error = f"{type(failure_raised).__name__}: {failure_raised}"[:500]
+                failure.release_own(failure_raised)
+                if not isinstance(failure_raised, LeftInChild):
+                    self._call_last("terminate", self._wrapper.terminate)
                 raise
             finally:
                 session.leave()  # again in Session.open, for an exception that lands here
                 self._let_go()
                 session.ended(self._state.iteration + 1, error)
 
+    def _completed(self, value: Any) -> Any:
+        with contextlib.suppress(Exception):  # it is recorded; the call has completed
+            self._call_last("completion", self._wrapper.completion)
+        return value
+
+    def _call_last(self, name: str, hook: Callable[[State], object] | None) -> None:
+        """Run a hook at the end of the call: the store knows how this rank ended, and no rank waits for it."""
+        if hook is None:
+            return
+        self._session.page.doing(Doing.HOOK, name)
+        try:
+            here_only(lambda: hook(self._state))()
+        except Exception as error:
+            self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
+            raise
+
     def _let_go(self) -> None:
-        """Give back what the call took of this process. A user may keep this object, and hooks the state."""
+        """Undo the call's changes to this process. A user may keep this object, and a hook the state."""
         self._interrupter.remove()
         self._state.store = self._error = None
         if "_watcher" in self.__dict__:
             self.__dict__.pop("_watcher").end()
 
     def _take_part(self) -> Any:
-        """Iterate until completion, or leave; either way this rank is accounted for in the store."""
+        """Iterate until completion, or leave. Either way the store records how this rank ended."""
         seat = seat_of(self._state, ENTRY)
-        self._session.page.doing(Doing.WAITING)  # from now on the others wait for this rank
+        self._session.page.doing(Doing.WAITING)  # from now on the other ranks wait for this one
         try:
             ending = self._drive(restart.enter(seat, self._limits))
             while True:
@@ -187,7 +205,7 @@ class CallWrapper:
                     self._say_goodbye(seat, self._limits.last_call)
                     raise self._error or InternalError("a rank left without an error")
         except RankDiscarded as error:
-            self._say_goodbye(seat)  # all ranks know: they find the same seats
+            self._say_goodbye(seat)  # all ranks compute the same seats, so they know
             self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
             raise
         except BaseException as error:
@@ -208,11 +226,11 @@ class CallWrapper:
             self._watcher.left()
 
     def _iterate(self, seat: Seat) -> Ending:
-        at = Keys(seat.iteration)
-        self._error = self._told = self._value = None
-        self._watcher = Watcher(
+        keys = Keys(seat.iteration)
+        self._error = self._failure_record = self._value = None
+        self._watcher = IterationWatcher(
             self._session.watch_store,
-            at,
+            keys,
             self._state,
             self._wrapper.abort,
             self._interrupter,
@@ -229,15 +247,15 @@ class CallWrapper:
             self._release_watcher()
             collectives.let_go()
         if ending.outcome == COMPLETED:
-            self._account.iteration_ended("completed")
+            self._reporter.iteration_ended("completed")
         elif ending.outcome == restart.LEFT:
-            self._account.iteration_ended("left")
+            self._reporter.iteration_ended("left")
         else:
-            self._account.iteration_ended("interrupted")
+            self._reporter.iteration_ended("interrupted")
         return ending
 
     def _depart(self, seat: Seat) -> None:
-        """Nothing is lost any more when the store is: the call has completed."""
+        """Leave after completion. A lost store does no harm now: the call has completed."""
         try:
             self._drive(restart.depart(seat, self._limits, self._session.is_critical))
             self._say_goodbye()
@@ -256,14 +274,14 @@ class CallWrapper:
         return following
 
     def _stand_in_for_myself(self, seat: Seat, error: BaseException) -> None:
-        """Leave so that the others go on without this rank, as far as the store still answers."""
-        self._told = record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
+        """Leave so that the other ranks continue without this one, as far as the store still answers."""
+        self._failure_record = record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
         try:
-            with contextlib.suppress(BarrierTimeout):  # all that the others need is written by then
+            with contextlib.suppress(BarrierTimeout):  # everything the other ranks need is written by then
                 self._drive(restart.stand_in(seat, self._limits, encode(record)))
             self._say_goodbye(seat)
-        except ResilienceError as lost:
-            self._session.emit(events.HookFailed("leave", f"{type(lost).__name__}: {lost}"[:500]))
+        except ResilienceError as store_error:
+            self._session.emit(events.HookFailed("leave", f"{type(store_error).__name__}: {store_error}"[:500]))
 
     # -- performing the protocol ----------------------------------------------------------------
 
@@ -272,28 +290,28 @@ class CallWrapper:
 
     def _perform(self, operation: restart.Operation) -> Any:
         match operation:
-            case Run(stage):
+            case RunStage(stage):
                 return self._run_stage(stage)
             case Assign():
                 store, size = self._session.hook_store, self._state.initial_world_size
                 following = seat_after(self._wrapper, operation, store, size)
-                if following is not None:
+                if isinstance(following, Seat):
                     self._session.move_to(following)
                 return following
             case Settle(origin):
                 self._origin = origin
-                self._account.settled(origin)
+                self._reporter.settled(origin)
                 return None
-            case Await(key, limit) if key.endswith("/outcome"):
+            case restart.AwaitOutcome(_, limit):
                 self._session.page.doing(Doing.WAITING)
                 return self._await_decision(limit)
             case Await():
                 self._session.page.doing(Doing.WAITING)
-            case restart.Set(key, value) if "/records/" in key and self._told is None:
-                # Made by the protocol itself: a completion barrier that somebody missed.
+            case restart.SetRecord(_, value) if self._failure_record is None:
+                # The protocol wrote this record: some rank missed the completion barrier.
                 self._session.emit(events.Interrupted(decode(value)))
-        if self._told is not None:
-            return note_arrival(operation, self._session.store, self._told, self._session.emit)
+        if self._failure_record is not None:
+            return note_arrival(operation, self._session.store, self._failure_record, self._session.emit)
         return NotImplemented
 
     def _await_decision(self, limit: float) -> bool:
@@ -330,7 +348,7 @@ class CallWrapper:
         self._watcher.store_port = int(port)
         self._set_environment(host, port)
         self._state.store = PrefixStore(self._state.iteration, self._session.hook_store)
-        self._account.iteration_started(self._state)
+        self._reporter.iteration_started(self._state)
         return self._hook_before("initialize", self._wrapper.initialize, self._prepare)
 
     def _prepare(self, hook: Initialize) -> None:
@@ -344,52 +362,52 @@ class CallWrapper:
         keep_nccl_watchdog_from_raising()
 
     def _check_before(self) -> Result:
-        hook = self._wrapper.health_check
-        return self._hook_before("health_check", hook, lambda hook: hook(self._state, None))  # returned for a Compose
+        hook = self._wrapper.health_check  # its return value is for a Compose
+        return self._hook_before("health_check", hook, lambda hook: hook(self._state, None))
 
     def _call_function(self) -> Result:
         from resilience.telemetry import workload  # the session has loaded nearly all of it
 
-        self._account.entering()
+        self._reporter.entering()
         restore(self._modes)  # an interruption may have prevented a context manager from doing it
         self._session.page.doing(Doing.FUNCTION)
-        self._session.page.on_progress = self._progressed if self._account.is_restarting else None
+        self._session.page.on_progress = self._progressed if self._reporter.is_restarting else None
         try:
             with workload.running(self._session.emitter.origin):
                 function = here_only(self._function)
                 self._value = self._interrupter.call(function, unless=lambda: self._watcher.is_interrupted)
             return Result(End.RETURNED)
         except BaseException as error:
-            is_cutting = self._watcher.is_cutting  # first: this is the moment that counts
+            is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
             if self._was_interrupted(error):
                 return Result(End.INTERRUPTED)
             return self._failed(error, "run", failure.origin_of(error, is_cutting))
         finally:
             self._session.page.on_progress = None
             self._session.page.doing(Doing.WAITING)
-            self._account.left_function(self._watcher.is_interrupted, self._error is not None)
+            self._reporter.left_function(self._watcher.is_interrupted, self._error is not None)
 
     def _progressed(self, sign: str) -> None:
-        """The function showed a first sign of progress; the next ones cost nothing more."""
+        """Report the first sign of progress; later ones cost nothing more."""
         self._session.page.on_progress = None
-        self._account.progressed(typing.cast(Sign, sign))
+        self._reporter.progressed(typing.cast(Sign, sign))
 
     def _wait_in_reserve(self) -> Result:
-        self._account.entering()
+        self._reporter.entering()
         self._value = None
         if not self._state.active_world_size:
             return Result(End.FATAL, self._failed(nobody_active(self._state), "reserve").report)
         self._session.page.doing(Doing.WAITING)
         while not self._await_decision(self._chunk):
             execute(Check((Keys(self._state.iteration).outcome,)), self._session.store)  # is the store still there?
-        self._account.left_function(self._watcher.is_interrupted, failed=False)
+        self._reporter.left_function(self._watcher.is_interrupted, failed=False)
         return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
 
-    def _was_interrupted(self, error: BaseException) -> bool:  # whatever user code turned our interruption into
+    def _was_interrupted(self, error: BaseException) -> bool:  # user code may have changed the exception's type
         return self._watcher.is_interrupted and self._interrupter.arrived and not isinstance(error, LeftInChild)
 
     def _failed(self, error: BaseException, stage: str, origin: FaultOrigin = "own") -> Result:
-        """Return how a stage ended that raised, and put the failure into the account."""
+        """Report an exception that left a stage, and return the stage's result."""
         if isinstance(error, LeftInChild):
             raise error
         restarts_all = failure.restarts_all(error)
@@ -397,8 +415,8 @@ class CallWrapper:
         record = self._describe(error, kind, stage, origin)
         if restarts_all and origin == "consequence":
             failure.release(error)
-            return Result(End.INTERRUPTED)  # our own abort is no failure of this rank
-        self._error, self._told, self._origin = error, record, origin
+            return Result(End.INTERRUPTED)  # our own abort caused it; this rank did not fail
+        self._error, self._failure_record, self._origin = error, record, origin
         return Result(End.FAILED if restarts_all else End.FATAL, encode(record), origin)
 
     def _describe(
@@ -406,39 +424,39 @@ class CallWrapper:
     ) -> InterruptionRecord:
         step = self._session.page.step_value
         record = failure.record_of(error, kind, stage, origin, self._state, self._session.node, step)
-        self._account.failed(record)
+        self._reporter.failed(record)
         return record
 
     def _abort(self) -> Result:
-        """The main thread is out of the function: let the watcher finish, drop what groups remain."""
+        """Let the watcher finish, then drop the remaining groups. The main thread has left the function."""
         self._watcher.left()
         self._session.page.doing(Doing.HOOK, "abort")
-        self._account.interrupted(self._await_noticed())
+        self._reporter.interrupted(self._await_noticed())
         if not self._watcher.join(self._hook_limit):
             raise InternalError(f"the abort hook did not return within hard_timeout ({self._hook_limit:g} s)")
         if self._error is not None:
             failure.release(self._error)
         if self._wrapper.abort is not None:
             collectives.drop_groups()
-        self._account.phase("agree")
+        self._reporter.phase("agree")
         return Result(End.RETURNED)
 
     def _await_noticed(self) -> float:
-        """Wait until the interruption has come back from the store; answers when it did."""
+        """Wait until the store announces the interruption; return that time (monotonic seconds)."""
         if not self._await_decision(self._limits.barrier):
             raise StoreError(
-                f"an interruption was reported, and the store did not announce it within {self._limits.barrier:g} s "
+                f"an interruption was reported, but the store did not announce it within {self._limits.barrier:g} s "
                 "(barrier_timeout); is the process that hosts the store stopped, or its node unreachable?"
             )
         return self._watcher.decided_at
 
     def _finalize(self) -> Result:
         collectives.let_go()  # the last call has closed
-        self._account.phase("finalize")
+        self._reporter.phase("finalize")
         return self._hook_after("finalize", self._wrapper.finalize)
 
     def _check_after(self) -> Result:
-        self._account.phase("check")
+        self._reporter.phase("check")
         result = self._hook_after("health_check", self._wrapper.health_check)
         is_excluded = result.end is not End.RETURNED
         if is_excluded and isinstance(self._error, Exception) and not isinstance(self._error, HealthCheckError):
@@ -448,9 +466,9 @@ class CallWrapper:
         return result
 
     def _collect(self) -> Result:
-        """Free what the interrupted iteration has left and user code does not hold."""
-        self._account.phase("collect")
-        self._session.page.doing(Doing.HOOK, "collect")  # finalizers are user code
+        """Free the memory of the interrupted iteration, except what user code still holds."""
+        self._reporter.phase("collect")
+        self._session.page.doing(Doing.HOOK, "collect")  # finalizers run user code
         self._error = None
         groups_left = collectives.await_drops(DROP_LIMIT)
         collection = garbage.collect()
@@ -458,22 +476,22 @@ class CallWrapper:
             events.GarbageCollected(collection.objects, collection.passes, collection.duration_s, groups_left)
         )
         self._session.page.doing(Doing.WAITING)
-        self._account.phase("regroup")
+        self._reporter.phase("regroup")
         return Result(End.RETURNED)
 
     def _hook_before(self, name: StageName, hook: T | None, call: Callable[[T], object]) -> Result:
-        """Run a hook before the function, under its limit. An interruption reaches it as it reaches the function.
-        An Exception restarts all, a BaseException ends this rank."""
+        """Run a hook before the function, under its limit. An interruption reaches a hook as it reaches the function.
+        An Exception restarts all ranks; a BaseException ends this rank."""
         if hook is None:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
-        with self._account.stage(name) as stage:
+        with self._reporter.stage(name) as stage:
             try:
                 self._interrupter.call(here_only(lambda: call(hook)), unless=lambda: self._watcher.is_interrupted)
                 stage.outcome = "completed"
                 return Result(End.RETURNED)
             except BaseException as error:
-                is_cutting = self._watcher.is_cutting  # first: this is the moment that counts
+                is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
                 if self._was_interrupted(error):
                     stage.outcome = "interrupted"
                     return Result(End.INTERRUPTED)
@@ -482,13 +500,13 @@ class CallWrapper:
                 self._session.page.doing(Doing.WAITING)
 
     def _hook_after(self, name: str, hook: Callable[..., Any] | None) -> Result:
-        """Run a hook after a fault, under its limit. Whatever it raises excludes this rank."""
+        """Run a hook after a fault, under its limit. Any exception that it raises excludes this rank."""
         if hook is None:
             return Result(End.RETURNED)
         self._session.page.doing(Doing.HOOK, name)
         try:
             cause = failure.own_cause(self._error, self._origin)
-            here_only(lambda: hook(self._state, cause))()  # what it returns is for a Compose
+            here_only(lambda: hook(self._state, cause))()  # its value is for a Compose
             return Result(End.RETURNED)
         except BaseException as error:
             return Result(End.FATAL, self._hook_failed(name, error).report)

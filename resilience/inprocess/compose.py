@@ -1,8 +1,8 @@
-"""How do several hooks make one?  `Compose(a, b)` is a hook that runs b, then a.
+"""How do several hooks become one?  `Compose(a, b)` is a hook that runs b, then a.
 
-Hooks of one kind hand on what they were given: a state, a state and an exception, or a state and the
-terminated ranks. So joining them is plain composition, whatever the kind. The joined hook is an instance
-of the kind its parts share, because that is what `Wrapper` checks."""
+Hooks of one kind return what they receive: a state, a state and an exception, or a state and the terminated
+ranks. So joining them is plain composition, whatever the kind. The joined hook is an instance of the kind
+that its parts share, because `Wrapper` checks the kind."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BASETYPE = 1 << 10  # Py_TPFLAGS_BASETYPE: the class may have subclasses
 class Composition:
     """Compose(a, b, c)(x) is a(b(c(x))): the last one runs first.
 
-    instances: callables, at least one; the result is an instance of the nearest class that all of them are
-    instances of, abstract or not, and of every other such class. A tuple is handed on as several arguments.
-    A hook that was given something and returns None causes a UserWarning, and what it was given is handed on.
+    instances: callables, at least one. The result is an instance of the nearest class that all of them share,
+    abstract or not, and of every other such class. A returned tuple becomes several arguments of the next hook.
+    If a hook receives arguments and returns None, a UserWarning is issued and the next hook gets the same ones.
     Raises: ConfigurationError, ConfigurationTypeError."""
 
     instances: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Composition:
         return composed
 
     def __init__(self, *instances: Any) -> None:
-        """Done by __new__; keeps the constructor of a shared kind from being called."""
+        """Do nothing: __new__ did it. Keeps Python from calling the constructor of a shared kind."""
 
     def __call__(self, *args: Any) -> Any:
         result: Any = args if len(args) != 1 else args[0]
@@ -53,22 +53,22 @@ class Composition:
                 args = returned if isinstance(returned, tuple) else (returned,)
             elif args and args != (None,):
                 warnings.warn(
-                    f"{instance!r} returned None inside a Compose, expected what it was given, changed or not; the "
-                    "next hook gets the arguments that this one got. Return them",
+                    f"{instance!r} returned None inside a Compose, expected its arguments, changed or not; the next "
+                    "hook gets the same arguments. Return them",
                     UserWarning,
                     stacklevel=2,
                 )
         return result if args else None
 
     def __reduce__(self) -> Any:
-        return Composition, self.instances  # an executed monitor gets its hooks pickled
+        return Composition, self.instances  # a monitor started by exec receives its hooks pickled
 
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self.instances))})"
 
 
 def _shared_kinds(instances: tuple[Any, ...]) -> tuple[type, ...]:
-    """The most specific classes that all instances share; a class implied by another is left out."""
+    """Return the most specific classes that all instances share, without classes that another one implies."""
     shared = set.intersection(*(set(type(instance).__mro__) for instance in instances))
     kinds = [kind for kind in shared if kind not in (ABC, object) and _may_be_base(kind)]
     specific = (kind for kind in kinds if not any(kind in other.__mro__[1:] for other in kinds))
@@ -76,7 +76,7 @@ def _shared_kinds(instances: tuple[Any, ...]) -> tuple[type, ...]:
 
 
 def _may_be_base(kind: type) -> bool:
-    """Not Composition itself, and none of the classes that Python keeps from having subclasses, as functions'."""
+    """Return False for Composition itself, and for classes that Python does not let anyone subclass, as functions'."""
     return not issubclass(kind, Composition) and bool(kind.__flags__ & _BASETYPE)
 
 
@@ -87,7 +87,7 @@ def _composed(kinds: tuple[type, ...]) -> type:
 
 
 if TYPE_CHECKING:
-    # What a type checker has to know: joined Initialize hooks are an Initialize.
+    # For type checkers: joined Initialize hooks are an Initialize.
     def Compose(*instances: T) -> T: ...  # noqa: N802
 else:
     Compose = Composition

@@ -1,7 +1,7 @@
 """May a wrapped function be called here, and with which arguments?
 
-A call runs in the main thread, in no other wrapped function, and with no process group alive: groups do not survive
-a restart. The call itself is `inprocess.call`'s."""
+A call runs in the main thread, not inside another wrapped function, and with no process group alive: groups do not
+survive a restart. The call itself is `inprocess.call`'s."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from resilience.errors import ConfigurationError
 
 
 def check_alone(name: str) -> None:
-    """Raises: ConfigurationError if the caller was called from itself: inside another wrapped function.
+    """Raise if the caller runs inside another call of itself, that is, inside another wrapped function.
 
-    The stack says so, and no variable that an exception in the wrong place could leave behind. The caller has locals
-    `name` and `pid`."""
+    Reads the stack, because an exception in the wrong place could leave a variable behind. The caller must have the
+    locals `name` and `pid`. Raises: ConfigurationError."""
     caller = sys._getframe(1)
     frame = caller.f_back
     while frame is not None:
@@ -34,12 +34,11 @@ def check_alone(name: str) -> None:
 
 
 def check_caller(function: Callable[..., Any]) -> None:
-    """Raises: ConfigurationError unless called from the main thread with no process group alive."""
+    """Raise unless called from the main thread with no process group alive. Raises: ConfigurationError."""
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
-            f"{function.__qualname__} was called from thread {threading.current_thread().name!r}; a wrapped "
-            "function runs in the main thread only, because only that can be interrupted everywhere. Call it "
-            "from the main thread"
+            f"{function.__qualname__} was called from thread {threading.current_thread().name!r}; call it from the "
+            "main thread, because only the main thread can be interrupted everywhere"
         )
     if collectives.groups_alive():
         raise ConfigurationError(
@@ -51,13 +50,13 @@ def check_caller(function: Callable[..., Any]) -> None:
 def inject(
     function: Callable[..., Any], kind: type, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Fill every argument annotated with `kind` or an optional `kind` that the caller left out with `call`."""
+    """Set every argument annotated with `kind` or an optional `kind` to `call`, unless the caller passed it."""
     signature = inspect.signature(function)
     try:
         hints = typing.get_type_hints(function)
-    except Exception:  # annotations are the user's and may name anything
-        hints = {name: p.annotation for name, p in signature.parameters.items()}
-    wanted = [name for name in signature.parameters if _names(kind, hints.get(name))]
+    except Exception:  # annotations are the user's and may contain anything
+        hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    wanted = [name for name in signature.parameters if _is_annotation_of(kind, hints.get(name))]
     if not wanted:
         return args, kwargs
     bound = signature.bind_partial(*args, **kwargs)
@@ -67,8 +66,8 @@ def inject(
     return bound.args, bound.kwargs
 
 
-def _names(kind: type, hint: object) -> bool:
-    """Return whether an annotation is `kind` or an optional `kind`; it may be text that could not be resolved."""
+def _is_annotation_of(kind: type, hint: object) -> bool:
+    """Return True if an annotation is `kind` or an optional `kind`. It may be text that could not be resolved."""
     if isinstance(hint, str):
         return hint.replace(" ", "").removeprefix("Optional[").removesuffix("]").split("|")[0].endswith(kind.__name__)
     return hint is kind or kind in typing.get_args(hint)

@@ -1,8 +1,8 @@
-"""What was raised?  Takes an exception apart into values, and lets go of what it holds.
+"""What was raised?  Turns an exception into values, and releases what it holds.
 
-A traceback keeps every frame of the failed call alive, and with them the collectives those frames wait
-for and their sockets. So an exception is described once, when it is caught, and its frames are
-cleared; the traceback itself stays printable."""
+A traceback keeps every frame of the failed call alive, and with the frames the collectives that they wait for
+and their sockets. So an exception is described once, when it is caught. Its frames are then cleared; the
+traceback itself stays printable."""
 
 from __future__ import annotations
 
@@ -87,28 +87,28 @@ def record_of(
 def restarts_all(error: BaseException) -> bool:
     """Return True if all ranks restart from this failure, False if it ends its rank.
 
-    torch's CheckpointException derives from BaseException, and `torch.distributed.checkpoint` raises it on every rank
-    when saving or loading fails on one: as a BaseException it would end the whole job."""
-    return isinstance(error, (Exception, RankShouldRestart)) or _of_checkpoint(error) is not None
+    torch's CheckpointException derives from BaseException. `torch.distributed.checkpoint` raises it on every rank
+    when saving or loading fails on one: treated as a BaseException it would end the whole job."""
+    return isinstance(error, (Exception, RankShouldRestart)) or _checkpoint_failures(error) is not None
 
 
 def own_cause(error: BaseException | None, origin: FaultOrigin) -> Exception | None:
-    """Return the exception that hooks get: this rank's own failure, the cause of a user's RankShouldRestart, or what
-    this rank could not save."""
-    own = error.__cause__ if isinstance(error, RankShouldRestart) else error
-    failures = None if own is None else _of_checkpoint(own)
+    """Return the exception for the hooks: this rank's own failure, the cause of a user's RankShouldRestart, or this
+    rank's failure to save."""
+    cause = error.__cause__ if isinstance(error, RankShouldRestart) else error
+    failures = None if cause is None else _checkpoint_failures(cause)
     if failures:
-        own = failures.get(rank_and_world_size()[0], next(iter(failures.values())))[0]
-    return own if isinstance(own, Exception) and origin == "own" else None
+        cause = failures.get(rank_and_world_size()[0], next(iter(failures.values())))[0]
+    return cause if isinstance(cause, Exception) and origin == "own" else None
 
 
 def origin_of(error: BaseException, is_cutting: bool) -> FaultOrigin:
-    """Return whose fault an exception is, as far as this rank knows. is_cutting: its watcher had begun to cut when the
+    """Return whose fault an exception is, as far as this rank knows. is_cutting: the watcher had begun to cut when the
     exception left the function.
 
-    A CheckpointException names the ranks that failed, and reaches all ranks after they have: on a rank that it names it
-    is that rank's own also when another rank was faster to report it; on the others it followed."""
-    failures = _of_checkpoint(error)
+    A CheckpointException names the failed ranks, and reaches all ranks after the failure. On a named rank it is that
+    rank's own fault, even if another rank reported it first. On the other ranks it is a consequence."""
+    failures = _checkpoint_failures(error)
     if failures is not None:
         named = failures.get(rank_and_world_size()[0])
         if named is not None and not isinstance(named[0], RankShouldRestart):
@@ -121,12 +121,12 @@ def origin_of(error: BaseException, is_cutting: bool) -> FaultOrigin:
 
 
 def left_communication_call(error: BaseException) -> bool:
-    """Return True if an exception, or what led to it, left a communication call: a peer's end shows there too."""
+    """Return True if an exception, or one of its causes, left a communication call. A peer's end shows there too."""
     return any(map(_left_communication, (error, *_chain(error))))
 
 
-def _of_checkpoint(error: BaseException) -> dict[int, Any] | None:
-    """Return what a CheckpointException says of the ranks that failed, None for any other exception."""
+def _checkpoint_failures(error: BaseException) -> dict[int, Any] | None:
+    """Return a CheckpointException's map of failed ranks, None for any other exception."""
     checkpoint = sys.modules.get("torch.distributed.checkpoint.api")  # not imported, so not raised either
     return error.failures if checkpoint is not None and isinstance(error, checkpoint.CheckpointException) else None
 
@@ -141,9 +141,9 @@ def _names_at(code: CodeType, line: int | None) -> set[str]:
     """Return the names that a line of a function refers to."""
     spans = [(begin, end) for begin, end, number in code.co_lines() if number == line]
     return {
-        found.argval
-        for found in dis.get_instructions(code)
-        if isinstance(found.argval, str) and any(begin <= found.offset < end for begin, end in spans)
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if isinstance(instruction.argval, str) and any(begin <= instruction.offset < end for begin, end in spans)
     }
 
 
@@ -156,17 +156,17 @@ def release(error: BaseException) -> None:
 def release_own(error: BaseException) -> None:
     """Clear the locals of this package's finished frames only: they hold connections to the store.
 
-    Frames that called a frame of the traceback are kept by it, whether they are in the traceback themselves or not."""
+    A traceback also keeps the callers of its frames alive, whether they are in the traceback or not."""
     for link in (error, *_chain(error)):
         for frame, _ in traceback.walk_tb(link.__traceback__):
             for caller, _ in traceback.walk_stack(frame):
                 if caller.f_code.co_filename.startswith(_PACKAGE):
-                    with contextlib.suppress(RuntimeError):  # it runs still
+                    with contextlib.suppress(RuntimeError):  # still running
                         caller.clear()
 
 
 def stack_of(thread: int) -> tuple[Frame, ...]:
-    """Return where a thread of this process is now, innermost frame last. Reads no source file."""
+    """Return the present stack of a thread of this process, innermost frame last. Reads no source file."""
     frame = current_frames().get(thread)
     frames: list[Frame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
@@ -185,7 +185,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _stack(tb: TracebackType | None) -> tuple[Frame, ...]:
-    frames = [Frame(at.f_code.co_filename, line or 0, at.f_code.co_name) for at, line in _places(tb)]
+    frames = [Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in _places(tb)]
     return tuple(frames[-MAX_FRAMES:])
 
 
@@ -194,13 +194,13 @@ def _places(tb: TracebackType | None) -> list[tuple[FrameType, int | None]]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The causes of an exception, nearest first; a cycle ends it."""
+    """Return the causes of an exception, nearest first, without repeats."""
     links: list[BaseException] = []
-    seen = {id(error)}
+    visited = {id(error)}
     link = error.__cause__ or error.__context__
-    while link is not None and id(link) not in seen and len(links) < 10:
+    while link is not None and id(link) not in visited and len(links) < 10:
         links.append(link)
-        seen.add(id(link))
+        visited.add(id(link))
         link = link.__cause__ or link.__context__
     return links
 
@@ -212,26 +212,26 @@ def _name(error: BaseException) -> str:
 
 def _notes(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", None)
-    if not isinstance(notes, list):  # anybody may set it to anything
+    if not isinstance(notes, list):  # user code may set it to anything
         return ()
     return tuple(note[:MAX_NOTE] for note in notes[:MAX_NOTES] if isinstance(note, str))
 
 
 def _causes(error: BaseException) -> tuple[Cause, ...]:
-    """What Python's own traceback would show above this exception, nearest first, and the parts of a group."""
-    found: list[Cause] = []
-    seen = {id(error)}
+    """Return the exceptions that Python's traceback shows above this one, nearest first, and the parts of a group."""
+    causes: list[Cause] = []
+    visited = {id(error)}
     link: BaseException | None = error
-    while link is not None and len(found) < MAX_CAUSES:
+    while link is not None and len(causes) < MAX_CAUSES:
         for part in getattr(link, "exceptions", ()) if isinstance(link, _Group) else ():
-            found.append(_cause(part, "part"))
+            causes.append(_cause(part, "part"))
         is_named = link.__cause__ is not None
         following = link.__cause__ if is_named or link.__suppress_context__ else link.__context__
-        link = None if following is None or id(following) in seen else following
+        link = None if following is None or id(following) in visited else following
         if link is not None:
-            seen.add(id(link))
-            found.append(_cause(link, "cause" if is_named else "context"))
-    return tuple(found[:MAX_CAUSES])
+            visited.add(id(link))
+            causes.append(_cause(link, "cause" if is_named else "context"))
+    return tuple(causes[:MAX_CAUSES])
 
 
 def _cause(error: BaseException, relation: Literal["cause", "context", "part"]) -> Cause:

@@ -1,7 +1,7 @@
-"""What happens to a child that user code forks with `os.fork` inside a wrapped call?
+"""What happens if user code forks with `os.fork` inside a wrapped call?
 
-The child is no rank. If it leaves the function or a hook, it leaves the whole call with what user code returned or
-raised, as if the function were not wrapped: it uses neither store nor page nor channel of its parent."""
+The child is not a rank. When it leaves the function or a hook, it leaves the whole call with the value or exception of
+user code, as if the function were not wrapped. It never uses its parent's store, page or channel."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 def left_by(call: Callable[[], T]) -> T:
-    """Return or raise what `call` does, or what user code did in a child that leaves it."""
+    """Return or raise what `call` does, or what user code did in a forked child that leaves it."""
     try:
         return call()
-    except LeftInChild as left:
-        child = left
+    except LeftInChild as left_in_child:
+        child = left_in_child
     result: T = child.result()
     return result
 
 
 def here_only(function: Callable[[], T]) -> Callable[[], T]:
-    """Return `function` for this process: what a forked child returns or raises there becomes a LeftInChild."""
+    """Wrap `function` for this process: if a forked child leaves it, its value or exception becomes a LeftInChild."""
     pid = os.getpid()
 
     def call() -> T:

@@ -1,7 +1,7 @@
-"""Is this rank fit to go on?
+"""Can this rank continue?
 
-`health_check` runs on every rank before each start of the function, and after a fault once `finalize` is
-through. It looks at its own rank only: others may still be in the function, or gone."""
+`health_check` runs on every rank before each start of the function, and again after a fault once `finalize`
+has finished. It checks its own rank only: other ranks may still be in the function, or gone."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from resilience.inprocess.state import State
 
 
 class HealthCheck(ABC):
-    """Called before each start with None, and after a fault with this rank's own exception, None where
-    another rank failed. Raising before the start restarts all; raising after a fault excludes this rank."""
+    """Receives None before each start. After a fault it receives this rank's own exception, or None if
+    another rank failed. Raising before the start restarts all ranks; raising after a fault excludes this rank."""
 
     @abstractmethod
     def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
-        """Raise if this rank must not go on; else return both arguments, which a Compose hands on. The Wrapper ignores
-        what is returned."""
+        """Raise if this rank must not continue. Otherwise return both arguments: a Compose passes them on, the Wrapper
+        ignores them."""
 
 
 class CudaHealthCheck(HealthCheck):
-    """Waits until the CUDA device has done its work, at most `timeout`, and once more to see that it still
-    works: the first wait may end without an error although the work before it broke the device.
+    """Waits until the CUDA device has finished its work, at most `timeout`. Then waits once more: the first
+    wait may end without an error although earlier work broke the device.
 
-    The device is LOCAL_RANK's, or the current one. Does nothing where this process has not used CUDA.
+    The device is that of LOCAL_RANK, or the current one. Does nothing if this process has not used CUDA.
     Raises: TimeoutError, or the device's own error; ConfigurationError."""
 
     def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
@@ -55,8 +55,8 @@ class CudaHealthCheck(HealthCheck):
 class FaultCounter(HealthCheck):
     """Excludes this rank once it has itself failed more than `max_rank_faults` times; None: never.
 
-    `faults_count` is the number so far. Faults of other ranks do not count, and no error that left a communication
-    call: another rank may have made it, so a verdict on it is too unsure to exclude a rank.
+    `faults_count` is the number so far. Faults of other ranks do not count. Errors that left a communication call do
+    not count either: another rank may have caused them, and such a verdict is too unsure to exclude a rank.
     Raises: FaultCounterExceeded; ConfigurationError."""
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
@@ -69,7 +69,7 @@ class FaultCounter(HealthCheck):
         self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
             raise FaultCounterExceeded(
-                f"rank {state.rank} (initially {state.initial_rank}) failed {self.faults_count} times, allowed are "
+                f"rank {state.rank} (initially {state.initial_rank}) failed {self.faults_count} times, limit "
                 f"{self.max_rank_faults} (max_rank_faults); its last failure: {type(exc).__name__}: {exc}",
                 faults_count=self.faults_count,
                 max_rank_faults=self.max_rank_faults,

@@ -1,7 +1,7 @@
 """What happens on every rank before each start of the function?
 
-`initialize` runs on active and inactive ranks alike, after all of them have met and RANK and WORLD_SIZE
-are set. It is also where a job says that it has restarted often enough."""
+`initialize` runs on active and inactive ranks alike, after all ranks have met and RANK and WORLD_SIZE are
+set. A job that has restarted often enough also ends here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resilience.inprocess.state import State
 
 
 class Initialize(ABC):
-    """An Exception restarts all ranks; a BaseException, such as RestartAbort, ends this rank."""
+    """Runs before each start. An Exception restarts all ranks; a BaseException, as RestartAbort, ends this rank."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:
@@ -22,12 +22,12 @@ class Initialize(ABC):
 
 
 def prepared(hook: Initialize, state: State) -> State:
-    """Return the state that `hook` returns. A hook without a return keeps the state, and its user is warned."""
+    """Return the state that `hook` returns. If it returns None, warn the user and return `state`."""
     returned: State | None = hook(state)
     if returned is None:
         warnings.warn(
-            f"the initialize hook {hook!r} returned None, expected the state; the call goes on with the state that the "
-            "hook was given. Return it",
+            f"the initialize hook {hook!r} returned None, expected the state; the call continues with the state that "
+            "the hook received. Return it",
             UserWarning,
             stacklevel=1,
         )
@@ -35,11 +35,11 @@ def prepared(hook: Initialize, state: State) -> State:
 
 
 class RetryController(Initialize):
-    """Ends the job when it has been started too often, or when too few ranks are left.
+    """Ends the job when the function has been started too often, or when too few ranks are left.
 
     max_iterations: starts of the function, the first included; None for no bound.
     min_world_size: ranks that must take part, spares included. min_active_world_size: ranks that must run
-    the function. All ranks come to the same answer. Raises: RestartAbort; ConfigurationError."""
+    the function. All ranks decide alike. Raises: RestartAbort; ConfigurationError."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class RetryController(Initialize):
                 f"the function was started {state.iteration} times and max_iterations is {self.max_iterations}; "
                 "the run's report says why it was interrupted"
             )
-        for what, have, name in (
+        for role, count, name in (
             ("take part", state.world_size, "min_world_size"),
             ("would run the function", state.active_world_size, "min_active_world_size"),
         ):
-            need: int = getattr(self, name)
-            if have < need:
+            required: int = getattr(self, name)
+            if count < required:
                 raise RestartAbort(
-                    f"{have} of initially {state.initial_world_size} ranks {what} and {name} is {need}; the run's "
-                    "report says which ranks were lost"
+                    f"{count} of initially {state.initial_world_size} ranks {role} and {name} is {required}; the "
+                    "run's report names the lost ranks"
                 )
         return state

@@ -1,13 +1,12 @@
-"""Starts a rank's monitor and keeps the rank's end of the line to it.
+"""Starts a rank's monitor, and holds the rank's end of the connection to it.
 
-Forked where that is safe: before the store, process groups and CUDA, from a process with one thread;
-it then costs milliseconds and shares the imported torch copy-on-write. Where the process already has
-other threads or CUDA, a forked child could inherit a lock that nobody will ever release: the monitor is
-executed as a fresh interpreter instead, which has to import what the store factory needs, and the
-account says why and what it cost.
+The monitor is forked if that is safe: before the store, process groups and CUDA, from a process with one thread.
+It then costs milliseconds and shares the imported torch copy-on-write. If the process already has other threads
+or CUDA, a forked child could inherit a lock that is never released. The monitor is then executed as a fresh
+interpreter, which has to import what the store factory needs; the records say why, and what it cost.
 
-A monitor belongs to one call and ends with it. It is started by a process in between that ends at once, so it is no
-child of the rank: it leaves no zombie there, and no `wait` of user code meets it."""
+A monitor belongs to one call and ends with it. A process in between starts it and ends at once, so the monitor is
+not a child of the rank: it leaves no zombie there, and no `wait` of user code returns it."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from resilience.core.events import Interrupted
 from resilience.core.printable import printable
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError, MonitorError
-from resilience.inprocess.outlet import StoreOutlet
+from resilience.inprocess.monitor_store import MonitorStore
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.server import RankMonitor
@@ -46,14 +45,14 @@ if TYPE_CHECKING:
     from resilience.inprocess.store import Notice
     from resilience.inprocess.wrap import Wrapper
 
-How = Literal["forked", "executed"]
-LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; one that hosts a store may be needed for longer
+StartMethod = Literal["forked", "executed"]
+LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; a monitor that hosts a store may run for longer
 
 _leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
 
 
 class Plan:
-    """What a monitor needs of its Wrapper. Inherited by a forked monitor, pickled for an executed one."""
+    """The parts of a Wrapper that its monitor needs. Inherited by a forked monitor, pickled for an executed one."""
 
     def __init__(self, wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> None:
         self.is_host = is_host
@@ -69,9 +68,9 @@ class Plan:
 
 
 class Handle:
-    """The rank's end of the line: page, channel, and what became of the monitor."""
+    """The rank's end of the connection: page, channel, and the monitor's state."""
 
-    def __init__(self, pid: int, how: How, reason: str, start_s: float, page: RankSide, channel: Channel):
+    def __init__(self, pid: int, how: StartMethod, reason: str, start_s: float, page: RankSide, channel: Channel):
         self.pid = pid
         self._identity = processes.identity_of(pid)
         self.how = how
@@ -81,16 +80,16 @@ class Handle:
         self.dropped = 0
         self._channel = channel
         self._is_ready = threading.Event()
-        self.error = ""  # why the monitor could not make the store
+        self.error = ""  # why the monitor could not create the store
 
     def send(self, message: messages.FromRank) -> bool:
-        """Send without ever blocking; a full or closed channel counts a dropped message."""
+        """Send without blocking. A full or closed channel drops the message and counts it."""
         is_sent = self._channel.send(messages.encode(message))
         self.dropped += not is_sent
         return is_sent
 
     def take(self, record: Record) -> bool:
-        """The sink of the rank's emitter."""
+        """Send a record of the rank's emitter, as its sink."""
         data = messages.encode(messages.Emitted(record))
         if len(data) > self._channel.limit:
             data = messages.encode(messages.Emitted(shortened(record)))
@@ -99,20 +98,20 @@ class Handle:
         return is_sent
 
     def is_alive(self, wait: float) -> bool:
-        """Listen for `wait` seconds at most; answers whether the monitor still holds its end."""
+        """Listen for at most `wait` seconds. Return True if the monitor still holds its end."""
         try:
             data = self._channel.receive(wait)
         except ChannelClosed:
             return False
         if data is not None:
-            self._hear(data)
+            self._handle(data)
         return True
 
-    def _hear(self, data: bytes) -> None:
+    def _handle(self, data: bytes) -> None:
         try:
             message = messages.decode_for_rank(data)
         except DecodeError:
-            return  # no monitor of ours sends that; the thread that listens must not end by it
+            return  # our monitors never send that; it must not end the listening thread
         match message:
             case messages.Ready(error):
                 self.error = error
@@ -120,17 +119,19 @@ class Handle:
             case messages.ShowStacks(number):
                 collective_calls.note_recorded()
                 stacks.answer(number)
-            case messages.Alert(line):
+            case messages.TerminalLine(line):
                 standard.show(line)
+            case _:  # only the launcher's monitors send these
+                pass
 
     def forget(self) -> None:
-        """In a forked child: the line is its parent's."""
+        """Close a forked child's copy of the parent's channel."""
         self._channel.close()
 
     def close(self, await_end: Callable[[float], bool]) -> None:
-        """End the line. The monitor reads what was sent, stops watching, and ends when nobody needs its store.
+        """Close the connection. The monitor reads what was sent, stops watching, and ends when no rank needs its store.
 
-        await_end: joins the thread that listens in `is_alive`, and returns whether it has ended."""
+        await_end: joins the thread that listens in `is_alive`, and returns True if it has ended."""
         self._channel.end()
         deadline = time.monotonic() + LEAVE_LIMIT
         has_stopped = await_end(LEAVE_LIMIT)  # by then it sends no signal to this process
@@ -145,7 +146,7 @@ class Handle:
             _leaving.append(self._identity)
 
     def await_ready(self, limit: float) -> None:
-        """Wait until the monitor hosts the wrapper's store; `error` says why it does not. Raises: MonitorError."""
+        """Wait until the monitor hosts the wrapper's store; `error` then says if it cannot. Raises: MonitorError."""
         deadline = time.monotonic() + limit
         while not self._is_ready.is_set():
             if time.monotonic() > deadline:
@@ -160,7 +161,7 @@ class Handle:
 def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Handle:
     """Start this rank's monitor, which hosts the wrapper's store if `is_host`.
 
-    notice: where the address of a store beside the launcher's own is published.
+    notice: names the key for the address of a store beside the launcher's own.
     Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
     _await_earlier(wrapper.barrier_timeout.total_seconds() if is_host else 0.0)
@@ -181,14 +182,14 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     finally:
         theirs.close()
         page.close()
-    how: How = "executed" if reason else "forked"
+    how: StartMethod = "executed" if reason else "forked"
     return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
 
 
 def _await_earlier(limit: float) -> None:
-    """Wait until the monitors of earlier calls have ended: one of them may hold the port that is wanted next.
+    """Wait until the monitors of earlier calls have ended: one of them may hold the port needed next.
 
-    One that is still there after `limit` seconds serves ranks that are lost, and is killed by the next host."""
+    A monitor still there after `limit` seconds serves lost ranks; the next host kills it."""
     deadline = time.monotonic() + limit
     while _leaving:
         if processes.await_end(_leaving[-1], deadline - time.monotonic()):
@@ -202,21 +203,22 @@ def _await_earlier(limit: float) -> None:
 
 
 def why_not_fork() -> str:
-    """Return why a forked monitor could inherit a held lock, empty where it cannot."""
+    """Return the reason why a forked monitor could inherit a held lock, empty if it cannot."""
     names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    others = [name for name in names if name not in (stacks.THREAD, background.THREAD)]  # ours, waiting in the kernel
-    if others:
-        return f"the process has other threads: {', '.join(others[:3])}"
+    # These two are ours, and wait in the kernel.
+    unsafe_threads = [name for name in names if name not in (stacks.THREAD, background.THREAD)]
+    if unsafe_threads:
+        return f"the process has other threads: {', '.join(unsafe_threads[:3])}"
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return "CUDA is initialised"
     # OpenBLAS's pool survives a fork and carries the process's own name; others name their threads.
-    own = _name_of("self")
-    native = sorted({_name_of(f"self/task/{task}") for task in os.listdir("/proc/self/task")} - {own})
+    process_name = _comm_of("self")
+    native = sorted({_comm_of(f"self/task/{task}") for task in os.listdir("/proc/self/task")} - {process_name})
     return f"the process has native threads: {', '.join(native[:3])}" if native else ""
 
 
-def _name_of(path: str) -> str:
+def _comm_of(path: str) -> str:
     try:
         return text(Path(f"/proc/{path}/comm").read_bytes()).strip()
     except OSError:
@@ -225,36 +227,36 @@ def _name_of(path: str) -> str:
 
 def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
     read, write = os.pipe()
-    with processes.job_signals_blocked():  # the monitor gets the mask, and unblocks them once it ignores them
+    with processes.job_signals_blocked():  # the monitor inherits the mask, and unblocks them once it ignores them
         between = os.fork()
         if not between:
             _fork_again(plan, page, channel, (other_end.fileno(), read), write, dump)
     os.close(write)
     os.waitpid(between, 0)
-    told = os.read(read, 32)
+    monitor_pid = os.read(read, 32)
     os.close(read)
-    if not told:
-        raise MonitorError("the monitor could not be forked: too many processes, or no memory for another one")
-    return int(told)
+    if not monitor_pid:
+        raise MonitorError("the monitor could not be forked: too many processes, or not enough memory")
+    return int(monitor_pid)
 
 
 def _fork_again(
-    plan: Plan, page: Page, channel: Channel, of_the_rank: tuple[int, ...], write: int, dump: stacks.Dump
+    plan: Plan, page: Page, channel: Channel, rank_fds: tuple[int, ...], write: int, dump: stacks.Dump
 ) -> NoReturn:
-    """Tell the rank the monitor's process id, and end; its child becomes the monitor."""
+    """Send the monitor's process id to the rank, and end. The child becomes the monitor."""
     code = 1
     try:
         pid = os.fork()
         if pid:
             os.write(write, str(pid).encode())
             os._exit(0)
-        for fd in (*of_the_rank, write):
+        for fd in (*rank_fds, write):
             os.close(fd)
         _become_monitor(plan, page, channel, dump)
         code = 0
-    except BaseException as error:  # the last stop before the process ends: say what it was
-        what = f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n"
-        os.write(2, printable(what).encode())
+    except BaseException as error:  # the last chance to print the error before the process ends
+        message = f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n"
+        os.write(2, printable(message).encode())
     finally:
         os._exit(code)
 
@@ -272,20 +274,20 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
     read, write = os.pipe()
     command = [sys.executable, "-m", "resilience.inprocess.monitor_process", str(read), *map(str, fds)]
     between = [sys.executable, "-S", "-c", _BETWEEN, *command]
-    with processes.job_signals_blocked():  # as for a forked one
-        told = subprocess.run(
+    with processes.job_signals_blocked():  # as for a forked monitor
+        monitor_pid = subprocess.run(
             between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
         ).stdout
     os.close(read)
-    if not told:
+    if not monitor_pid:
         os.close(write)
-        raise MonitorError("the monitor could not be started: too many processes, or no memory for another one")
+        raise MonitorError("the monitor could not be started: too many processes, or not enough memory")
     with os.fdopen(write, "wb") as pipe:
         pipe.write(pickled)
-    return int(told)
+    return int(monitor_pid)
 
 
-# Its one child becomes the monitor, which has no use for this pipe.
+# Its one child becomes the monitor, which does not need this pipe.
 _BETWEEN = """
 import os, sys
 pid = os.fork()
@@ -298,14 +300,14 @@ else:
 
 
 def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump) -> None:
-    """Run in the monitor's own process until its rank is gone and accounted for."""
+    """Run in the monitor's own process until its rank is gone and its end is on record."""
     if os.getsid(0) != os.getpid():
-        os.setsid()  # a signal to the rank's group, or Ctrl-C, must not take the witness along
+        os.setsid()  # a signal to the rank's group, or Ctrl-C, must not end the monitor too
     processes.ignore_job_signals()
     titles.name(f"res-monitor {plan.initial_rank}")
     titles.show([f"resilience-monitor: Wrapper of rank {plan.initial_rank}"])
     gc.disable()
-    # A store server looks up its clients' names in the thread that serves them all: bound what that costs.
+    # A store server looks up its clients' names in the thread that serves them all: bound the cost.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     _redirect_output(plan.logfile)
     descriptors.raise_limit()  # any rank may become rank 0, whose monitor hosts the stores of the process groups
@@ -314,7 +316,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     def ready(error: str) -> None:
         channel.send(messages.encode(messages.Ready(error)))
 
-    outlet = StoreOutlet(
+    outlet = MonitorStore(
         plan.store_factory,
         plan.store_kwargs,
         plan,
@@ -322,7 +324,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         notice=plan.notice,
         ready=ready,
         emit=lambda *new: monitor.emit(*new),
-        alert=lambda line: channel.send(messages.encode(messages.Alert(line))),
+        alert=lambda line: channel.send(messages.encode(messages.TerminalLine(line))),
         terminal=plan.terminal,
     )
     monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
@@ -332,7 +334,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
 
 
 def _redirect_output(logfile: str) -> None:
-    """Let go of the rank's output, so that whoever reads it sees its end when the rank ends."""
+    """Release the rank's output, so that its reader sees end-of-file when the rank ends."""
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if logfile else null
     os.dup2(null, 0)
@@ -341,7 +343,7 @@ def _redirect_output(logfile: str) -> None:
 
 
 def shortened(record: Record) -> Record:
-    """Return the record without what makes it too large for one message."""
+    """Return the record, shortened so that it fits one message."""
     event = record.event
     if isinstance(event, Interrupted):
         return msgspec.structs.replace(record, event=Interrupted(messages.shortened(event.record)))

@@ -1,8 +1,8 @@
-"""How is another thread made to raise?  The names of the compatible API for it.
+"""How does one thread make another one raise?  Names of the compatible API.
 
-The wrapper itself interrupts by signal (`adapters.interrupt`), because an exception that is set on a
-thread is raised only when that thread next executes bytecode: not inside `sleep`, a lock or a queue.
-These functions are what remains for a thread other than main, and for code written against that API."""
+The wrapper itself interrupts by signal (`adapters.interrupt`). An exception that is set on a thread is raised only
+when that thread next runs bytecode: not inside `sleep`, a lock or a queue. These functions remain for threads
+other than main, and for code written against that API."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from resilience.errors import RankShouldRestart
 
 __all__ = ["RankShouldRestart", "async_raise", "reraise_if_unraisable"]
 
-# A handle of our own: argument types set on the shared one would bind other users of it.
+# Our own handle: argument types set on the shared one would also apply to its other users.
 _set_async_exc = ctypes.PyDLL(None).PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _set_async_exc.restype = ctypes.c_int
 
 
 def async_raise(tid: int, exc_type: type[BaseException], event: threading.Event | None = None) -> None:
-    """Raise `exc_type` in thread `tid` (threading's ident) when it next executes bytecode.
+    """Raise `exc_type` in thread `tid` (threading's ident) when it next runs bytecode.
 
-    event: waited for first, for as long as the caller keeps it unset.
+    event: if given, wait until it is set, however long that takes.
     Raises: RuntimeError if there is no such thread."""
     if event is not None:
         event.wait()
@@ -39,17 +39,17 @@ def async_raise(tid: int, exc_type: type[BaseException], event: threading.Event 
 @contextlib.contextmanager
 def reraise_if_unraisable(exc_type: type[BaseException]) -> Iterator[None]:
     """While the body runs, raise `exc_type` in the main thread again if it is lost where Python cannot
-    raise: in a `__del__`, a weakref or gc callback. The former hook is still called."""
+    raise: in a `__del__`, a weakref or a gc callback. The previous hook is still called."""
     previous = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         previous(unraisable)
         if issubclass(unraisable.exc_type, exc_type):
-            # By a thread of its own: raised now, it would be lost inside this hook too.
-            left = threading.Event()
+            # Raised here, it would be lost inside this hook too. So a thread of its own raises it.
+            has_left_hook = threading.Event()
             main = threading.main_thread().ident
-            threading.Thread(target=async_raise, args=(main, exc_type, left), daemon=True).start()
-            left.set()
+            threading.Thread(target=async_raise, args=(main, exc_type, has_left_hook), daemon=True).start()
+            has_left_hook.set()
 
     sys.unraisablehook = hook
     try:

@@ -1,6 +1,6 @@
-"""Which store operations do a rank and its monitor have in common?
+"""Which store operations do a rank and its monitor share?
 
-Apart from `inprocess.outlet`, because a rank loads what only a monitor needs no earlier than at its first call."""
+They are not in `inprocess.monitor_store`, because a rank imports that module only at its first call."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from resilience.errors import StoreError
 def note_arrival(
     operation: restart.Operation, store: StoreLike, record: InterruptionRecord, emit: Callable[..., None]
 ) -> Any:
-    """Perform the operation that gives `record` its place in the order of arrival, and tell the place;
-    NotImplemented for any other operation."""
-    iteration = restart.arrival_in(operation)
-    if iteration is None:
+    """Perform the operation that gives `record` its place in the order of arrival, and emit that place.
+    Return NotImplemented for any other operation."""
+    if not isinstance(operation, restart.AddRecord):
         return NotImplemented
     position = execute(operation, store)
-    emit(events.InterruptionArrived(record.rank, record.interruption, iteration, position))
+    emit(events.InterruptionArrived(record.rank, record.interruption, operation.iteration, position))
     return position
 
 
 def await_server(
     iteration: int, store: StoreLike, limit: float, chunk: float, give_up: Callable[[], bool]
 ) -> str | None:
-    """Return where the store of an iteration's process groups is (host:port); None if there will be none, or if
-    `give_up` answered True before it was there. Raises: StoreError."""
+    """Return the address (host:port) of the store for an iteration's process groups. Return None if there will be none,
+    or if `give_up` returns True before it is published. Raises: StoreError."""
     key = Keys(iteration).server
     wait(store, key, limit, chunk, give_up)
     (address,) = execute(Read((key,)), store)

@@ -1,8 +1,8 @@
-"""Is this argument usable?  Checks shared by the hooks and the stores.
+"""Is this argument valid?  Checks that the hooks and the stores share.
 
-Each check returns the value in the form its owner works with, or raises with the argument's name, its
-value and unit, what was expected and what to write. The Wrapper's own options, and how they relate to
-each other, are `inprocess.wrap`'s."""
+Each check returns the value in the form that its caller uses, or raises. The message has the argument's name, its
+value and unit, what was expected and what to write. `inprocess.wrap` checks the Wrapper's own options, and how
+they relate to each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience.errors import ConfigurationError, ConfigurationTypeError
 
 
 def seconds(name: str, value: object) -> float:
-    """Return a timedelta above 0 in seconds. Raises: ConfigurationTypeError, ConfigurationError."""
+    """Return a positive timedelta in seconds. Raises: ConfigurationTypeError, ConfigurationError."""
     if not isinstance(value, timedelta):
         example = value if isinstance(value, int | float) else 60
         raise ConfigurationTypeError(

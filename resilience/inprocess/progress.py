@@ -1,8 +1,8 @@
-"""Does the main thread run bytecode?  Asks it, without interrupting anything.
+"""Does the main thread run bytecode?  Asks it without interrupting anything.
 
-Python runs a pending call in the main thread between two bytecodes. If the call does not come through,
-the thread is blocked in C or something else holds the GIL. It proves life, not progress: a loop that
-goes nowhere answers as well."""
+Python runs a pending call in the main thread between two bytecodes. If the call does not run, the thread is
+blocked in C, or another thread holds the GIL. This proves life, not progress: a loop that gets nowhere answers
+as well."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Any
 
 from resilience.monitor.page import RankSide
 
-_asked: RankSide | None = None
+_pending_page: RankSide | None = None
 
 
 def _answer(_: Any) -> int:
-    global _asked
-    page, _asked = _asked, None
+    global _pending_page
+    page, _pending_page = _pending_page, None
     if page is not None:
         page.tick()
     return 0
 
 
-# Kept for the life of the process: the interpreter may still hold it when the last call is over.
+# Never freed: the interpreter may still hold it after the last call.
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_answer)
 
 
 def forget_request() -> None:
-    """Let the request under way, if there is one, be answered into nothing."""
-    global _asked
-    _asked = None
+    """Drop the pending request, if there is one: its answer then has no effect."""
+    global _pending_page
+    _pending_page = None
 
 
 def request_tick(page: RankSide) -> None:
-    """Ask the main thread to store a proof of life into `page`. One request is under way at a time."""
-    global _asked
-    if _asked is None:
-        _asked = page
+    """Ask the main thread to write a proof of life into `page`. At most one request is pending."""
+    global _pending_page
+    if _pending_page is None:
+        _pending_page = page
         if ctypes.pythonapi.Py_AddPendingCall(_CALL, None) != 0:
-            _asked = None  # the interpreter's queue is full: ask again at the next tick
+            _pending_page = None  # the interpreter's queue is full: ask again at the next tick

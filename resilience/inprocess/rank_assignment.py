@@ -1,10 +1,9 @@
-"""Who gets which rank once some ranks are gone?
+"""Which rank does each process get after some ranks are gone?
 
-After an interruption every rank that goes on runs the assignment with the same terminated ranks and must
-come to the same new world: ranks 0 to world_size-1, each given once. An assignment may also terminate
-more ranks, as `FilterGroupedByKey` does, and leave it to the one after it to remove them. It may run in
-a monitor on behalf of a rank that died meanwhile, so what it writes to the store must bear repetition.
-The rules themselves are `core.assignment`'s."""
+After an interruption every remaining rank runs the assignment with the same terminated ranks. All must compute
+the same new world: ranks 0 to world_size-1, each given once. An assignment may also terminate more ranks, as
+`FilterGroupedByKey` does, and leave their removal to the next assignment. A monitor may run it for a rank that
+died meanwhile, so its writes to the store must be repeatable. The rules themselves are in `core.assignment`."""
 
 from __future__ import annotations
 
@@ -13,27 +12,29 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from resilience.adapters.store import StoreLike, drive
 from resilience.core import assignment, restart
 from resilience.core.restart import Add, CompareSet, Protocol, Read, Seat, Set
 from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
 from resilience.inprocess import options
+from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.store import CHUNK
 
 
 class RankAssignment(ABC):
-    """Gets this rank's state and the ranks, as numbered now, that do not go on; returns the new state and
-    the terminated ranks that are left for the next assignment. May change the state it gets."""
+    """Receives this rank's state and the terminated ranks (present numbers). Returns the new state and the
+    terminated ranks that the next assignment still has to remove. May change the state that it receives."""
 
     @abstractmethod
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
-        """Assign a rank. Raises: RankDiscarded if this rank itself gets none."""
+        """Assign a rank. Raises: RankDiscarded if this rank itself gets no new one."""
 
 
 class ShiftRanks(RankAssignment):
-    """Ranks move up: each becomes its number less the terminated ranks below it. Keeps the order.
+    """Closes gaps: each rank is lowered by the number of terminated ranks below it. Keeps the order.
 
     Of 0 1 2 3 4 5, with 1 and 4 terminated, 0 2 3 5 become 0 1 2 3."""
 
@@ -42,7 +43,7 @@ class ShiftRanks(RankAssignment):
 
 
 class FillGaps(RankAssignment):
-    """The highest ranks take the places of terminated ones, in order; as few ranks as possible change.
+    """Moves the highest ranks into the places of terminated ones, in order. As few ranks as possible change.
 
     Of 0 1 2 3 4 5, with 1 and 4 terminated, 0 2 3 keep their numbers and 5 becomes 1."""
 
@@ -51,16 +52,16 @@ class FillGaps(RankAssignment):
 
 
 class FilterGroupedByKey(RankAssignment):
-    """Terminates the ranks of every group that does not meet a condition, such as a node that lost a rank.
+    """Terminates all ranks of every group that does not meet a condition, such as a node that lost a rank.
 
-    Removes nobody itself: Compose(ShiftRanks(), FilterGroupedByKey(key, lambda count: count == 8)) filters
-    first, then assigns.
+    Does not remove them from the world: Compose(ShiftRanks(), FilterGroupedByKey(key, lambda count: count == 8))
+    filters first, then assigns.
 
-    key_or_fn: the group of this rank: a value, or a function of (rank, world_size), in text equal on all
-        its members and in its monitor.
-    condition: gets the number of ranks that are left of a group; False terminates them all.
-    timeout: for each of two meetings of all ranks that are left.
-    Where there are several filters, all ranks must construct them in the same order.
+    key_or_fn: the group of this rank: a value, or a function of (rank, world_size). Its text must be equal on
+        all members of the group and in their monitors.
+    condition: receives the number of remaining ranks of a group; False terminates them all.
+    timeout: limit of each of the two barriers among all remaining ranks.
+    If there are several filters, all ranks must construct them in the same order.
     Raises: BarrierTimeout, StoreError; ConfigurationError."""
 
     _numbers = itertools.count()
@@ -73,7 +74,7 @@ class FilterGroupedByKey(RankAssignment):
     ) -> None:
         if not callable(condition):
             raise ConfigurationTypeError(
-                f"condition is {condition!r}, expected a function of the number of ranks that are left of a group, "
+                f"condition is {condition!r}, expected a function of the number of remaining ranks of a group, "
                 "such as lambda count: count == 8",
                 option="condition",
                 value=condition,
@@ -86,20 +87,20 @@ class FilterGroupedByKey(RankAssignment):
 
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
         if state.rank in terminated_ranks:
-            return state, terminated_ranks  # an earlier filter's: it is not counted any more
+            return state, terminated_ranks  # an earlier filter terminated it: it no longer counts
         key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
         store: StoreLike = state.store
         excluded = drive(self.excluded(str(key), state, terminated_ranks), store, chunk=CHUNK)
         return state, terminated_ranks | excluded
 
     def excluded(self, key: str, state: State, terminated: set[int]) -> Protocol[set[int]]:
-        """The protocol of one rank: count the groups, meet, list the ranks of those that fail, meet, read
-        the list. Only the list has more than one entry to transfer."""
+        """Run the protocol of one rank: count the groups, meet, list the ranks of groups that fail, meet, read
+        the list. Only reading the list transfers more than one entry."""
         rank = state.rank
-        key = yield CompareSet(f"{self._name}/key/{rank}", key)  # a stand-in goes by what the rank said
+        key = yield CompareSet(f"{self._name}/key/{rank}", key)  # a stand-in uses the key that the rank wrote
         group = f"{self._name}/group/{key}"
-        # A rank is counted once whoever repeats this. If it is killed between the two operations its group
-        # is counted one short, by all alike; the group has then lost that rank anyway.
+        # A rank counts once even if its stand-in repeats this. If it is killed between the two operations, all ranks
+        # see one member too few in its group; the group has lost that rank anyway.
         if (yield Add(f"{self._name}/counted/{rank}", 1)) == 1:
             yield Add(group, 1)
         place, count = _place(rank, terminated), state.world_size - len(terminated)
@@ -113,13 +114,13 @@ class FilterGroupedByKey(RankAssignment):
         listed = yield Read(tuple(f"{self._name}/excluded/{slot}" for slot in range(1, slots + 1)))
         return {int(text) for text in listed if text is not None}  # a killed writer's slot stays empty
 
-    def _meet(self, when: str, rank: int, place: int, count: int) -> Protocol[None]:
+    def _meet(self, step: str, rank: int, place: int, count: int) -> Protocol[None]:
         try:
-            yield from restart.barrier(f"{self._name}/met/{when}", place, count, self._limit)
+            yield from restart.barrier(f"{self._name}/met/{step}", place, count, self._limit)
         except BarrierTimeout as error:
             raise BarrierTimeout(
-                f"rank {rank} waited {self._limit:g} s (timeout of FilterGroupedByKey) for the {count} ranks that are "
-                f"left, and not all came until their groups were {when}; a rank is lost or late",
+                f"rank {rank} waited {self._limit:g} s (timeout of FilterGroupedByKey) for the {count} remaining "
+                f"ranks, and not all arrived before their groups were {step}; a rank is lost or late",
                 rank=rank,
                 rendezvous_count=count,
                 group_name=self._name,
@@ -128,14 +129,14 @@ class FilterGroupedByKey(RankAssignment):
 
 
 def _place(rank: int, terminated: set[int]) -> int:
-    """The number of ranks below `rank` that go on."""
+    """Return how many remaining ranks are below `rank`."""
     return rank - bisect_left(sorted(terminated), rank)
 
 
 def _seated(
     rule: Callable[[Seat, frozenset[int]], Seat | None], state: State, terminated: set[int]
 ) -> tuple[State, set[int]]:
-    """Give the state the seat that the rule finds. Raises: RankDiscarded if there is none."""
+    """Move the state to the seat that the rule returns. Raises: RankDiscarded if there is none."""
     seat = Seat(state.initial_rank, state.rank, state.world_size, state.active_world_size, state.iteration)
     following = rule(seat, frozenset(terminated))
     if following is None:
@@ -155,3 +156,9 @@ __all__ = [
     "RankDiscarded",
     "ShiftRanks",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+    def __getattr__(name: str) -> object:
+        raise missing(__name__, name)

@@ -1,8 +1,8 @@
 """What does a call need around the function: the rank's monitor, its page, its connections to the store.
 
-A session belongs to one call and is closed at its end, however the call ends: threads, connections, descriptors,
-mappings and the monitor go. The next call of the process, of the same function or of another one, inherits nothing
-but the name of the job, which all calls of a process share, and can fork its monitor as the first one could."""
+A session belongs to one call and is closed with it, however the call ends. Then no thread, connection, descriptor,
+mapping or monitor remains. The process's next call, of this function or another, inherits only the job's name, which
+all calls of a process share. It can fork its monitor just like the first call."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.adapters import collective_calls, launches, patience, private
+from resilience.adapters import attempts, collective_calls, patience, private
+from resilience.adapters.attempts import Launch
 from resilience.adapters.environment import (
     Exporting,
     Launcher,
-    Rendezvous,
+    LauncherRendezvous,
     Settings,
     has_agent,
     launched_folder,
@@ -33,8 +34,8 @@ from resilience.adapters.environment import (
     node_name,
 )
 from resilience.adapters.interrupt import Swallow
-from resilience.adapters.launches import Launch
 from resilience.adapters.patience import Patience
+from resilience.adapters.signal_handlers import Deferred
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
@@ -46,11 +47,11 @@ from resilience.core.silences import Rule
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
 from resilience.errors import DecodeError, MonitorError, ResilienceError
-from resilience.inprocess import launched, supervision, unstarted
+from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.joining import join
 from resilience.inprocess.monitor_process import Handle, start
-from resilience.inprocess.outlet import hook_store, publish_server
+from resilience.inprocess.monitor_store import hook_store, publish_server
 from resilience.inprocess.progress import forget_request, request_tick
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
@@ -65,13 +66,13 @@ if TYPE_CHECKING:
 
 READY_LIMIT = 120.0  # seconds for a monitor to host the store; an executed one imports torch first
 
-_launch: Launch | None = None  # of the calls before: all calls of a process belong to one launch
+_launch: Launch | None = None  # of earlier calls: all calls of a process belong to one launch
 _open: list[Session] = []  # at most one
 _kept_in_child: list[Session] = []
 
 
 class Session:
-    """One call's monitor and store connections, to be had from `open`."""
+    """One call's monitor and store connections. Use `open` to get one."""
 
     def __init__(self, wrapper: Wrapper, number: int, state: State) -> None:
         self.settings = Settings.from_environment()
@@ -87,7 +88,7 @@ class Session:
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
         self._monitor: Handle = start(wrapper, state, state.initial_rank == 0, self._notice)
         self.page = self._monitor.page
-        self._ticker = threading.Thread(target=self._tick, name="resilience-ticker", daemon=True)
+        self._ticker = threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
         self._own_file: RecordFile | None = None  # once the monitor is lost
         self._base: Any = None
         self._watch_base: Any = None
@@ -103,7 +104,7 @@ class Session:
     @classmethod
     @contextmanager
     def open(cls, wrapper: Wrapper, function: str, number: int, state: State) -> Iterator[Session]:
-        """Give a call its session, and close it when the body is left. A forked child leaves it to its parent."""
+        """Open a call's session, and close it when the body is left. A forked child does not close it."""
         pid, began = os.getpid(), time.monotonic()
         session: Session | None = None
         try:
@@ -124,16 +125,16 @@ class Session:
                 session._close()
 
     def _connect(self, wrapper: Wrapper, state: State) -> None:
-        """Connect to the store that this monitor or another one hosts, and start to listen to the monitor."""
+        """Connect to the store, which this monitor or another one hosts, and start to listen to the monitor."""
         if state.initial_rank == 0:
             self._monitor.await_ready(READY_LIMIT)
             if self._monitor.error:
-                _raise_of_store_factory(wrapper, self._notice, self._monitor.error)
+                _raise_factory_error(wrapper, self._notice, self._monitor.error)
         limit = wrapper.barrier_timeout.total_seconds()
-        self._base, own = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit, is_rank=True)
-        self._watch_base, watchers = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
-        self._patience = Patience(self._base, own, limit, self.page.asks_store, self.page.store_answered)
-        self.watch_patience = Patience(self._watch_base, watchers, limit)
+        self._base, rank_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit, is_rank=True)
+        self._watch_base, watcher_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
+        self._patience = Patience(self._base, rank_sockets, limit, self.page.asks_store, self.page.store_answered)
+        self.watch_patience = Patience(self._watch_base, watcher_sockets, limit)
         self._patiences = self._patience, self.watch_patience
         self._ticker.start()
 
@@ -143,7 +144,7 @@ class Session:
         self.hook_store = hook_store(self._prefix, self._base)
         launch = self._agree_on_launch()
         cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
-        folder = launched_folder() or self._usable(self._root / launch.run_name)
+        folder = launched_folder() or self._usable_folder(self._root / launch.run_name)
         origin = Origin(
             job_id=launch.job_id,
             node=self.node,
@@ -158,27 +159,28 @@ class Session:
         )
         self.emitter = Emitter(origin, [self._monitor, StandardLog()])
         self._folder = folder
-        own = _configuration(folder, self.settings.calibration_key, state.initial_world_size)
-        limits, told = _learned(_limits(wrapper, self.settings), wrapper, self.settings, folder, own)
+        configuration = _configuration(folder, self.settings.calibration_key, state.initial_world_size)
+        limits = _limits(wrapper, self.settings)
+        limits, loaded = _add_learned(limits, wrapper, self.settings, folder, configuration)
         self._monitor.send(
             messages.Begin(
                 origin=origin,
                 folder=os.fsencode(folder),
                 prefix=self._prefix,
                 limits=limits,
-                waits=restart.Limits(barrier=wrapper.barrier_timeout.total_seconds()),
+                waits=restart.WaitLimits(barrier=wrapper.barrier_timeout.total_seconds()),
                 heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
                 interval=wrapper.monitor_process_interval.total_seconds(),
-                base_host=Rendezvous.from_environment().server_host,
+                base_host=LauncherRendezvous.from_environment().server_host,
                 job=_job(origin, function) if state.initial_rank == 0 else None,
             )
         )
         if state.initial_rank == 0:
-            self.emit(*([] if told is None else [told]))
+            self.emit(*([] if loaded is None else [loaded]))
             if (cycle, number) == (0, 0):
-                if not Launcher.from_environment().policy:  # our launcher has said it
+                if not Launcher.from_environment().policy:  # our launcher has printed it
                     standard.show(f"records in {folder}")
-                lines = launched.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
+                lines = launcher_check.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
                 self.emit(*map(events.ConfigurationAdvised, lines))
                 self.emit(watched(limits))
         supervision.announce(
@@ -192,60 +194,59 @@ class Session:
     def _root(self) -> Path:
         return Path(self.settings.run_dir).absolute()
 
-    def _usable(self, folder: Path) -> Path:
-        """Return a run folder that can be written to: this one, or one in a private place of this node, which its ranks
-        agree on and the terminal names. Where there is none either, this one: what is written there is lost, and
-        counted."""
-        why = launches.why_unusable(folder)
-        if not why:
+    def _usable_folder(self, folder: Path) -> Path:
+        """Return a writable run folder: this one, or a private one of this node. The node's ranks agree on it, and the
+        terminal names it. If there is none either, return this one: data written there is lost, and counted."""
+        reason = attempts.why_unusable(folder)
+        if not reason:
             return folder
         try:
-            own = launches.instead_of(folder)
+            private_folder = attempts.instead_of(folder)
         except OSError:
             return folder
-        agreed = Path(self._agree(f"folder/{self.node}", str(own)))
-        if agreed == own:
-            standard.show(f"{folder} cannot be used: {why}; the account of {self.node} is kept in {own}")
+        agreed = Path(self._agree(f"folder/{self.node}", str(private_folder)))
+        if agreed == private_folder:
+            standard.show(f"{folder} cannot be used: {reason}; the records of {self.node} are kept in {private_folder}")
         else:
-            own.rmdir()
-            private.remove(str(own.parent))
+            private_folder.rmdir()
+            private.remove(str(private_folder.parent))
         return agreed
 
     def _agree_on_launch(self) -> Launch:
-        """Return the launch that all ranks belong to: that of the calls before, the launcher's, or a new one."""
+        """Return the launch of all ranks: that of earlier calls, the launcher's, or a new one."""
         global _launch
-        known = _launch
-        if known is None and launched_folder() is not None and self.settings.job_id is not None:
-            known = Launch(self.settings.job_id, self.settings.attempt_hint)
-        if known is not None:
-            _launch = launches.share(self._base, known, self._run_prefix)
+        launch = _launch
+        if launch is None and launched_folder() is not None and self.settings.job_id is not None:
+            launch = Launch(self.settings.job_id, self.settings.attempt_hint)
+        if launch is not None:
+            _launch = attempts.share(self._base, launch, self._run_prefix)
         else:
             process = f"{self.node}/{os.getpid()}/{secrets.token_hex(4)}"
-            _launch = launches.agree(self._base, self._root, process, self._allocate, self._run_prefix)
+            _launch = attempts.agree(self._base, self._root, process, self._allocate, self._run_prefix)
         return _launch
 
     def _allocate(self) -> Launch:
         """Return a new launch, or the one that this start of the ranks continues. Raises: ConfigurationError."""
         settings = self.settings
         job_id = settings.job_id or _new_job_id()
-        if settings.cycle and settings.attempt is None:  # a launcher has started the ranks anew
-            attempt = launches.newest(self._root, job_id, lambda folder: _launch_in(folder) == _endpoint())
+        if settings.cycle and settings.attempt is None:  # a launcher has started the ranks again
+            attempt = attempts.newest(self._root, job_id, lambda folder: _launch_in(folder) == _endpoint())
             if attempt is not None:
                 return Launch(job_id, attempt)
-        wanted = None if settings.cycle else settings.attempt
-        return launches.allocate(self._root, job_id, wanted, settings.attempt_hint)
+        attempt_wanted = None if settings.cycle else settings.attempt
+        return attempts.allocate(self._root, job_id, attempt_wanted, settings.attempt_hint)
 
     def _agree(self, name: str, proposal: str) -> str:
         return str(execute(CompareSet(f"{self._run_prefix}{name}", proposal), self._base))
 
     def _close(self) -> None:
-        """Leave nothing of the call behind in this process."""
+        """Remove everything of the call from this process."""
         self.leave()
         self._closing.set()
-        self.page.doing(Doing.OUTSIDE)  # what follows the call is none of our business
+        self.page.doing(Doing.OUTSIDE)  # the monitor does not watch what follows the call
         client.deactivate()
         log.configure(None, None)
-        # Before the monitor is told: when all monitors have been, no rank is connected to the store any more.
+        # Before the monitor learns it: once all monitors know, no rank is connected to the store.
         for name in ("_base", "_watch_base", "_server", "store", "watch_store", "hook_store", "watch_patience"):
             self.__dict__.pop(name, None)
         self._patience, self._patiences = None, ()
@@ -261,8 +262,8 @@ class Session:
         return not self._ticker.is_alive()
 
     def _forget(self) -> None:
-        """In a forked child: nothing of this is its own. Connections stay as they are, for another thread of the
-        parent may have held a lock of theirs."""
+        """Drop the parent's session in a forked child. Connections stay open, because another thread of the parent may
+        have held one of their locks."""
         self.emitter.replace_sinks([])
         self._monitor.forget()
         _kept_in_child.append(self)
@@ -270,22 +271,22 @@ class Session:
     # -- for the call ---------------------------------------------------------------------------
 
     def say_goodbye(self) -> None:
-        """The store says all about this rank: nobody has to represent it in this call."""
+        """Note that the store knows this rank's end: no stand-in has to represent it in this call."""
         self.page.say_goodbye(self._call)
 
     def leave(self) -> None:
-        """The rank is out of the call, whatever became of its way out. If it has not said goodbye, its monitor
-        represents it now. Changes nothing when repeated."""
+        """Note that the rank has left the call, however that went. Without a goodbye, its monitor now stands in for it.
+        Repeating it changes nothing."""
         self.page.leave_call(self._call)
-        self._monitor.send(messages.Left())
+        self._monitor.send(messages.LeftCall())
 
     @property
     def is_critical(self) -> bool:
-        """Whether the store ends with this process."""
+        """Return True if the store ends with this process."""
         return self.emitter.origin.initial_rank in getattr(self._base, "critical_ranks", ())
 
     def _announce(self, function: str) -> None:
-        """Put the call on record."""
+        """Emit the record of the call's start."""
         from resilience import __version__
 
         self.emit(
@@ -308,29 +309,32 @@ class Session:
     def swallowed(self, swallow: Swallow) -> None:
         self.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
 
+    def signal_deferred(self, deferred: Deferred) -> None:
+        self.emit(events.SignalDeferred(deferred.signal, deferred.error))
+
     def see_who_goes_on(self, left: Seat | None, limit: float) -> None:
-        """Learn whether others go on without this rank. The last rank 0 of a job says how it ended. So only rank 0
-        asks, and waits at most `limit` seconds until the others have agreed. left: the seat it has left, if it has."""
+        """Find out whether other ranks continue without this one. A job's last rank 0 prints how the job ended, so only
+        rank 0 asks. It waits at most `limit` seconds for the others to agree. left: the seat it has left, if any."""
         if left is not None and left.rank == 0:
             with contextlib.suppress(ResilienceError):
                 terminated = drive(restart.terminated_of(left, limit), self.store)
                 self._others_go_on = terminated is not None and len(terminated) < left.world_size
 
     def ended(self, iterations: int, error: str) -> None:
-        """Put the end of the call on record. error: what left it, empty if it completed."""
+        """Emit the record of the call's end. error: what ended it, empty if it completed."""
         outcome: events.Outcome = "left" if error else "completed"
         self.emit(events.CallEnded(outcome, iterations, time.monotonic() - self._began, error))
         if self.emitter.origin.rank == 0 and not self._others_go_on and not has_agent():
             standard.ENDING.ended(self._folder, iterations - 1, error)
 
     def move_to(self, seat: Seat) -> None:
-        """The rank has its seat in the next iteration; rank 0 has the iteration's store hosted."""
+        """Move the rank to its seat in the next iteration. Rank 0 also has the iteration's store hosted."""
         self.emitter.move(iteration=seat.iteration, rank=seat.rank, world_size=seat.world_size)
         self.page.set_seat(seat)
         collective_calls.begin()
-        if seat.rank == 0 and not self._monitor.send(messages.Host(seat.iteration)):
-            # The monitor is gone: better a store that ends with this process than none.
-            self._server = publish_server(seat.iteration, Rendezvous.from_environment().server_host, self.store)
+        if seat.rank == 0 and not self._monitor.send(messages.HostStore(seat.iteration)):
+            # The monitor is gone. A store that ends with this process is better than none.
+            self._server = publish_server(seat.iteration, LauncherRendezvous.from_environment().server_host, self.store)
 
     def _log_context(self) -> dict[str, Any]:
         origin = self.emitter.origin
@@ -339,9 +343,9 @@ class Session:
 
     # -- the ticker -----------------------------------------------------------------------------
 
-    def _tick(self) -> None:
-        """Ask the main thread for proof of life, end what waits for the store for too long, and notice if the
-        monitor is gone."""
+    def _tick_until_closed(self) -> None:
+        """Ask the main thread for proof of life, end waits for the store that exceed their limit, and notice a lost
+        monitor."""
         while self._monitor.is_alive(self._interval):
             self.page.ran()
             request_tick(self.page)
@@ -352,11 +356,11 @@ class Session:
             self._check_patience()
 
     def _check_patience(self) -> None:
-        for each in self._patiences:
-            each.check()
+        for store_patience in self._patiences:
+            store_patience.check()
 
     def _monitor_lost(self) -> None:
-        """Go on unmonitored, and say so: from now on this process writes its record file itself."""
+        """Continue unmonitored, and record it. From now on this process writes its record file itself."""
         origin = self.emitter.origin
         assert origin.initial_rank is not None
         path = self._folder / "records" / f"{origin.node}-{origin.initial_rank}.jsonl"
@@ -365,7 +369,7 @@ class Session:
         record = InterruptionRecord(
             rank=origin.initial_rank,
             interruption=Interruption.MONITOR_PROCESS_EXCEPTION,
-            message=f"monitor process {self._monitor.pid} is gone; the rank goes on unmonitored",
+            message=f"monitor process {self._monitor.pid} is gone; the rank continues unmonitored",
             detector=Detector("channel"),
             iteration=origin.iteration,
             active_rank=origin.rank,
@@ -398,57 +402,57 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _raise_of_store_factory(wrapper: Wrapper, notice: Notice, told: str) -> NoReturn:
-    """Let the caller have the exception of its own factory: what failed in the monitor fails here as well.
+def _raise_factory_error(wrapper: Wrapper, notice: Notice, message: str) -> NoReturn:
+    """Call the factory here, so that the caller gets its exception: it failed in the monitor and should fail here too.
 
-    Raises: what the factory raises; MonitorError if it only fails in the monitor."""
+    Raises: what the factory raises; MonitorError if it fails only in the monitor."""
     with hosting(True, notice):
         wrapper.store_factory(**wrapper.store_kwargs)
-    raise MonitorError(f"the monitor could not make the store, though this process can: {told}")
+    raise MonitorError(f"the monitor could not create the store, but this process can: {message}")
 
 
 def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
-    """The limits that the monitor enforces, from the wrapper's options and the environment."""
+    """Return the limits that the monitor enforces, from the wrapper's options and the environment."""
     soft, hard = wrapper.soft_timeout.total_seconds(), wrapper.hard_timeout.total_seconds()
     both = watch.Limit(soft, hard)
     only_hard = watch.Limit(None, hard)
-    # The rank itself gives up at barrier_timeout; this is for one that cannot.
+    # The rank itself gives up at barrier_timeout; this limit is for a rank that cannot.
     store = watch.Limit(None, wrapper.barrier_timeout.total_seconds() + hard - soft)
 
-    def own(limit: float) -> watch.Limit:
+    def soft_and_hard(limit: float) -> watch.Limit:
         return watch.Limit(limit, limit + hard - soft)
 
-    # A rank that ends by SIGTERM looks to this launcher as if a scheduler took its place away.
-    is_whole = Launcher.from_environment().policy == "any-failed"
+    # To this launcher, a rank that ends by SIGTERM looks preempted by a scheduler.
+    restarts_all_workers = Launcher.from_environment().policy == "any-failed"
     return watch.Limits(
-        signal="SIGKILL" if is_whole else "SIGTERM",
+        signal="SIGKILL" if restarts_all_workers else "SIGTERM",
         watchdog=both,
         store=store,
         ping=both,
         hook=only_hard,
         leave=only_hard,
         abort=abort_wait(settings.abort_wait, soft, hard),
-        step=watch.NO_LIMIT if settings.step_timeout is None else own(settings.step_timeout),
-        sections={name: own(limit) for name, limit in settings.section_timeouts.items()},
+        step=watch.NO_LIMIT if settings.step_timeout is None else soft_and_hard(settings.step_timeout),
+        sections={name: soft_and_hard(limit) for name, limit in settings.section_timeouts.items()},
         grace=wrapper.termination_grace_time.total_seconds(),
         rule=Rule(settings.hang_first_limit, settings.hang_least_limit, hard - soft) if settings.detect_hangs else None,
     )
 
 
-def _learned(
+def _add_learned(
     limits: watch.Limits, wrapper: Wrapper, settings: Settings, folder: Path, own: Configuration
 ) -> tuple[watch.Limits, events.TimeoutsLoaded | None]:
-    """Add learned limits, if there are any: past one all restart, and later the rank is ended."""
+    """Add learned limits, if there are any. Past one, all ranks restart; later the rank is ended."""
     if settings.timeouts is None:
         return limits, None
-    from resilience.adapters import timeouts_file  # reads YAML, which nobody else here does
+    from resilience.adapters import timeouts_file  # reads YAML, which no other code here does
 
     margin = (wrapper.hard_timeout - wrapper.soft_timeout).total_seconds()
     return timeouts_file.learned(settings.timeouts, folder.parent, limits, own, settings.timeouts_shadow, margin)
 
 
 def _configuration(folder: Path | None, key: str, world_size: int) -> Configuration:
-    """Return the configuration of the launcher's run that this process is part of; else that of this process."""
+    """Return the configuration of the launcher's run, if this process belongs to one; else that of this process."""
     if launched_folder() is not None and folder is not None:
         with contextlib.suppress(OSError, DecodeError):
             return read_job(folder).configuration
@@ -479,13 +483,13 @@ def _job(origin: Origin, function: str) -> Job:
 
 
 def _endpoint() -> str:
-    """Return what tells this launch from others of the same job that run at the same time."""
-    there = Rendezvous.from_environment()
-    return f"{there.host}:{there.port}"
+    """Return the text that distinguishes this launch from others of the same job at the same time."""
+    rendezvous = LauncherRendezvous.from_environment()
+    return f"{rendezvous.host}:{rendezvous.port}"
 
 
 def _launch_in(folder: Path) -> str:
-    """Return which launch a run folder belongs to, empty if that cannot be read."""
+    """Return the launch that a run folder belongs to, empty if it cannot be read."""
     try:
         return read_job(folder).launch
     except (OSError, DecodeError):

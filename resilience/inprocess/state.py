@@ -1,7 +1,7 @@
-"""Where does this rank stand?  The value that every hook receives and may change.
+"""What is this rank's place in the world?  The value that every hook receives and may change.
 
-Hooks and the wrapper share one State a rank. The protocol keeps its own, immutable `Seat`; this is the
-compatible view of it, and what the function sees in its environment is set from here."""
+Hooks and the wrapper share one State per rank. The protocol keeps its own, immutable `Seat`; State is the
+compatible view of it. The function's environment variables are set from here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import os
 import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilience.adapters.environment import rank_and_world_size
 from resilience.core.restart import ENTRY, Seat
+from resilience.inprocess.later_releases import missing
 
 
 class Status(Enum):
@@ -25,45 +26,45 @@ class Status(Enum):
     ABORTED = auto()
 
 
-_SAME = -1  # filled in on construction
-ABORT_WAIT = 30.0  # seconds that an abort may take that no Wrapper has begun
+_UNSET = -1  # filled in on construction
+ABORT_WAIT = 30.0  # seconds for an abort hook that was called without a Wrapper
 
 
 @dataclass
 class State:
-    """A rank's place in the world. `State()` is that at a call: RANK (default 0) and WORLD_SIZE (1).
+    """A rank's place in the world. `State()` reads it at a call: RANK (default 0) and WORLD_SIZE (default 1).
 
-    rank, world_size: now, among all ranks that take part. active_world_size: how many of them run the
-    function; they have the ranks 0 to active_world_size-1. initial_rank, initial_world_size: at the
-    call. iteration: how often the function was started before. store: of the present iteration, a
+    rank, world_size: current place among all ranks that take part. active_world_size: number of ranks that run
+    the function; they are the ranks 0 to active_world_size-1. initial_rank, initial_world_size: values at the
+    call. iteration: number of earlier starts of the function. store: the present iteration's store, a
     StoreMixin. Raises: ConfigurationError if the environment holds no valid rank."""
 
     rank: int = field(default_factory=lambda: rank_and_world_size()[0])
     world_size: int = field(default_factory=lambda: rank_and_world_size()[1])
-    initial_rank: int = _SAME
-    initial_world_size: int = _SAME
-    active_world_size: int = _SAME
+    initial_rank: int = _UNSET
+    initial_world_size: int = _UNSET
+    active_world_size: int = _UNSET
     iteration: int = 0
     status: Status = Status.INITIALIZED
     store: Any = field(default=None, repr=False, compare=False)
     _abort_ends_at: float | None = field(default=None, init=False, repr=False, compare=False)  # monotonic seconds
 
     def __post_init__(self) -> None:
-        if self.initial_rank == _SAME:
+        if self.initial_rank == _UNSET:
             self.initial_rank = self.rank
-        if self.initial_world_size == _SAME:
+        if self.initial_world_size == _UNSET:
             self.initial_world_size = self.world_size
-        if self.active_world_size == _SAME:
+        if self.active_world_size == _UNSET:
             self.active_world_size = self.world_size
 
     @classmethod
     def from_environment(cls) -> State:
-        """Return the state at a call. Raises: ConfigurationError."""
+        """Return the state at the start of a call. Raises: ConfigurationError."""
         return cls()
 
     @classmethod
     def from_seat(cls, seat: Seat, store: Any = None, initial_world_size: int | None = None) -> State:
-        """Return the state of a rank that somebody stands in for, as that rank itself had it."""
+        """Return the state that a rank in this seat had. For a monitor that stands in for its rank."""
         status = Status.ACTIVE if seat.is_active else Status.INACTIVE
         return cls(
             rank=seat.rank,
@@ -77,23 +78,29 @@ class State:
         )
 
     def set_distributed_vars(self) -> None:
-        """Set RANK and WORLD_SIZE as the function shall see them: WORLD_SIZE is the active world."""
+        """Set RANK and WORLD_SIZE for the function. WORLD_SIZE is the size of the active world."""
         os.environ["RANK"] = str(self.rank)
         os.environ["WORLD_SIZE"] = str(self.active_world_size)
 
     def abort_begins(self, limit: float) -> None:
-        """The Wrapper is about to call the abort hook, which may wait `limit` seconds in all."""
+        """Start the time that the abort hook may wait: `limit` seconds in all. The Wrapper calls it first."""
         self._abort_ends_at = time.monotonic() + limit
 
     def abort_time_left(self) -> float:
-        """Return how many seconds the abort hook that is being called may still wait; from 0 on."""
+        """Return how many seconds the running abort hook may still wait, at least 0."""
         return ABORT_WAIT if self._abort_ends_at is None else max(0.0, self._abort_ends_at - time.monotonic())
 
     def activate_all_ranks(self) -> None:
-        """Let every rank run the function, until a rank filter says otherwise."""
+        """Make every rank active, until a rank filter lowers the number."""
         self.active_world_size = self.world_size
         self.status = Status.ACTIVE
 
     def advance(self) -> None:
-        """Pass to the next iteration."""
+        """Move to the next iteration."""
         self.iteration += 1
+
+
+if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+    def __getattr__(name: str) -> object:
+        raise missing(__name__, name)

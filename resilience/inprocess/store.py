@@ -1,11 +1,11 @@
-"""What store do all ranks share?  Stores with the names of the compatible API.
+"""Which store do all ranks share?  Stores with the names of the compatible API.
 
-`StoreMixin` adds to any torch Store what hooks and users of that API call: barriers and records. The
-restart protocol needs only the store's plain operations (`core.restart`), so any torch Store with the
-mixin will do. Which process hosts a TCPStore depends on where it is made. Elsewhere than in a Wrapper, rank 0
-does. In a Wrapper, rank 0's monitor does and every rank is a client, so the store outlives rank 0's process.
-Where a launcher's agent hosts a store already, that store is the default; a Wrapper that names another port
-gets a store of its own there, and rank 0's monitor publishes its address in the agent's store."""
+`StoreMixin` adds to any torch Store the methods that hooks and users of that API call: barriers and records. The
+restart protocol needs only the store's plain operations (`core.restart`), so any torch Store with the mixin will do.
+The process that hosts a TCPStore depends on the place of construction. Outside a Wrapper, rank 0 hosts it. Inside a
+Wrapper, rank 0's monitor hosts it and every rank is a client, so the store outlives rank 0's process. If a
+launcher's agent already hosts a store, that store is the default. A Wrapper that names another port gets its own
+store there, and rank 0's monitor publishes its address in the agent's store."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, cast
 import torch.distributed as dist
 
 from resilience.adapters import descriptors
-from resilience.adapters.connecting import await_server, short_lookups
-from resilience.adapters.environment import Rendezvous, local_world_size, rank_and_world_size
-from resilience.adapters.serving import listen, local_address
+from resilience.adapters.client_sockets import await_server, short_lookups
+from resilience.adapters.environment import LauncherRendezvous, local_world_size, rank_and_world_size
+from resilience.adapters.listening_sockets import listen, local_address
 from resilience.adapters.store import StoreLike, drive, execute, wait
 from resilience.core import restart
 from resilience.core.attribution import InterruptionRecord, decode, encode
@@ -41,51 +41,50 @@ from resilience.errors import (
 )
 from resilience.inprocess import options
 from resilience.inprocess.store_barrier import LOOK_AGAIN, gather
-from resilience.inprocess.store_refusal import Refusal, accept, raise_if_refused
+from resilience.inprocess.store_refusal import RefusedStore, accept, raise_if_refused
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
-CHUNK = 5.0  # seconds; longest single wait by default: no interrupt ends it, and torch warns whenever one runs out
+CHUNK = 5.0  # seconds; longest single wait by default: no interrupt ends a wait, and torch warns about each timeout
 HOST_RANK = 0
 
-CONNECTIONS = 3  # of each rank to the Wrapper's store: its own, its watcher's, its monitor's; one more for each node
-GROUP_CONNECTIONS = 2  # of each rank to the stores of this iteration and the last: its process groups'
-REFUSED = "!"  # a published text that begins so is the reason why there is no store
+CONNECTIONS = 3  # per rank to the Wrapper's store: its own, its watcher's, its monitor's; one more for each node
+GROUP_CONNECTIONS = 2  # per rank to the stores of its process groups: this iteration's and the last one's
+REFUSED = "!"  # a published text with this prefix is the reason why there is no store
 
 
 class Notice:
-    """Where rank 0's monitor publishes the address of a store that it hosts beside the launcher's own.
+    """The key under which rank 0's monitor publishes the address of a store that it hosts beside the launcher's.
 
     prefix: of the keys in the launcher's store, the same in all ranks and monitors of a call. call: its number.
-    Remembers the
-    places that it has read, so that later connections do not ask again."""
+    Remembers the places that it has read, so that later connections need not ask again."""
 
     def __init__(self, prefix: str, call: int = 0) -> None:
         self.prefix = prefix
         self.call = call
-        self.places: dict[int, _Place] = {}  # by the port that was asked for
-        self.refusal: Refusal | None = None  # served by this process
+        self.places: dict[int, _Place] = {}  # by requested port
+        self.refusal: RefusedStore | None = None  # served by this process
 
     def key(self, port: int) -> str:
         return text(f"{self.prefix}store/{port}")
 
 
 class _Part(NamedTuple):
-    """What a process does for the Wrapper's store. is_rank: it is the rank's own process, not its monitor."""
+    """The role of a process in the Wrapper's store. is_rank: it is the rank's own process, not its monitor."""
 
     is_host: bool
     notice: Notice
     is_rank: bool
 
 
-# None: outside any Wrapper. A context variable, because threads of one monitor connect on their own.
+# None: outside any Wrapper. A context variable, because each thread of a monitor connects separately.
 _part: ContextVar[_Part | None] = ContextVar("_part", default=None)
 
 
 @contextmanager
 def hosting(is_host: bool, notice: Notice | None = None, is_rank: bool = False) -> Iterator[None]:
-    """Decide for the body, in this thread, whether a TCPStore that is made there becomes the server.
+    """Set, for the body and this thread, whether a TCPStore constructed there becomes the server.
 
-    notice: where the address of a store beside the launcher's own is published and read."""
+    notice: names the key for the address of a store beside the launcher's own."""
     token = _part.set(_Part(is_host, notice or Notice("resilience/"), is_rank))
     try:
         yield
@@ -94,14 +93,14 @@ def hosting(is_host: bool, notice: Notice | None = None, is_rank: bool = False) 
 
 
 class StoreMixin:
-    """Barriers and records for a class that also is a torch Store (it needs set, get, add, check, wait and
-    compare_set). Every operation is O(1) in the number of ranks, but for lists, which are as long as what
-    is in them, and for the last rank to arrive at a barrier, which reads who has arrived.
+    """Barriers and records for a class that is also a torch Store (it needs set, get, add, check, wait and
+    compare_set). Every operation is O(1) in the number of ranks, with two exceptions: reading a list takes time
+    in proportion to its entries, and the last rank to arrive at a barrier reads who has arrived.
     Raises: StoreError, from every method, if the store does not answer."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let the mixin's methods win over those of torch, whatever the order of bases: since torch 2.9 a
-        Store has a `barrier` of its own, with other arguments."""
+        """Make the mixin's methods override torch's, whatever the order of bases. Since torch 2.9 a Store has its own
+        `barrier`, with other arguments."""
         super().__init_subclass__(**options)
         for name, method in vars(StoreMixin).items():
             if not name.startswith("__"):
@@ -117,11 +116,11 @@ class StoreMixin:
     # -- ranks ----------------------------------------------------------------------------------
 
     def set_initial_rank(self, rank: int, initial_rank: int) -> None:
-        """Tell which initial rank has `rank` now."""
+        """Record which initial rank has `rank` now."""
         self._do(Set(f"initial_rank/{rank}", str(initial_rank)))
 
     def get_initial_rank(self, rank: int) -> int:
-        """Return what was set for `rank`; waits for it, at most the store's own timeout.
+        """Return the initial rank that was set for `rank`. Waits for it, at most the store's own timeout.
 
         Raises: StoreError if nothing is set by then."""
         key = f"initial_rank/{rank}"
@@ -145,16 +144,16 @@ class StoreMixin:
         timeout: timedelta,
         timeout_chunk: timedelta | None = None,
     ) -> None:
-        """Wait until `rendezvous_count` different ranks have come to `group_name`, at most `timeout`.
+        """Wait until `rendezvous_count` different ranks have arrived at `group_name`, at most `timeout`.
 
-        rank: any number, different for each participant; one that comes again changes nothing.
-        timeout_chunk: longest single wait, default 5 s. A barrier serves once in one store.
-        Raises: BarrierTimeout; BarrierOverflow if more ranks come; ConfigurationError."""
+        rank: any number, different for each participant. A second arrival of a rank changes nothing.
+        timeout_chunk: longest single wait, default 5 s. A barrier can be used once per store.
+        Raises: BarrierTimeout; BarrierOverflow if more ranks arrive; ConfigurationError."""
         count = options.whole("rendezvous_count", rendezvous_count, 1)
         limit = options.seconds("timeout", timeout)
         chunk = CHUNK if timeout_chunk is None else options.seconds("timeout_chunk", timeout_chunk)
-        # Most ranks need these three operations only. They are not left to `drive`: 256 processes that wake at once run
-        # with empty caches, where each Python call costs ten times what it usually does.
+        # Most ranks need only these three operations. They do not go through `drive`: when 256 processes wake at once,
+        # caches are cold, and each Python call costs ten times as much as usual.
         name, store = f"barrier/{group_name}", self._store
         arrivals = execute(Add(f"{name}/arrived", 1), store)
         execute(Set(f"{name}/place/{arrivals - 1}", str(rank)), store)
@@ -175,42 +174,42 @@ class StoreMixin:
     def record_interrupted(self, record: InterruptionRecord | Iterable[InterruptionRecord] | None = None) -> None:
         """Add records of interrupted ranks: one, several or none."""
         records = [record] if isinstance(record, InterruptionRecord) else record or ()
-        for each in records:
-            self._append("interrupted", encode(each))
+        for interruption in records:
+            self._append("interrupted", encode(interruption))
 
     def get_interruption_records(self) -> list[InterruptionRecord]:
-        """Return the records in the order in which they arrived."""
-        return [decode(text) for text in self._listed("interrupted")]
+        """Return the records in order of arrival."""
+        return [decode(text) for text in self._entries("interrupted")]
 
     def record_completed(self) -> None:
         """Note that a rank has completed."""
         self._do(Set("completed", "1"))
 
     def is_any_rank_completed(self) -> bool:
-        """Return whether `record_completed` was called by any rank."""
+        """Return True if any rank has called `record_completed`."""
         return bool(self._do(Check(("completed",))))
 
     def record_terminated_rank(self, rank: int) -> None:
-        """Note that a rank does not go on. Again for the same rank changes nothing."""
+        """Note that a rank does not continue. Repeating it for the same rank changes nothing."""
         self._append("terminated", str(rank))
 
     def get_terminated_ranks(self) -> set[int]:
-        """Return the ranks that do not go on."""
-        return {int(text) for text in self._listed("terminated")}
+        """Return the ranks that do not continue."""
+        return {int(text) for text in self._entries("terminated")}
 
     def record_base_terminated_rank(self, rank: int) -> None:
-        """Note that a rank, by its initial number, has left the job. Again changes nothing."""
+        """Note that a rank, given by its initial rank, has left the job. Repeating it changes nothing."""
         self._append("base_terminated", str(rank))
 
     def get_base_terminated_count(self) -> int:
         """Return how many different ranks have left the job."""
-        return len(set(self._listed("base_terminated")))
+        return len(set(self._entries("base_terminated")))
 
     def _append(self, name: str, value: str) -> None:
         slot = self._do(Add(f"{name}/count", 1))
         self._do(Set(f"{name}/{slot}", value))
 
-    def _listed(self, name: str) -> list[str]:
+    def _entries(self, name: str) -> list[str]:
         count = self._do(Add(f"{name}/count", 0))
         texts = self._do(Read(tuple(f"{name}/{slot}" for slot in range(1, count + 1))))
         return [text for text in texts if text is not None]  # a slot whose writer was killed stays empty
@@ -220,7 +219,7 @@ class StoreMixin:
 
     @property
     def _store(self) -> StoreLike:
-        """This object as the torch Store that it is too, which the type checker cannot see."""
+        """Return this object as a torch Store; the type checker cannot see that it is one."""
         return cast(StoreLike, self)
 
 
@@ -229,14 +228,14 @@ class TCPStore(dist.TCPStore, StoreMixin):
 
     host_name, port, world_size: default MASTER_ADDR, MASTER_PORT, WORLD_SIZE.
     timeout: for the connection, and for each operation that waits.
-    wait_for_workers: the constructor returns once `world_size` processes have connected. Not so inside a
-        Wrapper, where ranks meet in a barrier of their own, nor on the store of a launcher's agent.
+    wait_for_workers: the constructor returns once `world_size` processes have connected. Ignored inside a
+        Wrapper, where ranks meet in a barrier of their own, and for the store of a launcher's agent.
     multi_tenant, use_libuv: as in torch.
-    Hosts on rank 0, or joins if something already listens there; inside a Wrapper see `hosting`. Where
-    TORCHELASTIC_USE_AGENT_STORE is True the agent hosts the store of MASTER_PORT and every process is a client
-    of it. With another port, inside a Wrapper, rank 0's monitor hosts the store there, or on any free port if
-    that one is taken; all others read its address in the agent's store.
-    Raises: ConfigurationError; StoreError if the server cannot be made, or reached within `timeout`."""
+    Rank 0 hosts the store, or joins if a process already listens at the address; inside a Wrapper see `hosting`. If
+    TORCHELASTIC_USE_AGENT_STORE is True, the agent hosts the store of MASTER_PORT and every process is its client.
+    With another port, inside a Wrapper, rank 0's monitor hosts the store there, or on any free port if that one is
+    taken; all other processes read its address in the agent's store.
+    Raises: ConfigurationError; StoreError if the server cannot be created, or reached within `timeout`."""
 
     def __init__(
         self,
@@ -249,12 +248,12 @@ class TCPStore(dist.TCPStore, StoreMixin):
         use_libuv: bool = True,
     ) -> None:
         limit = options.seconds("timeout", timeout)
-        there = Rendezvous.from_environment()
-        host = _given(host_name, there.host, "host_name", "MASTER_ADDR")
-        number = _given(port, there.port, "port", "MASTER_PORT")
-        size = world_size if world_size is not None else there.world_size
+        rendezvous = LauncherRendezvous.from_environment()
+        host = _or_default(host_name, rendezvous.host, "host_name", "MASTER_ADDR")
+        number = _or_default(port, rendezvous.port, "port", "MASTER_PORT")
+        size = world_size if world_size is not None else rendezvous.world_size
         part = _part.get()
-        place = _place(part, there, host, number, size or 1, limit)
+        place = _place(part, rendezvous, host, number, size or 1, limit)
         self._critical_ranks = (HOST_RANK,) if place.is_outside else ()
         self.is_hosted_here = place.listener is not None
         address = _reach(place.host, place.port, limit)
@@ -282,14 +281,14 @@ class TCPStore(dist.TCPStore, StoreMixin):
 
     @property
     def critical_ranks(self) -> tuple[int, ...]:
-        """Rank 0 where its process hosts the store; none inside a Wrapper and under an agent."""
+        """Rank 0 if its process hosts the store; none inside a Wrapper or under an agent."""
         return self._critical_ranks
 
 
-def _given(value: Any, fallback: Any, argument: str, variable: str) -> Any:
+def _or_default(value: Any, fallback: Any, argument: str, variable: str) -> Any:
     if value is None and fallback is None:
         raise ConfigurationError(
-            f"{variable} is not set and the store was given no {argument}; set the variable on all ranks (torchrun and "
+            f"{variable} is not set and the store got no {argument}; set the variable on all ranks (torchrun and "
             f"most launchers do), or pass store_kwargs={{{argument!r}: …}}",
             option=argument,
         )
@@ -297,8 +296,8 @@ def _given(value: Any, fallback: Any, argument: str, variable: str) -> Any:
 
 
 class _Place(NamedTuple):
-    """Where a store is. listener: of its server, if this process hosts it. publish: tells the others of it.
-    is_outside: no Wrapper and no agent takes care of it. is_plain: in a Wrapper without an agent."""
+    """Where a store is. listener: the server's, if this process hosts it. publish: announces the address.
+    is_outside: no Wrapper and no agent manages it. is_plain: in a Wrapper without an agent."""
 
     host: str
     port: int
@@ -308,38 +307,41 @@ class _Place(NamedTuple):
     is_plain: bool = False
 
 
-def _place(part: _Part | None, there: Rendezvous, host: str, port: int, size: int, limit: float) -> _Place:
-    """Decide where the store is, and listen there if this process hosts it. Raises: StoreError."""
-    if there.is_agents and port == there.port:
+def _place(part: _Part | None, rendezvous: LauncherRendezvous, host: str, port: int, size: int, limit: float) -> _Place:
+    """Choose the store's place, and listen there if this process hosts it. Raises: StoreError."""
+    if rendezvous.is_agents and port == rendezvous.port:
+        if part is not None and part.is_rank:
+            count = size * CONNECTIONS + -(-size // (local_world_size() or 1))
+            descriptors.make_room_in_agent(port, count, f"host the store of {size} ranks")
         return _Place(host, port)
     if part is None:
         listener = _listen(host, port, or_join=True) if rank_and_world_size()[0] == HOST_RANK else None
         return _Place(host, port if listener is None else listener.getsockname()[1], listener, is_outside=True)
-    if not there.is_agents:
-        host = there.server_host if there.is_one_node else host  # every client is ours
+    if not rendezvous.is_agents:
+        host = rendezvous.server_host if rendezvous.is_one_node else host  # every client is on this node
         if not part.is_host:
             return _Place(host, port, is_plain=True)
         try:
             listener = _listen_for(size, host, port)
         except StoreError as error:
-            with contextlib.suppress(StoreError, OSError):  # it is raised here in any case
-                part.notice.refusal = Refusal(listen(host, port), host, size, str(error))
+            with contextlib.suppress(StoreError, OSError):  # the error is raised here in any case
+                part.notice.refusal = RefusedStore(listen(host, port), host, size, str(error))
             raise
         return _Place(host, listener.getsockname()[1], listener, is_plain=True)
     if not part.is_host:
-        return _published(part.notice, there, port, limit)
-    publish = functools.partial(_join_launchers(there, limit).set, part.notice.key(port))
-    own = local_address(there.server_host or host)
+        return _published(part.notice, rendezvous, port, limit)
+    publish = functools.partial(_join_launchers(rendezvous, limit).set, part.notice.key(port))
+    own_address = local_address(rendezvous.server_host or host)
     try:
-        listener = _listen_for(size, own, port, or_any=True)
+        listener = _listen_for(size, own_address, port, or_any=True)
     except StoreError as error:
         publish(text(f"{REFUSED}{error}"))
         raise
-    return _Place(own, listener.getsockname()[1], listener, publish)
+    return _Place(own_address, listener.getsockname()[1], listener, publish)
 
 
 def _listen_for(size: int, host: str, port: int, or_any: bool = False) -> socket.socket:
-    """Return the listening socket of a Wrapper's store that `size` ranks and their monitors will use."""
+    """Return the listening socket for a Wrapper's store that `size` ranks and their monitors will use."""
     descriptors.make_room(
         size * (CONNECTIONS + GROUP_CONNECTIONS) + -(-size // (local_world_size() or 1)),
         f"host the stores of {size} ranks",
@@ -352,8 +354,8 @@ def _listen_for(size: int, host: str, port: int, or_any: bool = False) -> socket
 def _listen(host: str, port: int, or_join: bool = False, or_any: bool = False) -> socket.socket | None:
     """Return a listening socket.
 
-    or_join: None where somebody listens there already, which is then taken for the store of this job.
-    or_any: take any free port where that one cannot be had."""
+    or_join: return None if a process already listens there; it then counts as the store of this job.
+    or_any: use any free port if that one is not available."""
     try:
         return listen(host, port)
     except OSError as error:
@@ -374,78 +376,78 @@ def _reach(host: str, port: int, limit: float) -> str:
     try:
         return await_server(host, port, limit)
     except OSError as error:
-        what = f"could not reach the store at {host}:{port} within {limit:g} s (timeout)"
-        raise _unusable(what, _Place(host, port), error) from error
+        message = f"could not reach the store at {host}:{port} within {limit:g} s (timeout)"
+        raise _unusable(message, _Place(host, port), error) from error
 
 
 # -- a store of the Wrapper's own beside the launcher's ---------------------------------------------
 
 
-def _join_launchers(there: Rendezvous, limit: float) -> dist.TCPStore:
+def _join_launchers(rendezvous: LauncherRendezvous, limit: float) -> dist.TCPStore:
     """Connect to the store of the launcher's agent. Raises: StoreError."""
-    assert there.host is not None and there.port is not None
+    assert rendezvous.host is not None and rendezvous.port is not None
     try:
-        address = await_server(there.host, there.port, limit)
+        address = await_server(rendezvous.host, rendezvous.port, limit)
         with short_lookups():
-            return dist.TCPStore(address, there.port, timeout=timedelta(seconds=limit), wait_for_workers=False)
+            return dist.TCPStore(address, rendezvous.port, timeout=timedelta(seconds=limit), wait_for_workers=False)
     except (OSError, RuntimeError) as error:
         raise _unusable(
-            f"could not reach the launcher's store at {there.host}:{there.port} within {limit:g} s (timeout)",
-            _Place(there.host, there.port),
+            f"could not reach the launcher's store at {rendezvous.host}:{rendezvous.port} within {limit:g} s (timeout)",
+            _Place(rendezvous.host, rendezvous.port),
             error,
-            "the launcher's agent should host it: look whether the agent on that host runs",
+            "the launcher's agent should host it: check that the agent on that host runs",
         ) from error
 
 
-def _published(notice: Notice, there: Rendezvous, port: int, limit: float) -> _Place:
-    """Return the place of the store that rank 0's monitor hosts for those who ask for `port`.
+def _published(notice: Notice, rendezvous: LauncherRendezvous, port: int, limit: float) -> _Place:
+    """Return the place of the store that rank 0's monitor hosts for clients that ask for `port`.
 
-    Raises: StoreError, if it says that it cannot host it, or says nothing, or is not there within `limit`."""
+    Raises: StoreError, if that monitor refuses, publishes nothing, or cannot be reached within `limit`."""
     if port in notice.places:
         return notice.places[port]
     deadline = time.monotonic() + limit
-    launchers = _join_launchers(there, limit)
-    failed, tried = OSError("no address was published"), ""
+    launchers = _join_launchers(rendezvous, limit)
+    last_error, published_address = OSError("no address was published"), ""
     while wait(launchers, notice.key(port), max(0.0, deadline - time.monotonic()), CHUNK):
         answer = text(launchers.get(notice.key(port)))
         if answer.startswith(REFUSED):
-            raise StoreError(answer.removeprefix(REFUSED), host=there.host, port=port)
+            raise StoreError(answer.removeprefix(REFUSED), host=rendezvous.host, port=port)
         host, _, number = answer.rpartition(":")
         try:
-            left = min(CHUNK, deadline - time.monotonic())
-            place = _Place(await_server(host, int(number), max(0.001, left)), int(number))
+            remaining = min(CHUNK, deadline - time.monotonic())
+            place = _Place(await_server(host, int(number), max(0.001, remaining)), int(number))
             return notice.places.setdefault(port, place)
-        except OSError as error:  # an earlier start may have left its address, and this one's follows
-            failed, tried = error.with_traceback(None), f", which is {answer}"
+        except OSError as error:  # the address may be left over from an earlier start; this one's follows
+            last_error, published_address = error.with_traceback(None), f", which is {answer}"
             if time.monotonic() >= deadline:
                 break
     raise _unusable(
-        f"could not reach the wrapper's store (port {port}{tried}) within {limit:g} s (timeout)",
-        _Place(there.host or "", port),
-        failed,
+        f"could not reach the wrapper's store (port {port}{published_address}) within {limit:g} s (timeout)",
+        _Place(rendezvous.host or "", port),
+        last_error,
         "rank 0's monitor should host it and publish its address in the launcher's store at "
-        f"{there.host}:{there.port}: look whether rank 0 runs, and calls the wrapped function too",
+        f"{rendezvous.host}:{rendezvous.port}: check that rank 0 runs, and calls the wrapped function too",
     )
 
 
 def _unusable(
-    what: str,
+    message: str,
     place: _Place,
     error: Exception,
-    advice: str = "rank 0's monitor should host it, or the launcher's agent where that set "
+    advice: str = "rank 0's monitor should host it, or the launcher's agent if that set "
     "TORCHELASTIC_USE_AGENT_STORE: check MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no other job uses "
     "the port",
 ) -> StoreError:
     first_line = next(iter(str(error).splitlines()), "")[:300]
-    return StoreError(f"{what}: {type(error).__name__}: {first_line}; {advice}", host=place.host, port=place.port)
+    return StoreError(f"{message}: {type(error).__name__}: {first_line}; {advice}", host=place.host, port=place.port)
 
 
 class FileStore(dist.FileStore, StoreMixin):
     """torch's FileStore: a file on a file system that all ranks share.
 
     path: must not be left over from an earlier run; `file_name` is torch's name for it. timeout: for each
-    operation that waits. world_size: accepted and not used: torch's store removes the file once that many
-    instances are gone, and a rank has several, beside those of its monitor. So the file stays.
+    operation that waits. world_size: accepted but not used. torch's store removes the file once that many
+    instances are gone, but a rank has several, besides those of its monitor. So the file stays.
     Raises: ConfigurationError."""
 
     def __init__(
@@ -459,14 +461,14 @@ class FileStore(dist.FileStore, StoreMixin):
         file = path if path is not None else file_name
         if file is None:
             raise ConfigurationError(
-                "FileStore was given no path; pass store_kwargs={'path': a file that all ranks share}", option="path"
+                "FileStore got no path; pass store_kwargs={'path': a file that all ranks share}", option="path"
             )
         super().__init__(os.fspath(file), -1)
         self.set_timeout(timeout)
 
 
 class PrefixStore(dist.PrefixStore, StoreMixin):
-    """The part of `store` that belongs to one iteration. `base_store` is the whole."""
+    """The part of `store` that belongs to one iteration. `base_store` is the whole store."""
 
     def __init__(self, iteration: int | str, store: Any) -> None:
         super().__init__(f"iteration/{iteration}", store)

@@ -1,8 +1,8 @@
-"""How do ranks of any numbers meet in a store?  The protocol behind `StoreMixin.barrier`.
+"""How do ranks with arbitrary numbers meet in a store?  The protocol behind `StoreMixin.barrier`.
 
-Most ranks take two round trips: they add to a counter, write their rank into the place that the counter gives them, and
-wait for one key. A rank whose place shows that all may have come reads the places, and writes that key once there are
-enough different ranks. The restart protocol has a barrier of its own (`core.restart`), for ranks from 0."""
+Most ranks take two round trips: they add to a counter and write their rank into the place with that number. Then they
+wait for one key. If a rank's place shows that all ranks may have arrived, it reads the places. Once there are enough
+different ranks, it writes that key. The restart protocol has its own barrier (`core.restart`), for ranks from 0."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from resilience.core import restart
 from resilience.core.restart import Add, Await, Protocol, Read, Set
 from resilience.errors import BarrierOverflow, BarrierTimeout
 
-LOOK_AGAIN = 2.0  # seconds in a barrier, after which a rank looks whether one that was killed has kept it closed
+LOOK_AGAIN = 2.0  # seconds in a barrier until a rank checks whether a killed one has kept it closed
 
 
 def meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]:
-    """Meet `count` participants of any numbers.
+    """Meet `count` participants with arbitrary numbers.
 
-    Each arrival takes the next place and writes its rank there; a rank that arrives again takes another place and
-    counts once. So a stand-in may repeat the arrival of a rank that was killed at any point."""
+    Each arrival takes the next place and writes its rank there. A rank that arrives again takes another place but
+    counts once, so a stand-in may repeat the arrival of a rank that was killed at any point."""
     name = f"barrier/{group_name}"
     arrivals = yield Add(f"{name}/arrived", 1)
     yield Set(f"{name}/place/{arrivals - 1}", str(rank))
@@ -25,13 +25,13 @@ def meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]
 
 
 def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, waited: float = 0.0) -> Protocol[None]:
-    """Wait until `count` different ranks have arrived. Once there are as many arrivals, look who has arrived.
+    """Wait until `count` different ranks have arrived. Read who has arrived once the number of arrivals is enough.
 
-    arrivals: how many there were at the last look. waited: seconds of the limit that are over.
+    arrivals: number at the last check. waited: seconds of the limit already spent.
     Raises: BarrierOverflow, BarrierTimeout."""
     name = f"barrier/{group_name}"
     done = f"{name}/done"
-    left = limit - waited
+    remaining = limit - waited
     while True:
         awaited = done
         if arrivals >= count:
@@ -42,19 +42,19 @@ def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, 
                     raise _overflow(group_name, rank, members.index(rank) + 1, count)
                 return
             awaited = unwritten or done
-        if left <= 0:
+        if remaining <= 0:
             break
-        pause = min(left, LOOK_AGAIN)
+        pause = min(remaining, LOOK_AGAIN)
         if (yield Await(awaited, pause)):
             if awaited == done:
                 return
         else:
-            left -= pause
+            remaining -= pause
         arrivals = yield Add(f"{name}/arrived", 0)
     members, _ = yield from _members(name, arrivals)
     raise BarrierTimeout(
         f"rank {rank} waited {limit:g} s (timeout) in barrier {group_name!r}, and {len(members)} of {count} ranks "
-        "came; a rank is lost or late. Raise the timeout if ranks may be this far apart",
+        "came; a rank is lost or late. Raise the timeout if ranks may arrive this far apart",
         rank=rank,
         rendezvous_count=count,
         group_name=group_name,
@@ -64,8 +64,8 @@ def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, 
 
 
 def _members(name: str, arrivals: int) -> Protocol[tuple[list[int], str]]:
-    """Return the ranks that have arrived, each once and in order, and the key of the first place that is not written
-    yet: its rank is about to write it, or was killed."""
+    """Return the ranks that have arrived, each once and in order, and the key of the first place without a rank.
+    The owner of that place is about to write it, or was killed."""
     members: dict[int, None] = {}
     unwritten = ""
     for first in range(0, arrivals, restart.BLOCK):
@@ -80,7 +80,7 @@ def _members(name: str, arrivals: int) -> Protocol[tuple[list[int], str]]:
 
 def _overflow(group_name: str, rank: int, number: int, count: int) -> BarrierOverflow:
     return BarrierOverflow(
-        f"rank {rank} is number {number} to reach barrier {group_name!r}, which is made for {count} ranks; "
+        f"rank {rank} is number {number} to reach barrier {group_name!r}, which is for {count} ranks; "
         "all must pass the same rendezvous_count, and a barrier serves once: use another group_name for the next",
         rank=rank,
         rendezvous_count=count,

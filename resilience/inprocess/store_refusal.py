@@ -1,8 +1,8 @@
-"""How do ranks without a launcher learn that the monitor of rank 0 cannot host their store?
+"""How do ranks without a launcher learn that rank 0's monitor cannot host their store?
 
-There is no other store in which it could say so. So that monitor serves a store at the agreed address all the same, for
-a short while, with nothing but the reason in it. Every other rank reads one key when it connects, which says that the
-store is hosted, or why not."""
+There is no other store to say so. So that monitor still serves a store at the agreed address for a short while, and
+puts only the reason into it. Every other rank reads one key when it connects: the key says that the store is hosted,
+or why not."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 import torch.distributed as dist
 
-from resilience.adapters.connecting import short_lookups
+from resilience.adapters.client_sockets import short_lookups
 from resilience.adapters.store import execute, wait
 from resilience.core.restart import Check, Read, Set
 from resilience.errors import ServerGone, StoreError
 
 KEY = "resilience/hosted"
 HOSTED = "yes"
-LIMIT = 60.0  # seconds for the others to read the reason
+LIMIT = 60.0  # seconds for the other ranks to read the reason
 LOOK_EVERY = 0.1  # seconds
 CHUNK = 5.0  # seconds of one wait
 
 
-class Refusal:
-    """A store that tells why there is none. Made by the process that should have hosted it."""
+class RefusedStore:
+    """A store that only holds the reason why there is no real one. Served by the process that should have hosted it."""
 
     def __init__(self, listener: socket.socket, host: str, size: int, reason: str) -> None:
-        """size: ranks of the job. Raises: StoreError."""
+        """size: number of ranks of the job. Raises: StoreError."""
         port = listener.getsockname()[1]
         self._size = size
         try:
@@ -54,15 +54,15 @@ class Refusal:
 
 
 def accept(store: Any) -> None:
-    """Say that the store is hosted. Raises: StoreError."""
+    """Write that the store is hosted. Raises: StoreError."""
     execute(Set(KEY, HOSTED), store)
 
 
 def raise_if_refused(store: Any, rank: int | None, limit: float) -> None:
-    """Raise the reason if the store at hand is only there to tell it, also if it tells nothing within `limit` seconds.
+    """Raise if the store only holds a refusal, with its reason, or if it holds neither within `limit` seconds.
 
-    rank: whose process reads it; None in a monitor, whose rank has to read it too.
-    Raises: StoreError; ServerGone where to connect anew may help."""
+    rank: the rank whose process reads; None in a monitor, because its rank has to read the reason too.
+    Raises: StoreError; ServerGone if a new connection may help."""
     try:
         if not wait(store, KEY, limit, CHUNK):
             raise StoreError(f"a store was found, but no monitor of rank 0 said within {limit:g} s that it hosts it")

@@ -1,10 +1,10 @@
-"""Who watches the watchers?  One monitor a node looks after its neighbours.
+"""What if a monitor dies too?  One monitor per node watches its neighbours.
 
-The monitors of a node have one leader: the one that holds the lock on a folder which only this user can
-enter. The kernel frees the lock when the holder dies. The leader raises its node's counter in the store,
-watches the counter of the next node in a ring, and looks whether the processes of its own node are
-alive. It stands in for ranks whose own monitor is gone too: a lost node, or a rank and its monitor
-that died together. At most one store operation a node and second in steady state."""
+The monitors of a node have one leader: the holder of the lock on a folder that only this user can enter. The
+kernel frees the lock when the holder dies. The leader raises its node's counter in the store, watches the counter
+of the next node in a ring, and checks that the processes of its own node are alive. It also stands in for ranks
+whose own monitor is gone: those of a lost node, or a rank that died together with its monitor. In steady state it
+does at most one store operation per node and second, with the default heartbeat_timeout."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from resilience.adapters import private, processes
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import encoding, events, restart
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.membership import Peer, next_node, take_place, weigh
+from resilience.core.peer_liveness import Neighbour, Peer, next_node, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.monitor import messages
 
-EXPORT_LIMIT = 2.0  # seconds for what is still to be exported when this monitor leaves
-BEATS = 6  # looks within heartbeat_timeout: late by a sixth of it at most, one store operation a second by default
+EXPORT_LIMIT = 2.0  # seconds for the remaining exports when this monitor leaves
+BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store operation a second by default
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -50,22 +50,23 @@ class Supervisor:
         represent: Callable[[InterruptionRecord], None],
         emit: Callable[..., None],
     ) -> None:
-        """folder: that the node's monitors have agreed on; connect: for the one that leads, and for it alone."""
+        """folder: the one that the node's monitors agreed on. connect: connects to the store; only the leader does."""
         self._begin = begin
         self._folder = folder
         self._connect = connect
         self._represent = represent
         self._emit = emit
         self._node = begin.origin.node
-        self._allowed = begin.heartbeat_timeout
-        self._beat_every = self._allowed / BEATS
-        self._stood_still_after = 2 * (self._beat_every + begin.interval)  # twice the longest time between two looks
-        self._beat_at = 0.0
-        self._looked_at = 0.0
+        self._limit = begin.heartbeat_timeout
+        self._beat_every = self._limit / BEATS
+        self._pause_limit = 2 * (self._beat_every + begin.interval)  # twice the longest time between two checks
+        self._next_beat_at = 0.0
+        self._checked_at = 0.0
         self._done = threading.Event()
         self._store: StoreLike
         self._peer: Peer | None = None
-        self._known: dict[str, list[Member]] = {}
+        self._neighbour: Neighbour | None = None
+        self._known_members: dict[str, list[Member]] = {}
         self._leads = False
         self._represented: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
@@ -74,7 +75,7 @@ class Supervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave: this monitor has nothing more to watch. Waits for what is being exported, bounded."""
+        """Stop watching. Waits for exports in progress, at most a bounded time."""
         self._done.set()
         if self._leads:
             self._thread.join(2 * EXPORT_LIMIT)
@@ -85,20 +86,20 @@ class Supervisor:
                 if is_leader:
                     self._store = dist.PrefixStore(self._begin.prefix, self._connect())
                     self._run_as_leader()
-        except Exception as error:  # the edge of the thread: a node without a leader must be on record
+        except Exception as error:  # the edge of the thread: record that the node has no leader
             if not self._done.is_set():
                 self._emit(events.StoreLost(f"supervision: {type(error).__name__}: {error}"[:500]))
 
     def _run_as_leader(self) -> None:
-        """Look after the neighbours, and export for the node, until this monitor leaves."""
-        from resilience.telemetry.setup import NodeExports  # costs a rank that never leads nothing
+        """Watch the neighbours, and export for the node, until this monitor leaves."""
+        from resilience.telemetry.exporters import NodeExports  # costs a rank that never leads nothing
 
         self._leads = True
         self._place = drive(take_place(self._node), self._store)
         exports = NodeExports.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
         try:
             while not self._done.wait(self._begin.interval):
-                self._look()
+                self._check_neighbours()
                 if exports is not None:
                     exports.poll()
         finally:
@@ -107,64 +108,68 @@ class Supervisor:
 
     # -- looking --------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        for member in self._known.get(self._node, []):
+    def _check_neighbours(self) -> None:
+        for member in self._known_members.get(self._node, []):
             if not processes.is_alive(member.rank) and not processes.is_alive(member.monitor):
-                self._lose(self._node, member, Interruption.TERMINATED, "rank and monitor died together", None)
-        if time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + self._beat_every
+                self._represent_lost(
+                    self._node, member, Interruption.TERMINATED, "rank and monitor died together", None
+                )
+        if time.monotonic() >= self._next_beat_at:
+            self._next_beat_at = time.monotonic() + self._beat_every
             execute(Add(f"nodes/{self._node}/beat", 1), self._store)
             self._members(self._node)
-            name = drive(next_node(self._place), self._store)
-            if name:
-                self._look_at(name)
+            self._neighbour = drive(next_node(self._place, self._neighbour), self._store)
+            if self._neighbour.node:
+                self._check_node(self._neighbour.node)
 
-    def _look_at(self, name: str) -> None:
+    def _check_node(self, name: str) -> None:
         count = execute(Add(f"nodes/{name}/beat", 0), self._store)
         now = time.monotonic()
-        if now - self._looked_at > self._stood_still_after:
-            self._peer = None  # we or the store stood still: then so may the peer have, for no fault of its own
-        self._looked_at = now
+        if now - self._checked_at > self._pause_limit:
+            self._peer = None  # this process or the store was paused: so may be the peer, without a fault
+        self._checked_at = now
         if self._peer is None or self._peer.node != name:
             self._peer = Peer(name, count, now)
-        verdict = weigh(self._peer, count, now, self._allowed)
+        verdict = weigh(self._peer, count, now, self._limit)
         self._peer = verdict.peer
         if verdict.silent_for is not None:
-            self._lose_node(name, verdict.silent_for)
+            self._represent_node(name, verdict.silent_for)
 
-    def _lose_node(self, name: str, silent_for: float) -> None:
+    def _represent_node(self, name: str, silent_for: float) -> None:
         members = [member for member in self._members(name) if member.initial_rank not in self._represented]
         if not members:
             return
         ranks = tuple(member.initial_rank for member in members)
-        self._emit(events.NodeFellSilent(name, self._allowed, silent_for, ranks))
+        self._emit(events.NodeFellSilent(name, self._limit, silent_for, ranks))
         for member in members:
-            self._lose(name, member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
+            self._represent_lost(name, member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
 
     def _members(self, node: str) -> list[Member]:
-        """The ranks that registered on a node; read again only when there are more of them."""
+        """Return the ranks registered on a node. Reads them again only if there are more."""
         size = execute(Add(f"nodes/{node}/size", 0), self._store)
-        known = self._known.get(node, [])
+        known = self._known_members.get(node, [])
         if len(known) < size:
             slots = tuple(f"nodes/{node}/{slot}" for slot in range(1, size + 1))
             texts = execute(Read(slots), self._store)
             known = [encoding.from_json(text, Member) for text in texts if text is not None]
-            self._known[node] = known
+            self._known_members[node] = known
         return known
 
-    def _lose(self, node: str, member: Member, kind: Interruption, message: str, silent_for: float | None) -> None:
+    def _represent_lost(
+        self, node: str, member: Member, kind: Interruption, message: str, silent_for: float | None
+    ) -> None:
         if member.initial_rank in self._represented:
             return
         self._represented.add(member.initial_rank)
         if execute(restart.Check((finished_key(member.initial_rank),)), self._store):
-            return  # it had left cleanly
+            return  # it left cleanly
         (text,) = execute(Read((restart.seat_key(member.initial_rank),)), self._store)
         seat = None if text is None else encoding.from_json(text, restart.Seat)
         record = InterruptionRecord(
             rank=member.initial_rank,
             interruption=kind,
             message=message,
-            detector=Detector("peer", None if silent_for is None else self._allowed),
+            detector=Detector("peer", None if silent_for is None else self._limit),
             iteration=None if seat is None else seat.iteration,
             active_rank=None if seat is None else seat.rank,
             node=node,
@@ -173,15 +178,15 @@ class Supervisor:
             detected_wall_ns=time.time_ns(),
         )
         self._emit(events.Interrupted(record))
-        # Each in a thread: every one of them waits until all have arrived.
+        # In a thread each: every stand-in waits until all ranks have arrived.
         threading.Thread(target=self._represent, args=(record,), daemon=True).start()
 
 
 class _Lead:
-    """Holds the lock on the node's folder while in the body; False if this monitor left before its turn.
+    """Hold the lock on the node's folder while the body runs. Yield False if this monitor left before its turn.
 
-    folder: the one that the node's monitors have agreed on. Where it is not there, or not ours alone, this monitor
-    shares no temporary folder with them (a container with the same host name): it leads for itself."""
+    folder: the one that the node's monitors agreed on. If it does not exist here, or others can enter it, this monitor
+    shares no temporary folder with them (a container with the same host name), and leads for itself."""
 
     def __init__(self, folder: str, done: threading.Event) -> None:
         self._folder = folder
@@ -194,38 +199,38 @@ class _Lead:
         except OSError:
             self._folder = private.make()
             self._fd = private.enter(self._folder)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # waits; the kernel frees it when its holder dies, however it dies
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # waits; the kernel frees the lock however its holder dies
         return not self._done.is_set()
 
     def __exit__(self, *_: object) -> None:
-        private.remove(self._folder)  # who has entered it keeps the lock, and hands it on
+        private.remove(self._folder)  # a monitor that has entered it keeps the lock, and passes it on
         os.close(self._fd)
 
 
 def agree_on_folder(store: StoreLike, node: str) -> str:
-    """Return the folder whose lock the leader of a node holds: the same for all monitors of the node. Its name is
-    random, so nobody can make it before us. Raises: OSError, and what stores raise."""
-    own = private.make()
-    agreed = str(execute(CompareSet(f"nodes/{node}/folder", own), store))
-    if agreed != own:
-        private.remove(own)
+    """Return the folder whose lock a node's leader holds, the same for all its monitors. Its random name keeps others
+    from creating it first. Raises: OSError, and what stores raise."""
+    proposed = private.make()
+    agreed = str(execute(CompareSet(f"nodes/{node}/folder", proposed), store))
+    if agreed != proposed:
+        private.remove(proposed)
     return agreed
 
 
 def announce(store: StoreLike, node: str, member: Member) -> None:
-    """Make a rank and its node known to all, before anything can happen to them: called by the rank itself ahead
-    of the first barrier. A node that is lost before its monitors have said a word is missed all the same."""
+    """Register a rank and its node. The rank itself calls this before the first barrier, so that its loss is noticed
+    even if the node is lost before its monitors have reported anything."""
     slot = execute(Add(f"nodes/{node}/size", 1), store)
     execute(Set(f"nodes/{node}/{slot}", encoding.to_json_text(member)), store)
-    if slot == 1:  # one for all ranks of the node; its leader does it as well
+    if slot == 1:  # once per node; the node's leader does it as well
         drive(take_place(node), store)
 
 
 def finished_key(initial_rank: int) -> str:
-    """Present once a rank has left the call cleanly."""
+    """Return the key that exists once a rank has left the call cleanly."""
     return f"finished/{initial_rank}"
 
 
 def entry_of(initial_rank: int, rank_pid: int, monitor_pid: int) -> Member:
-    """Return what is to be known of a rank and its monitor."""
+    """Return the entry that registers a rank and its monitor."""
     return Member(initial_rank, processes.identity_of(rank_pid), processes.identity_of(monitor_pid))

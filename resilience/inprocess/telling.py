@@ -1,8 +1,8 @@
-"""One line for each restart of a Wrapper's job: which rank failed first, and how many go on.
+"""One line for each restart of a Wrapper's job: which rank failed first, and how many ranks continue.
 
-The monitor of the rank that is rank 0 after the restart says it, by way of that rank's stderr. So it is one line for
-the job, with any launcher. That holds for a restart in place, and for one by a launcher that starts the ranks anew,
-such as torchrun; our own launcher has a line for its restarts itself."""
+The monitor of the rank that is rank 0 after the restart prints it on that rank's stderr. So there is one line for the
+job, with any launcher. It covers a restart in place, and a restart by a launcher that starts the ranks again, such as
+torchrun. Our own launcher prints its own line for its restarts."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.history.iterations import AT_ENTRY
-from resilience.telemetry.restart_lines import Line, incident
+from resilience.telemetry.restart_lines import RestartLine, incident
 
 Emit = Callable[[events.Event], object]
-UNKNOWN = "the account does not show which rank failed first"
+UNKNOWN = "the records do not show which rank failed first"
 
 
-def of_restart(folder: Path, origin: Origin, say: Callable[[str], object], emit: Emit) -> Line | None:
-    """Say which rank failed first, some time after an iteration has begun, if that was a restart and this is rank 0.
-    The verdict is stated as an event too, so that every view has the same words.
+def of_restart(folder: Path, origin: Origin, say: Callable[[str], object], emit: Emit) -> RestartLine | None:
+    """Prepare the line that names the first failed rank, if this was a restart and this is rank 0. It is printed some
+    time after the iteration has begun. The verdict is also an event, so that every view uses the same words.
 
-    origin: of the rank, in the new iteration. Returns at once; None if there is nothing to say."""
+    origin: the rank's, in the new iteration. Returns at once; None if there is nothing to print."""
     if origin.rank != 0:
         return None
     say = (lambda line: None) if is_quiet() else say
     if origin.iteration:
-        return Line(lambda hurry: _in_place(folder, origin, hurry, emit), say)
+        return RestartLine(lambda hurry: _in_place(folder, origin, hurry, emit), say)
     if origin.cycle and not origin.call and not has_agent():
-        return Line(lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say)
+        return RestartLine(lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say)
     return None
 
 
 def ends_with_ranks() -> bool:
-    """Return True if the job is over once none of its ranks goes on. torchrun may start them again. Our own launcher
-    says itself how the job ends."""
+    """Return True if the job is over when none of its ranks continues. torchrun may start them again. Our own launcher
+    itself prints how the job ends."""
     return not (has_agent() or is_quiet() or torchrun_restarts_left())
 
 
@@ -49,41 +49,41 @@ def _in_place(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) 
     call = (origin.attempt, origin.cycle, origin.call)
     before = origin.iteration - 1
 
-    def wanted(record: Record) -> bool:
+    def is_wanted(record: Record) -> bool:
         place = record.origin
         return (place.attempt, place.cycle, place.call) == call and (
             before <= (AT_ENTRY if place.iteration is None else place.iteration) <= before + 1
         )
 
-    def complete(records: list[Record]) -> bool:
-        ended = {
+    def is_complete(records: list[Record]) -> bool:
+        ended_ranks = {
             record.origin.initial_rank
             for record in records
             if isinstance(record.event, events.IterationEnded) and record.origin.iteration == before
         }
         sizes = [record.origin.world_size for record in records if record.origin.iteration == before]
-        return len(ended) >= max((size for size in sizes if size), default=len(ended) + 1)
+        return len(ended_ranks) >= max((size for size in sizes if size), default=len(ended_ranks) + 1)
 
     def choose(incidents: tuple[Incident, ...]) -> Incident | None:
-        return next((each for each in incidents if (each.call, each.iteration) == (origin.call, before)), None)
+        return next((entry for entry in incidents if (entry.call, entry.iteration) == (origin.call, before)), None)
 
-    told = incident(folder, wanted, complete, choose, hurry)
-    return f"restart {origin.iteration} in place: {_why(told, emit)}, {_size(origin)}"
+    cause = incident(folder, is_wanted, is_complete, choose, hurry)
+    return f"restart {origin.iteration} in place: {_verdict_sentence(cause, emit)}, {_ranks_left(origin)}"
 
 
 def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) -> str:
     place = (origin.attempt, origin.cycle - 1)
 
-    def wanted(record: Record) -> bool:
+    def is_wanted(record: Record) -> bool:
         return (record.origin.attempt, record.origin.cycle) == place
 
     def choose(incidents: tuple[Incident, ...]) -> Incident | None:
-        """The first one in which a process ended: the launcher then ends the others, by SIGTERM."""
-        ended = (each for each in incidents if each.kind == "terminated" and each.verdict.what != "told_to_stop")
+        """Choose the first incident in which a process ended: the launcher then ends the others by SIGTERM."""
+        ended = (entry for entry in incidents if entry.kind == "terminated" and entry.verdict.what != "told_to_stop")
         return next(ended, incidents[-1] if incidents else None)
 
-    def complete(records: list[Record]) -> bool:
-        """The ranks of the cycle before are gone, but a monitor may not have written yet how its rank ended."""
+    def is_complete(records: list[Record]) -> bool:
+        """Return True once all ends are on record. A monitor writes how its rank ended after the rank is gone."""
         known = {record.event.record.rank for record in records if isinstance(record.event, events.Interrupted)}
         known |= {
             record.origin.initial_rank or 0 for record in records if isinstance(record.event, events.MonitorEnded)
@@ -91,17 +91,19 @@ def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event, emit: E
         sizes = [record.origin.world_size for record in records]
         return len(known) >= max((size for size in sizes if size), default=len(known) + 1)
 
-    told = incident(folder, wanted, complete, choose, hurry)
-    return f"started again by the launcher (cycle {origin.cycle}): {_why(told, emit)}, {_size(origin)}"
+    cause = incident(folder, is_wanted, is_complete, choose, hurry)
+    return (
+        f"started again by the launcher (cycle {origin.cycle}): {_verdict_sentence(cause, emit)}, {_ranks_left(origin)}"
+    )
 
 
-def _why(told: Incident | None, emit: Emit) -> str:
-    if told is None:
+def _verdict_sentence(cause: Incident | None, emit: Emit) -> str:
+    if cause is None:
         return UNKNOWN
-    verdict = judged(told)
+    verdict = judged(cause)
     emit(verdict)
     return verdict.sentence
 
 
-def _size(origin: Origin) -> str:
+def _ranks_left(origin: Origin) -> str:
     return "1 rank goes on" if origin.world_size == 1 else f"{origin.world_size} ranks go on"

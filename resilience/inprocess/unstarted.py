@@ -1,8 +1,8 @@
-"""What does a call put on record that never reached its store?
+"""What is recorded if a call never reached its store?
 
-Its monitor has no run folder yet, because ranks agree on the name of the job through the store. So the rank itself
-writes the record, into the folder of the job where the launcher names it, and else into one whose name all ranks
-of the start derive alike."""
+Its monitor has no run folder yet, because ranks agree on the job's name through the store. So the rank itself writes
+the record: into the job's folder if the launcher names it, otherwise into a folder whose name all ranks of the start
+derive alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience.adapters import files
-from resilience.adapters.environment import Rendezvous, Settings, launched_folder
+from resilience.adapters.environment import LauncherRendezvous, Settings, launched_folder
 from resilience.core import encoding, events
 from resilience.core.identity import Job, Origin, safe_name
 from resilience.telemetry.emitter import Emitter
@@ -29,9 +29,9 @@ def record(
     duration: float,
     job: Callable[[Origin], Job],
 ) -> Path:
-    """Write down that this rank's call ended with `error` after `duration` seconds; return the run folder."""
+    """Record that this rank's call ended with `error` after `duration` seconds. Return the run folder."""
     origin = Origin(
-        job_id=settings.job_id or _name(),
+        job_id=settings.job_id or _unstarted_name(),
         node=node,
         role="rank",
         pid=os.getpid(),
@@ -44,9 +44,10 @@ def record(
     )
     folder = launched_folder() or Path(settings.run_dir).absolute() / _folder_name(settings)
     file = RecordFile(folder / "records" / f"{node}-{rank}.jsonl")
-    words = f"{type(error).__name__}: {error}"[:2000]
+    message = f"{type(error).__name__}: {error}"[:2000]
     Emitter(origin, [file]).emit(
-        events.StoreLost(words), events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=words[:500])
+        events.StoreLost(message),
+        events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=message[:500]),
     )
     file.close()
     files.create(folder / "job.json", encoding.to_json_page(job(origin)), is_private=True)
@@ -54,10 +55,14 @@ def record(
 
 
 def _folder_name(settings: Settings) -> str:
-    """Return a name that is no attempt's: the ranks have not agreed on one."""
-    return safe_name(_name()) if settings.job_id is None else f"{safe_name(settings.job_id)}@{safe_name(_name())}"
+    """Return a name that no attempt uses, because the ranks have not agreed on an attempt."""
+    return (
+        safe_name(_unstarted_name())
+        if settings.job_id is None
+        else f"{safe_name(settings.job_id)}@{safe_name(_unstarted_name())}"
+    )
 
 
-def _name() -> str:
-    there = Rendezvous.from_environment()
-    return f"unstarted-{there.host}-{there.port}-{time.strftime('%Y%m%d')}"
+def _unstarted_name() -> str:
+    rendezvous = LauncherRendezvous.from_environment()
+    return f"unstarted-{rendezvous.host}-{rendezvous.port}-{time.strftime('%Y%m%d')}"

@@ -1,10 +1,9 @@
-"""Has this iteration been decided, and is the main thread free?  One thread an iteration.
+"""Is this iteration decided, and is the main thread free?  One thread per iteration.
 
-The watcher is blocked on the iteration's `outcome` key with a store client of its own. Once the
-iteration is decided as interrupted it owns what follows until the main thread has left the wrapped
-function: it runs the abort hook (never inside `atomic()`), interrupts the main thread, and repeats
-both with growing pauses. What cannot be freed (`core.ladder`) is handed to the monitor, which takes evidence
-and ends the process."""
+The watcher waits for the iteration's `outcome` key with its own store client. If the outcome is an interruption, the
+watcher is in charge until the main thread has left the wrapped function. It runs the abort hook (never inside
+`atomic()`), interrupts the main thread, and repeats both with growing pauses. If the main thread cannot be freed
+(`core.ladder`), the monitor takes over: it takes evidence and ends the process."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from resilience.adapters import collective_calls, collectives, group_aborts, pla
 from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.patience import Patience, bounded
 from resilience.adapters.store import StoreLike, drive, execute, wait
-from resilience.core.attribution import HANGS, InterruptionRecord, decode
+from resilience.core.attribution import HANGS, Interruption, InterruptionRecord, decode, load_decoder
 from resilience.core.events import (
     AbortDelayed,
     AbortFailed,
@@ -41,22 +40,22 @@ if TYPE_CHECKING:
     from resilience.inprocess.abort import Abort
     from resilience.inprocess.state import State
 
-END_LIMIT = 2.0  # seconds for the last watcher of a call to end; its iteration is decided, so it takes none
+END_LIMIT = 2.0  # seconds for a call's last watcher to end; its iteration is decided, so it needs almost none
 LOST = "lost"  # the outcome of an iteration whose store is gone
 FOREVER = timedelta(days=1).total_seconds()
 CUT_AGAIN = (0.01, 0.03, 0.1, 0.3, 1.0)  # pauses between cuts: faster ones keep peers in retry
 NVLS_NOTE = "NCCL may use NVLink SHARP, whose groups cannot be aborted; set NCCL_NVLS_ENABLE=0"
-ALONE_AFTER = 0.1  # seconds after which no peer connects any more to a group that is still being built
+ALONE_AFTER = 0.1  # seconds after which no peer still connects to a group under construction
 
 
-class Watcher:
-    """Watches one iteration for one rank. Owned by the main thread, which starts it, tells it when it
-    has left the function, and joins it."""
+class IterationWatcher:
+    """Watches one iteration for one rank. The main thread owns it: starts it, reports that it has left the
+    function, and joins it."""
 
     def __init__(
         self,
         store: StoreLike,
-        at: Keys,
+        keys: Keys,
         state: State,
         abort: Abort | None,
         interrupter: Interrupter,
@@ -68,7 +67,7 @@ class Watcher:
     ) -> None:
         self._store = store
         self._patience = patience
-        self._at = at
+        self._keys = keys
         self._state = state
         self._abort = abort
         self._interrupter = interrupter
@@ -81,10 +80,10 @@ class Watcher:
         self.outcome: str | None = None
         self.error: StoreError | None = None
         self.decided_at = 0.0  # monotonic seconds
-        self.is_cutting = False  # from now on an error of the main thread may be of our own making
+        self.is_cutting = False  # once True, our own cut may have caused an error of the main thread
         self.store_port: int | None = None  # of the iteration's own store, once known
-        self._connected = collectives.listeners()  # those of groups that an earlier iteration has left need nothing
-        self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{at.iteration}", daemon=True)
+        self._connected = collectives.listeners()  # listeners of an earlier iteration's groups need nothing
+        self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{keys.iteration}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -94,43 +93,45 @@ class Watcher:
         return self.decided.is_set() and self.outcome != COMPLETED
 
     def left(self) -> None:
-        """The main thread is out of the function and will not enter it in this iteration."""
+        """Note that the main thread has left the function and will not enter it again in this iteration."""
         self._has_left.set()
 
     def join(self, limit: float) -> bool:
-        """Wait until the watcher is done; answers whether it is."""
+        """Wait at most `limit` seconds until the watcher has ended; return True if it has."""
         self._thread.join(limit)
         return not self._thread.is_alive()
 
     def end(self) -> None:
-        """Be gone when the call is. One that waits for a store without an answer loses its connection."""
+        """End with the call. A watcher that waits for an unresponsive store loses its connection."""
         self.left()
         if not self.join(END_LIMIT):
             self._patience.end()
             self.join(END_LIMIT)
 
     def _run(self) -> None:
+        load_decoder()
         with bounded(self._patience):
             self._watch()
 
     def _watch(self) -> None:
         try:
-            wait(self._store, self._at.outcome, FOREVER, FOREVER)
-            (self.outcome,) = execute(Read((self._at.outcome,)), self._store)
-        except Exception as error:  # a thread's edge: the main thread waits for this one
-            self.error = error if isinstance(error, StoreError) else _failed(error)
+            wait(self._store, self._keys.outcome, FOREVER, FOREVER)
+            (self.outcome,) = execute(Read((self._keys.outcome,)), self._store)
+        except Exception as error:  # the edge of a thread that the main thread waits for
+            self.error = error if isinstance(error, StoreError) else _unreadable_outcome(error)
             self.outcome = LOST
         self.decided_at = time.monotonic()
-        stack = () if self.outcome == COMPLETED else failure.stack_of(self._main)  # before anything moves
+        stack = () if self.outcome == COMPLETED else failure.stack_of(self._main)  # before anything changes
         waits_in = "" if self.outcome == COMPLETED else processes.waits_in(os.getpid())
         self.decided.set()
         if self.outcome != COMPLETED:
             first = self._first_record()
             by, silent_for_s = (None, None) if first is None else (first.rank, first.silent_for_s)
             is_hang = first is not None and first.interruption in HANGS
+            is_own = first is not None and (first.interruption is Interruption.TERMINATED or first.origin == "own")
             if is_hang:
                 collective_calls.note_recorded()
-            self._emit(OutcomeSeen(by=by, stack=stack, silent_for_s=silent_for_s, waits_in=waits_in))
+            self._emit(OutcomeSeen(by, stack, silent_for_s=silent_for_s, waits_in=waits_in, is_own=is_own))
             if is_hang:
                 self._await_witnesses()
             self._free_main_thread()
@@ -139,21 +140,21 @@ class Watcher:
         if self.outcome == LOST:
             return None
         try:
-            (text,) = execute(Read((f"{self._at.records}/1",)), self._store)
+            (text,) = execute(Read((f"{self._keys.records}/1",)), self._store)
             return None if text is None else decode(text)
         except (StoreError, ValueError):
-            return None  # only tells whom to blame in a log line; the record itself is the truth
+            return None  # only names the blamed rank in a log line; the record itself decides
 
     def _await_witnesses(self) -> None:
-        """A rank hangs: let the others look at themselves too before anything is cut, because a cut shows on all."""
+        """After a hang, let all ranks record their stacks before anything is cut, because a cut shows on all ranks."""
         left = max(0.0, self.decided_at + EVIDENCE - time.monotonic())
         try:
-            drive(witness(self._at, self._state.rank, self._state.world_size, left), self._store)
+            drive(witness(self._keys, self._state.rank, self._state.world_size, left), self._store)
         except (StoreError, ValueError):
             return  # the restart does not depend on it
 
     def _free_main_thread(self) -> None:
-        with self._interrupter.hold_off():  # waits while the main thread is in atomic()
+        with self._interrupter.hold_off():  # blocks while the main thread is in atomic()
             began = time.monotonic()
             self._run_abort()
         signals = self._interrupt()
@@ -163,15 +164,15 @@ class Watcher:
     def _run_abort(self) -> None:
         began = time.monotonic()
         self.is_cutting = True  # before the first cut
-        # Groups still being built have no sockets of their own yet: what blocks is their store.
+        # Groups under construction have no sockets of their own yet: they block in their store.
         store_connections = self._cut_store()
         if self._abort is not None:
             self._state.abort_begins(self._abort_wait)
             try:
                 self._abort(self._state)
-            except Exception as error:  # the hook is the user's: recorded, never raised
+            except Exception as error:  # a user's hook: recorded, never raised
                 self._emit(AbortFailed(f"{type(error).__name__}: {error}"))
-        self._tell_group_aborts()
+        self._report_group_aborts()
         cut = collectives.last_cut()
         self._emit(
             CollectivesCut(
@@ -183,13 +184,13 @@ class Watcher:
         )
 
     def _abort_late_groups(self) -> None:
-        """Abort the groups that came into being after the abort hook, and wait for them: nothing may be built or shut
-        down meanwhile."""
+        """Abort the groups created after the abort hook, and wait for them: nothing may be built or shut down
+        meanwhile."""
         if self._abort is not None:
             group_aborts.abort_all(self._abort_wait)
-            self._tell_group_aborts()
+            self._report_group_aborts()
 
-    def _tell_group_aborts(self) -> None:
+    def _report_group_aborts(self) -> None:
         for done in group_aborts.last():
             note = NVLS_NOTE if "nccl" in done.backend and nvls_may_be_used() else ""
             self._emit(GroupAborted(done.group, done.backend, done.duration, done.outcome, done.error[:500], note))
@@ -199,7 +200,7 @@ class Watcher:
         return ended if self.store_port is None else ended + collectives.cut_connections_to(self.store_port)
 
     def _interrupt(self) -> int:
-        """Repeat interrupt and cut until the main thread has left; answers the signals sent."""
+        """Repeat interrupt and cut until the main thread has left the function. Return the number of signals sent."""
         began = time.monotonic()
         pauses = iter(CUT_AGAIN)
         cut_at = began + next(pauses)
@@ -214,14 +215,14 @@ class Watcher:
                 self._emit(AbortStuck(limit_s=self._abort_limit, where=self._where()))
             elif now - began > self._abort_limit and self._interrupter.is_armed and not (is_delayed or is_stuck):
                 is_delayed = True
-                self._emit(AbortDelayed(self._abort_limit, self._where(), self._awaited()))
-            if self._interrupter.is_armed:  # else it is in a hook or a barrier, and will see the outcome itself
+                self._emit(AbortDelayed(self._abort_limit, self._where(), self._awaited_store()))
+            if self._interrupter.is_armed:  # else it is in a hook or a barrier, and notices the outcome itself
                 self._interrupter.deliver()
                 signals += 1
             pause = min(max(pause * 2, 0.001), 0.05)
             if self._abort is not None and now >= cut_at:
                 collectives.cut_gloo_sockets()
-                group_aborts.begin()  # user code may have built another one
+                group_aborts.begin()  # user code may have built another group
                 self._cut_store()
                 if now - began > ALONE_AFTER and places.is_in_process_groups(places.place_of(self._main)):
                     size = self._state.world_size
@@ -230,7 +231,7 @@ class Watcher:
         return signals
 
     def _look(self, ladder: Ladder, now: float) -> Ladder:
-        """Look whether the main thread is where only a new process helps."""
+        """Update the ladder: is the main thread in a place that only a new process can free it from?"""
         place = places.place_of(self._main)
         if place is None or group_aborts.are_running() or not places.is_unfreeable(place, self.store_port):
             return look(ladder, None, False, now)
@@ -241,13 +242,13 @@ class Watcher:
         place = places.place_of(self._main)
         return "" if place is None else place.where
 
-    def _awaited(self) -> str:
+    def _awaited_store(self) -> str:
         place = places.place_of(self._main)
         return "" if place is None else places.awaited_store(place)
 
 
-def _failed(error: Exception) -> StoreError:
+def _unreadable_outcome(error: Exception) -> StoreError:
     return StoreError(
         f"the watcher could not learn how the iteration was decided: {type(error).__name__}: {error}; "
-        "this rank leaves the call, the others go on"
+        "this rank leaves the call, the other ranks continue"
     )

@@ -1,11 +1,11 @@
-"""`Wrapper`: what a user configures.  Checks the options once; each call is a `call.CallWrapper`.
+"""`Wrapper`: the options that a user configures.  Checks them once; each call is a `call.CallWrapper`.
 
     @Wrapper(initialize=RetryController(max_iterations=10), soft_timeout=timedelta(seconds=60))
     def train(config, call_wrapper: CallWrapper | None = None): ...
 
 The wrapped function starts again, in the same processes, whenever any rank fails, hangs or dies. Names,
-parameters and order of hooks are those of the compatible API; where it slept or polled for an interval,
-the interval is here an upper bound on how late something is noticed."""
+parameters and the order of hooks follow the compatible API. Where that API sleeps or polls for an interval,
+the interval is here an upper bound on the delay before an event is noticed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError
 from resilience.inprocess.abort import Abort, AbortTorchDistributed
+from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
+from resilience.inprocess.later_releases import check_signature
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
 from resilience.inprocess.rank_filter import RankFilter
 from resilience.inprocess.store import TCPStore
+from resilience.inprocess.terminate import Terminate
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +33,7 @@ R = TypeVar("R")
 _DURATIONS = (
     "monitor_thread_interval",
     "monitor_process_interval",
+    "heartbeat_interval",
     "progress_watchdog_interval",
     "soft_timeout",
     "hard_timeout",
@@ -41,12 +45,12 @@ _DURATIONS = (
 )
 # (shorter, longer, what goes wrong otherwise)
 _ORDER = (
-    ("monitor_thread_interval", "soft_timeout", "a hang would be over before it is looked at"),
-    ("progress_watchdog_interval", "soft_timeout", "a healthy rank would be taken for hung"),
-    ("soft_timeout", "hard_timeout", "a rank is killed before it can restart"),
-    ("hard_timeout", "barrier_timeout", "the others give up before a hung rank is killed"),
-    ("monitor_process_interval", "heartbeat_timeout", "a healthy node would be taken for dead"),
-    ("heartbeat_timeout", "barrier_timeout", "the others give up before a lost node is noticed"),
+    ("monitor_thread_interval", "soft_timeout", "a hang would be over before the thread checks for it"),
+    ("progress_watchdog_interval", "soft_timeout", "a healthy rank would be declared hung"),
+    ("soft_timeout", "hard_timeout", "a rank would be killed before it can restart"),
+    ("hard_timeout", "barrier_timeout", "the other ranks would give up before a hung rank is killed"),
+    ("monitor_process_interval", "heartbeat_timeout", "a healthy node would be declared lost"),
+    ("heartbeat_timeout", "barrier_timeout", "the other ranks would give up before a lost node is noticed"),
 )
 _HOOKS: dict[str, type] = {
     "initialize": Initialize,
@@ -55,26 +59,30 @@ _HOOKS: dict[str, type] = {
     "health_check": HealthCheck,
     "rank_assignment": RankAssignment,
     "rank_filter": RankFilter,
+    "completion": Completion,
+    "terminate": Terminate,
 }
 
 
 class Wrapper:
     """Restarts a function inside its processes when any rank fails, hangs or dies.
 
-    store_factory, store_kwargs: make a connection to the store that all ranks share (a StoreMixin);
-        called in every rank and in its monitor. With the default TCPStore, rank 0's monitor hosts it.
+    store_factory, store_kwargs: connect to the store that all ranks share (a StoreMixin).
+        Called in every rank and in its monitor. With the default TCPStore, rank 0's monitor hosts it.
     initialize, abort, finalize, health_check, rank_assignment, rank_filter: hooks, see their modules;
-        None leaves one out. Compose joins several. They may mutate the State they get.
-    monitor_thread_interval, monitor_process_interval: upper bounds on how late this rank, or its
-        monitor, reacts to something it has to look for (most things wake it at once).
-    progress_watchdog_interval: how often the main thread is asked to prove that it runs bytecode.
+        None leaves one out. Compose joins several. A hook may change the State that it receives.
+    monitor_thread_interval, monitor_process_interval: longest delay until this rank, or its monitor,
+        notices an event that it has to poll for. Most events wake it at once.
+    progress_watchdog_interval: how often the main thread has to prove that it runs bytecode.
     soft_timeout: silence after which all ranks restart. hard_timeout: silence after which the rank is
         terminated, and killed `termination_grace_time` later; also the limit of each hook.
     heartbeat_timeout: silence of a whole node after which its ranks count as lost.
     barrier_timeout, completion_timeout: how long ranks wait for each other.
-    last_call_wait: how long, at most, the records of other ranks are waited for after a fault.
-    monitor_process_logfile: absolute path for the monitor's own messages; "{rank}" is filled in.
+    last_call_wait: longest wait for the records of other ranks after a fault.
+    monitor_process_logfile: absolute path for the monitor's own messages. "{rank}" becomes the initial rank.
     enabled: False returns the function itself.
+    completion, terminate: hooks of release 0.4 of the compatible API, called when this rank's call is over.
+    heartbeat_interval: accepted for code written for later releases, without effect.
     Raises: ConfigurationError (a ValueError), ConfigurationTypeError (also a TypeError)."""
 
     def __init__(
@@ -100,6 +108,9 @@ class Wrapper:
         termination_grace_time: timedelta = timedelta(seconds=5),
         monitor_process_logfile: str | None = None,
         enabled: bool = True,
+        completion: Completion | None = None,
+        terminate: Terminate | None = None,
+        heartbeat_interval: timedelta = timedelta(seconds=1),
     ) -> None:
         self.store_factory = store_factory
         self.store_kwargs = dict(store_kwargs or {})
@@ -121,6 +132,9 @@ class Wrapper:
         self.termination_grace_time = termination_grace_time
         self.monitor_process_logfile = monitor_process_logfile
         self.enabled = enabled
+        self.completion = completion
+        self.terminate = terminate
+        self.heartbeat_interval = heartbeat_interval
         _check_types(self)
         _check_durations(self)
         _check_distributed()
@@ -159,6 +173,8 @@ def _check_types(wrapper: Wrapper) -> None:
                 option=name,
                 value=hook,
             )
+        if hook is not None:
+            check_signature(name, hook)
     if not callable(wrapper.store_factory):
         raise ConfigurationTypeError(
             f"store_factory is {wrapper.store_factory!r}, expected a callable that returns a StoreMixin",
@@ -191,15 +207,15 @@ def _check_durations(wrapper: Wrapper) -> None:
                 f"{name} ({value.total_seconds():g} s) must not be negative", option=name, value=value
             )
     for shorter, longer, otherwise in _ORDER:
-        first: timedelta = getattr(wrapper, shorter)
-        second: timedelta = getattr(wrapper, longer)
-        if not first < second:
+        shorter_value: timedelta = getattr(wrapper, shorter)
+        longer_value: timedelta = getattr(wrapper, longer)
+        if not shorter_value < longer_value:
             raise ConfigurationError(
-                f"{shorter} ({first.total_seconds():g} s) must be shorter than "
-                f"{longer} ({second.total_seconds():g} s), or {otherwise}; lower {shorter} or raise {longer}",
+                f"{shorter} ({shorter_value.total_seconds():g} s) must be shorter than "
+                f"{longer} ({longer_value.total_seconds():g} s), or {otherwise}; lower {shorter} or raise {longer}",
                 option=shorter,
-                value=first,
-                other=second,
+                value=shorter_value,
+                other=longer_value,
             )
 
 
@@ -208,6 +224,6 @@ def _check_distributed() -> None:
 
     if not torch.distributed.is_available():
         raise ConfigurationError(
-            "torch.distributed is not available in this build of torch, and the wrapper restarts distributed "
-            "functions; install a build with distributed support, or pass enabled=False"
+            "torch.distributed is not available in this build of torch, and the wrapper needs it; install a "
+            "build with distributed support, or pass enabled=False"
         )

@@ -1,8 +1,8 @@
 """A callback for Lightning 2: `Trainer(callbacks=[FaultToleranceCallback(...)])`, nothing else changes.
 
-Which section a rank is in follows from Lightning's hooks. There is none at the end of a checkpoint, so
-`Trainer.save_checkpoint`, through which all of them go, is wrapped while `fit` runs. Only `fit` is watched.
-What is done with all that, `watching` says."""
+Lightning's hooks show which section a rank is in. There is no hook for the end of a checkpoint. So the callback wraps
+`Trainer.save_checkpoint`, which every checkpoint uses, while `fit` runs. Only `fit` is watched. `watching` defines what
+each hook does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     from lightning.pytorch.callbacks import Callback, Timer
-except ModuleNotFoundError:  # the same under its other name
+except ModuleNotFoundError:  # the same package under its other name
     from pytorch_lightning.callbacks import Callback, Timer
 
 from resilience.integrations.simulated import SimulatedFaultParams
@@ -23,13 +23,13 @@ __all__ = ["FaultToleranceCallback", "SimulatedFaultParams"]
 
 
 class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework may be absent where types are checked
-    """Shows the rank's monitor where the training is; calculates limits and keeps them.
+    """Shows the rank's monitor where the training is; calculates limits and stores them.
 
-    autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names;
-    stopped by an exception, a signal or a Timer that keeps no state, it is not finished.
-    calculate_timeouts: replace configured limits by calculated ones, kept for the next start.
-    simulated_fault_params: a fault to try out what follows. exp_dir: a folder that all ranks see, the
-    trainer's `default_root_dir` by default. logger_name: by default this module's.
+    autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names.
+    A training stopped by an exception, a signal or a Timer that keeps no state is not finished.
+    calculate_timeouts: replace configured limits by calculated ones, stored for the next start.
+    simulated_fault_params: a fault with which to try out the consequences. exp_dir: a folder that all ranks can read,
+    by default the trainer's `default_root_dir`. logger_name: by default this module's.
     Raises: ConfigurationError."""
 
     def __init__(
@@ -45,48 +45,48 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
             autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name or __name__
         )
         self._is_over = False
-        self._saves: tuple[Any, Any] | None = None  # what was wrapped, and the wrapper
+        self._saves: tuple[Any, Any] | None = None  # the wrapped method, and the wrapper
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a monitor watches this rank."""
+        """Return True if a monitor watches this rank."""
         return self._watching.is_initialized
 
     # -- beginning and end ----------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The setup begins. Raises: ConfigurationError."""
+        """Begin the setup. Raises: ConfigurationError."""
         if stage == "fit":
             self._is_over = False
             self._watching.begin(trainer.default_root_dir, trainer.global_rank, trainer.world_size)
             self._wrap(trainer)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """The training resumes."""
+        """Note that the training resumes."""
         self._watching.is_resumed = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The setup is over."""
+        """End the setup."""
         self._watching.validates = trainer.enable_validation
         self._watching.close(SETUP)
         self._watching.beat()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The training ended in order."""
+        """Note that the training ended normally."""
         self._is_over = True
         self._watching.complete()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """All is done, checkpoints at the end too."""
+        """Leave the monitor; all work is done, including the last checkpoints."""
         if stage == "fit":
             self._leave(trainer)
-            # A checkpoint of the training's end leaves nothing to do: that is no on_train_end either.
+            # If a resumed checkpoint is from the training's end, nothing is left to do, and on_train_end is not called.
             is_over = self._is_over or trainer.fit_loop.done
             if is_over and not any(map(_is_pause, trainer.callbacks)):
                 self._watching.write_finished_flag()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The training broke off: what the program does about it takes its own time."""
+        """Leave the monitor: the program's reaction to the exception has no limit."""
         self._leave(trainer)
 
     # -- on the way -----------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
         self._watching.end_step()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._watching.close(STEP)  # open where the module skipped the rest of the epoch
+        self._watching.close(STEP)  # open if the module skipped the rest of the epoch
         self._watching.beat()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -130,18 +130,18 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
 
     def _leave(self, trainer: Any) -> None:
         self._watching.end()
-        before, watched = self._saves or (None, None)
+        original, watched = self._saves or (None, None)
         self._saves = None
         if watched is not None and vars(trainer).get("save_checkpoint") is watched:
-            if before is None:
-                del trainer.save_checkpoint  # the class's is found again
+            if original is None:
+                del trainer.save_checkpoint  # so that the class's method is used again
             else:
-                trainer.save_checkpoint = before
+                trainer.save_checkpoint = original
 
 
 def _is_pause(callback: Any) -> bool:
-    """Whether the time of this start is over, and not that of the training: a Timer that keeps no state."""
+    """Return True for a Timer that has expired and keeps no state: it ends this start, not the training."""
     if not isinstance(callback, Timer):
         return False
-    left = callback.time_remaining()
-    return left is not None and left <= 0 and not callback.state_dict()
+    remaining = callback.time_remaining()
+    return remaining is not None and remaining <= 0 and not callback.state_dict()

@@ -1,7 +1,7 @@
-"""A rank that is killed or stopped after a while, to try out what follows.
+"""A rank that is killed or stopped after a while, to try out the consequences.
 
-For rehearsals of a whole job; it happens in every start of the workers. Which rank it is, and when, is
-drawn from the job's name and the start, so that all ranks know it without asking each other."""
+For rehearsals of a whole job; it happens in every start of the workers. The rank and the time are drawn from the job's
+name and the start, so that all ranks know them without communication."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KINDS = (*_SIGNALS, "random")
 
 @dataclasses.dataclass
 class SimulatedFaultParams:
-    """What is to happen.
+    """A fault to simulate.
 
     fault_type: rank_killed (SIGKILL), rank_hung (SIGSTOP), or random, one of the two. base_delay, rand_delay:
-    seconds after the start of training; of the latter a random part. rank_to_fail: None is a random rank.
+    seconds after the start of training; of rand_delay a random part. rank_to_fail: None for a random rank.
     Raises: ConfigurationError."""
 
     fault_type: str
@@ -43,7 +43,7 @@ class SimulatedFaultParams:
 
 
 def parsed(params: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedFaultParams | None:
-    """Return the parameters, also of a mapping, as configuration files give it. Raises: ConfigurationError."""
+    """Return the parameters. Accepts a mapping, as from configuration files. Raises: ConfigurationError."""
     if params is None or isinstance(params, SimulatedFaultParams):
         return params
     try:
@@ -51,12 +51,12 @@ def parsed(params: SimulatedFaultParams | Mapping[str, Any] | None) -> Simulated
     except TypeError as error:
         names = ", ".join(field.name for field in dataclasses.fields(SimulatedFaultParams))
         raise ConfigurationError(
-            f"simulated_fault_params has the keys {', '.join(params)}; there are {names}"
+            f"simulated_fault_params has the keys {', '.join(params)}, expected {names}"
         ) from error
 
 
 def planned(params: SimulatedFaultParams, world_size: int, seed: str) -> tuple[int, float, signal.Signals]:
-    """Return which rank fails, after how many seconds, and by which signal; the same for the same seed."""
+    """Return the rank that fails, the delay in seconds, and the signal; equal for equal seeds."""
     chance = random.Random(seed)
     rank = chance.randrange(world_size)
     delay = params.base_delay + chance.random() * params.rand_delay
@@ -65,7 +65,7 @@ def planned(params: SimulatedFaultParams, world_size: int, seed: str) -> tuple[i
 
 
 def schedule(params: SimulatedFaultParams, rank: int, world_size: int) -> threading.Timer | None:
-    """Let the fault happen on its rank; answers the timer there, None on the others."""
+    """Schedule the fault on its rank. Return the timer there, None on the other ranks."""
     settings = Settings.from_environment()
     seed = f"{settings.job_id}/{settings.attempt_hint}/{settings.cycle}"
     chosen, delay, number = planned(params, world_size, seed)

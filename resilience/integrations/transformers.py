@@ -1,11 +1,11 @@
 """A callback for transformers: `Trainer(callbacks=[FaultToleranceCallback(...)])`, nothing else changes.
 
-A Trainer tells its callbacks when a validation or a checkpoint is over, not when it begins: a validation
-begins here with its first batch, a checkpoint when the flow of the training asks for it. The setup begins
-when the Trainer is made, and a Trainer that predicts without training is not watched.
+A Trainer tells its callbacks when a validation or a checkpoint ends, not when it begins. Here a validation begins with
+its first batch, and a checkpoint when the training's control flow requests it. The setup begins with the Trainer's
+construction. A Trainer that predicts without training is not watched.
 
-A Trainer tells nothing of an exception. It ends the process, or else whoever catches it calls
-`callback.close()`; a `train()` called again begins anew. What is done with all that, `watching` says."""
+A Trainer does not report exceptions. An exception ends the process, or else the code that catches it calls
+`callback.close()`; a further `train()` begins again. `watching` defines what each hook does."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["FaultToleranceCallback", "SimulatedFaultParams"]
 
 
 class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be absent where types are checked
-    """Shows the rank's monitor where the training is; calculates limits and keeps them.
+    """Shows the rank's monitor where the training is; calculates limits and stores them.
 
-    autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names;
-    calculate_timeouts: replace configured limits by calculated ones, kept for the next start.
-    simulated_fault_params: a fault to try out what follows. exp_dir: a folder that all ranks see,
-    `output_dir` by default. logger_name: by default this module's. Raises: ConfigurationError."""
+    autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names.
+    calculate_timeouts: replace configured limits by calculated ones, stored for the next start.
+    simulated_fault_params: a fault with which to try out the consequences. exp_dir: a folder that all ranks can read,
+    by default `output_dir`. logger_name: by default this module's. Raises: ConfigurationError."""
 
     def __init__(
         self,
@@ -44,30 +44,30 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a monitor watches this rank."""
+        """Return True if a monitor watches this rank."""
         return self._watching.is_initialized
 
     def close(self) -> None:
-        """Leave the monitor: no limit holds any more. For a program that goes on after an exception of `train()`."""
+        """Leave the monitor: no limit applies any more. For a program that continues after `train()` has raised."""
         self._is_training = False
         self._watching.end()
 
     # -- beginning and end ----------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The setup begins. Raises: ConfigurationError."""
+        """Begin the setup. Raises: ConfigurationError."""
         self._is_training = False
         self._watching.begin(args.output_dir, args.process_index, args.world_size)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._is_training or not self._watching.has_begun:  # again, after an exception or a training
+        if self._is_training or not self._watching.has_begun:  # a further start, after an exception or a training
             self._watching.begin(args.output_dir, args.process_index, args.world_size)
         self._is_training = True
         self._watching.is_resumed = state.global_step > 0
         self._watching.validates = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The training ended in order."""
+        """Note that the training ended normally."""
         self._watching.complete()
         self._is_training = False
         self._watching.write_finished_flag()
@@ -78,8 +78,8 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
         self._watching.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The setup ends with the first step, since batches of a resumed epoch are skipped before it."""
-        self._watching.close(SETUP, VALIDATION, CHECKPOINT)  # a checkpoint that was called off is over too
+        """Begin a step. The first step ends the setup, because a resumed epoch's batches are skipped before it."""
+        self._watching.close(SETUP, VALIDATION, CHECKPOINT)  # a cancelled checkpoint is over too
         self._watching.begin_step(state.global_step)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The agent of a node, on torchelastic.
+"""The agent of a node, built on torchelastic.
 
-Starts the workers and their monitors, replaces what is dead or hung, and accounts for it. `resilience run`
+It starts the workers and their monitors, replaces workers that die or hang, and records why. `resilience run`
 is its command."""

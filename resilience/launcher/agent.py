@@ -1,10 +1,10 @@
 """Runs one node's workers, cycle after cycle, until the job is over.
 
-A cycle: health gate, rendezvous, spawn, run, stop. While workers run the agent waits for whatever comes
-first (a worker's end, a word of a monitor, a signal, another agent's verdict, a node that wants to join)
-and asks what follows; every agent of a cycle obeys the one verdict that stands in the rendezvous. Built on
-torchelastic's LocalElasticAgent for the environment of workers, events and metrics. What a verdict is
-stands in `core.cycle`, who meets whom in `rendezvous`, how workers start in `workers`."""
+A cycle: preflight checks, rendezvous, spawn, run, stop. While workers run, the agent waits for the next event (a
+worker exits, a monitor reports, a signal arrives, another agent writes a verdict, a node wants to join) and asks what
+follows. Every agent of a cycle obeys the first verdict written to the rendezvous. Built on torchelastic's
+LocalElasticAgent, which provides the workers' environment, events and metrics. Verdicts are in `core.cycle`, the
+meeting of agents is in `rendezvous`, and the start of workers is in `workers`."""
 
 from __future__ import annotations
 
@@ -32,88 +32,93 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from resilience.adapters.background import READ_LIMIT
 from resilience.core import cycle, events
-from resilience.core.cycle import Verdict
+from resilience.core.cycle import CycleDecision
 from resilience.core.group_ranks import worker_ranks
 from resilience.errors import LaunchError, StoreError
 from resilience.launcher import worker_env, workers
 from resilience.launcher.output import RunFolderLogs
-from resilience.launcher.running import Ended, Running
+from resilience.launcher.worker_processes import EndedWorker, RunningWorkers
 
 if TYPE_CHECKING:
-    from resilience.launcher.node import Node
+    from resilience.launcher.cycle_supervisor import CycleSupervisor
 
-SETTLE = 2 * READ_LIMIT + 0.5  # seconds for the monitors of dead workers to tell what they know: a few milliseconds
-# where the disk is quick; only one that hangs, or a monitor that is stopped, takes all of it
+SETTLE = 2 * READ_LIMIT + 0.5  # seconds for the monitors of dead workers to report: a few milliseconds
+# on a fast disk; only a hung disk or a stopped monitor takes all of it
 
 
 class Agent(LocalElasticAgent):
     """The agent of one node. `run` returns when the job is over here; `verdict` then says how."""
 
-    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, node: Node, **kwargs: Any) -> None:
+    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, supervisor: CycleSupervisor, **kwargs: Any) -> None:
         super().__init__(spec, logs_specs, **kwargs)
-        self.verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="nothing ran")
-        self.is_clean = False  # a preemption, and all workers here ended with exit status 0
-        self._node = node
-        self._running: Running | None = None
-        self._look_at = 0.0
+        self.verdict = CycleDecision(
+            outcome="failed", node=supervisor.name, exit_code=cycle.FAILED, detail="nothing ran"
+        )
+        self.is_clean = False  # the job was preempted, and all workers here exited with status 0
+        self._supervisor = supervisor
+        self._running: RunningWorkers | None = None
+        self._next_look_at = 0.0
 
     # -- the cycle ------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        why: events.CycleReason = "first"
+        reason: events.CycleReason = "first"
         while True:
-            self.verdict = self._cycle(why)
+            self.verdict = self._cycle(reason)
             if self.verdict.again is None:
                 return self._result()
-            why = self.verdict.again
+            reason = self.verdict.again
 
-    def _cycle(self, why: events.CycleReason) -> Verdict:
-        node, account, group = self._node, self._node.account, self._worker_group
-        account.cycle(node.handler.cycle + 1)
+    def _cycle(self, reason: events.CycleReason) -> CycleDecision:
+        supervisor, reporter, group = self._supervisor, self._supervisor.reporter, self._worker_group
+        reporter.cycle(supervisor.handler.cycle + 1)
         try:
-            with account.phase("gate"):
-                refusal = node.gate()
+            with reporter.phase("gate"):
+                refusal = supervisor.run_preflight()
             if refusal is not None:
                 return refusal
             try:
-                with account.phase("rendezvous"):
+                with reporter.phase("rendezvous"):
                     self._rendezvous(group)
             except RendezvousClosedError as error:
-                return node.closed(str(error))
+                return supervisor.closed(str(error))
             except RendezvousTimeoutError as error:
-                return node.late(str(error))
-            account.cycle(node.handler.cycle)
-            verdict = node.began(group)
+                return supervisor.late(str(error))
+            reporter.cycle(supervisor.handler.cycle)
+            verdict = supervisor.began(group)
         except (StoreError, RendezvousConnectionError) as error:
-            return node.cut_off(str(error))
+            return supervisor.cut_off(str(error))
         if verdict is not None:
             return verdict
-        account.emit(events.CycleStarted(why, node.restarts_used, group.spec.max_restarts))
+        reporter.emit(events.CycleStarted(reason, supervisor.restarts_used, group.spec.max_restarts))
         return self._run_workers(group)
 
-    def _run_workers(self, group: WorkerGroup) -> Verdict:
-        node, account = self._node, self._node.account
-        verdict = Verdict(outcome="failed", node=node.name, exit_code=cycle.FAILED, detail="the agent failed")
+    def _run_workers(self, group: WorkerGroup) -> CycleDecision:
+        supervisor, reporter = self._supervisor, self._supervisor.reporter
+        verdict = CycleDecision(
+            outcome="failed", node=supervisor.name, exit_code=cycle.FAILED, detail="the agent failed"
+        )
         try:
-            with account.phase("spawn"):
+            with reporter.phase("spawn"):
                 self._start_workers(group)
-            with account.phase("run"):
+            with reporter.phase("run"):
                 verdict = self._watch()
         except (StoreError, RendezvousConnectionError) as error:
-            verdict = node.cut_off(str(error))
+            verdict = supervisor.cut_off(str(error))
         except LaunchError as error:
-            verdict = Verdict("failed", node.name, exit_code=cycle.FAILED, detail=str(error))
+            verdict = CycleDecision("failed", supervisor.name, exit_code=cycle.FAILED, detail=str(error))
         finally:
-            with account.phase("stop"):
+            with reporter.phase("stop"):
                 self._end_workers(verdict)
-            account.cycle_ended(verdict)
+            reporter.cycle_ended(verdict)
         return verdict
 
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """Everybody knows all seats, so nobody has to be waited for: not for an agent that is lost by now."""
-        seats = self._node.handler.formation.seats
+        """Compute the ranks from the seats. Every agent knows all seats, so it need not wait for any other agent, which
+        may be lost by now."""
+        seats = self._supervisor.handler.formation.seats
         ranks = worker_ranks(seats, group_rank)
         return [
             Worker(
@@ -127,112 +132,118 @@ class Agent(LocalElasticAgent):
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        node = self._node
+        supervisor = self._supervisor
         if isinstance(self._logs_specs, RunFolderLogs):
-            self._logs_specs.cycle = node.handler.cycle
-        node.warm_start.prepare()
-        made = worker_env.specification(self, worker_group, node)
-        context = workers.start(made)
-        self._running = running = Running(context, worker_group.workers)
+            self._logs_specs.cycle = supervisor.handler.cycle
+        supervisor.warm_start.prepare()
+        context = workers.start(worker_env.specification(self, worker_group, supervisor))
+        self._running = running = RunningWorkers(context, worker_group.workers)
         for worker in worker_group.workers:
             worker.id = context.pids()[worker.local_rank]
-            node.witnesses.watch(worker, running.files(worker.local_rank))
-            node.account.emit(
+            supervisor.witnesses.watch(worker, running.files(worker.local_rank))
+            supervisor.reporter.emit(
                 events.WorkerStarted(worker.local_rank, worker.global_rank, worker.id, context.how, context.reason)
             )
         worker_group.state = WorkerState.HEALTHY
         return dict(context.pids())
 
-    def _end_workers(self, verdict: Verdict) -> None:
-        running, node = self._running, self._node
+    def _end_workers(self, verdict: CycleDecision) -> None:
+        running, supervisor = self._running, self._supervisor
         if running is None:
             return
         if verdict.outcome == "preempted":
-            for ended in node.let_finish(running, verdict):
-                self._tell(ended, expected=True)
+            for ended in supervisor.let_finish(running, verdict):
+                self._report_end(ended, expected=True)
         if verdict.failure is not None and verdict.failure.is_hang:
-            for ended in node.witnesses.look_at_workers(running):
-                self._tell(ended, expected=True)
-        node.monitors.dismiss(verdict.detail or verdict.outcome)
-        limit = node.stop_limit(verdict, self._shutdown_timeout)
-        for ended in running.stop(signal.SIGTERM, limit, lambda: node.is_urgent(verdict)):
-            self._tell(ended, expected=True)
+            for ended in supervisor.witnesses.record_positions(running):
+                self._report_end(ended, expected=True)
+        supervisor.monitors.dismiss(verdict.detail or verdict.outcome)
+        limit = supervisor.stop_limit(verdict, self._shutdown_timeout)
+        for ended in running.stop(signal.SIGTERM, limit, lambda: supervisor.is_urgent(verdict)):
+            self._report_end(ended, expected=True)
         self.is_clean = verdict.outcome == "preempted" and running.ended_well
-        if running.stuck:
-            node.soil(running.stuck)
+        if running.unkillable:
+            supervisor.mark_unusable(running.unkillable)
         self._running = None
         self._worker_group.state = WorkerState.STOPPED
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """torchelastic's last act, whatever happened: nothing is left running."""
+        """Stop all workers. torchelastic calls this last, whatever happened."""
         if self._running is not None:
             self._end_workers(self.verdict)
         super()._shutdown(*args, **kwargs)
 
     # -- while workers run ----------------------------------------------------------------------
 
-    def _watch(self) -> Verdict:
-        """Wait for what ends the cycle."""
-        node = self._node
+    def _watch(self) -> CycleDecision:
+        """Wait until something ends the cycle; return the verdict."""
+        supervisor = self._supervisor
         assert self._running is not None
         while True:
             self._wait()
-            node.reap(self._running)
-            verdict = self._requested() or self._failed(self._running.collect()) or self._stuck() or self._look_around()
+            supervisor.reap(self._running)
+            verdict = (
+                self._decide_on_requests()
+                or self._decide_on_failures(self._running.collect())
+                or self._decide_on_unkillable()
+                or self._decide_on_others()
+            )
             if verdict is not None:
                 return verdict
 
     def _wait(self) -> None:
-        """Sleep until something may have happened, at most for the monitoring interval."""
+        """Sleep until something may have happened, for at most the monitoring interval."""
         assert self._running is not None
         poll = select.poll()
-        for fd in (*self._running.descriptors, *self._node.descriptors):
+        for fd in (*self._running.descriptors, *self._supervisor.descriptors):
             poll.register(fd, select.POLLIN)
         poll.poll(self._worker_group.spec.monitor_interval * 1000)
 
-    def _requested(self) -> Verdict | None:
-        """What a signal or a rank asks for."""
-        self._node.witnesses.hear()
-        return self._node.request()
+    def _decide_on_requests(self) -> CycleDecision | None:
+        """Return the decision that a signal or a rank requests, if any."""
+        self._supervisor.witnesses.hear()
+        return self._supervisor.request()
 
-    def _failed(self, ended: Sequence[Ended]) -> Verdict | None:
-        """What a failure brings about, if there is one among those that ended."""
-        failures = [end for end in ended if self._node.witnesses.has_failed(end)]
+    def _decide_on_failures(self, ended: Sequence[EndedWorker]) -> CycleDecision | None:
+        """Return the decision that follows if one of the ended workers failed."""
+        failures = [end for end in ended if self._supervisor.witnesses.has_failed(end)]
         for end in ended:
-            self._tell(end, expected=end not in failures)
+            self._report_end(end, expected=end not in failures)
         if not failures:
             return None
-        stopping = self._node.stopping
+        stopping = self._supervisor.stopping
         if any(map(stopping.may_be_preemption, failures)) and stopping.await_signal():
-            return self._requested()
+            return self._decide_on_requests()
         deadline = time.monotonic() + SETTLE
         for end in failures:
-            self._node.witnesses.await_record(end, deadline)
-            self._node.witnesses.record_of(end)
-        return self._node.after_failure(failures)
+            self._supervisor.witnesses.await_record(end, deadline)
+            self._supervisor.witnesses.record_of(end)
+        return self._supervisor.after_failure(failures)
 
-    def _stuck(self) -> Verdict | None:
-        """What a worker brings about that was killed for a hang and does not end."""
+    def _decide_on_unkillable(self) -> CycleDecision | None:
+        """Return the decision that follows if a hung worker survives SIGKILL."""
         assert self._running is not None
-        stuck = self._running.give_up(self._node.witnesses.unkillable(self._running.pids()))
-        return self._node.after_failure(stuck) if stuck else None
+        unkillable = self._running.give_up(self._supervisor.witnesses.unkillable(self._running.pids()))
+        return self._supervisor.after_failure(unkillable) if unkillable else None
 
-    def _look_around(self) -> Verdict | None:
-        """What others did, looked at once an interval."""
+    def _decide_on_others(self) -> CycleDecision | None:
+        """Return the decision that follows from other nodes; checked once per interval."""
         assert self._running is not None
         now = time.monotonic()
-        if now < self._look_at and not self._node.is_told:
+        if now < self._next_look_at and not self._supervisor.may_be_over:
             return None
-        self._look_at = now + self._worker_group.spec.monitor_interval
-        return self._node.look(self._running)
+        self._next_look_at = now + self._worker_group.spec.monitor_interval
+        return self._supervisor.look(self._running)
 
-    def _tell(self, ended: Ended, expected: bool) -> None:
-        self._node.witnesses.reaped(ended)
+    def _report_end(self, ended: EndedWorker, expected: bool) -> None:
+        self._supervisor.witnesses.reaped(ended)
         code, number = (ended.code, None) if ended.code >= 0 else (None, ended.how)
-        self._node.account.emit(events.WorkerExited(ended.local_rank, ended.rank, ended.pid, code, number, expected))
+        self._supervisor.reporter.emit(
+            events.WorkerExited(ended.local_rank, ended.rank, ended.pid, code, number, expected)
+        )
 
     def _result(self) -> RunResult:
-        """The verdict in torchelastic's words, for its events and metrics."""
+        """Return the verdict as torchelastic's result, for its events and metrics."""
         if self.verdict.outcome == "completed":
             values = {worker.global_rank: None for worker in self._worker_group.workers}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)

@@ -1,11 +1,11 @@
-"""Reads what the workers of a node write, and never lets a worker wait.
+"""Reads what the workers of a node write, and never makes a worker wait.
 
-`python -m resilience.launcher.drain LINE LISTENER`: LINE is the agent's line, LISTENER the socket at which a monitor
-asks that a dead worker's last output is in its file; both are descriptors. Each worker has two streams, pipes or
-terminals, whose other ends are here. What is read goes to two places, each with a thread and a bounded queue: a file in
-the run folder (`kept`), and the stdout or stderr that this process shares with the agent (`shown`). A place that takes
-nothing loses output, which is counted, and holds up nobody. This process is in a session of its own, so a
-stopped agent does not stop it, and a killed one loses nothing: it leaves when no stream is open any more."""
+`python -m resilience.launcher.drain LINE LISTENER`: LINE is the channel to the agent, LISTENER the socket where a
+monitor requests that a dead worker's last output be in its file; both are descriptors. Each worker has two streams,
+pipes or terminals, and this process holds the reading ends. Data goes to two places, each with a thread and a bounded
+queue: a file in the run folder (`kept`), and the stdout or stderr that this process shares with the agent (`shown`). A
+place that takes no data loses output, which is counted, and blocks nobody. This process has its own session, so a
+stopped agent does not stop it, and a killed agent loses no output: the process exits when no stream is open."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ from resilience.errors import DecodeError
 from resilience.launcher.kept import Keeper
 from resilience.launcher.shown import LONGEST_LINE, Shower
 from resilience.launcher.streams import (
-    Closed,
-    Finish,
     Finished,
-    Lost,
-    Open,
-    Probe,
+    FinishStreams,
+    OpenStream,
+    ProbeDrain,
     Reading,
+    StreamClosed,
+    StreamLost,
     decode_for_drain,
     encode,
 )
 
-CHUNK = 1 << 16  # bytes read at once: what a pipe holds
-MOST_ASKING = 256  # monitors that ask at the same time
-PIPE_CHUNKS = 16  # a pipe may be enlarged to a megabyte by any user
+CHUNK = 1 << 16  # bytes per read: the capacity of a pipe
+MOST_ASKING = 256  # monitors with a pending request
+PIPE_CHUNKS = 16  # any user may enlarge a pipe to one megabyte
 LINE_LIMIT = 0.05  # seconds that the terminal waits for the rest of a line
-STALL = 1.0  # seconds in which the disk takes nothing before output is dropped
-LOOK = 0.005  # seconds between looks at a queue that is full
-TICK = 1.0  # seconds between looks at the size of the terminal
-FINISH_LIMIT = 15.0  # seconds in which a slow reader may take what is left
+STALL = 1.0  # seconds without disk progress before output is dropped
+LOOK = 0.005  # seconds between polls of a full queue
+TICK = 1.0  # seconds between checks of the terminal's size
+FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
 
 
 class Stream:
     """One worker's stdout or stderr."""
 
-    def __init__(self, opened: Open, fd: int) -> None:
+    def __init__(self, opened: OpenStream, fd: int) -> None:
         self.number, self.to, self.fd = opened.number, opened.to, fd
         self.name, self.path, self.limit = opened.name, opened.path, opened.limit
-        self.rest = b""  # the beginning of a line that the terminal has not got
-        self.rest_since = 0.0
+        self.partial_line = b""  # beginning of a line, not sent to the terminal yet
+        self.partial_since = 0.0
         self.is_terminal = os.isatty(fd)
 
     def read(self) -> bytes | None:
-        """Return what there is to read, None at the end."""
+        """Return available data, None at the end of the stream."""
         try:
             return os.read(self.fd, CHUNK) or None
         except BlockingIOError:
             return b""
-        except OSError:  # EIO: nobody has the terminal's other end any more
+        except OSError:  # EIO: no process has the terminal's other end open
             return None
 
 
 class Drain:
-    """The process. `run` returns when it is to end."""
+    """The drain process. `run` returns when it should exit."""
 
     def __init__(self, line: Channel, listener: socket.socket) -> None:
         self._line, self._listener = line, listener
@@ -82,15 +82,15 @@ class Drain:
         for end in (line.fileno(), listener.fileno()):
             self._poll.register(end, select.POLLIN)
         self._is_polling_streams = True
-        self._finish_by: float | None = None  # until then a slow reader may take what is left
+        self._finish_by: float | None = None  # deadline for slow readers
         self._has_finished = False
         self._has_agent = True
         self._tick_at = 0.0
 
     def run(self) -> None:
-        """Drain until there is nothing more to drain, and the agent wants nothing more."""
+        """Drain until no stream is left and the agent needs nothing more."""
         while not self._is_over():
-            self._pace()
+            self._throttle()
             ready = self._poll.poll(self._timeout() * 1000)
             now = time.monotonic()
             for fd, _ in ready:
@@ -102,14 +102,14 @@ class Drain:
                     self._answer(fd)
                 elif self._has_agent:
                     self._hear()
-            self._show_rests(now)
-            self._look_at_size(now)
-            self._look_at_finish()
+            self._show_partial_lines(now)
+            self._copy_terminal_size(now)
+            self._check_finish()
         if not self._has_agent:
-            self._tidy()
+            self._remove_socket()
 
-    def _tidy(self) -> None:
-        """Remove what the agent would have: the socket and its folder."""
+    def _remove_socket(self) -> None:
+        """Remove the socket and its folder in place of the agent."""
         path = Path(self._listener.getsockname())
         with contextlib.suppress(OSError):
             path.unlink()
@@ -118,7 +118,7 @@ class Drain:
     # -- streams --------------------------------------------------------------------------------
 
     def _read(self, stream: Stream, now: float) -> bool:
-        """Take what a stream has; answers whether there was anything."""
+        """Read a stream's available data; return True if there was any."""
         data = stream.read()
         if data is None:
             self._close(stream)
@@ -129,44 +129,44 @@ class Drain:
         return bool(data)
 
     def _show(self, stream: Stream, data: bytes, now: float) -> None:
-        """Pass whole lines on to the terminal, so that lines of several workers do not mix; a rest waits a moment."""
+        """Pass whole lines to the terminal, so lines of workers do not mix; a partial line waits briefly."""
         if not stream.to:
             return
-        data = stream.rest + data
+        data = stream.partial_line + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not end and len(data) > LONGEST_LINE:
             end = len(data)
-        if not stream.rest or end:
-            stream.rest_since = now
-        stream.rest = data[end:]
+        if not stream.partial_line or end:
+            stream.partial_since = now
+        stream.partial_line = data[end:]
         if end:
             self._showers[stream.to].take(stream, data[:end])
 
-    def _show_rests(self, now: float, is_last: bool = False) -> None:
+    def _show_partial_lines(self, now: float, is_last: bool = False) -> None:
         for stream in self._streams.values():
-            if stream.rest and (is_last or now - stream.rest_since >= LINE_LIMIT):
-                self._showers[stream.to].take(stream, stream.rest)
-                stream.rest = b""
+            if stream.partial_line and (is_last or now - stream.partial_since >= LINE_LIMIT):
+                self._showers[stream.to].take(stream, stream.partial_line)
+                stream.partial_line = b""
 
     def _close(self, stream: Stream) -> None:
-        """The stream is at its end: nobody can write to it any more."""
-        if stream.rest:
-            self._showers[stream.to].take(stream, stream.rest)
+        """Close a stream at its end: no process can write to it."""
+        if stream.partial_line:
+            self._showers[stream.to].take(stream, stream.partial_line)
         if self._is_polling_streams:
             self._poll.unregister(stream.fd)
         del self._streams[stream.fd]
         os.close(stream.fd)
         self._keeper.close(stream)
-        self._tell(Closed(stream.number))
+        self._tell(StreamClosed(stream.number))
 
-    def _pace(self) -> None:
-        """Read no faster than the disk takes it, as long as it takes anything."""
+    def _throttle(self) -> None:
+        """Read no faster than the disk writes, as long as the disk makes progress."""
         now = time.monotonic()
-        wants = not self._keeper.is_full or self._keeper.stalled_for(now) >= STALL
-        if wants != self._is_polling_streams:
-            self._is_polling_streams = wants
+        may_read = not self._keeper.is_full or self._keeper.stalled_for(now) >= STALL
+        if may_read != self._is_polling_streams:
+            self._is_polling_streams = may_read
             for fd in self._streams:
-                if wants:
+                if may_read:
                     self._poll.register(fd, select.POLLIN)
                 else:
                     self._poll.unregister(fd)
@@ -175,12 +175,12 @@ class Drain:
         if not self._is_polling_streams:
             return LOOK
         is_finishing = self._finish_by is not None and not self._has_finished
-        if is_finishing or any(stream.rest for stream in self._streams.values()):
+        if is_finishing or any(stream.partial_line for stream in self._streams.values()):
             return LINE_LIMIT / 2
         return TICK
 
-    def _look_at_size(self, now: float) -> None:
-        """Workers' terminals are as large as ours."""
+    def _copy_terminal_size(self, now: float) -> None:
+        """Give the workers' terminals the size of ours."""
         if now < self._tick_at:
             return
         self._tick_at = now + TICK
@@ -210,21 +210,23 @@ class Drain:
             close_all(fds)
             return
         match message:
-            case Open() if fds:
+            case OpenStream() if fds:
                 self._open(message, fds[0])
-            case Probe():
+            case ProbeDrain():
                 self._tell(Reading())
-            case Finish():
+            case FinishStreams():
                 self._begin_to_finish()
+            case _:  # of another version
+                pass
 
-    def _open(self, opened: Open, fd: int) -> None:
+    def _open(self, message: OpenStream, fd: int) -> None:
         os.set_blocking(fd, False)
-        self._streams[fd] = stream = Stream(opened, fd)
+        self._streams[fd] = stream = Stream(message, fd)
         self._keeper.open(stream)
         if self._is_polling_streams:
             self._poll.register(fd, select.POLLIN)
 
-    def _tell(self, message: Reading | Lost | Closed | Finished) -> None:
+    def _tell(self, message: Reading | StreamLost | StreamClosed | Finished) -> None:
         if self._has_agent:
             self._line.send(encode(message))
 
@@ -233,18 +235,18 @@ class Drain:
     def _begin_to_finish(self) -> None:
         if self._finish_by is None:
             self._read_all()
-            self._show_rests(0.0, is_last=True)
+            self._show_partial_lines(0.0, is_last=True)
             self._finish_by = time.monotonic() + FINISH_LIMIT
 
     def _read_all(self) -> None:
-        """Take all that streams have now: a pipe holds one chunk, unless somebody has enlarged it."""
+        """Read all data that the streams hold now: a pipe holds one chunk, unless a program enlarged it."""
         for stream in list(self._streams.values()):
             for _ in range(PIPE_CHUNKS):
                 if not self._read(stream, time.monotonic()):
                     break
 
-    def _look_at_finish(self) -> None:
-        """Let the agent leave when all is passed on, or nothing more will be taken."""
+    def _check_finish(self) -> None:
+        """Tell the agent when everything is passed on, or when readers will take no more."""
         if self._finish_by is not None and not self._has_finished and self._is_passed_on(self._finish_by):
             self._has_finished = True
             for shower in self._showers.values():
@@ -253,7 +255,7 @@ class Drain:
             self._tell(Finished())
 
     def _is_passed_on(self, until: float) -> bool:
-        """Return True if files and terminal have everything that they will take."""
+        """Return True if files and terminal have received everything that they will take."""
         now = time.monotonic()
         if not self._keeper.is_idle and self._keeper.stalled_for(now) < STALL:
             return False
@@ -274,16 +276,16 @@ class Drain:
             self._poll.register(asking.fileno(), select.POLLIN)
 
     def _answer(self, fd: int) -> None:
-        """A monitor wants its worker's output to be in the files, as far as it was written by now."""
+        """Answer a monitor as soon as everything that its worker wrote so far is in the files."""
         asking = self._asking.pop(fd)
         self._poll.unregister(fd)
         with contextlib.suppress(ChannelClosed):
             asking.receive(0.0)
             self._read_all()
-            self._keeper.call(_answering(asking))
+            self._keeper.call(_answer_to(asking))
 
 
-def _answering(asking: Channel) -> Callable[[], None]:
+def _answer_to(asking: Channel) -> Callable[[], None]:
     def answer() -> None:
         asking.send(b"kept")
         asking.close()
@@ -295,6 +297,6 @@ if __name__ == "__main__":
     ignore_job_signals()
     titles.name("res-drain")
     descriptors.raise_limit()
-    agent, own = int(sys.argv[1]), int(sys.argv[2])
-    Drain(Channel(socket.socket(fileno=agent)), socket.socket(fileno=own)).run()
-    os._exit(0)  # threads may be held by a reader that does not read
+    line_fd, listener_fd = int(sys.argv[1]), int(sys.argv[2])
+    Drain(Channel(socket.socket(fileno=line_fd)), socket.socket(fileno=listener_fd)).run()
+    os._exit(0)  # threads may hang on a reader that does not read

@@ -1,7 +1,7 @@
-"""Which variables do modules read while they are imported?
+"""Which environment variables do modules read while they are imported?
 
-The class of `os.environ` is exchanged for one that remembers names, for the time of an import. Variables that a library
-in C reads by itself are not seen."""
+During an import, the class of `os.environ` is replaced by one that records names. Variables that a C library reads by
+itself are not seen."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 @contextmanager
 def recorded(reads: dict[str, set[str]]) -> Iterator[None]:
-    """Add to `reads` what is read in the body: names, by the package that reads them, or for which a module of the
-    standard library does. One thread."""
+    """Add the variables that the body reads to `reads`, by the package that reads them, directly or through the
+    standard library. One thread."""
 
     class Recording(type(os.environ)):  # type: ignore[misc]
         def __getitem__(self, name: Any) -> Any:

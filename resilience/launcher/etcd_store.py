@@ -1,7 +1,7 @@
-"""etcd as the job's store: the place where agents meet survives the loss of any of them.
+"""etcd as the job's store: it survives the loss of any agent.
 
-Speaks etcd's v2 API (`--enable-v2=true`) by python-etcd, as torch does. torch's own EtcdStore reads the
-whole directory for each look at a key, has no compare_set, and splits keys where base64 has a slash."""
+Uses etcd's v2 API (`--enable-v2=true`) through python-etcd, as torch does. torch's own EtcdStore reads the whole
+directory to check one key, has no compare_set, and splits keys if their base64 form has a slash."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class EtcdStore(dist.Store):
         return all(self._read(key) is not None for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there. A key costs three requests at most, unless it comes and goes.
+        """Wait until all keys exist. A key costs three requests at most, unless it is created and deleted repeatedly.
 
         Raises: TimeoutError."""
         limit = (self._timeout if timeout is None else timeout).total_seconds()
         deadline = time.monotonic() + limit
         for key in keys:
-            while not self._is_there(key, deadline - time.monotonic()):
+            while not self._exists_or_wait(key, deadline - time.monotonic()):
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"{key} is not in etcd after {limit:g} s")
 
@@ -90,21 +90,21 @@ class EtcdStore(dist.Store):
         try:
             self._ask(lambda: self._client.delete(self._folder, recursive=True, dir=True))
         except etcd.EtcdKeyNotFound:
-            pass  # the last but one did it
+            pass  # another agent deleted it
 
-    def _replace(self, key: str, value: str | None, by: str) -> bool:
+    def _replace(self, key: str, value: str | None, new_value: str) -> bool:
         import etcd
 
         condition: dict[str, Any] = {"prevExist": False} if value is None else {"prevValue": value}
         try:
-            self._ask(lambda: self._client.write(self._place(key), by, **condition))
+            self._ask(lambda: self._client.write(self._place(key), new_value, **condition))
         except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
             return False
         return True
 
-    def _is_there(self, key: str, limit: float) -> bool:
-        """Return True if a key is there. If it is not, wait first until something happens to it, `limit` seconds at
-        most: etcd holds its answer back until then."""
+    def _exists_or_wait(self, key: str, limit: float) -> bool:
+        """Return True if a key exists. If not, wait at most `limit` seconds for a change of it before returning False:
+        etcd delays its answer until then."""
         import etcd
 
         place = self._place(key)
@@ -144,7 +144,7 @@ class EtcdStore(dist.Store):
 
 
 def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore:
-    """Return a client of its own. Raises: ConfigurationError, OSError."""
+    """Return a new client. Raises: ConfigurationError, OSError."""
     try:
         import etcd
     except ModuleNotFoundError as error:
@@ -161,12 +161,12 @@ def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore
         ca_cert=parameters.get("ca_cert"),
         allow_reconnect=True,
     )
-    attempt = int(parameters.get("attempt", 0))  # what an earlier one has left here, killed, is not of this one
+    attempt = int(parameters.get("attempt", 0))  # keys that a killed attempt left behind must not mix with ours
     name = parameters.run_id + (f" {attempt}" if attempt else "")
     folder = f"{FOLDER}/{urlsafe_b64encode(name.encode()).decode()}"
     return EtcdStore(client, folder, timedelta(seconds=limit))
 
 
 def _text(value: str | bytes) -> str:
-    """Bytes as text, each a character: etcd's values are text."""
+    """Return a value as text with one character per byte: etcd's values are text."""
     return value.decode("latin-1") if isinstance(value, bytes) else text(value).encode().decode("latin-1")

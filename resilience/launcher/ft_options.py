@@ -1,8 +1,8 @@
-"""Which options of `ft_launcher` does `resilience run` understand, and what becomes of each?
+"""Which options of `ft_launcher` does `resilience run` understand, and what happens to each?
 
-`TABLE` has the options of nvidia-resiliency-ext 0.2 to 0.7 that neither torchrun nor we have by that name. An option
-is an alias of one of ours; or it is accepted, because nothing has to be done for it; or it is refused, with the name of
-ours or the reason. The parser, the tests and the table in docs/migration.md are made from the rows."""
+`TABLE` lists the options of nvidia-resiliency-ext 0.2 to 0.7 that neither torchrun nor we have under that name. An
+option is an alias of one of ours; or it is accepted, because nothing needs to be done for it; or it is refused, with
+our option or the reason. The parser, the tests and the table in docs/migration.md are generated from the rows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from resilience.errors import ConfigurationError
 
 Kind = Literal["alias", "accepted", "refused"]
 Form = Literal["value", "switch", "flag"]
-OFF = ("false", "0", "no")  # what switches off an option that ft_launcher gives a yes or no
-STACKED = "--ft-param-"  # how 0.2 to 0.4 began the names of settings
+OFF = ("false", "0", "no")  # values that switch off a yes-or-no option of ft_launcher
+STACKED = "--ft-param-"  # prefix of settings in 0.2 to 0.4
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """Options of `ft_launcher` that are treated alike.
+class OptionGroup:
+    """Options of `ft_launcher` that are handled alike.
 
-    names: with hyphens. kind: alias of `text`, an option of ours; accepted, and `text` says why nothing has to be done;
-    refused, and `text` says what to do. form: what follows the option: a value; a yes or no (switch), where a no is
-    always accepted; or nothing (flag). to: makes the value of our option of the text, by default as our option does."""
+    names: with hyphens. kind: alias of `text`, one of our options; accepted, and `text` says why nothing needs to be
+    done; refused, and `text` says what to do. form: what follows the option: a value; a yes or no (switch; "no" is
+    always accepted); or nothing (flag). to: converts the text to our option's value; by default our own conversion."""
 
     names: tuple[str, ...]
     kind: Kind
@@ -35,14 +35,14 @@ class Row:
     to: Callable[[str], Any] | None = None
 
 
-def _whole_seconds(text: str) -> int:
-    return math.ceil(float(text))
+def _whole_seconds(seconds: str) -> int:
+    return math.ceil(float(seconds))
 
 
-HEALTH = "give `--health-check` a command that looks at it; it runs on each node before each cycle"
-OUTPUT = "the output of each worker and cycle is in the run folder (`--run-dir`); `resilience logs` merges it"
-ATTRIBUTION = "attribution of logs by a service is out of scope; `resilience report` names the rank that failed first"
-ONE_AT_A_TIME = "workers start once all workers of the cycle before are gone, which frees their device memory"
+HEALTH = "pass `--health-check` a command that checks it; each node runs it before each cycle"
+OUTPUT = "the run folder (`--run-dir`) keeps the output of each worker and cycle; `resilience logs` merges it"
+ATTRIBUTION = "a log attribution service is out of scope; `resilience report` names the rank that failed first"
+ONE_AT_A_TIME = "workers start after all workers of the previous cycle have exited, which frees their device memory"
 
 SETTINGS = (
     "workload-check-interval",
@@ -55,54 +55,54 @@ SETTINGS = (
     "rank-termination-signal",
     "log-level",
 )
-"""The settings that 0.2 to 0.4 have with STACKED, and we with `--ft-`."""
+"""Settings that 0.2 to 0.4 spell with STACKED, and we with `--ft-`."""
 
 TABLE = (
-    *(Row((STACKED + name,), "alias", f"--ft-{name}") for name in SETTINGS),
-    Row(("--fault-tol-cfg-path",), "alias", "--ft-cfg-path"),
-    Row(("--restart-policy",), "alias", "--ft-restart-policy"),
-    Row(("--workers-stop-timeout",), "alias", "--shutdown-timeout", to=_whole_seconds),
-    Row(("--ft-max-no-progress-restarts",), "alias", "--stalled-restarts"),
-    Row(
+    *(OptionGroup((STACKED + name,), "alias", f"--ft-{name}") for name in SETTINGS),
+    OptionGroup(("--fault-tol-cfg-path",), "alias", "--ft-cfg-path"),
+    OptionGroup(("--restart-policy",), "alias", "--ft-restart-policy"),
+    OptionGroup(("--workers-stop-timeout",), "alias", "--shutdown-timeout", to=_whole_seconds),
+    OptionGroup(("--ft-max-no-progress-restarts",), "alias", "--stalled-restarts"),
+    OptionGroup(
         ("--ignore-missing-fault-tol-cfg", "--ft-ignore-missing-cfg"),
         "accepted",
-        "without a file and flags the defaults hold anyway",
+        "without a file or flags, the defaults apply anyway",
         form="flag",
     ),
-    Row(("--ft-rdzv-impl",), "accepted", "there is one rendezvous, and every value means it"),
-    Row(
+    OptionGroup(("--ft-rdzv-impl",), "accepted", "there is only one rendezvous, whatever the value"),
+    OptionGroup(
         ("--ft-restart-check-interval", STACKED + "restart-check-interval"),
         "accepted",
-        "nothing is polled at intervals: a monitor wakes when a limit is due",
+        "nothing polls at intervals: a monitor wakes when a limit is due",
     ),
-    Row(
+    OptionGroup(
         ("--ft-skip-section-response",),
         "accepted",
-        "a heartbeat or section is a store into shared memory; wrong use is an error at once",
+        "a heartbeat or section is a write to shared memory; wrong use raises an error immediately",
     ),
-    Row(
+    OptionGroup(
         ("--ft-gpu-memory-reclaim-timeout", "--ft-gpu-memory-tolerance-mb", "--ft-gpu-memory-poll-interval"),
         "accepted",
         ONE_AT_A_TIME,
     ),
-    Row(
+    OptionGroup(
         ("--ft-check-remaining-processes",),
         "accepted",
-        "a worker that cannot be ended is always on record, and no other one starts on its node",
+        "a worker that cannot be killed is always recorded, and no other worker starts on its node",
     ),
-    Row(
+    OptionGroup(
         ("--ft-install-exception-hook",),
         "refused",
-        "install a `sys.excepthook` in the script; exceptions are on record without one",
+        "install a `sys.excepthook` in the script; exceptions are recorded without one",
         form="switch",
     ),
-    Row(
+    OptionGroup(
         ("--ft-enable-nic-monitor", STACKED + "enable-nic-monitor", "--ft-enable-nic-healthcheck"),
         "refused",
         HEALTH,
         form="switch",
     ),
-    Row(
+    OptionGroup(
         (
             "--ft-pci-topo-file",
             STACKED + "pci-topo-file",
@@ -113,32 +113,32 @@ TABLE = (
         "refused",
         HEALTH,
     ),
-    Row(
+    OptionGroup(
         ("--ft-enable-dist-storage-healthcheck", "--ft-dist-storage-health-check"),
         "refused",
         HEALTH,
         form="switch",
     ),
-    Row(("--ft-storage-health-check-path", "--ft-node-health-check-endpoint"), "refused", HEALTH),
-    Row(
+    OptionGroup(("--ft-storage-health-check-path", "--ft-node-health-check-endpoint"), "refused", HEALTH),
+    OptionGroup(
         ("--ft-max-no-progress-cycles",),
         "refused",
-        "use `--stalled-restarts`, which counts restarts and not cycles: one less",
+        "use `--stalled-restarts`, which counts restarts, not cycles: subtract one",
     ),
-    Row(
+    OptionGroup(
         ("--ft-min-progress-iterations", "--ft-checkpoint-iteration-file"),
         "refused",
-        "call `resilience.step(n)` in the script: any step higher than before is progress",
+        "call `resilience.step(n)` in the script: any step higher than before counts as progress",
     ),
-    Row(("--ft-numa-bind-strict",), "refused", "use torchrun's `--numa-binding`"),
-    Row(
+    OptionGroup(("--ft-numa-bind-strict",), "refused", "use torchrun's `--numa-binding`"),
+    OptionGroup(
         ("--ft-segment",),
         "refused",
-        "nodes of one NVLink domain are not kept together; order nodes by SLURM_PROCID (`--ft-use-infra-group-rank`)",
+        "nodes of an NVLink domain are not kept together; order nodes by SLURM_PROCID (`--ft-use-infra-group-rank`)",
     ),
-    Row(("--ft-base-logfile", "--ft-per-cycle-applog-prefix", "--ft-nvrx-logfile"), "refused", OUTPUT),
-    Row(("--ft-enable-log-server",), "refused", OUTPUT, form="switch"),
-    Row(
+    OptionGroup(("--ft-base-logfile", "--ft-per-cycle-applog-prefix", "--ft-nvrx-logfile"), "refused", OUTPUT),
+    OptionGroup(("--ft-enable-log-server",), "refused", OUTPUT, form="switch"),
+    OptionGroup(
         (
             "--ft-log-server-port",
             "--ft-log-aggregator-count",
@@ -150,12 +150,12 @@ TABLE = (
         "refused",
         OUTPUT,
     ),
-    Row(
+    OptionGroup(
         ("--ft-cycle-info-dir",),
         "refused",
         "`resilience status --json` shows the cycle; workers have RESILIENCE_ATTEMPT and RESILIENCE_CYCLE",
     ),
-    Row(
+    OptionGroup(
         tuple(
             f"--ft-attribution-{name}"
             for name in (
@@ -183,10 +183,10 @@ TABLE = (
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return an option as the versions of ft_launcher spell it: with hyphens, underscores, or both."""
+    """Return an option in every spelling that a version of ft_launcher has: hyphens, underscores, or both."""
     bare = name.removeprefix("--")
-    lines = bare.replace("-", "_")
-    variants = ["--" + bare, "--" + lines]
+    underscored = bare.replace("-", "_")
+    variants = ["--" + bare, "--" + underscored]
     for prefix in (STACKED, "--ft-"):
         if name.startswith(prefix):
             variants.append(prefix + name.removeprefix(prefix).replace("-", "_"))
@@ -194,30 +194,32 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
-    """Give the parser, which has all our options already, those of ft_launcher. The help does not show them."""
+    """Add ft_launcher's options to a parser that already has ours. The help does not show them."""
     ours: Mapping[str, argparse.Action] = parser._option_string_actions
     for row in TABLE:
         target = ours[row.text] if row.kind == "alias" else None
         for name in row.names:
-            new = [spelling for spelling in spellings(name) if spelling not in ours]
+            new_spellings = [spelling for spelling in spellings(name) if spelling not in ours]
             if target is not None:
-                kind: Any = row.to or target.type
+                value_type: Any = row.to or target.type
                 group.add_argument(
-                    *new,
+                    *new_spellings,
                     dest=target.dest,
                     default=argparse.SUPPRESS,
-                    type=kind,
+                    type=value_type,
                     choices=target.choices,
                     help=argparse.SUPPRESS,
                 )
             else:
-                group.add_argument(*new, action=_Foreign, row=row, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+                group.add_argument(
+                    *new_spellings, action=_Foreign, row=row, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
+                )
 
 
 class _Foreign(argparse.Action):
-    """Accepts an option for which nothing has to be done, and refuses another."""
+    """Accept an option that needs nothing done; refuse any other."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, row: Row, help: str | None) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, row: OptionGroup, help: str | None) -> None:
         nargs = 0 if row.form == "flag" else None
         super().__init__(option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, help=help)
         self._row = row
@@ -233,23 +235,23 @@ class _Foreign(argparse.Action):
         is_off = row.form == "switch" and str(values).lower() in OFF
         if row.kind == "refused" and not is_off:
             raise ConfigurationError(
-                f"{option_string} is an option of ft_launcher that `resilience run` does not have: {row.text}",
+                f"{option_string} is an option of ft_launcher that `resilience run` does not support: {row.text}",
                 option=option_string,
             )
 
 
 def table() -> str:
-    """Return the rows as a table in Markdown."""
+    """Return the rows as a Markdown table."""
     lines = ["| option of `ft_launcher` | here |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {_shown(row)} | {_becomes(row)} |" for row in TABLE)]) + "\n"
+    return "\n".join([*lines, *(f"| {_option_names(row)} | {_meaning(row)} |" for row in TABLE)]) + "\n"
 
 
-def _shown(row: Row) -> str:
+def _option_names(row: OptionGroup) -> str:
     return ", ".join(f"`{name}`" for name in row.names)
 
 
-def _becomes(row: Row) -> str:
-    switch = "; a no is accepted" if row.form == "switch" else ""
+def _meaning(row: OptionGroup) -> str:
+    switch = '; "no" is accepted' if row.form == "switch" else ""
     match row.kind:
         case "alias":
             rounded = ", rounded up" if row.to is _whole_seconds else ""
@@ -260,7 +262,7 @@ def _becomes(row: Row) -> str:
             return f"refused{switch}: {row.text}"
 
 
-def names() -> Iterator[tuple[Row, str]]:
+def names() -> Iterator[tuple[OptionGroup, str]]:
     """Yield each row with each spelling of each of its options."""
     for row in TABLE:
         for name in row.names:

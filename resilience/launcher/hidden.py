@@ -1,9 +1,9 @@
 """Hides the zygote's modules from a worker's program until the program imports them.
 
-A module that was imported before the fork read its variables before the fork. In a fresh interpreter it would read what
-the program has set when it imports the module. So modules are taken out of `sys.modules`, and the program's own import
-brings them back, unchanged. At that moment the variables that they read are compared with those at the fork. A change
-is applied where that is possible, and reported otherwise. The program finds `sys.modules` as in a fresh interpreter."""
+A module imported before the fork read its environment variables before the fork. In a fresh interpreter it would read
+the values that the program has set before the import. So the modules are removed from `sys.modules`, and the program's
+own import brings them back, unchanged. At that moment the variables that they read are compared with those at the fork.
+A change is applied if possible, and reported otherwise. The program finds `sys.modules` as in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 
-class Group:
-    """Modules of one package that were imported at one time. package: its top-level name."""
+class HiddenModules:
+    """Modules of one package, imported at one time. package: its top-level name."""
 
     def __init__(self, package: str, modules: Mapping[str, ModuleType], reads: Callable[[str], bool]) -> None:
-        """reads: whether a variable of this name is read by them when they are imported."""
+        """reads: returns True if they read a variable of this name when they are imported."""
         self.package = package
         self.modules = dict(modules)
         self.reads = reads
-        self._attributes: list[tuple[ModuleType, str, ModuleType]] = []  # of modules that are not of this group
+        self._attributes: list[tuple[ModuleType, str, ModuleType]] = []  # set on modules outside this group
 
     def hide(self) -> None:
         for name, module in self.modules.items():
@@ -48,17 +48,17 @@ class Group:
 
 
 class Hidden:
-    """The first finder of `sys.meta_path`: brings a group back when the program imports one of its modules."""
+    """The first finder of `sys.meta_path`: restores a group when the program imports one of its modules."""
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[HiddenModules],
         on_change: Callable[[str, list[str]], None],
         on_import: Callable[[str], None],
         noted: Collection[str],
     ) -> None:
-        """on_change: called when a package comes back, with variables that it reads and that were changed.
-        on_import: called with the name of a module of `noted` packages that the program imports and nobody has."""
+        """on_change: called when a package is restored, with the changed variables that it reads.
+        on_import: called with a module of `noted` packages that the program imports and that is not hidden here."""
         self._groups = {name: group for group in groups for name in group.modules}
         self._environment = dict(os.environ)
         self._on_change, self._on_import = on_change, on_import
@@ -74,36 +74,36 @@ class Hidden:
                 self._on_import(name)
             return None
         module = group.modules[name]
-        real = getattr(module, "__spec__", None)
-        spec = ModuleSpec(name, cast("Loader", _Loader(self, module)), origin=getattr(real, "origin", None))
-        spec.submodule_search_locations = getattr(real, "submodule_search_locations", None)
-        spec.has_location = getattr(real, "has_location", False)
+        real_spec = getattr(module, "__spec__", None)
+        spec = ModuleSpec(name, cast("Loader", _Loader(self, module)), origin=getattr(real_spec, "origin", None))
+        spec.submodule_search_locations = getattr(real_spec, "submodule_search_locations", None)
+        spec.has_location = getattr(real_spec, "has_location", False)
         return spec
 
     def show(self, name: str) -> None:
-        """Bring back the group of a module."""
+        """Restore the group of a module."""
         group = self._groups.get(name)
         if group is None:
-            return  # another thread has
-        self._forget(group)
+            return  # another thread has restored it
+        self._restore(group)
         before, now = self._environment, dict(os.environ)
         changed = sorted(name for name in {*before, *now} if group.reads(name) and before.get(name) != now.get(name))
         if changed:
             self._on_change(group.package, changed)
 
     def show_all(self) -> None:
-        """Bring everything back, for the end of the interpreter."""
+        """Restore everything, for the end of the interpreter."""
         for group in {id(group): group for group in self._groups.values()}.values():
-            self._forget(group)
+            self._restore(group)
 
-    def _forget(self, group: Group) -> None:
+    def _restore(self, group: HiddenModules) -> None:
         group.show()
         for name in group.modules:
             self._groups.pop(name, None)
 
 
 class _Loader:
-    """Loads a module that is there already. Whatever else is asked of it, its real loader answers."""
+    """Loads a module that is imported already. The real loader handles every other attribute."""
 
     def __init__(self, hidden: Hidden, module: ModuleType) -> None:
         self._hidden = hidden

@@ -1,8 +1,8 @@
-"""When is a key of the job's store written?  A thread waits for it, so that the agent need not ask again and again.
+"""When is a key of the job's store written?  A thread waits for it, so the agent does not have to poll.
 
-An agent waits for one key at a time: the verdict of its cycle, the next formation, the next entry of the log. The wait
-costs the store one request. The result is a hint: the agent then reads the key itself, and it also looks now and then
-without a hint. So a wait that is lost, with its connection or in a store that starts anew, costs time only."""
+An agent waits for one key at a time: the verdict of its cycle, the next membership, the next log entry. The wait
+costs the store one request. The result is only a hint: the agent then reads the key itself, and it also checks now and
+then without a hint. So a lost wait (connection lost, store restarted) costs time only."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from typing import Any
 from resilience.adapters.store import wait
 from resilience.errors import StoreError
 
-CHUNK = 60.0  # seconds of one wait, after which the key is asked for anew
-RETRY = 1.0  # seconds at least between two failures that wake the agent
-INTERRUPT_EVERY = 0.05  # seconds between two looks for a signal; they cost the store nothing
+CHUNK = 60.0  # seconds of one wait, before the next request for the key
+RETRY = 1.0  # minimum seconds between two failures that wake the agent
+INTERRUPT_EVERY = 0.05  # seconds between two polls for a signal; they cost the store nothing
 
 
 class KeyWatch:
-    """Waits for one key at a time, in threads with clients of their own. Its methods are for one thread."""
+    """Waits for one key at a time, in threads with their own clients. Call its methods from one thread."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
-        """connect: makes a client. Raises StoreError if the store is out of reach."""
+        """connect: creates a client; raises StoreError if the store is unreachable."""
         self._connect = connect
         self._lock = threading.Lock()
-        self._key = ""  # what the agent waits for
-        self._is_rung = False  # the key may be there
+        self._key = ""  # the key that the agent waits for
+        self._may_exist = False  # the key may exist
         self._is_closed = threading.Event()
         self._failed_at = float("-inf")
-        self._idle: list[queue.SimpleQueue[str]] = []  # orders of threads that wait for nothing
+        self._idle: list[queue.SimpleQueue[str]] = []  # order queues of idle threads
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fileno(self) -> int:
-        """Readable once the key may be there."""
+        """Return a descriptor that is readable when the key may exist."""
         return self._read
 
     @property
     def is_rung(self) -> bool:
-        """Whether the key may be there."""
-        return self._is_rung
+        """Return True if the key may exist."""
+        return self._may_exist
 
     def has(self, key: str) -> bool:
-        """Return True if `key` may be there. Otherwise it is waited for from now on, and no other key is."""
+        """Return True if `key` may exist. Otherwise wait for this key from now on, and for no other."""
         with self._lock:
-            if key == self._key and not self._is_rung:
+            if key == self._key and not self._may_exist:
                 return False
-            is_rung = key == self._key
-            self._key, self._is_rung = "" if is_rung else key, False
+            may_exist = key == self._key
+            self._key, self._may_exist = "" if may_exist else key, False
             self._drain()
-            if is_rung:
+            if may_exist:
                 return True
             orders = self._idle.pop() if self._idle else None
         if orders is None:
@@ -63,20 +63,20 @@ class KeyWatch:
         return False
 
     def wait(self, key: str, limit: float, is_interrupted: Callable[[], bool]) -> bool:
-        """Wait until `key` may be there, `limit` seconds at most. Return True if it may be. is_interrupted: True ends
-        the wait."""
+        """Wait until `key` may exist, `limit` seconds at most. Return True if it may. is_interrupted: True ends the
+        wait."""
         deadline = time.monotonic() + limit
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         while not self.has(key):
-            left = deadline - time.monotonic()
-            if left <= 0 or is_interrupted():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or is_interrupted():
                 return False
-            poll.poll(min(INTERRUPT_EVERY, left) * 1000)
+            poll.poll(min(INTERRUPT_EVERY, remaining) * 1000)
         return True
 
     def close(self) -> None:
-        """Wait for nothing any more. A thread that still waits ends after CHUNK, or with the process."""
+        """Stop waiting. A thread inside a wait ends after CHUNK, or with the process."""
         self._is_closed.set()
         with self._lock:
             self._key = ""
@@ -96,7 +96,7 @@ class KeyWatch:
                 client = client or self._connect()
                 while not wait(client, key, CHUNK, CHUNK) and key == self._key:
                     pass
-            except (StoreError, OSError):  # the agent looks itself now, and notices if the store is gone
+            except (StoreError, OSError):  # the agent now reads the key itself, and notices if the store is gone
                 client = None
                 self._is_closed.wait(max(0.0, self._failed_at + RETRY - time.monotonic()))
                 self._failed_at = time.monotonic()
@@ -105,5 +105,5 @@ class KeyWatch:
                     return
                 self._idle.append(orders)
                 if key == self._key:
-                    self._is_rung = True
+                    self._may_exist = True
                     os.write(self._write, b"x")

@@ -11,7 +11,7 @@ WRONG_USE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job on this node; return the exit status."""
+    """Run this node's part of the job; return the exit status."""
     with one_blas_thread():
         from resilience.launcher.arguments import parse
         from resilience.launcher.console import say

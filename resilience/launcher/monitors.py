@@ -1,8 +1,8 @@
-"""One monitor for each local rank, started once, told what to watch, and replaced when it is lost.
+"""One monitor process per local rank: started once, assigned to a worker, and replaced when it is lost.
 
-A worker is assigned to its rank's monitor when it is started. What the monitor has of it (page, line, dump) is
-kept here too, so that another monitor goes on where one was killed or hangs, while the worker notices
-nothing. A rank without a monitor runs on; `is_monitored` says so. Single thread: the agent's."""
+A worker is assigned to its rank's monitor when the worker starts. What the monitor has from the worker (page, line,
+dump) is also kept here. So if a monitor is killed or hangs, another one continues, and the worker notices nothing. A
+rank without a monitor keeps running; `is_monitored` reports that. Used by the agent's main thread only."""
 
 from __future__ import annotations
 
@@ -26,61 +26,61 @@ from resilience.monitor import messages
 from resilience.monitor.starting import MonitorProcess
 
 PROBE_EVERY = 1.0  # seconds
-PROBE_LIMIT = 5.0  # seconds without an answer: the monitor hangs
-START_LIMIT = 30.0  # seconds for a monitor to begin; it needs 0.2
-STEADY = 30.0  # seconds after which a monitor's loss is no repetition
+PROBE_LIMIT = 5.0  # seconds without an answer after which a monitor counts as hung
+START_LIMIT = 30.0  # seconds for a monitor to start; it needs 0.2 s
+STEADY = 30.0  # seconds of running after which a monitor's loss counts as the first
 DELAYS = (0.0, 0.5, 2.0, 10.0, 30.0)  # seconds before a lost monitor is replaced, by losses in a row
-PATH_LIMIT = 100  # bytes: the kernel's is 107
+PATH_LIMIT = 100  # bytes; the kernel's limit is 107
 
 
-class Lost(msgspec.Struct, frozen=True):
-    """A monitor is gone or hangs; another one takes its place. `worker_pid`: goes on unmonitored."""
+class MonitorGone(msgspec.Struct, frozen=True):
+    """A monitor is gone or hangs; another one replaces it. `worker_pid`: the worker that is unmonitored until then."""
 
     monitor_pid: int
     why: str
     worker_pid: int | None
 
 
-Message = messages.ToAgent | Lost
+Message = messages.ToAgent | MonitorGone
 
 
 class Monitors:
     """The monitors of one node."""
 
     def __init__(self, folder: Path, node: str, local_world_size: int, drain: str = "") -> None:
-        """folder: the run folder. drain: the socket of the drain process, if there is one. Nothing is started yet."""
+        """folder: the run folder. drain: the socket of the drain process, if there is one. Starts nothing yet."""
         self._folder = folder
         self._node = node
         self._size = local_world_size
         self._drain = drain
-        self._places: list[_Place] = []
+        self._slots: list[_MonitorSlot] = []
         self._sockets: Path | None = None
 
     def start(self) -> None:
-        """Start a monitor for each local rank; they are ready a little later. Raises: MonitorError."""
+        """Start a monitor for each local rank; they become ready a little later. Raises: MonitorError."""
         try:
             self._sockets = Path(private.make(longest=PATH_LIMIT - 8))
             for local_rank in range(self._size):
-                self._places.append(_Place(self._sockets / str(local_rank)))
-                self._places[-1].start()
+                self._slots.append(_MonitorSlot(self._sockets / str(local_rank)))
+                self._slots[-1].start()
         except OSError as error:
             self.close(0.0)
             raise MonitorError(f"the rank monitors of {self._node} cannot be started: {error}") from error
 
     def socket(self, local_rank: int) -> str:
-        """Return where the monitor of a rank listens: RESILIENCE_MONITOR_SOCKET of its worker."""
-        return str(self._places[local_rank].path)
+        """Return the socket of a rank's monitor: RESILIENCE_MONITOR_SOCKET of its worker."""
+        return str(self._slots[local_rank].path)
 
     def pid(self, local_rank: int) -> int | None:
         """Return the pid of a rank's monitor, None while there is none."""
-        monitor = self._places[local_rank].monitor
+        monitor = self._slots[local_rank].monitor
         return None if monitor is None else monitor.pid
 
     def is_monitored(self, local_rank: int) -> bool:
-        """Whether the rank's monitor is there and answers."""
-        return self._places[local_rank].is_watching
+        """Return True if the rank's monitor runs and has reported ready."""
+        return self._slots[local_rank].is_watching
 
-    # -- what monitors are told -----------------------------------------------------------------
+    # -- messages to monitors -------------------------------------------------------------------
 
     def assign(
         self,
@@ -91,10 +91,10 @@ class Monitors:
         output: Sequence[str] = (),
         is_cold: bool = True,
     ) -> None:
-        """Have a worker watched that has just been started and not been waited for. origin: of the rank.
-        output: the files of its stdout and stderr. is_cold: a node has not run the job before."""
+        """Let a monitor watch a worker that has just started and has not been reaped. origin: of the rank. output: the
+        files of its stdout and stderr. is_cold: some node of the cycle has not run the job before."""
         state = processes.state(pid)
-        self._places[local_rank].assign(
+        self._slots[local_rank].assign(
             messages.Assigned(
                 worker_pid=pid,
                 start_time=0 if state is None else state.start_time,
@@ -108,57 +108,56 @@ class Monitors:
         )
 
     def reaped(self, local_rank: int, pid: int, end: Exit) -> None:
-        """Tell how a worker ended; its monitor may have been too late to see it."""
-        self._places[local_rank].tell(messages.Reaped(pid, end))
+        """Tell a monitor how its worker ended; the monitor may have come too late to see that."""
+        self._slots[local_rank].tell(messages.Reaped(pid, end))
 
     def dismiss(self, reason: str) -> None:
-        """All workers are about to be ended on purpose."""
-        for place in self._places:
-            place.dismiss(messages.Dismissed(reason))
+        """Announce that all workers will be stopped on purpose."""
+        for slot in self._slots:
+            slot.dismiss(messages.Dismissed(reason))
 
     def dismiss_one(self, local_rank: int, reason: str) -> None:
-        """The worker is to end: if its program caught a SIGTERM, it gets another one, which it does not catch."""
-        self._places[local_rank].dismiss(messages.Dismissed(reason))
+        """Announce that a worker must end: a program that caught SIGTERM gets another one, which it does not catch."""
+        self._slots[local_rank].dismiss(messages.Dismissed(reason))
 
     def request_stop(self) -> None:
-        """Let all programs know that the job is asked to stop; each monitor answers whether its one looks."""
-        for place in self._places:
-            place.request_stop()
+        """Tell all programs that the job was asked to stop; each monitor answers whether its program checks this."""
+        for slot in self._slots:
+            slot.request_stop()
 
     def look(self, but: int | None = None) -> None:
-        """Have it put on record where all programs are now; each monitor answers when that is done. but: a local rank
-        that is left out."""
-        for local_rank, place in enumerate(self._places):
+        """Record where all programs are now; each monitor answers when that is done. but: a local rank to leave out."""
+        for local_rank, slot in enumerate(self._slots):
             if local_rank != but:
-                place.tell(messages.Look())
+                slot.tell(messages.Look())
 
     def others_seen(self, local_rank: int, pid: int) -> None:
-        """Tell the monitor of a worker that hangs that it is on record where the others are."""
-        self._places[local_rank].tell(messages.OthersSeen(pid))
+        """Tell the monitor of a hung worker that the positions of the others are on record."""
+        self._slots[local_rank].tell(messages.OthersRecorded(pid))
 
     def limit(self, limits: Limits) -> None:
-        """Let these limits hold from now on."""
-        for place in self._places:
-            place.limit(limits)
+        """Apply these limits from now on."""
+        for slot in self._slots:
+            slot.limit(limits)
 
-    # -- what they say --------------------------------------------------------------------------
+    # -- messages from monitors -----------------------------------------------------------------
 
     def filenos(self) -> list[int]:
-        """Return what becomes readable when a monitor has something to say, or is gone."""
-        return [place.monitor.fileno() for place in self._places if place.monitor is not None]
+        """Return the descriptors that become readable when a monitor has a message or is gone."""
+        return [slot.monitor.fileno() for slot in self._slots if slot.monitor is not None]
 
     def poll(self, timeout: float) -> list[tuple[int, Message]]:
-        """Return what monitors say, by local rank, within `timeout` seconds; replace those that are lost.
+        """Return the monitors' messages, with local ranks, within `timeout` seconds; replace lost monitors.
 
-        To be called at least every few seconds."""
+        Call this at least every few seconds."""
         deadline = time.monotonic() + timeout
         while True:
-            said = [(rank, message) for rank, place in enumerate(self._places) for message in place.hear()]
+            received = [(rank, message) for rank, slot in enumerate(self._slots) for message in slot.hear()]
             now = time.monotonic()
-            said += [(rank, message) for rank, place in enumerate(self._places) for message in place.tend(now)]
-            if said or now >= deadline:
-                return said
-            self._await(min(deadline, *(place.tend_at for place in self._places), now + PROBE_EVERY) - now)
+            received += [(rank, message) for rank, slot in enumerate(self._slots) for message in slot.tend(now)]
+            if received or now >= deadline:
+                return received
+            self._await(min(deadline, *(slot.tend_at for slot in self._slots), now + PROBE_EVERY) - now)
 
     def _await(self, limit: float) -> None:
         poll = select.poll()
@@ -167,20 +166,20 @@ class Monitors:
         poll.poll(max(0.0, limit) * 1000)
 
     def close(self, limit: float) -> None:
-        """End all monitors, within about `limit` seconds. A worker that is still there is left alone."""
+        """End all monitors, within about `limit` seconds. Workers that still run are not touched."""
         deadline = time.monotonic() + limit
-        for place in self._places:
-            place.tell(messages.Leave())
-        for place in self._places:
-            place.close(max(0.0, deadline - time.monotonic()))
-        self._places.clear()
+        for slot in self._slots:
+            slot.tell(messages.Leave())
+        for slot in self._slots:
+            slot.close(max(0.0, deadline - time.monotonic()))
+        self._slots.clear()
         if self._sockets is not None:
             with contextlib.suppress(OSError):
                 self._sockets.rmdir()
 
 
-class _Place:
-    """The monitor of one local rank, whichever it is at the moment, and what it watches."""
+class _MonitorSlot:
+    """The current monitor of one local rank, and what it watches."""
 
     def __init__(self, path: Path) -> None:
         """Raises: OSError."""
@@ -203,10 +202,10 @@ class _Place:
     def is_watching(self) -> bool:
         return self.monitor is not None and self._is_ready
 
-    # -- telling --------------------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a monitor, and have it go on with what there is to watch. Raises: OSError."""
+        """Start a monitor, and let it continue with the present worker. Raises: OSError."""
         self.monitor = MonitorProcess(self._listener)
         self._is_ready = False
         self._started_at = self._probed_at = time.monotonic()
@@ -220,7 +219,7 @@ class _Place:
             self.tell(messages.Stop())
 
     def tell(self, message: messages.FromAgent, fds: Sequence[int] = ()) -> None:
-        """Tell the monitor something. What it cannot take is told to the next one, for it hangs."""
+        """Send the monitor a message. If it hangs and cannot take the message, its replacement gets the same state."""
         if self.monitor is not None:
             self.monitor.send(message, fds)
 
@@ -242,22 +241,22 @@ class _Place:
     def limit(self, limits: Limits) -> None:
         if self._assigned is not None:
             self._assigned = msgspec.structs.replace(self._assigned, limits=limits)
-            self.tell(messages.Limited(limits))
+            self.tell(messages.NewLimits(limits))
 
-    # -- hearing --------------------------------------------------------------------------------
+    # -- receiving ------------------------------------------------------------------------------
 
     def hear(self) -> list[Message]:
-        """Return what the monitor has said."""
-        said: list[Message] = []
+        """Return the monitor's messages."""
+        received: list[Message] = []
         while self.monitor is not None:
             try:
-                heard = self.monitor.hear(0.0)
+                item = self.monitor.hear(0.0)
             except ChannelClosed:
-                said.append(self._lose("it is gone"))
+                received.append(self._lose("it is gone"))
                 break
-            if heard is None:
+            if item is None:
                 break
-            message, fds = heard
+            message, fds = item
             if not isinstance(message, messages.Connected):
                 close_all(fds)
             match message:
@@ -272,8 +271,8 @@ class _Place:
                     self._connected(message, fds)
                 case messages.Gone(pid) if self._assigned is not None and pid == self._assigned.worker_pid:
                     self._forget_worker()
-            said.append(message)
-        return said
+            received.append(message)
+        return received
 
     def _connected(self, message: messages.Connected, fds: list[int]) -> None:
         if self._assigned is None or message.worker_pid != self._assigned.worker_pid:
@@ -285,17 +284,17 @@ class _Place:
             self._link_fds = fds
 
     def tend(self, now: float) -> list[Message]:
-        """Probe the monitor, replace a lost one."""
+        """Probe the monitor; replace it if it is lost."""
         if now < self.tend_at:
             return []
         self.tend_at = now + PROBE_EVERY
         if self.monitor is None:
             try:
                 self.start()
-            except OSError as error:  # no memory, no processes: later perhaps
+            except OSError as error:  # no memory or processes: try again later
                 self._losses += 1
                 self.tend_at = now + self._delay()
-                return [Lost(0, f"no other one could be started: {error}", self._worker_pid)]
+                return [MonitorGone(0, f"no replacement could be started: {error}", self._worker_pid)]
             return []
         if not self._is_ready:
             return [] if now - self._started_at < START_LIMIT else [self._lose("it did not begin")]
@@ -305,11 +304,11 @@ class _Place:
             return []
         self._probe += 1
         self._unanswered_since = now
-        self.tell(messages.Probe(self._probe))
+        self.tell(messages.ProbeMonitor(self._probe))
         return []
 
-    def _lose(self, why: str) -> Lost:
-        """Have another monitor in place of this one, which is gone or as good as gone."""
+    def _lose(self, reason: str) -> MonitorGone:
+        """Drop this monitor, which is gone or hangs, and schedule a replacement."""
         assert self.monitor is not None
         now = time.monotonic()
         pid = self.monitor.pid
@@ -317,7 +316,7 @@ class _Place:
         self.monitor = None
         self._losses = 1 if now - self._started_at > STEADY else self._losses + 1
         self.tend_at = now + self._delay()
-        return Lost(pid, why, self._worker_pid)
+        return MonitorGone(pid, reason, self._worker_pid)
 
     def _delay(self) -> float:
         return DELAYS[min(self._losses, len(DELAYS)) - 1]
@@ -333,7 +332,7 @@ class _Place:
         self._link_fds = []
 
     def close(self, limit: float) -> None:
-        """End the monitor and give everything back."""
+        """End the monitor and release its resources."""
         if self.monitor is not None:
             self.monitor.end(limit)
             self.monitor = None

@@ -1,7 +1,7 @@
-"""What does a forked worker tell its agent about its imports? Lines in memory that both have mapped.
+"""What does a forked worker report to its agent about its imports?  Lines in memory that both have mapped.
 
-The worker writes without waiting, and without a descriptor that its program would see. What it has written outlives it,
-also if it is killed. Lines that find no room are dropped."""
+The worker writes without waiting, and without a descriptor that its program would see. Its lines survive it, also if
+it is killed. Lines that do not fit are dropped."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SIZE = 1 << 16  # bytes for one worker
 _used = struct.Struct("=I")
 
 
-class Writer:
-    """The worker's side. memory: a descriptor, at: where its part begins."""
+class NotesWriter:
+    """The worker's side. memory: a descriptor, offset: of this worker's part."""
 
-    def __init__(self, memory: int, at: int) -> None:
-        self._memory = mmap.mmap(memory, SIZE, offset=at)
+    def __init__(self, memory: int, offset: int) -> None:
+        self._memory = mmap.mmap(memory, SIZE, offset=offset)
         self._end = _used.size
 
     def write(self, line: str) -> None:
@@ -24,18 +24,18 @@ class Writer:
         if self._end + len(data) <= SIZE:
             self._memory[self._end : self._end + len(data)] = data
             self._end += len(data)
-            _used.pack_into(self._memory, 0, self._end)  # the last: the agent may read at any moment
+            _used.pack_into(self._memory, 0, self._end)  # last, because the agent may read at any moment
 
 
-class Reader:
+class NotesReader:
     """The agent's side."""
 
-    def __init__(self, memory: int, at: int) -> None:
-        self._memory = mmap.mmap(memory, SIZE, prot=mmap.PROT_READ, offset=at)
+    def __init__(self, memory: int, offset: int) -> None:
+        self._memory = mmap.mmap(memory, SIZE, prot=mmap.PROT_READ, offset=offset)
         self._read = _used.size
 
     def read(self) -> list[str]:
-        """Return the lines that were written since the last time."""
+        """Return the lines that were written since the last call."""
         (end,) = _used.unpack_from(self._memory, 0)
         if not self._read < end <= SIZE:
             return []

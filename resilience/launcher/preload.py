@@ -1,8 +1,8 @@
-"""Which modules does the zygote import in advance, and which of them can it have without doing harm?
+"""Which modules can the zygote import in advance without harm?
 
-A module that the zygote has imported costs a restart nothing. After the import the process must still be fit to be
-forked, and a program must find everything as if it had imported the module itself. A module that starts a thread or
-a process, opens a file, a socket or a device, or handles a signal breaks that: it is refused, with the reason."""
+A module that the zygote has imported costs a restart nothing. After the import, the process must still be safe to fork,
+and a program must find everything as if it had imported the module itself. A module that starts a thread or a process,
+opens a file, a socket or a device, or handles a signal breaks that: it is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ import msgspec
 from resilience.adapters.environment import one_blas_thread
 from resilience.core.encoding import text
 from resilience.launcher import environment_reads, worker_main
-from resilience.launcher.hidden import Group
+from resilience.launcher.hidden import HiddenModules
 from resilience.launcher.script_variables import is_read_at_import
 
-# The launcher gives each worker, or each cycle, a value of its own.
-OF_A_WORKER = (
+# The launcher sets these differently for each worker or cycle.
+WORKER_VARIABLES = (
     *("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "RANK", "RESILIENCE_", "ROLE_", "TORCHELASTIC_"),
     *("TRACEPARENT", "WORLD_SIZE"),
 )
 
-groups: list[Group] = []  # of modules of this process that programs are to import anew
+groups: list[HiddenModules] = []  # modules of this process that programs import again
 
 
 class Loaded(msgspec.Struct, frozen=True):
     """The outcome of preloading. refused: these modules cannot be preloaded, and none of the others was kept.
-    found: the file of each top-level module that was not imported before; reads: variables that they have read.
-    is_learned: nobody asked for these modules, workers have imported them."""
+    found: file of each newly imported top-level module; reads: variables that they read. is_learned: the user did not
+    name these modules; workers have imported them."""
 
     modules: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -50,18 +50,18 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def begin() -> None:
-    """Remember the modules of torch and numpy, which this process has imported."""
+    """Register the modules of torch and numpy, which this process has imported."""
     for package in ("torch", "numpy"):
-        groups.append(Group(package, _modules_of(package, set()), is_read_at_import))
+        groups.append(HiddenModules(package, _modules_of(package, set()), is_read_at_import))
 
 
 def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
-    """Import modules in this order. If one of them is refused, this process is of no use any more.
+    """Import modules in this order. If one of them is refused, this process is unusable afterwards.
 
-    learned: names that workers have tried to import; one that cannot be imported is left out."""
+    learned: names that workers have tried to import; a name that cannot be imported is left out."""
     began = time.monotonic()
-    sys.path[:] = worker_main.PATHS  # as in workers, but for the script's folder
-    known = set(sys.modules)
+    sys.path[:] = worker_main.PATHS  # as in workers, except for the script's folder
+    known_names = set(sys.modules)
     before, environment = _state(), dict(os.environ)
     reads: dict[str, set[str]] = defaultdict(set)
     for name in (*modules, *learned):
@@ -71,45 +71,45 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
             except BaseException as error:  # whatever a module raises
                 if name in modules:
                     return Loaded(refused=(name,), why=text(f"{type(error).__name__}: {error}")[:300])
-        why = cannot_fork() or _difference(before, _state()) or _reads_of_a_worker(reads)
-        if why:
-            return Loaded(refused=(name,), why=why, is_learned=name not in modules)
+        reason = cannot_fork() or _difference(before, _state()) or _why_worker_specific(reads)
+        if reason:
+            return Loaded(refused=(name,), why=reason, is_learned=name not in modules)
     if dict(os.environ) != environment:
         os.environ.clear()
         os.environ.update(environment)
     gc.collect()
-    gc.freeze()  # a collection in a worker must not copy what is shared
-    for package in {name.partition(".")[0] for name in set(sys.modules) - known} - set(sys.stdlib_module_names):
-        groups.append(Group(package, _modules_of(package, known), reads[package].__contains__))
-    found = {
+    gc.freeze()  # a garbage collection in a worker must not copy shared pages
+    for package in {name.partition(".")[0] for name in set(sys.modules) - known_names} - set(sys.stdlib_module_names):
+        groups.append(HiddenModules(package, _modules_of(package, known_names), reads[package].__contains__))
+    files = {
         name: str(getattr(sys.modules[name], "__file__", None) or "")
-        for name in set(sys.modules) - known
+        for name in set(sys.modules) - known_names
         if "." not in name
     }
     names = (*modules, *sorted({name.partition(".")[0] for name in learned}))
-    every = tuple(sorted(set().union(*reads.values())))
-    return Loaded(names, found=found, reads=every, duration_s=time.monotonic() - began, is_learned=not modules)
+    variables = tuple(sorted(set().union(*reads.values())))
+    return Loaded(names, found=files, reads=variables, duration_s=time.monotonic() - began, is_learned=not modules)
 
 
-def _modules_of(package: str, known: set[str]) -> dict[str, ModuleType]:
-    """Return the modules of a package that are not known."""
+def _modules_of(package: str, known_names: set[str]) -> dict[str, ModuleType]:
+    """Return the imported modules of a package except known ones."""
     return {
         name: module
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] == package and name not in known and isinstance(module, ModuleType)
+        if name.partition(".")[0] == package and name not in known_names and isinstance(module, ModuleType)
     }
 
 
-def _reads_of_a_worker(reads: Mapping[str, set[str]]) -> str:
+def _why_worker_specific(reads: Mapping[str, set[str]]) -> str:
     for package, names in reads.items():
-        own = [name for name in sorted(names) if name.startswith(OF_A_WORKER)]
-        if own:
-            return f"{package} reads {own[0]} at its import, which differs between workers"
+        worker_variables = [name for name in sorted(names) if name.startswith(WORKER_VARIABLES)]
+        if worker_variables:
+            return f"{package} reads {worker_variables[0]} at its import, which differs between workers"
     return ""
 
 
 def cannot_fork() -> str:
-    """Return why this process must not be forked, empty if it may be."""
+    """Return why this process must not be forked; empty if it may be."""
     threads = [text((task / "comm").read_bytes()).strip() for task in Path("/proc/self/task").iterdir()]
     if len(threads) > 1:
         return f"{len(threads)} threads run ({', '.join(sorted(threads))}), and a fork has only one"
@@ -121,21 +121,21 @@ def cannot_fork() -> str:
 
 
 def _state() -> dict[str, object]:
-    """Return what importing a module must not change, by its name in a sentence."""
+    """Return the state that an import must not change, by its name for messages."""
     return {
         "open descriptors": _descriptors(),
         "handlers of signals": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
         "child processes": Path(f"/proc/self/task/{os.getpid()}/children").read_bytes(),
         "sys.path": list(sys.path),
         "sys.excepthook": sys.excepthook,
-        "the present folder": os.stat(os.curdir).st_ino,
+        "the current folder": os.stat(os.curdir).st_ino,
     }
 
 
 def _descriptors() -> dict[str, str]:
     descriptors = {}
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the list itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
     return descriptors
 

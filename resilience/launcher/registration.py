@@ -1,7 +1,6 @@
 """How does torchrun find our rendezvous?  By an entry point of the group `torchrun.handlers`.
 
-torch loads it whenever its rendezvous package is imported, while that import is still under way: so this
-module imports nothing."""
+torch loads this module while the import of its rendezvous package is still running, so this module imports nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 
 def creator() -> Any:
-    """Return what makes a handler for `--rdzv-backend=resilience`."""
+    """Return the function that creates a handler for `--rdzv-backend=resilience`."""
     return _create
 
 

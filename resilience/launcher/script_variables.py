@@ -1,7 +1,7 @@
 """Does a program set a variable that torch, numpy or another preloaded module reads only while it is imported?
 
-The answer comes from the syntax tree of the script and of modules beside it. Nothing is imported or run. What this
-overlooks (a name that is computed, a library that sets variables) is found in the worker itself: see `hidden`."""
+The answer comes from the syntax trees of the script and of modules beside it. Nothing is imported or run. Cases that
+this overlooks (a computed name, a library that sets variables) are found in the worker itself: see `hidden`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-# Torch, numpy and the libraries that they load read variables with these beginnings when they are imported. Found by
-# recording every getenv of an import, and every look into os.environ (tests/process/test_late_variables.py).
+# Torch, numpy and the libraries that they load read variables with these prefixes when they are imported. Found by
+# recording every getenv of an import, and every read of os.environ (tests/process/test_late_variables.py).
 READ_AT_IMPORT = (
     *("ACC_", "COMPILE_STROBELIGHT_", "DNNL_", "FX_", "GFORTRAN_", "GOMP_", "GOTO_", "KINETO_", "KMP_", "MKL", "NPY_"),
     *("NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH"),
@@ -23,16 +23,16 @@ READ_LATER = (
     *("PYTORCH_TUNABLEOP_", "TORCHELASTIC_", "TORCH_CUDA_ARCH_LIST", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
     *("TORCH_DIST_INIT_BARRIER", "TORCH_ELASTIC_", "TORCH_EXTENSIONS_DIR", "TORCH_FORCE_", "TORCH_HOME", "TORCH_NCCL_"),
 )
-# What these say can be set at any time, and is (`worker_main.apply`).
+# A change of these can be applied at any time (`worker_main._apply`).
 APPLIED = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG"})
-MOST_FILES = 100  # of a program that are looked into
+MOST_FILES = 100  # of a program that are read
 
 
 Kind = Literal["set", "set default", "remove"]
 
 
 class Write(NamedTuple):
-    """A variable is set, set unless there is one, or removed. value: None if it is not known."""
+    """The program sets a variable, sets it if unset, or removes it. value: None if unknown."""
 
     kind: Kind
     name: str
@@ -42,7 +42,7 @@ class Write(NamedTuple):
 
 
 class Import(NamedTuple):
-    """A module is imported. level: of a relative import; names: that are taken from it."""
+    """The program imports a module. level: of a relative import; names: imported from it."""
 
     module: str
     level: int
@@ -55,10 +55,9 @@ def is_read_at_import(name: str) -> bool:
 
 
 def why_not(file: str, folder: str, environment: Mapping[str, str], preloaded: Collection[str]) -> str:
-    """Return which variable a program sets too late for a warm worker, empty if none.
+    """Return which variable a program sets too late for a warm worker; empty if none.
 
-    file: of its main module; folder: where its own modules are; preloaded: variables that modules of the zygote have
-    read which torch imports only when it needs them."""
+    file: of its main module; folder: of its own modules; preloaded: variables that preloaded modules have read."""
     is_imported = False
     for write in _walk(file, folder):
         if isinstance(write, Import):
@@ -79,37 +78,37 @@ def _differs(write: Write, environment: Mapping[str, str]) -> bool:
 
 
 def _walk(file: str, folder: str) -> Iterator[Write | Import]:
-    """Yield what the program does at its start, in the order of the source; then what its functions do."""
-    seen: set[str] = set()
+    """Yield what the program does at its start, in source order; then what its functions do."""
+    visited: set[str] = set()
     later: list[Write | Import] = []
 
     def visit(path: str) -> Iterator[Write | Import]:
-        if path in seen or len(seen) >= MOST_FILES:
+        if path in visited or len(visited) >= MOST_FILES:
             return
-        seen.add(path)
+        visited.add(path)
         at_once, in_functions = _read(path)
-        for each in at_once:
-            if isinstance(each, Import):
-                for module in _own_files(each, path, folder):
+        for statement in at_once:
+            if isinstance(statement, Import):
+                for module in _own_files(statement, path, folder):
                     yield from visit(module)
-            yield each
+            yield statement
         later.extend(in_functions)
 
     yield from visit(file)
     yield from later
 
 
-def _own_files(each: Import, file: str, folder: str) -> list[str]:
-    """Return the files of the program's own modules that an import runs."""
-    if each.level:
+def _own_files(statement: Import, file: str, folder: str) -> list[str]:
+    """Return the files of the program's own modules that an import executes."""
+    if statement.level:
         folder = os.path.dirname(file)
-        for _ in range(each.level - 1):
+        for _ in range(statement.level - 1):
             folder = os.path.dirname(folder)
     files = []
-    parts = each.module.split(".") if each.module else []
+    parts = statement.module.split(".") if statement.module else []
     for number in range(1, len(parts) + 1):
         files += _candidates(os.path.join(folder, *parts[:number]))
-    for name in each.names:
+    for name in statement.names:
         files += _candidates(os.path.join(folder, *parts, name))
     return [path for path in files if os.path.isfile(path)]
 
@@ -134,7 +133,7 @@ def _read(path: str) -> tuple[list[Write | Import], list[Write | Import]]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects imports and writes to the environment, in the order of the source."""
+    """Collects imports and writes to the environment, in source order."""
 
     def __init__(self, path: str) -> None:
         self.at_once: list[Write | Import] = []
@@ -142,13 +141,13 @@ class _Reader(ast.NodeVisitor):
         self._file = path
         self._depth = 0
 
-    def _add(self, each: Write | Import) -> None:
-        (self.in_functions if self._depth else self.at_once).append(each)
+    def _add(self, statement: Write | Import) -> None:
+        (self.in_functions if self._depth else self.at_once).append(statement)
 
     def _write(self, key: ast.expr | None, value: ast.expr | None, node: ast.AST, kind: Kind = "set") -> None:
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
-            self._add(Write(kind, key.value, text, self._file, getattr(node, "lineno", 0)))
+            literal = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+            self._add(Write(kind, key.value, literal, self._file, getattr(node, "lineno", 0)))
 
     def visit(self, node: ast.AST) -> None:
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)

@@ -1,7 +1,7 @@
-"""Shows workers' output at the terminal, in a thread of its own, which waits for a slow reader while nobody else does.
+"""Shows workers' output at the terminal, in a separate thread: only this thread waits for a slow reader.
 
-The queue is bounded. A stream's output that finds no room is not shown; when the reader has caught up, a line in its
-place says how much that was, and which file holds it."""
+The queue is bounded. Output that does not fit is not shown; when the reader has caught up, a line in its place says
+how many bytes are missing and which file holds them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING
 
 from resilience.adapters import terminal
 from resilience.core.printable import printable_line
-from resilience.launcher.streams import Lost
+from resilience.launcher.streams import StreamLost
 
 if TYPE_CHECKING:
     from resilience.launcher.drain import Stream
 
-ROOM = 16 << 20  # bytes that wait for the reader
-LONGEST_LINE = 1 << 16  # bytes; what is longer is shown in pieces
-PATIENCE = 2.5  # seconds without a byte taken after which a reader is given up, at the end
-WAIT = 0.2  # seconds of one attempt
+ROOM = 16 << 20  # bytes queued for the reader
+LONGEST_LINE = 1 << 16  # bytes; longer lines are shown in pieces
+PATIENCE = 2.5  # seconds without progress after which we give up on a reader at the end
+WAIT = 0.2  # seconds of one write attempt
 WHY = "the reader was too slow"
 
-Tell = Callable[[Lost], None]
+Tell = Callable[[StreamLost], None]
 
 
 class Shower:
-    """The thread that writes to stdout, or to stderr, and its queue. Other methods are called by one other thread."""
+    """The thread that writes to stdout or stderr, and its queue. One other thread calls the methods."""
 
     def __init__(self, to: int, tell: Tell) -> None:
         self._to, self._tell = terminal.stream(to), tell
-        self._queue: deque[tuple[Stream | None, bytes]] = deque()  # None: a line of our own
+        self._queue: deque[tuple[Stream | None, bytes]] = deque()  # None: one of our own lines
         self._size = 0
         self._missed: dict[int, int] = {}  # bytes not shown, by the stream's number
         self._gaps: dict[Stream, int] = {}  # bytes not shown since the last line about it
-        self._is_line_over = True  # of what is in the queue
+        self._is_line_over = True  # whether the queued data ends with a whole line
         self._moved_at = time.monotonic()  # when the reader last took something, or there was nothing to take
         self._is_gone = False  # nobody can read any more
         self._has_work = threading.Condition()
@@ -48,12 +48,12 @@ class Shower:
         return not self._queue and not self._gaps
 
     def is_stuck(self, now: float) -> bool:
-        """Return True if the reader has taken nothing for so long that it is not waited for at the end."""
+        """Return True if the reader has taken nothing for so long that we do not wait for it at the end."""
         with self._has_work:
             return self._is_gone or now - self._moved_at >= PATIENCE
 
     def take(self, stream: Stream, data: bytes) -> None:
-        """Show it, later; not if there is no room, or if there was none and the reader has not caught up yet."""
+        """Queue data for the terminal. Drop it if the queue is full, or was full and the reader has not caught up."""
         with self._has_work:
             if self._size > (ROOM // 2 if self._gaps else ROOM):
                 self._gaps[stream] = self._gaps.get(stream, 0) + len(data)
@@ -62,23 +62,23 @@ class Shower:
             self._put(stream, data)
 
     def settle(self) -> None:
-        """The job is over, and the reader is not waited for any more: report what it will not get."""
+        """Report what the reader will not receive: the job is over, and we no longer wait for it."""
         with self._has_work:
-            left = dict(self._gaps)
+            lost_bytes = dict(self._gaps)
             for stream, data in self._queue:
                 if stream is not None:
-                    left[stream] = left.get(stream, 0) + len(data)
+                    lost_bytes[stream] = lost_bytes.get(stream, 0) + len(data)
             self._queue.clear()
             self._gaps.clear()
-        for stream, count in left.items():
+        for stream, count in lost_bytes.items():
             self._miss(stream, count, unsaid=count)
 
     def _miss(self, stream: Stream, count: int, unsaid: int = 0) -> None:
         self._missed[stream.number] = total = self._missed.get(stream.number, 0) + count
-        self._tell(Lost(stream.name, stream.path, "terminal", total, WHY, unsaid))
+        self._tell(StreamLost(stream.name, stream.path, "terminal", total, WHY, unsaid))
 
     def _fill_gaps(self) -> None:
-        """Say what was not shown."""
+        """Queue lines about output that was not shown."""
         for stream, count in self._gaps.items():
             self._miss(stream, count)
             where = f"; {printable_line(os.fsdecode(stream.path))} has it" if stream.path else ""
@@ -110,7 +110,7 @@ class Shower:
                 self._size -= taken
                 if taken:
                     self._moved_at = time.monotonic()
-                if self._queue:  # else the reader was given up meanwhile
+                if self._queue:  # else `settle` has emptied it meanwhile
                     self._queue.popleft()
                     if taken < len(data):
                         self._queue.appendleft((stream, data[taken:]))

@@ -1,6 +1,6 @@
-"""Which signals has the agent been sent?  Noted, never acted on inside a handler.
+"""Which signals has the agent received?
 
-A handler only notes the number and makes a descriptor readable, so that the agent's wait ends. A signal
+A handler only notes the number and makes a descriptor readable, which ends the agent's wait; it never acts. A signal
 that was ignored when the agent started (SIGHUP under nohup) stays ignored."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Signals:
     """The signals that ask the agent to stop. Main thread only."""
 
     def __init__(self, names: str) -> None:
-        """names: as torchrun's --signals-to-handle has them. Raises: ConfigurationError."""
+        """names: in the format of torchrun's --signals-to-handle. Raises: ConfigurationError."""
         self._numbers = [number for number in map(_number, names.split(",")) if number is not None]
         self._ignored = [number for number in self._numbers if signal.getsignal(number) is signal.SIG_IGN]
         self._received: list[int] = []
@@ -25,26 +25,26 @@ class Signals:
         self.install()
 
     def fileno(self) -> int:
-        """Readable once a signal has come."""
+        """Return a descriptor that is readable after a signal has arrived."""
         return self._read
 
     def has_any(self) -> bool:
-        """Whether a signal has come that was not taken yet."""
+        """Return True if a signal has arrived that `take` has not returned."""
         return bool(self._received)
 
     def wait(self, limit: float) -> None:
-        """Wait for a signal that was not taken yet, `limit` seconds at most."""
+        """Wait for a signal that `take` has not returned, for at most `limit` seconds."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         poll.poll(limit * 1000)
 
     def install(self) -> None:
-        """Put our handlers in place, also after somebody else has put theirs."""
+        """Install our handlers, also after other code has installed its own."""
         for number in self._numbers:
             signal.signal(number, signal.SIG_IGN if number in self._ignored else self._note)
 
     def take(self) -> list[int]:
-        """Return the signals that came since the last look, in order."""
+        """Return the signals that arrived since the last call, in order."""
         if not self._received:
             return []
         taken, self._received = self._received, []
@@ -68,6 +68,6 @@ def _number(name: str) -> int | None:
         return None
     if name not in signal.Signals.__members__:
         raise ConfigurationError(
-            f"--signals-to-handle names {name!r}, which is no signal here; expected names such as SIGTERM,SIGINT"
+            f"--signals-to-handle contains {name!r}, which is not a signal here; expected names such as SIGTERM,SIGINT"
         )
     return int(signal.Signals[name])

@@ -1,4 +1,4 @@
-"""What do signals to this agent and its workers ask for?  Facts for `core.supervision` and `core.stopping`."""
+"""What do signals to this agent and its workers request?  Facts for `core.supervision` and `core.stopping`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from resilience.core.agent_protocol import Protocol
-from resilience.core.cycle import Verdict
+from resilience.core.agent_protocol import NodeProtocol
+from resilience.core.cycle import CycleDecision
 from resilience.core.stopping import AGENT_LIMIT, on_workers_sigterm
 from resilience.core.supervision import Supervision
 
 if TYPE_CHECKING:
     from resilience.launcher.monitors import Monitors
-    from resilience.launcher.running import Ended
     from resilience.launcher.signals import Signals
     from resilience.launcher.witnesses import Witnesses
+    from resilience.launcher.worker_processes import EndedWorker
 
 
-class Stopping:
+class NodeSignals:
     """Signals to one node. Main thread only."""
 
     def __init__(
         self,
         supervision: Supervision,
-        run: Callable[[Protocol[None]], None],
+        run: Callable[[NodeProtocol[None]], None],
         monitors: Monitors,
         signals: Signals,
         witnesses: Witnesses,
@@ -39,31 +39,31 @@ class Stopping:
 
     # -- signals to the agent -------------------------------------------------------------------
 
-    def asked(self) -> Verdict | None:
-        """Return what the signals so far ask for, None before the first. A node that is to leave may still be told to
-        stop the job. Raises: StoreError."""
+    def asked(self) -> CycleDecision | None:
+        """Return the decision that the signals so far request, None before the first. While a node is about to leave,
+        another signal may still stop the job. Raises: StoreError."""
         for number in self._signals.take():
             self._run(self._supervision.signalled(number, signal.Signals(number).name))
         return self._supervision.stop
 
     # -- SIGTERM to a worker --------------------------------------------------------------------
 
-    def may_be_preemption(self, ended: Ended) -> bool:
-        """Return True if a worker ended by a SIGTERM of which it is not known yet for whom it was meant."""
-        is_ours = ended.local_rank in self._witnesses.condemned or self._witnesses.is_ended_for_hang(ended)
-        return ended.code == -signal.SIGTERM and not is_ours
+    def may_be_preemption(self, ended: EndedWorker) -> bool:
+        """Return True if a worker ended by SIGTERM and we do not know yet whether the whole node was meant."""
+        is_for_worker = ended.local_rank in self._witnesses.condemned or self._witnesses.is_ended_for_hang(ended)
+        return ended.code == -signal.SIGTERM and not is_for_worker
 
     def await_signal(self) -> bool:
-        """A worker ended by SIGTERM: wait until it is known whether this agent is signalled too."""
+        """After a worker ended by SIGTERM: wait until it is clear whether this agent also receives a signal."""
         began = time.monotonic()
-        while (meant := on_workers_sigterm(self._signals.has_any(), time.monotonic() - began)) == "wait":
+        while (target := on_workers_sigterm(self._signals.has_any(), time.monotonic() - began)) == "wait":
             self._signals.wait(AGENT_LIMIT)
-        return meant == "agent"
+        return target == "agent"
 
     def end_terminated_workers(self) -> None:
-        """A worker that looks for a stop catches SIGTERM. If that was for it alone, it ends like any other."""
+        """End workers whose program catches SIGTERM to look for a stop, if only the worker was signalled."""
         now = time.monotonic()
-        for local_rank, at in self._witnesses.sigterms.items():
-            if local_rank not in self._witnesses.condemned and on_workers_sigterm(False, now - at) == "failure":
+        for local_rank, caught_at in self._witnesses.sigterms.items():
+            if local_rank not in self._witnesses.condemned and on_workers_sigterm(False, now - caught_at) == "failure":
                 self._witnesses.condemned.add(local_rank)
                 self._monitors.dismiss_one(local_rank, "SIGTERM to this worker")

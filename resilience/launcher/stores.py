@@ -1,8 +1,8 @@
-"""Who hosts the job's stores?  A process beside the agent, so that no agent's or worker's end takes one along.
+"""Which process hosts the job's stores?  A separate one, so stores survive the end of agent and workers.
 
-It does nothing else: it opens a TCPStore server on request and closes it on request, and ends with its
-agent. Forked where the agent has one thread (milliseconds); executed otherwise, which costs an import of
-torch but never inherits a lock that somebody else holds. Signals meant for the agent pass it by."""
+It opens and closes TCPStore servers on request, and ends with its agent. It is forked if the agent has one thread
+(milliseconds); otherwise it is executed, which costs an import of torch but never inherits a lock that another thread
+holds. Signals meant for the agent do not reach it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from resilience.adapters import descriptors, titles
 from resilience.adapters.channel import Channel, ChannelClosed, pair
+from resilience.adapters.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports
 from resilience.adapters.processes import ignore_job_signals, job_signals_blocked
-from resilience.adapters.serving import LOOPBACK, address_of, listen, listen_beside_free_ports
 from resilience.core import encoding
 from resilience.errors import LaunchError, StoreError
 
@@ -35,8 +35,8 @@ END_LIMIT = 2.0  # seconds to end by itself
 PR_SET_PDEATHSIG = 1
 
 
-class Host(msgspec.Struct, frozen=True, tag=True):
-    """Open a server. address: the one that its clients use; port: 0 for any free one."""
+class OpenServer(msgspec.Struct, frozen=True, tag=True):
+    """Open a server. address: the one that its clients use; port: 0 for any free port."""
 
     address: str
     port: int
@@ -49,20 +49,20 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hosted(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Host, in order. port: 0 if it failed, and `error` says why. address: by which this host
-    reaches the server."""
+    """Answers OpenServer requests, in order. port: 0 if it failed, and `error` says why. address: the server's address
+    for this host."""
 
     port: int
     error: str = ""
     address: str = ""
 
 
-_requests = encoding.reader(Host | Release, "msgpack")
+_requests = encoding.reader(OpenServer | Release, "msgpack")
 _answers = encoding.reader(Hosted, "msgpack")
 
 
 class StoreProcess:
-    """The agent's end of the line to its store process. One thread."""
+    """The agent's handle of its store process. One thread."""
 
     def __init__(self, pid: int, line: Channel, is_forked: bool) -> None:
         self.pid = pid
@@ -70,38 +70,38 @@ class StoreProcess:
         self._line = line
         self._is_ready = is_forked
         self._is_open = True
-        self._asked = 0  # servers asked for and not taken yet
+        self._asked = 0  # servers requested and not taken yet
 
     @classmethod
     def start(cls) -> StoreProcess:
-        """Start the process. Forks where this process has a single thread. Raises: LaunchError."""
-        ours, theirs = pair()
+        """Start the process; fork it if this process has a single thread. Raises: LaunchError."""
+        ours, peer_line = pair()
         is_forked = _may_fork()
         try:
-            pid = _fork(theirs) if is_forked else _execute(theirs)
+            pid = _fork(peer_line) if is_forked else _execute(peer_line)
         except OSError as error:
             ours.close()
             raise LaunchError(
-                f"the store process could not be started: {error}; this host has no room for it"
+                f"the store process could not be started: {error}; this host lacks the resources for it"
             ) from error
         finally:
-            theirs.close()
+            peer_line.close()
         return cls(pid, ours, is_forked)
 
     def host(self, address: str = LOOPBACK, port: int = 0) -> Hosted:
         """Open a TCPStore server and return where it listens.
 
-        address: the one that its clients use (`adapters.serving`). port: 0 for any. Raises: StoreError."""
+        address: the one that its clients use (`adapters.listening_sockets`). port: 0 for any. Raises: StoreError."""
         self.ask(address, port)
         return self.take()
 
     def ask(self, address: str = LOOPBACK, port: int = 0) -> None:
-        """Have a server opened ahead of time; `take` returns where it listens. Raises: StoreError."""
-        self._send(Host(address, port))
+        """Request a server ahead of time; `take` returns where it listens. Raises: StoreError."""
+        self._send(OpenServer(address, port))
         self._asked += 1
 
     def take(self) -> Hosted:
-        """Return where the server listens that was asked for first. Raises: StoreError."""
+        """Return where the server listens that was requested first. Raises: StoreError."""
         assert self._asked, "no server was asked for"
         self._asked -= 1
         if not self._is_ready:
@@ -113,17 +113,17 @@ class StoreProcess:
         return answer
 
     def release(self, port: int) -> None:
-        """Close the server on `port`; its clients' next operation fails. Nothing happens if there is none."""
+        """Close the server on `port`, if there is one; its clients' next operation fails."""
         with contextlib.suppress(StoreError):
             self._send(Release(port))
 
     def close(self) -> None:
-        """End the process and all its servers. Again changes nothing."""
+        """End the process and all its servers. May be called again."""
         if not self._is_open:
             return
         self._is_open = False
         self._line.close()
-        pidfd = os.pidfd_open(self.pid)  # it is our child, and nobody has reaped it
+        pidfd = os.pidfd_open(self.pid)  # safe: it is our child and not reaped yet
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
@@ -134,7 +134,7 @@ class StoreProcess:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
-    def _send(self, request: Host | Release) -> None:
+    def _send(self, request: OpenServer | Release) -> None:
         if not self._line.send(encoding.to_msgpack(request)):
             raise StoreError(
                 f"the store process (pid {self.pid}) is gone, so this node can host no store", pid=self.pid
@@ -142,7 +142,7 @@ class StoreProcess:
 
     def _hear(self, limit: float) -> Hosted:
         deadline = time.monotonic() + limit
-        while True:  # in short steps, so that a signal's handler runs in time
+        while True:  # in short steps, so that signal handlers run in time
             try:
                 message = self._line.receive(min(0.2, max(0.0, deadline - time.monotonic())))
             except ChannelClosed as error:
@@ -154,8 +154,8 @@ class StoreProcess:
 
 
 def _may_fork() -> bool:
-    """Return whether no other thread can hold a lock now. OpenBLAS's pool, whose threads bear the process's
-    own name, survives a fork."""
+    """Return True if no other thread can hold a lock now. OpenBLAS's pool, whose threads have the process's own name,
+    survives a fork."""
     names = {encoding.text(Path(f"/proc/self/task/{task}/comm").read_bytes()) for task in os.listdir("/proc/self/task")}
     return threading.active_count() == 1 and len(names) == 1
 
@@ -171,11 +171,11 @@ def _fork(line: Channel) -> int:
 
 def _serve_forked(line: Channel, agent: int) -> NoReturn:
     try:
-        keep = line.fileno()
+        line_fd = line.fileno()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(0, 1)
-        os.closerange(3, keep)
-        os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3, line_fd)
+        os.closerange(line_fd + 1, os.sysconf("SC_OPEN_MAX"))
         serve(line, agent)
     finally:
         os._exit(0)
@@ -195,7 +195,7 @@ def _execute(line: Channel) -> int:
 
 
 def serve(line: Channel, agent: int) -> None:
-    """Be the store process until the line closes or the agent ends."""
+    """Run as the store process until the line closes or the agent ends."""
     ignore_job_signals()
     signal.set_wakeup_fd(-1)
     titles.name("res-store")
@@ -203,7 +203,7 @@ def serve(line: Channel, agent: int) -> None:
     descriptors.raise_limit()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != agent:
-        return  # it went before we could ask to go with it
+        return  # the agent ended before our request to end with it
     servers: dict[int, dist.TCPStore] = {}
     while True:
         try:
@@ -213,10 +213,12 @@ def serve(line: Channel, agent: int) -> None:
         if message is None:
             continue
         match _requests(message):
-            case Host(address, port):
+            case OpenServer(address, port):
                 line.send(encoding.to_msgpack(_open(servers, address, port)))
             case Release(port):
                 servers.pop(port, None)
+            case _:  # of another version
+                pass
 
 
 def _open(servers: dict[int, dist.TCPStore], address: str, port: int) -> Hosted:
@@ -234,6 +236,6 @@ def _open(servers: dict[int, dist.TCPStore], address: str, port: int) -> Hosted:
 
 if __name__ == "__main__":
     end = Channel(socket.socket(fileno=int(sys.argv[1])))
-    end.send(encoding.to_msgpack(Hosted(0)))  # imported, and listening to requests
+    end.send(encoding.to_msgpack(Hosted(0)))  # imports are done; ready for requests
     serve(end, int(sys.argv[2]))
-    os._exit(0)  # nothing is left to be cleaned up, and the agent waits
+    os._exit(0)  # nothing needs cleanup, and the agent waits

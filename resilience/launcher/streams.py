@@ -1,4 +1,4 @@
-"""What the agent and its drain process say to each other about workers' output. One message a datagram, msgpack."""
+"""Messages between the agent and its drain process about workers' output. One msgpack message per datagram."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 from resilience.core.encoding import reader, to_msgpack
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
-    """Drain a stream; its descriptor comes along.
+class OpenStream(msgspec.Struct, frozen=True, tag="open"):
+    """Drain a stream; its descriptor is attached.
 
-    name: for people. path: the file that keeps it, by `os.fsencode`, rotated at `limit` bytes (0: never). to: 1 for
+    name: for people. path: the output file, from `os.fsencode`, rotated at `limit` bytes (0: never). to: 1 for
     stdout, 2 for stderr, 0 for neither."""
 
     number: int
@@ -22,23 +22,23 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     to: int
 
 
-class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """The workers are gone, and no stream will be opened any more: pass on what is left."""
+class FinishStreams(msgspec.Struct, frozen=True, tag="finish"):
+    """Pass on the remaining output: the workers have ended, and no new stream will be opened."""
 
 
-class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Answer, if you still read."""
+class ProbeDrain(msgspec.Struct, frozen=True, tag="probe"):
+    """Ask whether the drain process still reads."""
 
 
 class Reading(msgspec.Struct, frozen=True, tag="reading"):
-    """The answer to a probe: the drain process reads."""
+    """Answer a probe: the drain process reads."""
 
 
-class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """Some output of a stream is not where it would be expected.
+class StreamLost(msgspec.Struct, frozen=True, tag="lost"):
+    """Report output that is missing in a place.
 
-    place: "file": it could not be written. "rotated": it was kept, and removed by rotation. "terminal": it was not
-    shown. count: bytes of this stream and place so far. unsaid: bytes of these that no line at the terminal tells."""
+    place: "file": it could not be written. "rotated": it was written, then removed by rotation. "terminal": it was
+    not shown. count: bytes of this stream and place so far. unsaid: bytes of these that no terminal line mentions."""
 
     name: str
     path: bytes
@@ -48,16 +48,16 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     unsaid: int = 0
 
 
-class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """The stream is at its end: nobody can write to it any more."""
+class StreamClosed(msgspec.Struct, frozen=True, tag="closed"):
+    """Report the end of a stream: no process can write to it."""
 
     number: int
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """All is passed on that could be. Streams that a process of a worker's still holds are drained further."""
+    """Report that everything possible is passed on. Streams that a worker's child still holds are drained further."""
 
 
 encode = to_msgpack
-decode_for_drain = reader(Open | Probe | Finish, "msgpack")
-decode_for_agent = reader(Reading | Lost | Closed | Finished, "msgpack")
+decode_for_drain = reader(OpenStream | ProbeDrain | FinishStreams, "msgpack")
+decode_for_agent = reader(Reading | StreamLost | StreamClosed | Finished, "msgpack")

@@ -1,7 +1,7 @@
-"""What does the person read who is paged?  The launcher's last words.
+"""What does the engineer on call read first?  The launcher's last message.
 
-Names the first failing rank, its exception with the user's own frame, its last lines, and the command
-that tells more. Everything comes from the run folder's records, which hold it all."""
+It names the first failing rank, its exception with the user's own frame, its last output lines, and the command
+that explains more. Everything comes from the records in the run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.cycle import Verdict
+from resilience.core.cycle import CycleDecision
 from resilience.core.user_frames import user_frame
 from resilience.telemetry.log import as_people_read
 
@@ -17,7 +17,7 @@ LINES = 10  # of the failed rank's output
 
 
 def summary(
-    verdict: Verdict,
+    verdict: CycleDecision,
     folder: Path,
     record: InterruptionRecord | None = None,
     failures: Sequence[str] = (),
@@ -25,11 +25,11 @@ def summary(
     has_left: bool = False,
     sentence: str = "",
 ) -> str:
-    """Return the last message of a launcher whose job did not complete. failures: lines of a table. is_clean: it was
-    preempted, and all workers here ended with exit status 0. has_left: only this node goes. sentence: the verdict."""
-    what = _WORDS["excluded"] if has_left else CLEAN if is_clean else _WORDS[verdict.outcome]
-    lines = [f"resilience run: the job {what}" + (f": {verdict.detail}" if verdict.detail else "")]
-    if verdict.outcome == "preempted":  # whatever failed before, the job had coped with it
+    """Return the last message of a launcher whose job did not complete. failures: lines of a table. is_clean: the job
+    was preempted, and all workers here exited with 0. has_left: only this node leaves. sentence: the verdict."""
+    outcome = _WORDS["excluded"] if has_left else CLEAN if is_clean else _WORDS[verdict.outcome]
+    lines = [f"resilience run: the job {outcome}" + (f": {verdict.detail}" if verdict.detail else "")]
+    if verdict.outcome == "preempted":  # the job had recovered from any earlier failure
         record, failures = None, ()
     if record is not None:
         lines += _failure(record, sentence)
@@ -46,19 +46,19 @@ def success(folder: Path, restarts: int) -> str:
 
 
 def _command(folder: Path) -> list[str]:
-    """Return the command that explains the run, on a line of its own to be copied."""
+    """Return the command that explains the run, on a line of its own for copying."""
     return [f"  resilience report {folder}"]
 
 
-CLEAN = "was preempted cleanly, all workers ended with exit status 0"
+CLEAN = "was preempted cleanly; all workers exited with status 0"
 _WORDS = {
     "completed": "completed",
     "failed": "failed",
     "interrupted": "was interrupted",
     "preempted": "was asked to stop",
     "shutdown": "was shut down by a rank's request",
-    "exhausted": "failed and is not started again",
-    "excluded": "goes on without this node",
+    "exhausted": "failed and is not restarted",
+    "excluded": "continues without this node",
 }
 
 

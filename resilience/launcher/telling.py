@@ -1,8 +1,8 @@
-"""Who failed first?  Asked after a cycle that failed, for the line of a restart and for the launcher's last words.
+"""Which rank failed first?  The answer goes into the line of a restart and into the launcher's last message.
 
-The answer is the verdict of the report, from the records in the run folder. The agent does not wait for the disk: a
-restart is told by a thread, and at the end of the job the answer has a limit. What the terminal shows is stated as an
-event too, so that every view has the same words."""
+The answer is the report's verdict, from the records in the run folder. The agent does not wait for the disk: a thread
+prints the line of a restart, and the question at the end of the job has a time limit. The sentence on the terminal is
+also an event, so that every view uses the same words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters.limited import returns_within
+from resilience.adapters.call_with_timeout import returns_within
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.core import events
@@ -19,7 +19,7 @@ from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.telemetry import restart_lines
 
-LAST_LIMIT = 3.0  # seconds for the last words
+LAST_LIMIT = 3.0  # seconds for the last message
 
 
 Emit = Callable[[events.Event], object]
@@ -27,40 +27,41 @@ Emit = Callable[[events.Event], object]
 
 def of_restart(
     folder: Path, origin: Origin, has_nodes: bool, say: Callable[[str], object], emit: Emit
-) -> restart_lines.Line:
-    """Say who failed first in the cycle before, some time after the next one has begun; an empty text if the records do
-    not show it. Returns at once. origin: of the agent, in the new cycle. has_nodes: the job is on several nodes."""
+) -> restart_lines.RestartLine:
+    """Print which rank failed first in the previous cycle, a while after the next one has started; an empty text if the
+    records do not show it. Returns immediately. origin: of the agent, in the new cycle. has_nodes: the job runs on
+    several nodes."""
 
     def line(hurry: threading.Event) -> str:
-        found = _incident(folder, origin.attempt, origin.cycle - 1, hurry)
-        if found is None:
+        incident = _incident(folder, origin.attempt, origin.cycle - 1, hurry)
+        if incident is None:
             return ""
-        told = judged(found, has_nodes)
-        emit(told)
-        return told.sentence
+        verdict = judged(incident, has_nodes)
+        emit(verdict)
+        return verdict.sentence
 
-    return restart_lines.Line(line, say)
+    return restart_lines.RestartLine(line, say)
 
 
 def first_failure(folder: Path, origin: Origin, has_nodes: bool, emit: Emit) -> tuple[InterruptionRecord | None, str]:
-    """Return the record of the rank that failed first in the present cycle, None if the records do not show it; and the
-    verdict in a sentence, empty if there is none."""
-    found: list[InterruptionRecord] = []
+    """Return the record of the rank that failed first in this cycle, None if the records do not show it; also the
+    verdict as a sentence, empty if there is none."""
+    culprit_records: list[InterruptionRecord] = []
     sentences: list[str] = []
 
     def work() -> None:
         incident = _incident(folder, origin.attempt, origin.cycle, threading.Event())
         verdict = None if incident is None else incident.verdict
-        culprits = [] if verdict is None else [each.rank for each in verdict.culprits or verdict.candidates]
+        culprits = [] if verdict is None else [suspect.rank for suspect in verdict.culprits or verdict.candidates]
         if incident is not None and culprits:
-            found.extend(record for record in incident.records if record.rank in culprits)
+            culprit_records.extend(record for record in incident.records if record.rank in culprits)
         if incident is not None:
-            told = judged(incident, has_nodes)
-            emit(told)
-            sentences.append(told.sentence)
+            judgement = judged(incident, has_nodes)
+            emit(judgement)
+            sentences.append(judgement.sentence)
 
     returns_within(LAST_LIMIT, work, "resilience-last-words")
-    return next(iter(found), None), next(iter(sentences), "")
+    return next(iter(culprit_records), None), next(iter(sentences), "")
 
 
 def _incident(folder: Path, attempt: int, cycle: int, hurry: threading.Event) -> Incident | None:
@@ -68,15 +69,17 @@ def _incident(folder: Path, attempt: int, cycle: int, hurry: threading.Event) ->
         return (record.origin.attempt, record.origin.cycle) == (attempt, cycle)
 
     def complete(records: list[Record]) -> bool:
-        """Return True if all nodes have ended the cycle, and the monitors of all workers have said what they know."""
-        told = [record.event for record in records]
-        nodes = max((event.nodes for event in told if isinstance(event, events.RendezvousCompleted)), default=1)
+        """Return True if all nodes have ended the cycle and the monitors of all workers have ended."""
+        cycle_events = [record.event for record in records]
+        nodes = max((event.nodes for event in cycle_events if isinstance(event, events.RendezvousCompleted)), default=1)
         ended = {record.origin.node for record in records if isinstance(record.event, events.CycleEnded)}
         watched = {record.origin.initial_rank for record in records if isinstance(record.event, events.MonitorStarted)}
         over = {record.origin.initial_rank for record in records if isinstance(record.event, events.MonitorEnded)}
         return len(ended) >= nodes and over >= watched
 
     def choose(incidents: tuple[Incident, ...]) -> Incident | None:
-        return next((each for each in incidents if (each.cycle, each.layer) == (cycle, "launcher")), None)
+        return next(
+            (incident for incident in incidents if (incident.cycle, incident.layer) == (cycle, "launcher")), None
+        )
 
     return restart_lines.incident(folder, wanted, complete, choose, hurry)

@@ -1,9 +1,9 @@
 """Starts a program that ends with its parent: `python -I -S tied.py PARENT PROGRAM ARGUMENTS`.
 
-The kernel sends the program SIGKILL when its parent dies, whatever happened to everybody else who could have ended it.
-Only the process itself can ask for that, and a fork of an agent with threads must not run Python code, so the agent
-starts this file, which asks and becomes the program. Standard library only. Environment, descriptors and session are
-handed on as they came."""
+The kernel sends the program SIGKILL when its parent dies, even if every other process that could end it is gone. Only
+the process itself can request that, and a fork of an agent with threads must not run Python code. So the agent starts
+this file, which makes the request and then executes the program. Standard library only. The program inherits
+environment, descriptors and session unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h; the kernel forgets it when a
 
 
 def tie_to(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies. Leaves at once if `parent` is not its parent any more."""
+    """Let the kernel kill this process when its parent dies. Exit at once if `parent` is no longer its parent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
@@ -25,9 +25,9 @@ def tie_to(parent: int) -> None:
 def main() -> None:
     parent, *command = sys.argv[1:]
     tie_to(int(parent))
-    with open("/proc/self/environ", "rb") as file:  # os.environ has what this interpreter has set, too
+    with open("/proc/self/environ", "rb") as file:  # os.environ also has what this interpreter set
         entries = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by this interpreter, and what is ignored stays so
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by this interpreter, and exec would keep that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, {name: value for name, _, value in entries})

@@ -1,7 +1,7 @@
 """What does an agent learn about warm starts while workers run?
 
-Which modules the zygote has preloaded, and which it could not; which modules workers have imported themselves, so that
-the next ones find them in the zygote; and which variables a program has set too late for a warm worker. Main thread."""
+Which modules the zygote has preloaded, and which it could not; which modules workers have imported themselves, so the
+zygote can preload them for the next workers; which variables a program set too late for a warm worker. Main thread."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import time
 from collections.abc import Iterable
 
 from resilience.core import events
-from resilience.launcher.account import Account
+from resilience.launcher.event_reporter import NodeEvents
 from resilience.launcher.zygote import Zygote
 
 FIRST_LIMIT = 20.0  # seconds that the first workers wait for the modules of --preload
-SETTLED = 2.0  # seconds without another import after which the zygote imports what workers have
+SETTLED = 2.0  # seconds without another import before the zygote imports what workers have imported
 
 
 class WarmStart:
-    """One node's zygote, and what is known about it."""
+    """One node's zygote, and what the agent knows about it."""
 
-    def __init__(self, account: Account, zygote: Zygote | None) -> None:
-        self._account = account
+    def __init__(self, reporter: NodeEvents, zygote: Zygote | None) -> None:
+        self._reporter = reporter
         self._zygote = zygote
         self._is_first = True
-        self._imported: dict[str, None] = {}  # by workers, in their order; and not preloaded yet
+        self._imported: dict[str, None] = {}  # modules that workers imported, in their order, not yet preloaded
         self._imported_at = 0.0
         self._refused: set[str] = set()  # modules that cannot be preloaded
         self._is_lost = False
@@ -33,12 +33,12 @@ class WarmStart:
         return set() if self._zygote is None else self._zygote.pids
 
     def prepare(self) -> None:
-        """Take what is preloaded, before workers start. Only the first ones wait for it."""
+        """Take over preloaded modules before workers start. Only the first workers wait for them."""
         self._take_preloaded(FIRST_LIMIT if self._is_first else 0.0)
         self._is_first = False
 
     def look(self, notes: Iterable[tuple[int, str]]) -> None:
-        """Take what is preloaded and what workers say, by rank, and report it."""
+        """Take over preloaded modules, process the workers' notes (by rank), and report both."""
         if self._zygote is None:
             return
         self._take_preloaded(0.0)
@@ -49,22 +49,22 @@ class WarmStart:
             self._imported.clear()
         if self._zygote.pid and self._zygote.why_not and not self._is_lost:
             self._is_lost = True
-            self._account.emit(events.ZygoteLost(self._zygote.why_not))
+            self._reporter.emit(events.ZygoteLost(self._zygote.why_not))
 
     def _take_preloaded(self, limit: float) -> None:
         for loaded in self._zygote.succeed(limit) if self._zygote is not None else ():
             self._refused |= set(loaded.refused)
             duration = round(loaded.duration_s, 3)
-            self._account.emit(
+            self._reporter.emit(
                 events.ModulesPreloaded(loaded.modules, loaded.refused, loaded.why, duration, loaded.is_learned)
             )
 
     def _take_note(self, rank: int, note: str, zygote: Zygote) -> None:
-        kind, _, rest = note.partition(" ")
-        if kind == "import" and rest not in self._refused:
-            self._imported[rest] = None
+        kind, _, content = note.partition(" ")
+        if kind == "import" and content not in self._refused:
+            self._imported[content] = None
             self._imported_at = time.monotonic()
         elif kind == "late" and not zygote.why_unsuited:
-            package, *names = rest.split(" ")
+            package, *names = content.split(" ")
             zygote.why_unsuited = f"the program sets {names[0]} before it imports {package}"
-            self._account.emit(events.VariablesTooLate(rank, package, tuple(names)))
+            self._reporter.emit(events.VariablesTooLate(rank, package, tuple(names)))

@@ -1,9 +1,8 @@
-"""What is a worker told?  Its environment and arguments, as torchrun would give them, and ours beside.
+"""Which environment and arguments does a worker get?  torchrun's, and our variables.
 
-torchelastic's variables keep their names and meanings (RANK … TORCHELASTIC_RUN_ID); the restart count of
-a cycle is the job's, not this agent's. TRACEPARENT is the node's cycle, for tracers of the program's own.
-RESILIENCE_* say where the account is kept and where the rank's monitor listens, so that a Wrapper or a
-RankMonitorClient inside finds them unasked."""
+torchelastic's variables keep their names and meanings (RANK … TORCHELASTIC_RUN_ID), but the restart count of a cycle
+is the job's, not this agent's. TRACEPARENT is the node's cycle, for tracers of the program. RESILIENCE_* name the run
+folder and the socket of the rank's monitor, so a Wrapper or a RankMonitorClient in the program finds them."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from resilience.telemetry import span
 
 if TYPE_CHECKING:
     from resilience.launcher.agent import Agent
-    from resilience.launcher.node import Node
+    from resilience.launcher.cycle_supervisor import CycleSupervisor
 
 
-def specification(agent: Agent, group: WorkerGroup, node: Node) -> WorkersSpec:
+def specification(agent: Agent, group: WorkerGroup, supervisor: CycleSupervisor) -> WorkersSpec:
     """Return what `workers.start` needs to start this cycle's workers."""
     spec = group.spec
-    envs = {worker.local_rank: _environment(agent, group, worker, node) for worker in group.workers}
+    envs = {worker.local_rank: _environment(agent, group, worker, supervisor) for worker in group.workers}
     arguments = {
         worker.local_rank: tuple(macros.substitute(list(spec.args), str(worker.local_rank))) for worker in group.workers
     }
@@ -42,14 +41,14 @@ def specification(agent: Agent, group: WorkerGroup, node: Node) -> WorkersSpec:
         numa_options=spec.numa_options,
         duplicate_stdout_filters=spec.duplicate_stdout_filters,
         duplicate_stderr_filters=spec.duplicate_stderr_filters,
-        zygote=node.zygote,
-        before=node.signals.install,
+        zygote=supervisor.zygote,
+        before_start=supervisor.signals.install,
     )
 
 
-def _environment(agent: Agent, group: WorkerGroup, worker: Worker, node: Node) -> dict[str, str]:
+def _environment(agent: Agent, group: WorkerGroup, worker: Worker, supervisor: CycleSupervisor) -> dict[str, str]:
     spec = group.spec
-    made = {
+    environment = {
         "RANK": str(worker.global_rank),
         "GROUP_RANK": str(group.group_rank),
         "ROLE_RANK": str(worker.role_rank),
@@ -60,30 +59,30 @@ def _environment(agent: Agent, group: WorkerGroup, worker: Worker, node: Node) -
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         "MASTER_ADDR": str(group.master_addr),
         "MASTER_PORT": str(group.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(node.restarts_used),
+        "TORCHELASTIC_RESTART_COUNT": str(supervisor.restarts_used),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": async_error_handling(),
-        "RESILIENCE_RUN_DIR": str(node.account.folder.parent),
-        "RESILIENCE_RUN_FOLDER": str(node.account.folder),
-        "RESILIENCE_JOB_ID": node.account.origin.job_id,
-        "RESILIENCE_ATTEMPT": str(node.account.origin.attempt),
-        "RESILIENCE_CYCLE": str(node.account.origin.cycle),
-        "RESILIENCE_NODE": node.name,
-        "RESILIENCE_RESTART_POLICY": node.policy,
-        "RESILIENCE_SHORTEST_LIMIT": "" if node.shortest_limit is None else f"{node.shortest_limit:g}",
-        "RESILIENCE_DETECT_HANGS": "0" if node.rule is None else "1",
-        "RESILIENCE_MONITOR_SOCKET": node.monitors.socket(worker.local_rank),
+        "RESILIENCE_RUN_DIR": str(supervisor.reporter.folder.parent),
+        "RESILIENCE_RUN_FOLDER": str(supervisor.reporter.folder),
+        "RESILIENCE_JOB_ID": supervisor.reporter.origin.job_id,
+        "RESILIENCE_ATTEMPT": str(supervisor.reporter.origin.attempt),
+        "RESILIENCE_CYCLE": str(supervisor.reporter.origin.cycle),
+        "RESILIENCE_NODE": supervisor.name,
+        "RESILIENCE_RESTART_POLICY": supervisor.policy,
+        "RESILIENCE_SHORTEST_LIMIT": "" if supervisor.shortest_limit is None else f"{supervisor.shortest_limit:g}",
+        "RESILIENCE_DETECT_HANGS": "0" if supervisor.rule is None else "1",
+        "RESILIENCE_MONITOR_SOCKET": supervisor.monitors.socket(worker.local_rank),
     }
-    if node.rule is not None:  # for a Wrapper
-        made["RESILIENCE_HANG_FIRST_LIMIT"] = f"{node.rule.first:g}"
-        made["RESILIENCE_HANG_LEAST_LIMIT"] = f"{node.rule.least:g}"
-    given = span.parse_traceparent(Exporting.from_environment().traceparent)
-    cycle = node.account.origin
-    made["TRACEPARENT"] = span.to_traceparent((span.trace_id(cycle, given), span.cycle_span_id(cycle)))
-    agent._set_local_rank_env(made, worker.local_rank, spec)  # type: ignore[arg-type]
-    return made
+    if supervisor.rule is not None:  # for a Wrapper
+        environment["RESILIENCE_HANG_FIRST_LIMIT"] = f"{supervisor.rule.first:g}"
+        environment["RESILIENCE_HANG_LEAST_LIMIT"] = f"{supervisor.rule.least:g}"
+    job_trace = span.parse_traceparent(Exporting.from_environment().traceparent)
+    cycle = supervisor.reporter.origin
+    environment["TRACEPARENT"] = span.to_traceparent((span.trace_id(cycle, job_trace), span.cycle_span_id(cycle)))
+    agent._set_local_rank_env(environment, worker.local_rank, spec)  # type: ignore[arg-type]
+    return environment
 
 
 def _prefixes(agent: Agent, group: WorkerGroup) -> dict[int, str] | None:

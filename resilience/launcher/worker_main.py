@@ -1,12 +1,11 @@
-"""Makes a forked process like a fresh interpreter that was told to run a script or a module.
+"""Makes a forked process like a fresh interpreter that runs a script or a module.
 
-What a program can see of its interpreter is set as `python -u script …` or `python -u -m module …` would
-set it: arguments, path, environment, the module `__main__`, unbuffered output, signals, threads of
-numerical libraries, seeds, its name in lists of processes. It ends by the interpreter's own way out, so
-that exit handlers run and the status is the same. Known differences: modules that torch imports are
-imported already, with the environment as it was then; hash seeds are equal in all workers of a node;
-sys.flags are the agent's; a stack that is printed while the program runs begins with frames of ours. What
-else would differ keeps a worker from being forked: `fresh`."""
+It sets everything that a program can see of its interpreter as `python -u script …` or `python -u -m module …` would:
+arguments, path, environment, the module `__main__`, unbuffered output, signals, threads of numerical libraries, seeds,
+its name in process lists. The process exits the interpreter's own way, so exit handlers run and the status is the same.
+Known differences: modules that torch imports are imported already, with the environment of that time; hash seeds are
+equal in all workers of a node; sys.flags are the agent's; a stack printed while the program runs begins with our
+frames. Any other difference prevents the fork of a worker: `fork_safety`."""
 
 from __future__ import annotations
 
@@ -31,22 +30,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from resilience.adapters import titles
-from resilience.launcher import fresh, script_variables
-from resilience.launcher.hidden import Group, Hidden
+from resilience.launcher import fork_safety, script_variables
+from resilience.launcher.hidden import Hidden, HiddenModules
 
 FAILED = 1
-LEARNED = ("lightning", "pytorch_lightning", "torch", "transformers")  # their imports are noted, for the next workers
+LEARNED = (
+    "lightning",
+    "pytorch_lightning",
+    "torch",
+    "transformers",
+)  # their imports are reported, for the next workers
 _IONBF = 2  # of <stdio.h>
-PATHS = sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]  # without the agent's own script's
+PATHS = (
+    sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]
+)  # without the folder of the agent's own script
 _OPENBLAS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
 def become(
-    arguments: Sequence[str], environment: Mapping[str, str], groups: Sequence[Group], tell: Callable[[str], None]
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    groups: Sequence[HiddenModules],
+    tell: Callable[[str], None],
 ) -> NoReturn:
-    """Run what `python ARGUMENTS` would run in the present folder, and end this process.
+    """Run what `python ARGUMENTS` would run in the current folder, and end this process.
 
-    groups: modules that the program is to find only when it imports them; tell: takes notes for the agent."""
+    groups: modules that stay hidden until the program imports them; tell: sends notes to the agent."""
     command = [sys.executable, *arguments]
     titles.name(f"rank{environment.get('RANK', '')} {os.path.basename(_program(arguments))}")  # before any thread
     titles.show(_title(command, environment), environment)
@@ -56,17 +65,17 @@ def become(
     time.tzset()
     _reset_streams()
     _reset_threads(environment)
-    _reset_chance()
+    _reset_seeds()
     _reset_identity(command)
     hidden = Hidden(groups, functools.partial(_apply, tell), lambda name: tell(f"import {name}"), LEARNED)
-    rest = list(arguments[1:])
-    if rest[0] == "-m":
-        sys.argv = ["-m", *rest[2:]]
+    program_arguments = list(arguments[1:])
+    if program_arguments[0] == "-m":
+        sys.argv = ["-m", *program_arguments[2:]]
         _reset_path(os.getcwd)
-        _end(_called(_run_module, rest[1]), hidden)
-    sys.argv = rest
-    _reset_path(lambda: os.path.dirname(os.path.realpath(rest[0])))
-    _end(_called(_run_script, rest[0]), hidden)
+        _end(_run_program(_run_module, program_arguments[1]), hidden)
+    sys.argv = program_arguments
+    _reset_path(lambda: os.path.dirname(os.path.realpath(program_arguments[0])))
+    _end(_run_program(_run_script, program_arguments[0]), hidden)
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -77,33 +86,54 @@ def _run_module(name: str) -> None:
 
 
 def _run_script(path: str) -> None:
-    with contextlib.suppress(OSError):  # the present folder is deleted
-        path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)  # and no tidier than that
-    space = sys.modules["__main__"].__dict__  # and no name for the module, which must die when modules do
-    space["__file__"] = path
-    space["__cached__"] = None
-    space["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
+    with contextlib.suppress(OSError):  # the current folder was deleted
+        path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)  # not normalized, like the interpreter
+    namespace = sys.modules["__main__"].__dict__  # keep no reference to the module, so that it dies when modules do
+    namespace["__file__"] = path
+    namespace["__cached__"] = None
+    namespace["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, space)
+    exec(code, namespace)
 
 
-def _called(call: Callable[[str], None], argument: str) -> int:
-    """Run the program; answers its exit status, and says what the interpreter would say."""
+def _run_program(call: Callable[[str], None], argument: str) -> int:
+    """Run the program, print what the interpreter would print, and return the exit status."""
     try:
-        call(argument)
+        try:
+            call(argument)
+        finally:
+            try:
+                _remove_sigchld_handler()
+            except Exception as error:  # the handler raised again
+                _remove_sigchld_handler()
+                print(
+                    f"signal handler raised after the program had ended: {type(error).__name__}: {error}",
+                    file=sys.stderr,
+                )
     except SystemExit as error:
         return _status(error)
     except BaseException as error:
-        error.__traceback__ = _without_ours(error.__traceback__)
+        error.__traceback__ = _without_our_frames(error.__traceback__)
         try:
             _show(error)
-        except SystemExit as instead:  # the program's own hook may leave
-            return _status(instead)
+        except SystemExit as exit_request:  # the program's own hook may leave
+            return _status(exit_request)
         if isinstance(error, KeyboardInterrupt):
             return _die_by_sigint()
         return FAILED
     return 0
+
+
+def _remove_sigchld_handler() -> None:
+    """Remove the handler of SIGCHLD. Torch's handler raises an error for each lost data loader process, usually while
+    the previous such error is being printed; the interpreter then gives up and prints no stack."""
+    if callable(signal.getsignal(signal.SIGCHLD)):
+        signal.signal(signal.SIGCHLD, _do_nothing)
+
+
+def _do_nothing(*_: object) -> None:
+    """Ignore a signal by a handler. With SIG_DFL or SIG_IGN, Python would complain about a pending one."""
 
 
 def _status(error: SystemExit) -> int:
@@ -125,32 +155,32 @@ def _show(error: BaseException) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:
         raise
-    except BaseException as second:
+    except BaseException as hook_error:
         print("Error in sys.excepthook:", file=sys.stderr)
-        second.__traceback__ = _without_ours(second.__traceback__)
-        second.__suppress_context__ = True
-        traceback.print_exception(second)
+        hook_error.__traceback__ = _without_our_frames(hook_error.__traceback__)
+        hook_error.__suppress_context__ = True
+        traceback.print_exception(hook_error)
         print("\nOriginal exception was:", file=sys.stderr)
         traceback.print_exception(error)
 
 
-def _without_ours(frames: types.TracebackType | None) -> types.TracebackType | None:
+def _without_our_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return frames
 
 
 def _die_by_sigint() -> int:
-    """Have this process die by SIGINT once all is cleaned up, as the interpreter does; answers the status for it.
+    """Make this process die by SIGINT after cleanup, as the interpreter does; return the exit status that causes it.
 
-    exit() hands its status to handlers of this kind: raise(SIGINT), when Python is gone and its handler with it."""
+    exit() passes its status to on_exit handlers: this calls raise(SIGINT) after Python and its handler are gone."""
     libc = ctypes.CDLL(None)
     libc.on_exit(ctypes.cast(getattr(libc, "raise"), ctypes.c_void_p), None)
     return signal.SIGINT
 
 
 def _end(status: int, hidden: Hidden) -> NoReturn:
-    """Leave as the interpreter does: threads, exit handlers, modules, buffers."""
+    """Exit as the interpreter does: threads, exit handlers, modules, buffers."""
     hidden.show_all()
     ctypes.pythonapi.Py_Exit(status)
     os._exit(status)  # not reached
@@ -160,7 +190,7 @@ def _end(status: int, hidden: Hidden) -> NoReturn:
 
 
 def _reset_signals() -> None:
-    """Let go of Python's handlers, as exec does. What is ignored or blocked stays so, across exec too."""
+    """Reset Python's handlers, as exec does. Ignored and blocked signals stay so, as across exec."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -170,11 +200,11 @@ def _reset_signals() -> None:
 
 
 def _reset_streams() -> None:
-    """Standard streams as after `python -u`, for C as well: what is written goes out at once."""
+    """Set up standard streams as after `python -u`, also for C: output is unbuffered."""
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     for name, mode, fd in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
         stream: Any = None
-        with contextlib.suppress(OSError):  # nobody has given us this one
+        with contextlib.suppress(OSError):  # this descriptor is closed
             os.fstat(fd)
             raw = io.FileIO(fd, mode, closefd=False)
             raw.name = f"<{name}>"
@@ -191,26 +221,26 @@ def _reset_streams() -> None:
 
 
 def _reset_path(first: Callable[[], str]) -> None:
-    """Set the path. Folders that were not there when it was first searched may be there now."""
+    """Set the path, and clear import caches: folders that were missing before may exist now."""
     sys.path[:] = PATHS
     if not getattr(sys.flags, "safe_path", False):
-        with contextlib.suppress(OSError):  # the present folder is deleted
+        with contextlib.suppress(OSError):  # the current folder was deleted
             sys.path.insert(0, first())
     importlib.invalidate_caches()
 
 
 def _reset_identity(command: list[str]) -> None:
-    """Be the main process of its own, with a module `__main__` of its own."""
+    """Become a main process with its own module `__main__`."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     sys.orig_argv = command
-    with contextlib.suppress(AttributeError):  # before Python 3.13 it keeps the zygote's
+    with contextlib.suppress(AttributeError):  # before Python 3.13, the thread keeps the zygote's id
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     process: Any = multiprocessing.process
     process.current_process().authkey = os.urandom(32)
     process.ORIGINAL_DIR = None
-    tempfile.tempdir = None  # a module that is preloaded may have asked for it
+    tempfile.tempdir = None  # a preloaded module may have set it
     with contextlib.suppress(OSError):
         process.ORIGINAL_DIR = os.getcwd()
 
@@ -221,7 +251,7 @@ def _program(arguments: Sequence[str]) -> str:
 
 
 def _title(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return a command for lists of processes: rank and node before the interpreter, and then what it runs."""
+    """Return the command for process lists: rank and node, then the interpreter and what it runs."""
     rank, node = environment.get("RANK"), environment.get("RESILIENCE_NODE")
     if rank is None:
         return list(command)
@@ -233,8 +263,7 @@ def _title(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
 
 def _apply(tell: Callable[[str], None], package: str, names: list[str]) -> None:
-    """Let variables have their effect that the program has set before it imported this package, where that can be;
-    tell of the others."""
+    """Apply variables that the program set before it imported this package, if possible; report the others."""
     late = [name for name in names if name not in script_variables.APPLIED]
     if late:
         tell(f"late {package} {' '.join(late)}")
@@ -245,23 +274,23 @@ def _apply(tell: Callable[[str], None], package: str, names: list[str]) -> None:
         distributed.set_debug_level_from_env()
 
 
-def _reset_threads(environment: Mapping[str, str], before: Mapping[str, str] | None = fresh.AT_START) -> None:
-    """Let numerical libraries use as many threads as a fresh process would, by its environment.
+def _reset_threads(environment: Mapping[str, str], before: Mapping[str, str] | None = fork_safety.AT_START) -> None:
+    """Let numerical libraries use as many threads as in a fresh process with this environment.
 
-    before: the variables by which they have as many as they have, None if that is unknown."""
+    before: the variables that set their present number of threads, None if unknown."""
     cores = len(os.sched_getaffinity(0))
-    openmp = _positive(environment.get("OMP_NUM_THREADS", "").split(",")[0])
+    openmp = _positive_number(environment.get("OMP_NUM_THREADS", "").split(",")[0])
     torch = sys.modules.get("torch")
     if torch is not None and (before is None or environment.get("OMP_NUM_THREADS") != before.get("OMP_NUM_THREADS")):
         _call_each("gomp", ("omp_set_num_threads",), openmp or cores)
-        torch.set_num_threads(torch.get_num_threads())  # as MKL has it, which knows cores; and in every thread
-    wanted = min(cores, _positive(environment.get("OPENBLAS_NUM_THREADS", "")) or openmp or cores)
-    if wanted > 1 or before is None:  # the zygote has it at 1
-        _call_each("openblas", _OPENBLAS, wanted)
+        torch.set_num_threads(torch.get_num_threads())  # MKL's number, which respects cores; and in every thread
+    thread_count = min(cores, _positive_number(environment.get("OPENBLAS_NUM_THREADS", "")) or openmp or cores)
+    if thread_count > 1 or before is None:  # it is 1 in the zygote
+        _call_each("openblas", _OPENBLAS, thread_count)
 
 
 def _call_each(part: str, names: Sequence[str], argument: int) -> None:
-    """Call the first of these functions that a library has, in each one loaded whose file name has this part."""
+    """Call the first of these functions that exists, in each loaded library whose file name contains `part`."""
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     for path in sorted({column[5] for column in columns if len(column) == 6}):
@@ -272,13 +301,13 @@ def _call_each(part: str, names: Sequence[str], argument: int) -> None:
                 function(argument)
 
 
-def _positive(text: str) -> int:
-    text = text.strip()
-    return int(text) if text.isdecimal() else 0
+def _positive_number(value: str) -> int:
+    value = value.strip()
+    return int(value) if value.isdecimal() else 0
 
 
-def _reset_chance() -> None:
-    """Seeds as different as fresh processes have them. Python's own generator sees to it at a fork."""
+def _reset_seeds() -> None:
+    """Seed generators as differently as in fresh processes. Python's own generator reseeds itself at a fork."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()

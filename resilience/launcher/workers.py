@@ -1,7 +1,7 @@
-"""How do a cycle's workers start?  Warm from the zygote, cold as fresh interpreters where that cannot be.
+"""How do a cycle's workers start?  Warm from the zygote, or cold as fresh interpreters if that is not possible.
 
-Both are torchelastic's SubprocessContext, so redirection, tee, log and error files and NUMA binding are
-its own. The context says how it started its workers, and why not warm."""
+Both use torchelastic's SubprocessContext, so torchelastic handles redirection, tee, log and error files and NUMA
+binding. The context records how it started its workers, and why not warm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessC
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 from resilience.errors import LaunchError
-from resilience.launcher import fresh, tied
+from resilience.launcher import fork_safety, tied
 from resilience.launcher.output import RunFolderLogs
 from resilience.launcher.zygote import Order, Zygote
 
@@ -29,7 +29,7 @@ def _nothing() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersSpec:
-    """What workers are started from; fields as torchelastic's `start_processes` has them."""
+    """Everything that starting workers needs; fields as in torchelastic's `start_processes`."""
 
     name: str
     entrypoint: Callable[..., Any] | str | None
@@ -42,11 +42,11 @@ class WorkersSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     zygote: Zygote | None = None
-    before: Callable[[], None] = _nothing  # called first of all, when torchelastic has put its signal handlers in place
+    before_start: Callable[[], None] = _nothing  # called first, after torchelastic has installed its signal handlers
 
 
 class Workers(SubprocessContext):
-    """The processes of one cycle. how, reason: warm or cold, and why not warm."""
+    """The worker processes of one cycle. how, reason: warm or cold, and why not warm."""
 
     def __init__(self, spec: WorkersSpec) -> None:
         assert isinstance(spec.entrypoint, str)
@@ -62,15 +62,17 @@ class Workers(SubprocessContext):
             spec.duplicate_stderr_filters,
         )
         self._zygote = spec.zygote
-        self._before = spec.before
+        self._before_start = spec.before_start
         self._logs = spec.logs_specs if isinstance(spec.logs_specs, RunFolderLogs) else None
         self.how: Literal["warm", "cold"] = "cold"
         self.reason = ""
 
     def _start(self) -> None:
-        self._before()
-        with contextlib.ExitStack() as started:
-            self._start_each({local_rank: self._handler(local_rank, started) for local_rank in range(self.nprocs)})
+        self._before_start()
+        with contextlib.ExitStack() as streams_to_close:
+            self._start_each(
+                {local_rank: self._handler(local_rank, streams_to_close) for local_rank in range(self.nprocs)}
+            )
 
     def _start_each(self, handlers: dict[int, Ordered]) -> None:
         self.reason = self._why_cold(list(handlers.values()))
@@ -82,10 +84,10 @@ class Workers(SubprocessContext):
         if self.how == "cold":
             for local_rank, handler in handlers.items():
                 handler.start_cold()
-                self.subprocess_handlers[local_rank] = handler  # from now on it is ended with the others
+                self.subprocess_handlers[local_rank] = handler  # from now on, closing the context ends it
 
-    def _handler(self, local_rank: int, started: contextlib.ExitStack) -> Ordered:
-        """Describe a worker. started: closes our copies of what it writes to."""
+    def _handler(self, local_rank: int, streams_to_close: contextlib.ExitStack) -> Ordered:
+        """Return the handler of a worker. streams_to_close: closes our copies of the worker's output streams."""
         out, err, env = self.stdouts[local_rank], self.stderrs[local_rank], self.envs[local_rank]
         is_drained = self._logs is not None
         handler = Ordered(
@@ -99,51 +101,51 @@ class Workers(SubprocessContext):
         )
         if self._logs is not None:
             streams = self._logs.open(local_rank, env["RANK"], out, err)
-            started.callback(streams.close)
+            streams_to_close.callback(streams.close)
             handler._stdout, handler._stderr = streams.stdout, streams.stderr
         return handler
 
     def _start_warm(self, handlers: dict[int, Ordered], zygote: Zygote) -> None:
         forked = zygote.spawn([handler.order() for handler in handlers.values()])
         for handler, worker in zip(handlers.values(), forked, strict=True):
-            handler.proc = worker  # type: ignore[assignment]  # it has the part of Popen that is used
+            handler.proc = worker  # type: ignore[assignment]  # it has the methods of Popen that are used
         self.subprocess_handlers = dict(handlers)
         self.how = "warm"
 
     def _why_cold(self, handlers: Sequence[Ordered]) -> str:
-        """Say why these workers cannot be forked, empty if they can: all of them, or none."""
+        """Return why these workers cannot all be forked, empty if they can."""
         if self._zygote is None:
             return "--cold"
         for handler in handlers:
             program, *arguments = handler.command
             if program != sys.executable:
                 return f"the workers' program is {program}, not this interpreter"
-            reason = fresh.why_not(arguments, handler.environment, self._zygote.loaded, self._zygote.reads)
+            reason = fork_safety.why_not(arguments, handler.environment, self._zygote.loaded, self._zygote.reads)
             if reason:
                 return reason
         return self._zygote.why_unsuited or self._zygote.why_not
 
 
 class Ordered(SubprocessHandler):
-    """torchelastic's handler of one worker, which it describes here, and which is started with the others."""
+    """torchelastic's handler of one worker. It only stores the command here; all workers start together later."""
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        """Take what torchelastic would start: the command may be wrapped, to bind it to a NUMA node."""
+        """Store the command that torchelastic would start; it may be wrapped to bind it to a NUMA node."""
         self.command, self.environment = args, env
 
     def order(self) -> Order:
-        """Return the worker's description for the zygote."""
+        """Return the order for the zygote."""
         out = 1 if self._stdout is None else self._stdout.fileno()
         err = 2 if self._stderr is None else self._stderr.fileno()
         return Order(self.command[1:], self.environment, out, err)
 
     def start_cold(self) -> None:
-        """Start a fresh interpreter, or whatever the command is; it ends with this process. Raises: OSError."""
+        """Start the command, usually a fresh interpreter; it ends with this process. Raises: OSError."""
         program = self.command[0]
         if shutil.which(program, path=self.environment.get("PATH")) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
-        tied_to_this = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()))
-        self.proc = super()._popen((*tied_to_this, *self.command), self.environment)
+        wrapper = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()))
+        self.proc = super()._popen((*wrapper, *self.command), self.environment)
 
 
 def start(spec: WorkersSpec) -> Workers:

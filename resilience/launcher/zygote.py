@@ -1,15 +1,14 @@
 """Forks workers from a process that has imported torch already.
 
-Importing torch is nine tenths of what a worker's restart costs. The zygote is forked from the agent right
-after its imports, while both have one thread, and never does anything but fork. It forks twice: the
-worker's parent is gone at once, so that the agent, a subreaper, becomes its parent, and learns its exit
-status whatever happens to the zygote. The kernel kills a worker when the agent dies (`tied`). Workers wait
-at a gate until the agent knows them all: none runs that the agent has given up. Where the zygote cannot be
-used the caller starts fresh interpreters, and says why. What a forked worker does to be like a fresh one
-stands in `worker_main`.
+Importing torch is nine tenths of the cost of a worker's restart. The agent forks the zygote right after its imports,
+while both have one thread, and the zygote only forks. It forks twice: the worker's parent exits at once, so the agent,
+a subreaper, becomes the parent and learns the exit status whatever happens to the zygote. The kernel kills a worker
+when the agent dies (`tied`). Workers wait at a gate until the agent knows all of them, so no worker runs after the
+agent has given up on it. If the zygote cannot be used, the caller starts fresh interpreters and says why. `worker_main`
+makes a forked worker like a fresh interpreter.
 
-A zygote does not import anything itself: `preload` has it fork a successor, which imports more modules (`preload`)
-and takes its place if it can still be forked afterwards. A module that spoils it is left out."""
+The zygote itself imports nothing: `preload` makes it fork a successor, which imports more modules (`preload`) and
+replaces the zygote if it can still be forked afterwards. A module that prevents this is left out."""
 
 from __future__ import annotations
 
@@ -41,25 +40,25 @@ from resilience.launcher.preload import Loaded, cannot_fork
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
-MOST_REFUSALS = 5  # of modules, each of which costs a process; then no learned module is tried any more
-KILL_LIMIT = 2.0  # seconds that a killed process may take to be gone
+MOST_REFUSALS = 5  # refused modules, each of which costs a process; after that, learned modules are not tried
+KILL_LIMIT = 2.0  # seconds that a killed process may take to end
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
-_born = struct.Struct("=ii")  # a process's place in the orders, its pid; or FAILED, errno
+_born = struct.Struct("=ii")  # index of a process's order, its pid; or FAILED, errno
 FAILED = -1
-FORK, LOAD = b"fork", b"load"  # orders: workers, or a successor
+FORK, LOAD = b"fork", b"load"  # kinds of orders: workers, or a successor
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a worker is to be. stdin is the agent's; stdout, stderr: descriptors of this process."""
+    """Describes a worker. stdin is the agent's; stdout, stderr: descriptors of this process."""
 
-    arguments: tuple[str, ...]  # of the interpreter, behind its name
+    arguments: tuple[str, ...]  # of the interpreter, after its name
     environment: Mapping[str, str]
     stdout: int
     stderr: int
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """An order on its way, in the bytes that the kernel knows. stdout, stderr: places among the descriptors."""
+    """An order in transit, as bytes for the kernel. stdout, stderr: indices into the descriptors."""
 
     arguments: list[bytes]
     environment: dict[bytes, bytes]
@@ -67,10 +66,10 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     stderr: int
 
 
-class Worker:
-    """A forked worker, with the part of subprocess.Popen that torchelastic uses. Its parent is this process."""
+class ForkedWorker:
+    """A forked worker with the methods of subprocess.Popen that torchelastic uses. Its parent is this process."""
 
-    def __init__(self, pid: int, notes: notes.Reader | None = None) -> None:
+    def __init__(self, pid: int, notes: notes.NotesReader | None = None) -> None:
         self.pid = pid
         self.notes = notes
         self.returncode: int | None = None
@@ -80,7 +79,7 @@ class Worker:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else took it
+            except ChildProcessError:  # other code reaped it
                 self.returncode = 255
                 return self.returncode
             if pid:
@@ -107,11 +106,11 @@ class Worker:
             os.kill(self.pid, number)
 
 
-Part = tuple[bytes, bytes, int, list[int]]  # of an order: its kind and body, how many processes, descriptors
+Part = tuple[bytes, bytes, int, list[int]]  # one message: kind and body of the orders, number of processes, descriptors
 
 
 class Successor(msgspec.Struct, frozen=True):
-    """A process that imports modules and then takes the place of the zygote."""
+    """A process that imports modules and then replaces the zygote."""
 
     pid: int
     line: Channel
@@ -119,7 +118,7 @@ class Successor(msgspec.Struct, frozen=True):
     learned: tuple[str, ...] = ()
 
     def without(self, refused: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return what is to be imported still, where these cannot be."""
+        """Return the modules and learned modules that remain without the refused ones."""
         return (
             [name for name in self.modules if name not in refused],
             [name for name in self.learned if name not in refused],
@@ -127,57 +126,57 @@ class Successor(msgspec.Struct, frozen=True):
 
 
 class Zygote:
-    """The agent's end of the line. Main thread only. pid: 0 if none could be forked."""
+    """The agent's handle of the zygote. Main thread only. pid: 0 if no zygote could be forked."""
 
     def __init__(self, pid: int, line: Channel, why_not: str = "") -> None:
         self.pid = pid
-        self.loaded: dict[str, str] = {}  # file of each top-level module that was preloaded in a successor
-        self.reads: set[str] = set()  # variables that these modules have read at their import
+        self.loaded: dict[str, str] = {}  # file of each top-level module that a successor preloaded
+        self.reads: set[str] = set()  # variables that these modules read at import
         self._refusals = 0
-        self.why_unsuited = ""  # why this program is to start cold; the zygote goes on
+        self.why_unsuited = ""  # why this program must start cold; the zygote continues
         self._line = line
         self._why_not = why_not
         self._successor: Successor | None = None
 
     @classmethod
     def start(cls) -> Zygote:
-        """Import what workers will want, and fork the zygote. Its `why_not` tells if it is of no use."""
+        """Import the modules that workers need, and fork the zygote. If it is unusable, its `why_not` says why."""
         for name in PRELOADED:
             importlib.import_module(name)
-        ours, theirs = pair()
-        refusal = cannot_fork()
-        if refusal:
-            theirs.close()
-            return cls(0, ours, refusal)
+        ours, peer_line = pair()
+        why_not = cannot_fork()
+        if why_not:
+            peer_line.close()
+            return cls(0, ours, why_not)
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # once, and not by every worker again
+            stream.flush()  # once here, instead of again in every worker
         gc.collect()
-        gc.freeze()  # a collection in a worker must not copy what is shared
+        gc.freeze()  # a garbage collection in a worker must not copy shared pages
         agent = os.getpid()
         pid = os.fork()
         if not pid:
             try:
                 ours.close()
-                _be_zygote(theirs, agent)
+                _be_zygote(peer_line, agent)
             finally:
                 os._exit(0)
-        theirs.close()
+        peer_line.close()
         gc.unfreeze()
         return cls(pid, ours)
 
     @property
     def why_not(self) -> str:
-        """Why no worker can be forked, empty if one can."""
+        """Return why no worker can be forked; empty if workers can be forked."""
         if not self._why_not:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
-                    self._why_not = f"the zygote is gone ({_in_words(os.waitstatus_to_exitcode(status))})"
+                    self._why_not = f"the zygote is gone ({_exit_in_words(os.waitstatus_to_exitcode(status))})"
         return self._why_not
 
     @property
     def pids(self) -> set[int]:
-        """The zygote, and its successor if there is one."""
+        """Return the pids of the zygote and of its successor, if there is one."""
         return {self.pid, *([self._successor.pid] if self._successor is not None else [])}
 
     @property
@@ -185,26 +184,28 @@ class Zygote:
         return self._successor is not None
 
     def preload(self, modules: Sequence[str], learned: Sequence[str] = ()) -> None:
-        """Have a successor import modules. It is not waited for: `succeed` looks. One at a time.
+        """Let a successor import modules, without waiting; `succeed` checks for the result. One at a time.
 
-        learned: names that workers have tried to import; one that cannot be imported is left out."""
+        learned: names that workers have tried to import; a name that cannot be imported is left out."""
         assert self._successor is None
         if self.why_not or not (modules or learned):
             return
-        ours, theirs = pair()
+        ours, peer_line = pair()
         try:
-            (forked,) = self._forked([(LOAD, encoding.to_msgpack([modules, learned]), 1, [theirs.fileno()])])
+            (forked,) = self._fork_all_or_none(
+                [(LOAD, encoding.to_msgpack([modules, learned]), 1, [peer_line.fileno()])]
+            )
         except LaunchError:
             ours.close()
             return
         finally:
-            theirs.close()
+            peer_line.close()
         self._successor = Successor(forked.pid, ours, tuple(modules), tuple(learned))
 
     def succeed(self, limit: float) -> list[Loaded]:
-        """Let the successor take over if it is ready within this time, in seconds; return what became of modules.
+        """Let the successor take over if it is ready within `limit` seconds; return what happened to the modules.
 
-        The rest is tried again without a module that spoils it."""
+        If a module is refused, try again without it."""
         deadline = time.monotonic() + limit
         outcomes = []
         while (successor := self._successor) is not None:
@@ -215,7 +216,7 @@ class Zygote:
             self._successor = None
             if outcome.refused:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(successor.pid, signal.SIGKILL)  # with what a module has started
+                    os.killpg(successor.pid, signal.SIGKILL)  # including processes that a module has started
                 _end(successor.pid, successor.line)
                 self._refusals += 1
                 modules, learned = successor.without(outcome.refused)
@@ -227,51 +228,51 @@ class Zygote:
                 self.reads |= set(outcome.reads)
         return outcomes
 
-    def spawn(self, orders: Sequence[Order]) -> list[Worker]:
+    def spawn(self, orders: Sequence[Order]) -> list[ForkedWorker]:
         """Fork workers that do in this folder what fresh interpreters would do: all of them, or none.
 
-        Raises: LaunchError if the zygote cannot; it is given up then."""
-        at_once = (MOST_FDS - 3) // 2
+        Raises: LaunchError if the zygote cannot; then it is given up."""
+        batch_size = (MOST_FDS - 3) // 2
         parts = []
-        for first in range(0, len(orders), at_once):
-            some = orders[first : first + at_once]
-            streams = sorted({fd for order in some for fd in (order.stdout, order.stderr)})
-            body = encoding.to_msgpack([_sent(order, streams) for order in some])
-            parts.append((FORK, body, len(some), streams))
-        return self._forked(parts)
+        for first_index in range(0, len(orders), batch_size):
+            batch = orders[first_index : first_index + batch_size]
+            streams = sorted({fd for order in batch for fd in (order.stdout, order.stderr)})
+            body = encoding.to_msgpack([_sent(order, streams) for order in batch])
+            parts.append((FORK, body, len(batch), streams))
+        return self._fork_all_or_none(parts)
 
-    def _forked(self, parts: Sequence[Part]) -> list[Worker]:
-        """Have processes forked, and let them through the gate: all of them, or none. Raises: LaunchError."""
-        folder = os.open(os.curdir, os.O_RDONLY | os.O_CLOEXEC)  # by descriptor: its name may be gone
-        held, gate = os.pipe2(os.O_CLOEXEC)
-        workers: list[Worker] = []
+    def _fork_all_or_none(self, parts: Sequence[Part]) -> list[ForkedWorker]:
+        """Let the zygote fork processes, and open the gate for them: all of them, or none. Raises: LaunchError."""
+        folder = os.open(os.curdir, os.O_RDONLY | os.O_CLOEXEC)  # by descriptor, because its name may be gone
+        gate_reader, gate_writer = os.pipe2(os.O_CLOEXEC)
+        workers: list[ForkedWorker] = []
         try:
             for part in parts:
-                self._fork(part, [folder, held], workers)
-            os.write(gate, b"." * len(workers))
+                self._fork(part, [folder, gate_reader], workers)
+            os.write(gate_writer, b"." * len(workers))
         except LaunchError as error:
             self._give_up(self.why_not or str(error))
-            os.close(gate)  # whoever waits there leaves
-            gate = -1
+            os.close(gate_writer)  # processes that wait at the gate exit
+            gate_writer = -1
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.wait(ANSWER_LIMIT)
             raise LaunchError(self._why_not) from error
         finally:
-            close_all([folder, held, *([gate] if gate >= 0 else [])])
+            close_all([folder, gate_reader, *([gate_writer] if gate_writer >= 0 else [])])
         return workers
 
-    def _fork(self, part: Part, fds: list[int], workers: list[Worker]) -> None:
-        kind, body, count, more = part
+    def _fork(self, part: Part, fds: list[int], workers: list[ForkedWorker]) -> None:
+        kind, body, count, streams = part
         memory = os.memfd_create("resilience-orders", os.MFD_CLOEXEC)
         notes_at = -(-(_layout.size + len(body)) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             with open(memory, "wb", closefd=False) as file:
                 file.write(_layout.pack(len(body), notes_at) + body)
             os.ftruncate(memory, notes_at + count * notes.SIZE)
-            readers = [notes.Reader(memory, notes_at + place * notes.SIZE) for place in range(count)]
-            if not self._line.send(kind, [memory, *fds, *more]):
-                raise LaunchError("the zygote does not take orders")
+            readers = [notes.NotesReader(memory, notes_at + index * notes.SIZE) for index in range(count)]
+            if not self._line.send(kind, [memory, *fds, *streams]):
+                raise LaunchError("the zygote does not accept orders")
             answer = self._line.receive(ANSWER_LIMIT)
         except ChannelClosed as error:
             raise LaunchError("the zygote is gone") from error
@@ -281,16 +282,16 @@ class Zygote:
             raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
         born = dict(_born.iter_unpack(answer))
         errno = born.pop(FAILED, 0)
-        workers += [Worker(born[place], readers[place]) for place in sorted(born)]
+        workers += [ForkedWorker(born[index], readers[index]) for index in sorted(born)]
         if len(born) < count:
             raise LaunchError(f"the zygote could not fork: {os.strerror(errno)}")
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         self.close()
-        self._why_not = why
+        self._why_not = reason
 
     def close(self) -> None:
-        """End the zygote; workers go on. Again changes nothing."""
+        """End the zygote; workers continue. May be called again."""
         if self._successor is not None:
             _end(self._successor.pid, self._successor.line)
             self._successor = None
@@ -298,30 +299,30 @@ class Zygote:
 
 
 def _end(pid: int, line: Channel) -> str:
-    """End a process that serves this line; return how it ended. One that SIGKILL does not end is left to the kernel."""
+    """End the process behind this line; return how it ended. A process that survives SIGKILL is left to the kernel."""
     line.close()
     if not pid:
         return ""
-    process = Worker(pid)
+    process = ForkedWorker(pid)
     process.send_signal(signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return _in_words(process.wait(KILL_LIMIT))
+        return _exit_in_words(process.wait(KILL_LIMIT))
     return "SIGKILL does not end it"
 
 
 def _outcome(successor: Successor, limit: float) -> Loaded | None:
-    """Return what a successor has to say, None if that is nothing yet."""
+    """Return a successor's result, None if there is none yet."""
     try:
         answer = successor.line.receive(limit)
         return None if answer is None else _loaded(answer)
     except (ChannelClosed, DecodeError):
-        how = _end(successor.pid, successor.line)
-        return Loaded(refused=successor.modules, why=f"the process that imported them is gone ({how})")
+        ending = _end(successor.pid, successor.line)
+        return Loaded(refused=successor.modules, why=f"the process that imported them is gone ({ending})")
 
 
 _orders = encoding.reader(list[Sent], "msgpack")
 _names = encoding.reader(tuple[list[str], list[str]], "msgpack")
-_layout = struct.Struct("=QQ")  # length of an order's body behind this, where the workers' notes begin
+_layout = struct.Struct("=QQ")  # length of the orders' body that follows, offset of the workers' notes
 _loaded = encoding.reader(Loaded, "msgpack")
 
 
@@ -334,7 +335,7 @@ def _sent(order: Order, streams: Sequence[int]) -> Sent:
     )
 
 
-def _in_words(code: int) -> str:
+def _exit_in_words(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
@@ -343,9 +344,9 @@ def _in_words(code: int) -> str:
 
 def _be_zygote(line: Channel, agent: int) -> None:
     tied.tie_to(agent)
-    os.setsid()  # what is typed at the terminal is for the agent
+    os.setsid()  # keys typed at the terminal are for the agent
     for number in _HANDLED:
-        signal.signal(number, lambda *_: None)  # a handler, which a worker has no more, is not inherited as SIG_IGN is
+        signal.signal(number, lambda *_: None)  # a worker drops a handler (`worker_main`), but would keep SIG_IGN
     titles.name("res-zygote")
     titles.show(["resilience-zygote"])
     preload.begin()
@@ -353,7 +354,7 @@ def _be_zygote(line: Channel, agent: int) -> None:
 
 
 def _serve(line: Channel, agent: int) -> None:
-    """Fork on demand until the agent lets go of the line, or is gone."""
+    """Fork on demand until the agent closes the line or is gone."""
     while True:
         try:
             received = line.receive_with_fds(60.0)
@@ -367,68 +368,68 @@ def _serve(line: Channel, agent: int) -> None:
 
 
 def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
-    """Fork processes whose parent is gone at once; return their places and pids, and what went wrong."""
-    memory, folder, gate, *more = fds
+    """Fork processes whose parent exits at once; return their indices and pids, and any error."""
+    memory, folder, gate, *streams = fds
     length, notes_at = _layout.unpack(os.pread(memory, _layout.size, 0))
     body = os.pread(memory, length, _layout.size)
-    become: list[Callable[[], None]]
+    actions: list[Callable[[], None]]
     if kind == FORK:
-        become = [
-            functools.partial(_be_worker, order, more, folder, memory, notes_at + place * notes.SIZE, agent)
-            for place, order in enumerate(_orders(body))
+        actions = [
+            functools.partial(_be_worker, order, streams, folder, memory, notes_at + index * notes.SIZE, agent)
+            for index, order in enumerate(_orders(body))
         ]
     else:
-        become = [functools.partial(_be_successor, *_names(body), more[0], agent)]
+        actions = [functools.partial(_be_successor, *_names(body), streams[0], agent)]
     read, write = os.pipe()
-    told = b""
+    births = b""
     try:
-        between = os.fork()
-        if not between:
-            _be_between(become, gate, write)
+        middle = os.fork()
+        if not middle:
+            _be_middle_process(actions, gate, write)
         os.close(write)
         write = -1
-        while data := os.read(read, 1 << 16):  # until every process has told its pid
-            told += data
-        os.waitpid(between, 0)
-        return told or _born.pack(FAILED, 0)
+        while data := os.read(read, 1 << 16):  # until every process has reported its pid
+            births += data
+        os.waitpid(middle, 0)
+        return births or _born.pack(FAILED, 0)
     except OSError as error:
         return _born.pack(FAILED, error.errno or 0)
     finally:
         close_all([read, *([write] if write >= 0 else [])])
 
 
-def _be_between(become: Sequence[Callable[[], None]], gate: int, write: int) -> NoReturn:
-    """Fork every process, and leave them to the agent."""
+def _be_middle_process(actions: Sequence[Callable[[], None]], gate: int, write: int) -> NoReturn:
+    """Fork every process and exit, which leaves them to the agent."""
     try:
-        for place, be in enumerate(become):
+        for index, action in enumerate(actions):
             if not os.fork():
-                _be_born(place, be, gate, write)
+                _await_gate(index, action, gate, write)
     except OSError as error:
         os.write(write, _born.pack(FAILED, error.errno or 0))
     finally:
         os._exit(0)
 
 
-def _be_born(place: int, be: Callable[[], None], gate: int, write: int) -> NoReturn:
-    """Become what was ordered, once the agent lets all through the gate."""
+def _await_gate(index: int, action: Callable[[], None], gate: int, write: int) -> NoReturn:
+    """Run the ordered action after the agent opens the gate."""
     try:
         os.setsid()
-        os.write(write, _born.pack(place, os.getpid()))
+        os.write(write, _born.pack(index, os.getpid()))
         os.close(write)
         if not os.read(gate, 1):
-            os._exit(0)  # the agent is gone, or has given this up
-        be()  # the agent is the parent by now: the process between has ended before the gate was opened
+            os._exit(0)  # the agent is gone or has given up on this process
+        action()  # the agent is the parent by now: the middle process ended before the gate opened
         os._exit(0)
     except BaseException as error:
-        words = f"a forked process could not begin: {type(error).__name__}: {error}\n"
-        os.write(2, printable(words).encode())
+        message = f"a forked process could not start: {type(error).__name__}: {error}\n"
+        os.write(2, printable(message).encode())
     finally:
         os._exit(70)
 
 
 def _be_worker(order: Sent, streams: Sequence[int], folder: int, memory: int, notes_at: int, agent: int) -> None:
     tied.tie_to(agent)
-    writer = notes.Writer(memory, notes_at)
+    writer = notes.NotesWriter(memory, notes_at)
     os.fchdir(folder)
     os.dup2(streams[order.stdout], 1)
     os.dup2(streams[order.stderr], 2)
@@ -441,11 +442,11 @@ def _be_worker(order: Sent, streams: Sequence[int], folder: int, memory: int, no
     )
 
 
-def _be_successor(modules: Sequence[str], learned: Sequence[str], end: int, agent: int) -> None:
-    """Import modules, tell what became of them, and serve from then on if nothing stands against it."""
+def _be_successor(modules: Sequence[str], learned: Sequence[str], line_fd: int, agent: int) -> None:
+    """Import modules, report the result, then serve as the zygote."""
     tied.tie_to(agent)
-    close_all([fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != end])
-    line = Channel(socket.socket(fileno=end))
+    close_all([fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != line_fd])
+    line = Channel(socket.socket(fileno=line_fd))
     loaded = preload.load(modules, learned)
     line.send(encoding.to_msgpack(loaded))
-    _serve(line, agent)  # if a module was refused, until the agent ends this process
+    _serve(line, agent)  # after a refused module, only until the agent kills this process

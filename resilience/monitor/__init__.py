@@ -1,1 +1,1 @@
-"""Watches a rank from another process: the page they share, the rank's side, the loop beside it."""
+"""Watches a rank from another process: the shared page, the rank's side, and the monitor's loop."""

@@ -1,9 +1,9 @@
-"""What user code calls to show that it lives and where it is.
+"""How does user code show that it is alive, and where it is?
 
-`section`, `heartbeat` and `step` store into the page of the rank's monitor: that of a Wrapper while its
-function runs, else that of the launcher's monitor, to which the first of them attaches. Where there is
-neither they do nothing, so that a training script runs unchanged without us; nor do they in a process that
-a rank forks."""
+`section`, `heartbeat` and `step` store into the page of the rank's monitor. While a Wrapper's function runs, that is
+the Wrapper's page; otherwise it is the page of the launcher's monitor, to which the first call attaches. With neither
+they do nothing, so a training script runs unchanged without us. They also do nothing in a process that a rank has
+forked."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from resilience.monitor import connect
 from resilience.monitor.page import RankSide
 from resilience.telemetry import progress
 
-_page: RankSide | None = None  # where signs go
-_wrapper: RankSide | None = None  # a Wrapper's
-_own: connect.Link | None = None  # to the launcher's monitor
-_is_tried = False  # whether that was looked for
+_page: RankSide | None = None  # page for signs of life
+_wrapper_page: RankSide | None = None  # a Wrapper's page
+_launcher_link: connect.WorkerLink | None = None  # link to the launcher's monitor
+_has_looked_for_link = False  # True once a link was looked for
 
 
 def activate(page: RankSide) -> None:
-    """Let user code reach a Wrapper's page from now on. The Wrapper's monitor weighs what it shows; the
-    launcher's does only if the program sends heartbeats to that itself."""
-    global _page, _wrapper
-    if _own is not None and not _own.is_armed:
-        _own.pause()
-    _page = _wrapper = page
+    """Send signs of life to a Wrapper's page from now on. The Wrapper's monitor applies its limits to them. The
+    launcher's monitor applies its own only if the program sends heartbeats to it directly."""
+    global _page, _wrapper_page
+    if _launcher_link is not None and not _launcher_link.is_armed:
+        _launcher_link.pause()
+    _page = _wrapper_page = page
     collective_calls.note_in(page)
 
 
 def deactivate() -> None:
-    """Let user code's signs go where they went before."""
-    global _page, _wrapper
-    if _own is not None and not _own.is_armed:
-        _own.resume()
-    _wrapper = None
-    _page = None if _own is None else _own.page
+    """Send signs of life to the page used before."""
+    global _page, _wrapper_page
+    if _launcher_link is not None and not _launcher_link.is_armed:
+        _launcher_link.resume()
+    _wrapper_page = None
+    _page = None if _launcher_link is None else _launcher_link.page
     collective_calls.note_in(_page)
 
 
-def _link_changed(link: connect.Link | None) -> None:
-    global _page, _own, _is_tried
-    _own, _is_tried = link, True
-    if _wrapper is None:
+def _link_changed(link: connect.WorkerLink | None) -> None:
+    global _page, _launcher_link, _has_looked_for_link
+    _launcher_link, _has_looked_for_link = link, True
+    if _wrapper_page is None:
         _page = None if link is None else link.page
 
 
 def _progress() -> dict[str, object]:
-    """What log lines of this moment say of the program."""
+    """Return the step and section for log lines written now."""
     page = _page
     if page is None:
         return {}
@@ -62,15 +62,15 @@ def _progress() -> dict[str, object]:
 
 progress.shown = _progress
 connect.on_change = _link_changed
-if connect.current() is not None:  # a client attached before this module was asked for anything
+if connect.current() is not None:  # a client attached before this module was imported
     _link_changed(connect.current())
 
 
-def _find() -> RankSide | None:
-    """Attach to the launcher's monitor, if there is one. Tried once; whoever trains is not disturbed."""
-    global _is_tried
-    if not _is_tried:
-        _is_tried = True
+def _attached_page() -> RankSide | None:
+    """Attach to the launcher's monitor, if there is one. Tries once; never disturbs the training."""
+    global _has_looked_for_link
+    if not _has_looked_for_link:
+        _has_looked_for_link = True
         if environment.monitor_socket() is not None:
             try:
                 connect.attach()
@@ -80,25 +80,25 @@ def _find() -> RankSide | None:
 
 
 def _forked() -> None:
-    """A child of a rank is no rank; that of a process which starts ranks may become one."""
-    global _is_tried, _own
-    _own = None
-    _is_tried = environment.monitor_socket() is not None
+    """Reset a forked child. A rank's child is not a rank; the child of a process that starts ranks may become one."""
+    global _has_looked_for_link, _launcher_link
+    _launcher_link = None
+    _has_looked_for_link = environment.monitor_socket() is not None
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
 def stop_requested() -> bool:
-    """Return True once the job, or a node of it, is asked to stop by a signal to the launcher. True on every rank,
-    within moments; write a checkpoint then, and leave.
+    """Return True once a signal to the launcher asks the job, or a node of it, to stop. Becomes True on every rank
+    within moments; then write a checkpoint and leave.
 
-    The first call in the main thread takes over SIGTERM where nobody handles it: a scheduler that signals all
-    processes of a node leaves the rank the time for a checkpoint. A SIGTERM to this rank alone ends it a second later,
-    as a failure. Without the launcher always False."""
-    if _own is None:
-        _find()
-    link = _own
+    The first call in the main thread takes over SIGTERM if no handler is set: if a scheduler signals all processes of a
+    node, the rank then has time for a checkpoint. A SIGTERM to this rank alone ends it a second later, as a failure.
+    Without the launcher always False."""
+    if _launcher_link is None:
+        _attached_page()
+    link = _launcher_link
     if link is None:
         return False
     if not _takes_sigterm:
@@ -118,10 +118,10 @@ def _take_sigterm() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Let the agent find out whether it is signalled too. Once the job is to stop anyway, this process is being ended,
-    or nobody hears, SIGTERM means what it means. If the agent has sent it and that is not known here yet, the monitor
-    sends another."""
-    link = _own
+    """Let the agent find out whether it was signalled too. SIGTERM ends this process if the job stops anyway, if this
+    process is being ended, or if no one listens. If the agent has sent this signal and the page does not show that yet,
+    the monitor sends another one."""
+    link = _launcher_link
     if link is not None and link.page.is_wanted() and link.request("Stop", f"SIGTERM to rank {link.rank}"):
         return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -129,24 +129,24 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 def heartbeat() -> None:
-    """Show a sign of life."""
-    page = _page or _find()
+    """Send a sign of life."""
+    page = _page or _attached_page()
     if page is not None:
         page.heartbeat()
 
 
 def step(number: int) -> None:
-    """Tell the training step that is about to be done, counted from 0. Only a rise is progress."""
-    page = _page or _find()
+    """Report the training step that is about to begin, counted from 0. Only a higher number is progress."""
+    page = _page or _attached_page()
     if page is not None:
         page.step(number)
 
 
 class section:  # noqa: N801  reads as a statement: `with resilience.section("data"):`
-    """Name a stretch of the program. Sections may nest and overlap; each is timed, and limited where a
-    limit is set for its name.
+    """Names a part of the program. Sections may nest and overlap; each is timed. If a limit is set for its name, the
+    section has that limit.
 
-    Raises: ConfigurationError if a section of this name is open already."""
+    Raises: ConfigurationError if a section of this name is already open."""
 
     __slots__ = ("_name", "_page")
 
@@ -154,7 +154,7 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
         self._name = name
 
     def __enter__(self) -> None:
-        self._page = page = _page or _find()  # where it is opened is where it is closed
+        self._page = page = _page or _attached_page()  # close it on the page where it was opened
         if page is not None:
             page.enter(self._name)
 

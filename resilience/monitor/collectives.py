@@ -1,4 +1,4 @@
-"""Which collectives does a record name?  Of each group the last one, and the first one that the rank has not left."""
+"""Which collectives does a record name?  For each group the last one, and the first one that the rank has not left."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from resilience.core import wait_for
 from resilience.core.attribution import Collective
 from resilience.monitor.page import CollectiveEntry
 
-GROUPS = 8  # those that were used last
+GROUPS = 8  # the most recently used ones
 
 
 def last_collectives(entries: Iterable[CollectiveEntry]) -> tuple[Collective, ...]:
-    """Return what a record names of the collectives in a page. entries: the oldest first."""
+    """Return the collectives of a page that a record names. entries: oldest first."""
     by_group: defaultdict[int, dict[int, CollectiveEntry]] = defaultdict(dict)
     for entry in entries:
         group = by_group.pop(entry.group, {})
         by_group[entry.group] = group | {entry.sequence: entry}  # torch's recorder may be read several times
-    return tuple(each for group in list(by_group.values())[-GROUPS:] for each in _of_group(group))
+    return tuple(collective for group in list(by_group.values())[-GROUPS:] for collective in _group_collectives(group))
 
 
-def _of_group(entries: dict[int, CollectiveEntry]) -> list[Collective]:
+def _group_collectives(entries: dict[int, CollectiveEntry]) -> list[Collective]:
     sequences = sorted(entries)
     pending = next((sequence for sequence in sequences if entries[sequence].left_at is None), sequences[-1])
-    found = []
+    collectives = []
     for sequence in dict.fromkeys((pending, sequences[-1])):
         entry = entries[sequence]
-        before = [entries[other].operation for other in sequences if other < sequence]
+        before = [entries[earlier].operation for earlier in sequences if earlier < sequence]
         is_left = entry.left_at is not None
-        found.append(wait_for.entered(entry.group, sequence, entry.operation, is_left, entry.members, before))
-    return found
+        collectives.append(wait_for.entered(entry.group, sequence, entry.operation, is_left, entry.members, before))
+    return collectives

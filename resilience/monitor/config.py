@@ -1,9 +1,9 @@
-"""Which limits hold for the ranks of a job, and what follows past them?  Keywords, a YAML file, or flags.
+"""Which limits apply to the ranks of a job, and what happens past them?  Keywords, a YAML file, or flags.
 
-Each setting is one field of `FaultToleranceConfig` with its unit and meaning; flags, help and the page of the
-docs are made from the fields. What a value may look like is said once, beside its kind, and holds for all
-three sources. Names and defaults are those of the compatible API. The monitors are told `watch.Limits`; what
-concerns the job is read by the launcher."""
+Each setting is one field of `FaultToleranceConfig` with its unit and meaning; flags, help and the docs page are
+generated from the fields. The valid form of a value is defined once, beside its kind, for all three sources. Names
+and defaults are those of the compatible API. The monitors get `watch.Limits`; the launcher reads the settings that
+concern the job."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _policy(value: Any) -> RestartPolicy:
     return policy
 
 
-def _switch(value: Any) -> bool | None:
+def _yes_or_no(value: Any) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     if not isinstance(value, str):
@@ -119,7 +119,7 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value.strip().lower() in NOTHING)
 
 
-FORMS: dict[Callable[[Any], Any], tuple[str, str]] = {  # reads a value of any source: (what is expected, in help)
+FORMS: dict[Callable[[Any], Any], tuple[str, str]] = {  # function that reads a value: (expected form, form in help)
     _seconds: ("seconds above 0", "S"),
     _timeout: ("seconds above 0, or none", "S"),
     _factor: ("a factor of 1 or more", "X"),
@@ -128,94 +128,94 @@ FORMS: dict[Callable[[Any], Any], tuple[str, str]] = {  # reads a value of any s
     _signal: ("name or number of a signal, such as SIGTERM", "SIGNAL"),
     _log_level: ("name or number of a log level, such as INFO", "LEVEL"),
     _policy: (" or ".join(POLICIES), "POLICY"),
-    _switch: ("true, false or none", "BOOL"),
+    _yes_or_no: ("true, false or none", "BOOL"),
 }
 
 
-def _about(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
+def _metadata(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
     return {"help": meaning, "read": read}
 
 
 @dataclasses.dataclass
 class FaultToleranceConfig:
-    """Limits of the ranks and what follows past them. Timeouts are in seconds; None never fires.
+    """Limits of the ranks and what happens past them. Timeouts are in seconds; None never fires.
 
     A value is checked when it is set. Raises: ConfigurationError, ConfigurationTypeError."""
 
     workload_check_interval: float = dataclasses.field(
         default=5.0,
-        metadata=_about(
+        metadata=_metadata(
             _seconds,
-            "longest time until an exceeded limit is noticed; not used up, since monitors wake when one is due",
+            "longest time until an exceeded limit is noticed; usually less, because monitors wake when one is due",
         ),
     )
     initial_rank_heartbeat_timeout: float | None = dataclasses.field(
-        default=3600.0, metadata=_about(_timeout, "from init_workload_monitoring() to the first heartbeat")
+        default=3600.0, metadata=_metadata(_timeout, "from init_workload_monitoring() to the first heartbeat")
     )
     rank_heartbeat_timeout: float | None = dataclasses.field(
-        default=2700.0, metadata=_about(_timeout, "between two heartbeats")
+        default=2700.0, metadata=_metadata(_timeout, "between two heartbeats")
     )
     rank_section_timeouts: dict[str, float | None] = dataclasses.field(
-        default_factory=dict, metadata=_about(_timeouts, "while a section is open, by its name")
+        default_factory=dict, metadata=_metadata(_timeouts, "while a section is open, by its name")
     )
     rank_out_of_section_timeout: float | None = dataclasses.field(
-        default=None, metadata=_about(_timeout, "while no section is open, once one has been closed")
+        default=None, metadata=_metadata(_timeout, "while no section is open, once one has been closed")
     )
     step_timeout: float | None = dataclasses.field(
-        default=None, metadata=_about(_timeout, "without a higher resilience.step(n), once one was told")
+        default=None, metadata=_metadata(_timeout, "without a higher resilience.step(n), after the first call")
     )
     detect_hangs: bool | None = dataclasses.field(
         default=None,
-        metadata=_about(
-            _switch,
-            "end a rank that is silent for long where no limit is set for what it does; none: as "
-            "RESILIENCE_DETECT_HANGS says, which is yes by default",
+        metadata=_metadata(
+            _yes_or_no,
+            "end a rank that is silent for long if no limit is set for its present activity; none: the value of "
+            "RESILIENCE_DETECT_HANGS, which is yes by default",
         ),
     )
     hang_first_limit: float | None = dataclasses.field(
         default=None,
-        metadata=_about(
+        metadata=_metadata(
             _timeout,
-            "how long a rank may be silent then, until the job has shown its pauses; none: "
+            "how long such a rank may be silent until the job has shown its pauses; none: "
             "RESILIENCE_HANG_FIRST_LIMIT, which is 600 by default",
         ),
     )
     hang_least_limit: float | None = dataclasses.field(
         default=None,
-        metadata=_about(
+        metadata=_metadata(
             _timeout,
-            "the least limit after that, where 10 times the longest silence is shorter; none: "
+            "smallest limit after that, if 10 times the longest silence is shorter; none: "
             "RESILIENCE_HANG_LEAST_LIMIT, which is 60 by default",
         ),
     )
     num_warmup_iterations: int = dataclasses.field(
         default=5,
-        metadata=_about(
-            _count, "occurrences of a section, and gaps between heartbeats, that a warm-up has after each start"
+        metadata=_metadata(
+            _count, "number of sections of a name, and of gaps between heartbeats, in the warm-up after each start"
         ),
     )
     warmup_rank_heartbeat_timeout: float | None = dataclasses.field(
-        default=None, metadata=_about(_timeout, "between two heartbeats during the warm-up; none: as usual")
+        default=None, metadata=_metadata(_timeout, "between two heartbeats during the warm-up; none: as usual")
     )
     warmup_rank_section_timeouts: dict[str, float | None] = dataclasses.field(
         default_factory=dict,
-        metadata=_about(
-            _timeouts, "while a section is open during the warm-up, by its name; one that is not named: as usual"
+        metadata=_metadata(
+            _timeouts, "while a section is open during the warm-up, by its name; other sections: as usual"
         ),
     )
     safety_factor: float = dataclasses.field(
-        default=5.0, metadata=_about(_factor, "a calculated limit is the longest time seen, times this")
+        default=5.0, metadata=_metadata(_factor, "a calculated limit is the longest observed time, times this")
     )
     rank_termination_signal: signal.Signals = dataclasses.field(
-        default=signal.SIGKILL, metadata=_about(_signal, "sent to a rank past a limit")
+        default=signal.SIGKILL, metadata=_metadata(_signal, "sent to a rank past a limit")
     )
     log_level: int = dataclasses.field(
         default=LOG_LEVELS["INFO"],
-        metadata=_about(_log_level, "from which level on the launcher tells people what happens, on standard error"),
+        metadata=_metadata(_log_level, "lowest level of the launcher's messages on standard error"),
     )
     restart_policy: RestartPolicy = dataclasses.field(
         default="any-failed",
-        metadata=_about(
+        metadata=_metadata(
             _policy,
             "any-failed: all workers start again if one fails; min-healthy: only when fewer nodes are healthy than the "
             "minimum of --nnodes",
@@ -223,12 +223,12 @@ class FaultToleranceConfig:
     )
     use_infra_group_rank: bool | None = dataclasses.field(
         default=None,
-        metadata=_about(
-            _switch, "take a node's group rank from SLURM_PROCID, else GROUP_RANK; none: if one of them is set"
+        metadata=_metadata(
+            _yes_or_no, "take a node's group rank from SLURM_PROCID, else GROUP_RANK; none: only if one of them is set"
         ),
     )
     node_health_check_interval: float = dataclasses.field(
-        default=5.0, metadata=_about(_seconds, "between two looks at a node's devices while workers run")
+        default=5.0, metadata=_metadata(_seconds, "between two checks of a node's devices while workers run")
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -245,21 +245,21 @@ class FaultToleranceConfig:
 
     @property
     def given(self) -> set[str]:
-        """The settings that somebody has set."""
+        """Return the names of the settings that were set explicitly."""
         names: set[str] = vars(self)["_given"]
         return names
 
     @classmethod
     def from_kwargs(cls, ignore_not_recognized: bool = True, **kwargs: Any) -> FaultToleranceConfig:
-        """Return the settings with these in place of the defaults. Others than ours are named in a warning.
+        """Return the settings, with these in place of the defaults. A warning names unknown settings.
 
-        ignore_not_recognized: False makes an error of it. Raises: ConfigurationError."""
+        ignore_not_recognized: False raises an error instead. Raises: ConfigurationError."""
         unknown = sorted(set(kwargs) - set(FIELDS))
         if unknown:
-            text = f"not recognized: {', '.join(unknown)}; there are {', '.join(FIELDS)}"
+            message = f"not recognized: {', '.join(unknown)}; there are {', '.join(FIELDS)}"
             if not ignore_not_recognized:
-                raise ConfigurationError(text, unknown=unknown)
-            warnings.warn(f"settings of {SECTION} are ignored that are {text}", stacklevel=2)
+                raise ConfigurationError(message, unknown=unknown)
+            warnings.warn(f"settings of {SECTION} are ignored: {message}", stacklevel=2)
         config = cls()
         for name, value in kwargs.items():
             if name in FIELDS:
@@ -268,10 +268,10 @@ class FaultToleranceConfig:
 
     @classmethod
     def from_yaml_file(cls, cfg_path: str | Path, ignore_not_recognized: bool = True) -> FaultToleranceConfig:
-        """Return the settings in the file's mapping `fault_tolerance`, wherever in it that stands.
+        """Return the settings of the file's mapping `fault_tolerance`, which may be anywhere in the file.
 
-        Raises: ConfigurationError if there is none or more than one, or it holds something wrong; OSError."""
-        values = _found(Path(cfg_path))
+        Raises: ConfigurationError if there is no such mapping or several, or if it is not valid; OSError."""
+        values = _read_section(Path(cfg_path))
         try:
             return cls.from_kwargs(ignore_not_recognized, **values)
         except ConfigurationError as error:
@@ -279,10 +279,10 @@ class FaultToleranceConfig:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> FaultToleranceConfig:
-        """Return the settings that flags say; those that none names from the file of `--ft-cfg-path`.
+        """Return the settings given by flags, the others from the file of `--ft-cfg-path`.
 
-        args: as a parser makes it that `add_arguments` has seen; attributes that are missing or None are flags
-        that were not given. Raises: ConfigurationError, OSError."""
+        args: from a parser with `add_arguments`. An attribute that is missing or None is a flag that was not given.
+        Raises: ConfigurationError, OSError."""
         path = getattr(args, "ft_cfg_path", None)
         config = cls() if path is None else cls.from_yaml_file(path)
         for name in FIELDS:
@@ -292,7 +292,7 @@ class FaultToleranceConfig:
         return config
 
     def to_yaml_file(self, cfg_path: str | Path) -> None:
-        """Write the settings so that `from_yaml_file` reads them. Raises: OSError."""
+        """Write the settings in the form that `from_yaml_file` reads. Raises: OSError."""
 
         values = dataclasses.asdict(self)
         values["rank_termination_signal"] = self.rank_termination_signal.name
@@ -302,13 +302,13 @@ class FaultToleranceConfig:
 
 
 HEARTBEATS = {"initial_rank_heartbeat_timeout": "initial_heartbeat", "rank_heartbeat_timeout": HEARTBEAT}
-"""The settings that are limits by default, and the names of these limits."""
+"""Settings that are limits by default, and the names of these limits."""
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(FaultToleranceConfig)}
 
 
 def checked(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return the value of a setting as it is kept. Raises: ConfigurationError, ConfigurationTypeError."""
+    """Return the value of a setting in its stored form. Raises: ConfigurationError, ConfigurationTypeError."""
     read = field.metadata["read"]
     try:
         return read(value)
@@ -318,7 +318,7 @@ def checked(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def to_limits(config: FaultToleranceConfig) -> Limits:
-    """Return what the monitors of the ranks are told: past a limit a rank is ended."""
+    """Return the limits for the ranks' monitors: past a limit a rank is ended."""
     warmup = {name: Limit(hard=limit) for name, limit in config.warmup_rank_section_timeouts.items()}
     if config.warmup_rank_heartbeat_timeout is not None:
         warmup[HEARTBEAT] = Limit(hard=config.warmup_rank_heartbeat_timeout)
@@ -338,7 +338,7 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
 
 
 def from_limits(limits: Limits) -> FaultToleranceConfig:
-    """Return the settings from which `to_limits` makes these limits; the others have their default."""
+    """Return the settings that yield these limits in `to_limits`; the others have their default."""
     warmup = dict(limits.warmup)
     heartbeat = warmup.pop(HEARTBEAT, Limit())
     return FaultToleranceConfig(
@@ -364,9 +364,9 @@ def flag(name: str) -> str:
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    """Give a parser, or a group of one, a flag for each setting. One that is not given is not in the namespace."""
+    """Add a flag for each setting to a parser, or to its group. The namespace only has flags that were given."""
     for field in FIELDS.values():
-        if field.metadata["read"] is _switch:
+        if field.metadata["read"] is _yes_or_no:
             _add_switch(parser, field)
             continue
         parser.add_argument(
@@ -380,24 +380,24 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def _spellings(name: str, prefix: str = "--ft-", suffix: str = "") -> list[str]:
-    """Return a flag with hyphens and, as the compatible launcher spells it, with underscores."""
+    """Return a flag with hyphens, and with underscores, as in the compatible launcher."""
     return list(dict.fromkeys(prefix + spelling + suffix for spelling in (name.replace("_", "-"), name)))
 
 
 def _reader(field: dataclasses.Field[Any]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        """Check while flags are read, which names the flag; the text is kept, since `none` is a value too."""
+    def read(value: str) -> str:
+        """Check during parsing, so that the error names the flag. Keep the text, because `none` is a value too."""
         try:
-            checked(field, text)
+            checked(field, value)
         except ConfigurationError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
-        return text
+        return value
 
     return read
 
 
 def _add_switch(parser: argparse._ActionsContainer, field: dataclasses.Field[Any]) -> None:
-    """Give a flag whose value, if it has one, follows after `=`: what follows after a blank is the script."""
+    """Add a flag whose optional value follows `=`, because the word after a blank is the script."""
 
     def add(spellings: list[str], value: str, text: str) -> None:
         parser.add_argument(
@@ -421,7 +421,7 @@ def _help(field: dataclasses.Field[Any]) -> str:
 
 
 def shown_default(field: dataclasses.Field[Any]) -> str:
-    """Return a default as a user would write it."""
+    """Return a default in the form that a user would write."""
     if field.default is dataclasses.MISSING or field.default is None:
         return "none"
     if isinstance(field.default, signal.Signals):
@@ -434,7 +434,7 @@ def shown_default(field: dataclasses.Field[Any]) -> str:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def _found(path: Path) -> Mapping[str, Any]:
+def _read_section(path: Path) -> Mapping[str, Any]:
     """Return the one mapping `fault_tolerance` of a YAML file."""
 
     try:
@@ -449,7 +449,7 @@ def _found(path: Path) -> Mapping[str, Any]:
     if not isinstance(values, Mapping | None):
         raise ConfigurationTypeError(f"{path}: {place} is a {type(values).__name__}, expected a mapping")
     if not all(isinstance(name, str) for name in values or ()):
-        raise ConfigurationTypeError(f"{path}: {place} has keys that are no names: {list(values or ())}")
+        raise ConfigurationTypeError(f"{path}: {place} has keys that are not names: {list(values or ())}")
     return values or {}
 
 

@@ -1,9 +1,9 @@
 """How does a worker reach the monitor that its launcher has started?
 
 Through the socket named by RESILIENCE_MONITOR_SOCKET or, in the compatible API, FT_RANK_MONITOR_IPC_SOCKET. The monitor
-looks at who connects and hands out a page; the worker maps it, holds its mutex, arms its stacks and hands over the file
-they go to. From then on signs of life are stores into the page. A process has one link at a time; a process that it
-forks has none."""
+checks who connects and sends a page. The worker maps it, holds its mutex, arms its stacks and sends the stacks' file.
+From then on signs of life are stores into the page. A process has one link at a time; its forked children have
+none."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
 from resilience.monitor.page import Page, RankSide
 
-TURN_LIMIT = 180.0  # seconds for a monitor without an agent to be through with the process that it watches
-ATTACH_LIMIT = 10.0  # seconds; a monitor that was just started again answers late
+TURN_LIMIT = 180.0  # seconds for a monitor without an agent to finish with the process that it watches now
+ATTACH_LIMIT = 10.0  # seconds; a monitor that has just been restarted answers late
 
 
-class Link:
-    """The worker's end: `page` for signs of life, `send` for words. Closed, it goes nowhere.
+class WorkerLink:
+    """The worker's end: `page` for signs of life, `send` for messages. Once closed, messages are dropped.
 
-    rank, world_size, limits: as the monitor has them. is_armed: it announced heartbeats, and so wants to be
-    weighed wherever it is."""
+    rank, world_size, limits: as the monitor knows them. is_armed: the worker has announced heartbeats, so its limits
+    apply whatever it does."""
 
     def __init__(self, page: RankSide, channel: Channel, welcome: messages.Welcome) -> None:
         self.page = page
@@ -45,7 +45,7 @@ class Link:
         page.on_progress = self._progressed
 
     def send(self, message: messages.FromRank) -> bool:
-        """Send without ever blocking; answers whether the message is on its way."""
+        """Send without blocking. Return True if the message was sent."""
         is_sent = self.is_open and self.channel.send(messages.encode(message))
         self.dropped += not is_sent
         return is_sent
@@ -55,20 +55,20 @@ class Link:
         self.is_armed = self.send(messages.Armed())
 
     def limit(self, limits: watch.Limits) -> bool:
-        """Have these limits hold from now on."""
-        if not self.send(messages.Limited(limits)):
+        """Apply these limits from now on. Return False if the monitor could not be reached."""
+        if not self.send(messages.NewLimits(limits)):
             return False
         self.limits = limits
         return True
 
     def request(self, action: str, description: str = "") -> bool:
         """Ask for a decision about this node or the workload."""
-        return self.send(messages.Request(action, description[: messages.DESCRIPTION]))
+        return self.send(messages.RankRequest(action, description[: messages.DESCRIPTION]))
 
     def _progressed(self, sign: str) -> None:
-        """Tell of the first sign of progress and of the first step, of nothing after that. User code's thread."""
+        """Report the first sign of progress and the first step, and nothing after that. Runs in user code's thread."""
         if sign != "step" and self._has_progressed:
-            return  # 0.1 µs in a program that never tells a step
+            return  # 0.1 µs in a program that never reports a step
         self._has_progressed = True
         collective_calls.wrap()  # torch may have been imported after this process attached
         if sign == "step":
@@ -76,16 +76,16 @@ class Link:
         self.send(messages.Progressed(sign, time.monotonic(), self.page.step_value))  # type: ignore[arg-type]
 
     def pause(self) -> None:
-        """Somebody else watches for a while: only this process's end is noticed."""
+        """Pause: another monitor watches. Only the end of this process is noticed."""
         self.page.doing(Doing.OUTSIDE)
 
     def resume(self) -> None:
-        """Be weighed from now on, by nothing that was before."""
+        """Apply limits again from now on, without regard to anything earlier."""
         self.page.set_seat(Seat(ENTRY, self.rank, self.world_size, self.world_size, self.rank))
         self.page.doing(Doing.FUNCTION)
 
     def close(self) -> None:
-        """Take leave: no limit holds any more. The end of this process is still noticed."""
+        """Close the link: no limit applies any more. The end of this process is still noticed."""
         global _link
         if self.is_open:
             self.is_open = False
@@ -98,29 +98,29 @@ class Link:
             on_change(None)
 
     def forget(self) -> None:
-        """In a forked child: the link is its parent's."""
+        """Drop the link in a forked child: it belongs to the parent."""
         self.is_open = False
         self.channel.close()
 
 
-def _ignore(link: Link | None) -> None:
+def _ignore(link: WorkerLink | None) -> None:
     pass
 
 
-_link: Link | None = None
+_link: WorkerLink | None = None
 _lock = threading.Lock()
-on_change: Callable[[Link | None], None] = _ignore  # `monitor.client` puts itself here
+on_change: Callable[[WorkerLink | None], None] = _ignore  # `monitor.client` sets it
 
 
-def current() -> Link | None:
+def current() -> WorkerLink | None:
     """Return this process's link, None if there is none."""
     return _link
 
 
-def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> Link:
-    """Return this process's link to its monitor; the one there is, or a new one.
+def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> WorkerLink:
+    """Return this process's link to its monitor: the existing one, or a new one.
 
-    path: of the monitor's socket, by default what the environment says. Raises: MonitorError."""
+    path: of the monitor's socket, by default from the environment. Raises: MonitorError."""
     global _link
     with _lock:
         if _link is None:
@@ -135,7 +135,7 @@ def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> Link:
         return _link
 
 
-def _attach(path: str, deadline: float) -> Link:
+def _attach(path: str, deadline: float) -> WorkerLink:
     try:
         channel = connect(path, max(0.001, deadline - time.monotonic()))
     except OSError as error:
@@ -143,12 +143,12 @@ def _attach(path: str, deadline: float) -> Link:
     try:
         if channel.peer.uid != os.geteuid():
             raise MonitorError(f"{path} belongs to user {channel.peer.uid}, this process to {os.geteuid()}")
-        welcome, page = _welcomed(channel, path, deadline)
+        welcome, page = _await_welcome(channel, path, deadline)
         side = RankSide(page)
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main:  # a mutex belongs to a thread, and so would tell of the wrong one's end
+        if is_main:  # a mutex belongs to a thread, so another thread's would show the wrong end
             side.lock_life()
-        link = Link(side, channel, welcome)
+        link = WorkerLink(side, channel, welcome)
         link.resume()
         dump = stacks.arm()
         if not channel.send(messages.encode(messages.Attached(is_main)), [dump.fd]):
@@ -162,22 +162,22 @@ def _attach(path: str, deadline: float) -> Link:
     return link
 
 
-def _welcomed(channel: Channel, path: str, deadline: float) -> tuple[messages.Welcome, Page]:
+def _await_welcome(channel: Channel, path: str, deadline: float) -> tuple[messages.Welcome, Page]:
     """Wait for the monitor's answer."""
     try:
-        answer, fds = _answer(channel, path, deadline)
+        answer, fds = _receive_answer(channel, path, deadline)
         if isinstance(answer, messages.Introduce):
             close_all(fds)
             channel.send(messages.encode(messages.Introduced(*environment.rank_and_world_size())))
-            answer, fds = _answer(channel, path, time.monotonic() + TURN_LIMIT)
+            answer, fds = _receive_answer(channel, path, time.monotonic() + TURN_LIMIT)
     except ChannelClosed as error:
-        raise MonitorError(f"the rank monitor at {path} closed the line") from error
+        raise MonitorError(f"the rank monitor at {path} closed the connection") from error
     except DecodeError as error:
         raise MonitorError(f"the rank monitor at {path} speaks another version: {error}") from error
     if not isinstance(answer, messages.Welcome) or len(fds) != 1:
         close_all(fds)
-        why = answer.why if isinstance(answer, messages.Refused) else "it answered something else"
-        raise MonitorError(f"the rank monitor at {path} does not watch this process: {why}")
+        reason = answer.why if isinstance(answer, messages.Refused) else "its answer has an unexpected kind"
+        raise MonitorError(f"the rank monitor at {path} does not watch this process: {reason}")
     try:
         return answer, Page.attach(fds[0])
     except BaseException:
@@ -185,7 +185,7 @@ def _welcomed(channel: Channel, path: str, deadline: float) -> tuple[messages.We
         raise
 
 
-def _answer(channel: Channel, path: str, deadline: float) -> tuple[messages.ToRank, list[int]]:
+def _receive_answer(channel: Channel, path: str, deadline: float) -> tuple[messages.ToRank, list[int]]:
     """Return the monitor's next message, and its descriptors. Raises: ChannelClosed, DecodeError, MonitorError."""
     received = channel.receive_with_fds(max(0.001, deadline - time.monotonic()))
     if received is None:
@@ -198,7 +198,7 @@ def _answer(channel: Channel, path: str, deadline: float) -> tuple[messages.ToRa
 
 
 def _show_stacks(channel: Channel) -> None:
-    """Show the monitor this process's stacks whenever it asks. A thread of its own, until the line is closed."""
+    """Dump this process's stacks whenever the monitor asks. Runs in its own thread until the channel is closed."""
     while True:
         try:
             data = channel.receive(3600.0)
@@ -206,20 +206,22 @@ def _show_stacks(channel: Channel) -> None:
                 case messages.ShowStacks(number):
                     collective_calls.note_recorded()
                     stacks.answer(number)
+                case _:  # sent before the thread began, or by another version
+                    pass
         except ChannelClosed:
             return
-        except DecodeError:  # of another version: it gets no answer
+        except DecodeError:  # another version's message: it gets no answer
             continue
 
 
-def _program_ends(link: Link) -> None:
+def _program_ends(link: WorkerLink) -> None:
     if link.is_open:
         link.page.ends()
 
 
 def _forget_in_child() -> None:
     global _link, _lock
-    _lock = threading.Lock()  # perhaps held by a thread that is not here
+    _lock = threading.Lock()  # a thread that exists only in the parent may hold it
     if _link is not None:
         _link.forget()
         _link = None

@@ -1,7 +1,7 @@
-"""What does a rank look like at this moment?  Page, process, stacks and log, put into a record.
+"""What is the state of a rank at this moment?  Puts page, process, stacks and log into a record.
 
-Gathered when a limit is exceeded, before anything is sent to the rank, and when it has ended. Nothing here
-waits for the rank: what cannot be had is left out, and the record says so."""
+Gathered when a limit is exceeded, before any signal to the rank, and after its end. Nothing here waits for the rank:
+missing evidence is left out, and the record says so."""
 
 from __future__ import annotations
 
@@ -10,31 +10,60 @@ import functools
 import linecache
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from resilience.adapters import files, processes, stacks
 from resilience.adapters.background import READ_LIMIT, WRITER
 from resilience.adapters.channel import connect
-from resilience.core import events, hangs, watch
+from resilience.core import events, hang_kind, watch
 from resilience.core.attribution import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.core.identity import Origin
 from resilience.core.watch import Doing
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, PageView
 
-SAMPLE_EVERY = 0.5  # seconds at least between two looks at the CPU time; the monitor wakes once a second
-SAMPLE = 0.06  # seconds of a look for this purpose: six ticks of the clock that counts CPU time
+SAMPLE_EVERY = 0.5  # at least these seconds between two samples of the CPU time; the monitor wakes once a second
+SAMPLE = 0.06  # seconds between two samples for one measurement: six ticks of the CPU time clock
+
+
+class _Sample(NamedTuple):
+    """The process at one moment. at: monotonic seconds."""
+
+    at: float
+    state: processes.ProcessState | None
+    runnable: processes.Runnable | None
+
+    def or_else(self, fallback: _Sample) -> _Sample:
+        return self if self.state is not None else fallback
+
+    def since(self, before: _Sample) -> ProcessInfo | None:
+        """Return what the process did since an earlier sample."""
+        now, earlier = self.state, before.state
+        if now is None or earlier is None:
+            return None if now is None else ProcessInfo(now.state, rss_bytes=now.rss_bytes, threads=now.threads)
+        interval, runnable = self.at - before.at, None
+        if self.runnable is not None and before.runnable is not None:
+            runnable = self.runnable.since(before.runnable, interval, now.state == earlier.state == "R")
+        return ProcessInfo(
+            state=now.state,
+            cpu_s_delta=now.cpu_s - earlier.cpu_s,
+            over_s=interval,
+            # A dead process has no memory: its last size shows which process grew.
+            rss_bytes=now.rss_bytes if now.wait_status is None else earlier.rss_bytes,
+            threads=now.threads,
+            runnable_s=runnable,
+        )
 
 
 class Witness:
-    """Knows one rank. `page`, `program` and `dump` change when another program attaches.
+    """Gathers the evidence on one rank. `page`, `program` and `dump` change when another program attaches.
 
-    rank: the process whose life is watched. program: the one that shows signs of life, mostly the same.
-    logs: files whose ends are told, `log_lines` in all. drain: the socket of the process that writes them, if it is not
-    the rank itself. has_iterations: the page tells of iterations. ask: has a
-    thread of the program leave its stacks in the dump."""
+    rank: the process whose life is watched. program: the one that shows signs of life, usually the same.
+    logs: files whose last lines are recorded, `log_lines` in all. drain: the socket of the process that writes them,
+    if it is not the rank itself. has_iterations: the page shows iterations. ask: makes a thread of the program write
+    its stacks to the dump."""
 
     def __init__(self, page: MonitorSide, rank: processes.Process, dump: stacks.Dump | None) -> None:
         self.page = page
@@ -47,8 +76,8 @@ class Witness:
         self.drain = ""
         self.has_iterations = True
         self.ask: stacks.Ask = lambda number: False
-        self._sample: tuple[float, processes.ProcessState | None] = (float("-inf"), None)
-        self._seen: tuple[ProcessInfo | None, str] = (None, "")  # before the rank was touched
+        self._sample = _Sample(float("-inf"), None, None)
+        self._seen_before_signal: tuple[ProcessInfo | None, str] = (None, "")  # before the rank was touched
 
     def take_stacks(self, thorough: bool) -> stacks.Stacks:
         """Return the stacks of the program."""
@@ -61,8 +90,8 @@ class Witness:
         limits: watch.Limits,
         process: Literal["now", "seen", "none"] = "now",
     ) -> InterruptionRecord:
-        """Add to a record what the page and the system show of the rank now. process: its state now, the one that was
-        seen last, or none."""
+        """Add the present state of the rank to a record, from the page and the system. process: its state now, the last
+        one seen, or none."""
         view = self.page.read()
         origin = self.origin
         record = msgspec.structs.replace(
@@ -76,44 +105,46 @@ class Witness:
             log_tail=self._log_tail(),
         )
         if process != "none":
-            state = self._seen[0] if process == "seen" else self._process_info(record.silent_for_s)
+            state = self._seen_before_signal[0] if process == "seen" else self._process_info(record.silent_for_s)
             record = msgspec.structs.replace(record, process=state)
-        # A rank that has restarted meanwhile shows the signs of its next iteration.
+        # A rank that has since restarted shows the signs of its next iteration.
         is_same = record.iteration == view.iteration or not self.has_iterations
-        return self._with_signs(record, view, seen, limits) if is_same else record
+        return self._with_signs_of_life(record, view, seen, limits) if is_same else record
 
     def see(self, silent_for: float | None, waits_in: str = "") -> None:
-        """Keep the state of the program as it is now, before anything is sent to it: a signal ends a system call, and a
-        stopped process goes on to be killed. silent_for: seconds without a sign of life; None takes no time.
-        waits_in: what the program has seen of itself."""
-        self._seen = self._process_info(silent_for), waits_in or processes.waits_in(self.program.pid)
+        """Store the program's present state before any signal: a signal ends a system call, and a stopped process
+        is continued before it is killed. silent_for: seconds without a sign of life; None takes no time.
+        waits_in: what the program has reported about itself."""
+        self._seen_before_signal = self._process_info(silent_for), waits_in or processes.waits_in(self.program.pid)
 
     def look(self) -> events.WorkerSeen:
-        """Return where the program is now, though no limit of its own is exceeded."""
+        """Return the program's present position, without any exceeded limit."""
         self.see(0.0)
-        taken = self.take_stacks(thorough=False)
-        stack = taken.threads[0].frames if taken.threads else ()  # the main thread's
+        stacks_taken = self.take_stacks(thorough=False)
+        stack = stacks_taken.threads[0].frames if stacks_taken.threads else ()  # the main thread
         return events.WorkerSeen(
-            self.hang(stack, taken.is_gil_held),
+            self.hang(stack, stacks_taken.is_gil_held),
             stack,
             self.page.read().step,
             last_collectives(self.page.collectives()),
         )
 
     def hang(self, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
-        """Return in which way the program hangs, by the state that was seen last. stack: the main thread's."""
-        process, waits_in = self._seen
+        """Return how the program hangs, from the last stored state. stack: the main thread's."""
+        process, waits_in = self._seen_before_signal
         line = linecache.getline(stack[-1].file, stack[-1].line) if stack else ""
-        return hangs.classify(process, stack, line, waits_in, is_gil_held)
+        return hang_kind.classify(process, stack, line, waits_in, is_gil_held)
 
-    def take_sample(self, now: float) -> None:
-        """Remember the CPU time and memory used so far, now and then, for a later comparison."""
-        if now - self._sample[0] >= SAMPLE_EVERY:
-            seen = processes.state(self.program.pid)
-            if seen is None or seen.wait_status is None:  # of one that is going, the memory may be gone already
-                self._sample = (now, seen)
+    def take_sample(self, now: float) -> bool:
+        """Store the CPU time and memory used so far, now and then, for a later comparison. Return True if it did."""
+        if now - self._sample.at < SAMPLE_EVERY:
+            return False
+        sample = self._look_at_process()
+        if sample.state is None or sample.state.wait_status is None:  # else the memory may be gone already
+            self._sample = sample
+        return True
 
-    def _with_signs(
+    def _with_signs_of_life(
         self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: watch.Limits
     ) -> InterruptionRecord:
         """Add the signs of life that the page shows."""
@@ -132,43 +163,37 @@ class Witness:
         )
 
     def _process_info(self, silent_for: float | None) -> ProcessInfo | None:
-        """The program's state now; CPU use since the last sample tells blocked from busy."""
-        state = self.program.state()
+        """Return the program's present state. CPU use since the last sample distinguishes blocked from busy."""
+        before, now = self._sample, self._look_at_process()
+        state = now.state
         if state is None:
             return None
-        at, before = self._sample
-        now = time.monotonic()
-        if silent_for is not None and now - at > silent_for and state.wait_status is None:
-            # That sample is of a time when it was well.
-            before, at = state, now
+        if silent_for is not None and now.at - before.at > silent_for and state.wait_status is None:
+            before = now  # the sample is from a healthy time
             time.sleep(SAMPLE)
-            state, now = self.program.state() or state, time.monotonic()
+            now = self._look_at_process().or_else(before)
         elif state.state == "D":
             time.sleep(SAMPLE)  # a page is read or written for a moment; a hang in the kernel lasts
-            state = self.program.state() or state
-        return ProcessInfo(
-            state=state.state,
-            cpu_s_delta=state.cpu_s - before.cpu_s if before is not None else None,
-            over_s=now - at if before is not None else None,
-            # What is gone has no memory any more: how much it had tells who grew.
-            rss_bytes=before.rss_bytes if state.wait_status is not None and before is not None else state.rss_bytes,
-            threads=state.threads,
-        )
+            now = self._look_at_process().or_else(now)
+        return now.since(before)
+
+    def _look_at_process(self) -> _Sample:
+        return _Sample(time.monotonic(), self.program.state(), processes.runnable(self.program.pid))
 
     def _log_tail(self) -> tuple[str, ...]:
-        """The last lines of the logs, those of the last log first of all."""
+        """Return the last lines of the logs, starting from the last log."""
         if self.drain and not WRITER.is_stalled:
-            with contextlib.suppress(OSError):  # it is gone, or slow: then the files lack what it has
-                asking = connect(self.drain, READ_LIMIT)
-                asking.send(b"keep")
-                asking.receive(READ_LIMIT)
-                asking.close()
+            with contextlib.suppress(OSError):  # if it is gone, or slow, the files lack its last lines
+                connection = connect(self.drain, READ_LIMIT)
+                connection.send(b"keep")
+                connection.receive(READ_LIMIT)
+                connection.close()
         lines: tuple[str, ...] = ()
         for path in reversed(self.logs):
-            wanted = self.log_lines - len(lines)
+            missing = self.log_lines - len(lines)
             with contextlib.suppress(OSError):  # the disk does not answer
                 lines = (
-                    WRITER.ask(functools.partial(files.tail, path, wanted), READ_LIMIT) if wanted > 0 else ()
+                    WRITER.ask(functools.partial(files.tail, path, missing), READ_LIMIT) if missing > 0 else ()
                 ) + lines
         return lines
 

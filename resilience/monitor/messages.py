@@ -1,6 +1,6 @@
-"""What a rank, its monitor and the agent say to each other, beside what the page shows.
+"""Which messages do a rank, its monitor and the agent exchange, besides the page?
 
-One message a datagram, msgpack, tagged by kind; never pickle. A rank's message never blocks it. Two lines:
+One message per datagram, msgpack, tagged by kind; never pickle. Sending never blocks a rank. There are two channels:
 rank and monitor (in-process and under the launcher), agent and monitor (under the launcher)."""
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from resilience.core.identity import Job, Origin
 from resilience.core.records import Record
 from resilience.errors import DecodeError
 
-DESCRIPTION = 2000  # characters of a request's that are passed on
+DESCRIPTION = 2000  # characters of a request's description that are passed on
 
 # -- rank to monitor -----------------------------------------------------------------------------
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """A call begins: who speaks, which limits hold, where the account is kept.
+    """A call begins: the sender, the limits in force, and the run folder.
 
-    folder: the run folder, by `os.fsencode`: a path may be no UTF-8, and is opened. prefix: of the call's keys in
-    the store."""
+    folder: encoded with `os.fsencode`, because a path may not be UTF-8. prefix: of the call's keys in the store."""
 
     origin: Origin
     folder: bytes
     prefix: str
     limits: watch.Limits
-    waits: restart.Limits
+    waits: restart.WaitLimits
     heartbeat_timeout: float
     interval: float
     base_host: str = ""
@@ -46,32 +45,32 @@ class Emitted(msgspec.Struct, frozen=True, tag="emitted"):
     record: Record
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
-    """The rank is out of its call: look at the page."""
+class LeftCall(msgspec.Struct, frozen=True, tag="left"):
+    """The rank has left its call: read the page."""
 
 
-class Host(msgspec.Struct, frozen=True, tag="host"):
+class HostStore(msgspec.Struct, frozen=True, tag="host"):
     """This rank is rank 0 of `iteration`: host the store of its process groups and publish it."""
 
     iteration: int
 
 
 class Introduced(msgspec.Struct, frozen=True, tag="introduced"):
-    """The answer to Introduce: which rank connects, as its environment says."""
+    """The answer to Introduce: the connecting rank, according to its environment."""
 
     rank: int
     world_size: int
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
-    """The page is mapped; with the descriptor of the rank's dump. is_locked: the page's mutex is held, and
-    its release tells of the rank's death."""
+    """The page is mapped; comes with the descriptor of the rank's dump. is_locked: the rank holds the page's mutex, and
+    the mutex's release shows the rank's death."""
 
     is_locked: bool
 
 
 class Armed(msgspec.Struct, frozen=True, tag="armed"):
-    """From now on the rank sends heartbeats: the limit of the first one holds."""
+    """The rank sends heartbeats from now on: the limit of the first one applies."""
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
@@ -82,7 +81,7 @@ class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     step: int | None = None
 
 
-class Request(msgspec.Struct, frozen=True, tag="request"):
+class RankRequest(msgspec.Struct, frozen=True, tag="request"):
     """The rank asks for a decision about its node or the workload."""
 
     action: str
@@ -93,13 +92,13 @@ class Request(msgspec.Struct, frozen=True, tag="request"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """From the monitor: it watches, and hosts the wrapper's store if that is its task; or why not."""
+    """The monitor watches, and hosts the wrapper's store if that is its task. error: why not."""
 
     error: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The monitor takes this process for its rank; with the descriptor of a page."""
+    """The monitor accepts this process as its rank; comes with the descriptor of a page."""
 
     rank: int
     world_size: int
@@ -107,19 +106,19 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class ShowStacks(msgspec.Struct, frozen=True, tag="stacks"):
-    """Leave the stacks of all threads in the dump, and this number behind them."""
+    """Write the stacks of all threads to the dump, followed by this number."""
 
     number: int
 
 
-class Alert(msgspec.Struct, frozen=True, tag="alert"):
-    """A line that a person at the terminal of this rank should read."""
+class TerminalLine(msgspec.Struct, frozen=True, tag="alert"):
+    """A line for a person at this rank's terminal."""
 
     text: str
 
 
 class Introduce(msgspec.Struct, frozen=True, tag="introduce"):
-    """Say which rank you are: nobody else does."""
+    """Send your rank: no agent has named it."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -131,25 +130,25 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 # -- agent to monitor ----------------------------------------------------------------------------
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
-    """The first message: whose monitor this is."""
+class OpenMonitor(msgspec.Struct, frozen=True, tag="open"):
+    """The first message: which agent owns this monitor."""
 
     agent_pid: int
 
 
-class Link(msgspec.Struct, frozen=True, tag="link"):
-    """What a monitor knows of its rank's attachment, so that another one can go on with it. `pid`: of the
-    attached process. heartbeats_from: monotonic seconds, which all processes of a host share."""
+class Attachment(msgspec.Struct, frozen=True, tag="link"):
+    """A monitor's knowledge of its rank's attachment, with which another monitor can continue. `pid`: of the attached
+    process. heartbeats_from: monotonic seconds, the same clock in all processes of a host."""
 
     pid: int
     is_locked: bool
     heartbeats_from: float | None = None
-    limits: watch.Limits | None = None  # those that the rank has set itself
+    limits: watch.Limits | None = None  # limits that the rank has set itself
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """Watch processes of this user that connect, one after the other. No agent decides what follows from what they ask
-    for. folder: the run folder, by `os.fsencode`; attempt: that it belongs to."""
+    """Watch processes of this user that connect, one after the other. There is no agent to act on their requests.
+    folder: the run folder, by `os.fsencode`; attempt: the one it belongs to."""
 
     job_id: str
     node: str
@@ -161,11 +160,11 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """Watch this worker from now on.
 
-    start_time: of the process, in clock ticks after boot, for its pid may be another's meanwhile. folder, output: the
-    run folder, and the files that keep what the worker writes, for the end of its log; paths by `os.fsencode`. drain:
-    the socket of the process that writes these files, empty if the worker does. link: that a monitor before had,
-    together with the descriptors of page, line and dump. is_adopted: nobody assigned it, it connected. is_cold: a node
-    of this cycle has not run the job before, so caches may be cold there, and all ranks wait for it."""
+    start_time: of the process, in clock ticks after boot; its pid may belong to another process by now. folder, output:
+    the run folder, and the worker's output files, for the end of its log; paths by `os.fsencode`. drain: the socket of
+    the process that writes these files, empty if the worker does. link: the previous monitor's, with the descriptors of
+    page, channel and dump. is_adopted: the worker connected, no agent assigned it. is_cold: a node of this cycle has
+    not run the job before; its caches may be cold, and all ranks wait for it."""
 
     worker_pid: int
     start_time: int
@@ -174,90 +173,90 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     limits: watch.Limits
     output: tuple[bytes, ...] = ()
     drain: str = ""
-    link: Link | None = None
+    link: Attachment | None = None
     is_adopted: bool = False
     is_cold: bool = True
 
 
-class Limited(msgspec.Struct, frozen=True, tag="limited"):
-    """These limits hold from now on. Also from the rank."""
+class NewLimits(msgspec.Struct, frozen=True, tag="limited"):
+    """These limits apply from now on. The rank may send it too."""
 
     limits: watch.Limits
 
 
 class Dismissed(msgspec.Struct, frozen=True, tag="dismissed"):
-    """The worker is ended on purpose: no limit holds any more, and its end is no interruption."""
+    """The worker is ended on purpose: no limit applies any more, and its end is not an interruption."""
 
     reason: str = ""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The job is asked to stop: let the program know, which may write a checkpoint and leave."""
+    """The job is asked to stop: notify the program, which may write a checkpoint and leave."""
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
-    """Another rank hangs: put on record where the worker is now, before either is ended."""
+    """Another rank hangs: record where this worker is now, before either is ended."""
 
 
-class OthersSeen(msgspec.Struct, frozen=True, tag="others_seen"):
-    """The answer to Found, for a rank that hangs: it is on record where the node's other ranks are."""
+class OthersRecorded(msgspec.Struct, frozen=True, tag="others_seen"):
+    """The answer to Found, for a hung rank: the node's other ranks are on record."""
 
     worker_pid: int
 
 
 class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
-    """How the worker ended, for a monitor that could not see it itself."""
+    """How the worker ended, for a monitor that could not observe it."""
 
     worker_pid: int
     exit: Exit
 
 
-class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Are you there?"""
+class ProbeMonitor(msgspec.Struct, frozen=True, tag="probe"):
+    """Asks the monitor to answer with Alive."""
 
     number: int
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """Finish and exit. A worker that is still there is left alone."""
+    """Finish and exit. A worker that still runs is left alone."""
 
 
 # -- monitor to agent ----------------------------------------------------------------------------
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    """A limit is exceeded and the worker about to be ended; or (`ended`) it is gone, and nobody wanted it."""
+    """A limit is exceeded and the worker is about to be ended. Or (`ended`) the worker is gone without an order."""
 
     record: InterruptionRecord
     ended: bool
 
 
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
-    """A rank may hang; nobody has set a limit for what it does."""
+    """A rank may hang; no limit is set for its present activity."""
 
     rank: int
     suspicion: HangSuspected
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """The worker's end is accounted for. Once for each that was assigned, after all else about it.
+    """The worker's end is on record. Sent once for each assigned worker, after all other messages about it.
 
-    goodbye: it had ended well, or was dismissed."""
+    goodbye: it ended well, or was dismissed."""
 
     worker_pid: int
     exit: Exit
     goodbye: bool
 
 
-class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
-    """The program knows that it is to stop. is_heard: it looks for that; else only a signal tells it."""
+class WillStop(msgspec.Struct, frozen=True, tag="stopping"):
+    """The program has been asked to stop. is_heard: it checks for such requests; else it needs a signal."""
 
     worker_pid: int
     is_heard: bool
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked"):
-    """The answer to Look: it is on record, or nothing can be seen of the worker."""
+    """The answer to Look: the worker's state is on record, or it cannot be observed."""
 
     worker_pid: int
 
@@ -272,11 +271,11 @@ class Requested(msgspec.Struct, frozen=True, tag="requested"):
 
 
 class Connected(msgspec.Struct, frozen=True, tag="connected"):
-    """The rank's program is attached, or what it has announced changed. When it has just attached, with
-    the descriptors of page, line and dump."""
+    """The rank's program is attached, or its announcement has changed. On attachment it comes with the descriptors of
+    page, channel and dump."""
 
     worker_pid: int
-    link: Link
+    link: Attachment
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
@@ -285,10 +284,22 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     number: int
 
 
-FromRank = Begin | Emitted | Left | Host | Introduced | Attached | Armed | Progressed | Request | Limited
-ToRank = Ready | Introduce | Welcome | Refused | ShowStacks | Alert
-FromAgent = Open | Adopt | Assigned | Limited | Dismissed | Stop | Look | OthersSeen | Reaped | Probe | Leave
-ToAgent = Ready | Found | Suspected | Gone | Requested | Stopping | Looked | Connected | Alive
+FromRank = Begin | Emitted | LeftCall | HostStore | Introduced | Attached | Armed | Progressed | RankRequest | NewLimits
+ToRank = Ready | Introduce | Welcome | Refused | ShowStacks | TerminalLine
+FromAgent = (
+    OpenMonitor
+    | Adopt
+    | Assigned
+    | NewLimits
+    | Dismissed
+    | Stop
+    | Look
+    | OthersRecorded
+    | Reaped
+    | ProbeMonitor
+    | Leave
+)
+ToAgent = Ready | Found | Suspected | Gone | Requested | WillStop | Looked | Connected | Alive
 
 _from_rank = reader(FromRank, "msgpack")
 _to_rank = reader(ToRank, "msgpack")
@@ -303,30 +314,30 @@ def encode(message: FromRank | ToRank | FromAgent | ToAgent) -> bytes:
 
 def decode_for_monitor(message: bytes) -> FromRank:
     """Read a rank's message. Raises: DecodeError."""
-    decoded: FromRank = _from_rank(_whole(message))
+    decoded: FromRank = _from_rank(_checked_size(message))
     return decoded
 
 
 def decode_for_rank(message: bytes) -> ToRank:
     """Read a monitor's message. Raises: DecodeError."""
-    decoded: ToRank = _to_rank(_whole(message))
+    decoded: ToRank = _to_rank(_checked_size(message))
     return decoded
 
 
 def decode_from_agent(message: bytes) -> FromAgent:
     """Read an agent's message. Raises: DecodeError."""
-    decoded: FromAgent = _from_agent(_whole(message))
+    decoded: FromAgent = _from_agent(_checked_size(message))
     return decoded
 
 
 def decode_for_agent(message: bytes) -> ToAgent:
-    """Read what a monitor tells its agent. Raises: DecodeError."""
-    decoded: ToAgent = _to_agent(_whole(message))
+    """Read a monitor's message to its agent. Raises: DecodeError."""
+    decoded: ToAgent = _to_agent(_checked_size(message))
     return decoded
 
 
 def shortened(record: InterruptionRecord) -> InterruptionRecord:
-    """Return the record without what makes it too large for one message."""
+    """Return the record, shortened so that it fits one message."""
     small: InterruptionRecord = msgspec.structs.replace(record, stacks=(), log_tail=(), message=record.message[:2000])
     if small.exception is not None:
         exception = msgspec.structs.replace(small.exception, stack=small.exception.stack[-10:], causes=())
@@ -334,7 +345,7 @@ def shortened(record: InterruptionRecord) -> InterruptionRecord:
     return small
 
 
-def _whole(message: bytes) -> bytes:
+def _checked_size(message: bytes) -> bytes:
     if len(message) > LIMIT:
         raise DecodeError(f"a message of more than {LIMIT} bytes")
     return message

@@ -1,13 +1,13 @@
-"""A rank's signs of life, in memory that its monitor shares.
+"""A rank's signs of life, in memory that it shares with its monitor.
 
-One page a process: a memfd that both map. The rank only stores words into it, without a lock, a system
-call or an allocation; the monitor reads when it wakes, also after the rank was killed. A word is eight
-bytes and written whole. What belongs together is either guarded by a sequence word (odd while it is
-being written) or published by one last store. Layout and version live in this module alone.
+One page per process: a memfd that both map. The rank only stores words into it, without a lock, a system call or an
+allocation. The monitor reads when it wakes, even after the rank was killed. A word has eight bytes and is written
+whole. Words that belong together are either guarded by a sequence word (odd during a write) or published by one last
+store. Layout and version are defined in this module alone.
 
-CPython lets signal handlers, pending calls and other threads in after a call and at a jump backwards
-only. So each writer calls what it must call first, and then stores straight on: what the page shows is
-whole even when an interrupt is raised in the middle of a writer, or when threads share it."""
+CPython lets signal handlers, pending calls and other threads run only after a call and at a backward jump. So each
+writer first makes its calls, and then stores without interruption. The page stays consistent even if an interrupt is
+raised in the middle of a writer, or if threads share it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ MAGIC = 0x52_45_53_49_4C_05  # "RESIL", layout 5
 NAMES = 128  # different names of sections, hooks and collectives
 NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
-RING = 4096  # finished sections, heartbeat gaps and steps that the monitor has not folded yet
-COLLECTIVES = 256  # the last ones that were entered
+RING = 4096  # finished sections, heartbeat gaps and steps that the monitor has not yet read
+COLLECTIVES = 256  # the most recently entered ones
 
-# Words, by index. Those up to the ring of finished sections are copied in one go, upwards: the sequence
-# word comes before all that it guards.
+# Words, by index. Those up to the ring of finished sections are copied at once, in ascending order: the sequence
+# word comes before all words that it guards.
 _MAGIC = 0
 _SEQUENCE = 1
 _WATCHDOG, _PING, _HEARTBEAT, _STEP, _STEP_AT, _SECTION_LEFT = 2, 3, 4, 5, 6, 7
-_SIGNS = slice(_PING, _SECTION_LEFT + 1)  # forgotten when an iteration begins
-_GOODBYE, _IS_LOCKED, _LEFT = 8, 9, 23  # the first and the last hold the number of a call + 1
-_STOP, _ASKS = 10, 22  # what is wanted of the program; it looks at that
-_ASKED, _ENDED = 1, 2  # the job is asked to stop; this process is being ended, whatever becomes of the job
+_SIGNS = slice(_PING, _SECTION_LEFT + 1)  # cleared when an iteration begins
+_GOODBYE, _IS_LOCKED, _LEFT = 8, 9, 23  # _GOODBYE and _LEFT hold the number of a call + 1
+_STOP, _ASKS = 10, 22  # requests to the program; whether it checks for them
+_ASKED, _ENDED = 1, 2  # the job is asked to stop; this process is being ended, whether the job stops or not
 _ITERATION, _DOING_NOW, _SINCE, _HOOK = 11, 12, 13, 14
 _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
@@ -57,21 +57,21 @@ _COLLECTIVE_WORDS = 6  # group, sequence, name of the operation, entered at, lef
 _NAMES_AT = (_COLLECTIVE_RING + _COLLECTIVE_WORDS * COLLECTIVES) * 8
 SIZE = _NAMES_AT + NAMES * NAME_BYTES
 _HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
-_FAILED = 1 << 32  # added to the name of a section that an exception left
-_IS_STEP = 1 << 33  # in place of a name: the step rose
+_FAILED = 1 << 32  # added to the name if an exception left the section
+_IS_STEP = 1 << 33  # instead of a name: the step rose
 
 _DOING = tuple(Doing)
 _DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
 _NO_SIGNS = memoryview(bytes(8 * (_SECTION_LEFT + 1 - _PING))).cast("q")
 _NO_SECTIONS = memoryview(bytes(8 * (_RING - _OPEN))).cast("q")
-_READS = 110  # before a reader gives up on a rank that was stopped or killed while it wrote: 0.1 s
-_READS_AT_ONCE = 10  # the others 1 ms apart, for a rank that waits for a processor while it writes
-_LOOK_EVERY = 0.005  # seconds between looks for a rank that has not locked its mutex yet
+_READS = 110  # attempts before a reader gives up on a rank that was stopped or killed during a write: 0.1 s
+_READS_AT_ONCE = 10  # the others 1 ms apart, for a rank that was preempted during a write
+_LOOK_EVERY = 0.005  # seconds between checks for a rank that has not locked its mutex yet
 _NS = 1e-9
 
 
 class Page:
-    """The shared memory itself. Whoever starts the monitor creates it; the other side attaches."""
+    """The shared memory itself. The process that starts the monitor creates it; the other side attaches."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -80,7 +80,7 @@ class Page:
 
     @classmethod
     def create(cls) -> Page:
-        """Return a new page. A fork inherits its descriptor; a new program gets it only if it is passed."""
+        """Return a new page. A fork inherits its descriptor; a new program must be passed it."""
         fd = os.memfd_create("resilience-page", os.MFD_CLOEXEC)
         os.ftruncate(fd, SIZE)
         page = cls(fd)
@@ -90,11 +90,11 @@ class Page:
 
     @classmethod
     def attach(cls, fd: int) -> Page:
-        """Map a page made elsewhere. Raises: MonitorError if it is none, or has another layout."""
+        """Map a page created elsewhere. Raises: MonitorError if it is not a page, or has another layout."""
         if os.fstat(fd).st_size != SIZE:
             raise MonitorError(
                 f"the page has {os.fstat(fd).st_size} bytes, expected {SIZE}: rank and monitor run different "
-                "versions of this package, or this is no page; restart the job with one version"
+                "versions of this package, or this is not a page; restart the job with one version"
             )
         page = cls(fd)
         if page.words[_MAGIC] != MAGIC:
@@ -105,21 +105,21 @@ class Page:
         return page
 
     def close(self) -> None:
-        """Give the descriptor back. The memory stays mapped as long as somebody uses it."""
+        """Close the descriptor. The memory stays mapped as long as it is used."""
         os.close(self.fd)
 
 
 class RankSide:
     """The rank's side: stores only.
 
-    Signs of life and sections may come from any thread, everything else from the main thread. A process
-    that the rank forks keeps the object and writes into memory of its own: the page is its parent's."""
+    Signs of life and sections may come from any thread, everything else from the main thread. In a forked child the
+    object writes into private memory: the page belongs to the parent."""
 
-    on_progress: Callable[[str], None] | None = None  # told of each sign, which it names; user code's thread
+    on_progress: Callable[[str], None] | None = None  # called with the kind of each sign, in user code's thread
     first_heartbeat: int = 0  # monotonic ns
     longest_gap: int = 0  # ns between heartbeats
     longest_outside: int = 0  # ns between the end of the last open section and the next one
-    longest: dict[str, int]  # ns in a section, by name; without those that an exception left
+    longest: dict[str, int]  # ns in a section, by name; without sections that an exception left
 
     _asked_at: int = 0  # monotonic ns
     _open: dict[str, tuple[int, int]]  # open sections: name -> (slot, entered at)
@@ -138,19 +138,19 @@ class RankSide:
     # -- hot path -------------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
-        """Show life."""
-        if (told := self.on_progress) is not None:
-            told("heartbeat")
+        """Send a sign of life."""
+        if (report := self.on_progress) is not None:
+            report("heartbeat")
         words = self._words
         now = time.monotonic_ns()
         before = words[_HEARTBEAT]
         words[_HEARTBEAT] = now
         if before:
             head = words[_HEAD]
-            at = _RING + head % RING * _RING_WORDS
-            words[at] = _HEARTBEAT_NAME
-            words[at + 1] = gap = now - before
-            words[at + 2] = now
+            index = _RING + head % RING * _RING_WORDS
+            words[index] = _HEARTBEAT_NAME
+            words[index + 1] = gap = now - before
+            words[index + 2] = now
             words[_HEAD] = head + 1
             if gap > self.longest_gap:
                 self.longest_gap = gap
@@ -158,9 +158,9 @@ class RankSide:
             self.first_heartbeat = now
 
     def enter(self, name: str) -> None:
-        """Open a section. Raises: ConfigurationError if it is open already, or too many are."""
-        if (told := self.on_progress) is not None:
-            told("section")
+        """Open a section. Raises: ConfigurationError if it is already open, or too many are."""
+        if (report := self.on_progress) is not None:
+            report("section")
         words = self._words
         number = self._ids.get(name) or self._name(name)
         now = time.monotonic_ns()
@@ -168,15 +168,15 @@ class RankSide:
         if name in self._open or top < 0:
             raise self._cannot_open(name)
         slot = self._free[top]
-        if not self._open and (left := words[_SECTION_LEFT]) and now - left > self.longest_outside:
-            self.longest_outside = now - left
+        if not self._open and (left_at := words[_SECTION_LEFT]) and now - left_at > self.longest_outside:
+            self.longest_outside = now - left_at
         self._top = top
         self._open[name] = (slot, now)
         words[slot + 1] = now
         words[slot] = number  # valid from here on
 
     def leave(self, name: str, failed: bool = False) -> None:
-        """Close a section; failed: an exception leaves it. Raises: ConfigurationError if it is not open."""
+        """Close a section. failed: an exception left it. Raises: ConfigurationError if it is not open."""
         words = self._words
         longest = self.longest.get(name, 0)
         now = time.monotonic_ns()
@@ -187,14 +187,14 @@ class RankSide:
                 f"section {name!r} was closed and is not open; open are {sorted(self._open) or 'none'}"
             ) from None
         head = words[_HEAD]
-        at = _RING + head % RING * _RING_WORDS
-        words[at] = words[slot] | _FAILED if failed else words[slot]
-        words[at + 1] = taken = now - entered
-        words[at + 2] = entered
+        index = _RING + head % RING * _RING_WORDS
+        words[index] = words[slot] | _FAILED if failed else words[slot]
+        words[index + 1] = duration = now - entered
+        words[index + 2] = entered
         words[_HEAD] = head + 1
-        if taken > longest and not failed:
-            self.longest[name] = taken
-        words[_SECTION_LEFT] = now  # first: once no section is open, this is when the last one was left
+        if duration > longest and not failed:
+            self.longest[name] = duration
+        words[_SECTION_LEFT] = now  # before the slot: once no section is open, this is the end of the last one
         words[slot] = 0
         del self._open[name]
         self._free[self._top] = slot
@@ -206,7 +206,7 @@ class RankSide:
             self.leave(name)
 
     def step(self, number: int) -> None:
-        """Note the training step. Only a step above the highest so far counts as progress."""
+        """Store the training step. Only a step above the highest so far counts as progress."""
         words = self._words
         now = time.monotonic_ns()
         if number + 1 > words[_STEP]:
@@ -214,18 +214,18 @@ class RankSide:
             words[_STEP] = number + 1  # 0 means: never
             words[_STEP_AT] = now
             head = words[_HEAD]
-            at = _RING + head % RING * _RING_WORDS
-            words[at] = _IS_STEP
-            words[at + 1] = now - before if before else 0
-            words[at + 2] = now
+            index = _RING + head % RING * _RING_WORDS
+            words[index] = _IS_STEP
+            words[index + 1] = now - before if before else 0
+            words[index + 2] = now
             words[_HEAD] = head + 1
-        if (told := self.on_progress) is not None:  # after the store: who is told asks for the step
-            told("step")
+        if (report := self.on_progress) is not None:  # after the store: the callback reads the step
+            report("step")
 
     def ping(self) -> None:
-        """Show progress; arms the ping limit of this iteration."""
-        if (told := self.on_progress) is not None:
-            told("ping")
+        """Report progress; arms the ping limit of this iteration."""
+        if (report := self.on_progress) is not None:
+            report("ping")
         words = self._words
         now = time.monotonic_ns()
         words[_PING] = now
@@ -235,29 +235,29 @@ class RankSide:
         self._words[_WATCHDOG] = time.monotonic_ns()
 
     def ran(self) -> None:
-        """Prove that a thread beside the main thread runs: the process is not stopped, and nobody holds its GIL."""
+        """Prove that a thread beside the main thread runs: the process is not stopped, and its GIL is free."""
         self._words[_RAN] = time.monotonic_ns()
 
     def collective_entered(self, group: int, sequence: int, operation: str, members: int = 0) -> int:
-        """Note that a collective is entered, and return the argument for `collective_left`. Any thread.
+        """Store that a collective is entered, and return the argument for `collective_left`. Any thread.
 
-        members: the ranks of the group, as `core.wait_for.pack` has them."""
+        members: the ranks of the group, packed by `core.wait_for.pack`."""
         words = self._words
         number = self._ids.get(operation) or self._name(operation)
         now = time.monotonic_ns()
         head = words[_COLLECTIVE_HEAD]
-        at = _COLLECTIVE_RING + head % COLLECTIVES * _COLLECTIVE_WORDS
-        words[at] = group
-        words[at + 1] = sequence
-        words[at + 2] = number
-        words[at + 3] = now
-        words[at + 4] = 0
-        words[at + 5] = members
+        index = _COLLECTIVE_RING + head % COLLECTIVES * _COLLECTIVE_WORDS
+        words[index] = group
+        words[index + 1] = sequence
+        words[index + 2] = number
+        words[index + 3] = now
+        words[index + 4] = 0
+        words[index + 5] = members
         words[_COLLECTIVE_HEAD] = head + 1
         return head
 
     def collective_left(self, token: int) -> None:
-        """Note that a collective is over; nothing, if so many came after it that it is forgotten."""
+        """Store that a collective is over. Does nothing if newer ones have overwritten its entry."""
         words = self._words
         now = time.monotonic_ns()
         if words[_COLLECTIVE_HEAD] - token <= COLLECTIVES:
@@ -266,25 +266,25 @@ class RankSide:
     # -- state ----------------------------------------------------------------------------------
 
     def doing(self, doing: Doing, hook: str = "") -> None:
-        """Tell what the rank is busy with from now on."""
+        """Store what the rank does from now on."""
         words = self._words
         number = 0 if not hook else self._ids.get(hook) or self._name(hook)
-        what = _DOING_NUMBER[doing]  # here, for it calls the hash function of an enum
+        doing_number = _DOING_NUMBER[doing]  # before the stores, because it calls the hash function of an enum
         now = time.monotonic_ns()
-        words[_SEQUENCE] |= 1  # not + 1: a writer that was cut off must not turn odd and even round
-        words[_DOING_NOW] = what
+        words[_SEQUENCE] |= 1  # not + 1: an interrupted writer must not swap odd and even
+        words[_DOING_NOW] = doing_number
         words[_SINCE] = now
         words[_HOOK] = number
         words[_STORE_DUE] = 0
         words[_SEQUENCE] += 1
 
     def ends(self) -> None:
-        """The program is over, if it was being watched: its signs have no limit while the interpreter clears up."""
+        """Store that a watched program is over: no limit applies while the interpreter shuts down."""
         if self._words[_DOING_NOW] == _DOING_NUMBER[Doing.FUNCTION]:
             self.doing(Doing.ENDING)
 
     def asks_store(self, allowed: float) -> None:
-        """The main thread is about to ask the job's store something; it allows that `allowed` seconds by itself."""
+        """Store that the main thread asks the job's store, and that its own limit is `allowed` seconds."""
         words = self._words
         self._asked_at = now = time.monotonic_ns()
         due = now + int(allowed * 1e9)
@@ -293,7 +293,7 @@ class RankSide:
         words[_SEQUENCE] += 1
 
     def store_answered(self) -> None:
-        """The main thread has its answer, or an error: it runs. The wait counts as nothing that it was doing."""
+        """Store that the main thread has its answer, or an error. The wait does not count towards other limits."""
         words = self._words
         now = time.monotonic_ns()
         words[_SEQUENCE] |= 1
@@ -304,10 +304,10 @@ class RankSide:
         words[_SEQUENCE] += 1
 
     def set_seat(self, seat: Seat) -> None:
-        """Tell the rank's place in an iteration that is about to begin.
+        """Store the rank's place in an iteration that is about to begin.
 
-        Signs of the iteration before are forgotten: what was armed is disarmed, and sections that are
-        still open were left by an interruption, or are stale."""
+        Signs of the previous iteration are cleared: armed limits are disarmed, and sections that are still open
+        were left by an interruption, or are stale."""
         words = self._words
         self._forget_sections()
         words[_SEQUENCE] |= 1
@@ -322,36 +322,36 @@ class RankSide:
         words[_SEQUENCE] += 1
 
     def collectives(self) -> list[CollectiveEntry]:
-        """Return the last collectives of this iteration, as the monitor reads them. Any thread."""
+        """Return the last collectives of this iteration, in the monitor's form. Any thread."""
         page = self._page
         return [] if page is None else MonitorSide(page).collectives()
 
     @property
     def step_value(self) -> int | None:
-        """The highest step of this iteration, None before the first."""
+        """Return the highest step of this iteration, None before the first."""
         return self._words[_STEP] - 1 if self._words[_STEP] else None
 
     def is_open(self, name: str) -> bool:
-        """Whether a section is open; one of the iteration before is not any more."""
+        """Return True if a section is open. A new iteration closes all sections."""
         return name in self._open
 
     @property
     def open_sections(self) -> tuple[str, ...]:
-        """Names of the open sections, in the order in which they were opened."""
+        """Return the names of the open sections, in the order of opening."""
         return tuple(self._open)
 
     def lock_life(self) -> None:
-        """Hold the mutex whose release by the kernel tells of this process's death. Main thread."""
+        """Hold the mutex. Its release by the kernel shows this process's death. Main thread."""
         page = self._page
         assert page is not None
         _Mutex(page).lock()
-        # It must stay mapped to the very end, beyond the interpreter's: the kernel's list of what a thread holds
-        # runs through it.
+        # It must stay mapped to the very end, beyond the interpreter's: the kernel's list of the locks that a thread
+        # holds runs through it.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(page.memory))
         self._words[_IS_LOCKED] = 1
 
     def close(self) -> None:
-        """Leave the page to its monitor and unmap it: what is shown from now on goes nowhere. Main thread."""
+        """Unmap the page; the monitor keeps it. Later signs of life have no effect. Main thread."""
         page, is_locked = self._page, self._words[_IS_LOCKED]
         self.let_go()
         if page is not None and is_locked:
@@ -359,21 +359,21 @@ class RankSide:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(page.memory))
 
     def is_stop_requested(self) -> bool:
-        """Whether the job is asked to stop; tells the monitor that this program looks."""
+        """Return True if the job is asked to stop. Also shows the monitor that this program checks."""
         words = self._words
         words[_ASKS] = 1
         return words[_STOP] & _ASKED != 0
 
     def is_wanted(self) -> bool:
-        """Whether nobody has asked this program to stop, nor is about to end it."""
+        """Return True if this program is neither asked to stop nor about to be ended."""
         return self._words[_STOP] == 0
 
     def say_goodbye(self, call: int) -> None:
-        """The store says all about this rank in a call: the rank has completed it, or is excluded."""
+        """Note that the store knows this rank's end in a call: it has completed the call, or is excluded."""
         self._words[_GOODBYE] = call + 1
 
     def leave_call(self, call: int) -> None:
-        """This rank has left a call. If it has not said goodbye, somebody else has to represent it."""
+        """Note that this rank has left a call. Without a goodbye, its monitor has to represent it."""
         self._words[_LEFT] = call + 1
 
     # -- helpers --------------------------------------------------------------------------------
@@ -384,19 +384,19 @@ class RankSide:
         self._top = SECTIONS
 
     def _name(self, name: str) -> int:
-        """Give a name its number. Names beyond the last number share it."""
+        """Return a name's number, a new one if needed. All names beyond the last number share it."""
         if not isinstance(name, str):
             raise ConfigurationTypeError(f"a name must be a str, not {type(name).__name__}: {name!r}")
         if not name:
-            raise ConfigurationError("a name must not be empty: name what the section is for, such as 'data'")
-        whole = text(name).replace("\0", "\\x00").encode()  # zeros end a name here
-        short = whole[:NAME_BYTES].decode(errors="ignore").encode()  # no half character
-        padded, more = short.ljust(NAME_BYTES, b"\0"), b"(more)".ljust(NAME_BYTES, b"\0")
+            raise ConfigurationError("a name must not be empty: say what the section is for, such as 'data'")
+        encoded = text(name).replace("\0", "\\x00").encode()  # a zero byte ends a name here
+        truncated = encoded[:NAME_BYTES].decode(errors="ignore").encode()  # no half character
+        padded, overflow = truncated.ljust(NAME_BYTES, b"\0"), b"(more)".ljust(NAME_BYTES, b"\0")
         number = self._words[_NAME_COUNT] + 1
         if number > NAMES:
             return NAMES
         start = _NAMES_AT + (number - 1) * NAME_BYTES
-        self._memory[start : start + NAME_BYTES] = padded if number < NAMES else more
+        self._memory[start : start + NAME_BYTES] = padded if number < NAMES else overflow
         self._words[_NAME_COUNT] = number
         self._ids[name] = number
         return number
@@ -404,13 +404,13 @@ class RankSide:
     def _cannot_open(self, name: str) -> ConfigurationError:
         if name in self._open:
             return ConfigurationError(
-                f"section {name!r} is open already; close it before it is opened again, or give the inner one "
+                f"section {name!r} is already open; close it before you open it again, or give the inner one "
                 "another name"
             )
-        return ConfigurationError(f"{SECTIONS} sections are open at once, which is the most; close some")
+        return ConfigurationError(f"{SECTIONS} sections are already open, which is the limit; close some")
 
     def let_go(self) -> None:
-        """Write into memory of this process alone from now on."""
+        """Write into private memory of this process from now on."""
         self._page = None
         self._memory = bytearray(SIZE)
         self._words = memoryview(self._memory)[:_NAMES_AT].cast("q")
@@ -431,14 +431,14 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class OpenEntry(msgspec.Struct, frozen=True):
-    """A section that is open; entered_at in monotonic seconds."""
+    """An open section; entered_at in monotonic seconds."""
 
     name: str
     entered_at: float
 
 
 class PageView(msgspec.Struct, frozen=True):
-    """One look at a page. Times are monotonic seconds; None means never in this iteration."""
+    """A page's content at one moment. Times are monotonic seconds; None means never in this iteration."""
 
     iteration: int
     doing: Doing
@@ -455,15 +455,15 @@ class PageView(msgspec.Struct, frozen=True):
     step_at: float | None
     section_left_at: float | None
     open_sections: tuple[OpenEntry, ...]
-    store_due_at: float | None  # the rank waits for an answer of the store, due then
+    store_due_at: float | None  # when the store's answer, for which the rank waits, is due
     ran_at: float | None  # when a thread beside its main thread last ran
     goodbye_call: int | None  # the last call that this rank said goodbye to
     left_call: int | None  # the last call that it left
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A finished section, or, without a name, a heartbeat gap or the time to a higher step (0 for the first); duration
-    in seconds. at: when the section was entered, or the heartbeat or step came. failed: an exception left the section,
+    """A finished section. Without a name: a heartbeat gap, or the time to a higher step (0 for the first). duration: in
+    seconds. at: when the section was entered, or the heartbeat or step came. failed: an exception left the section, so
     its duration says little."""
 
     name: str
@@ -474,7 +474,7 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 class CollectiveEntry(msgspec.Struct, frozen=True):
-    """A collective; times in monotonic seconds, left_at None while the rank is inside."""
+    """A collective; times in monotonic seconds. left_at: None while the rank is inside."""
 
     group: int
     sequence: int
@@ -485,17 +485,17 @@ class CollectiveEntry(msgspec.Struct, frozen=True):
 
 
 class MonitorSide:
-    """The monitor's side: reads only, except for the mutex and the word that says what is wanted of the program."""
+    """The monitor's side: reads only, except for the mutex and the word with requests to the program."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
         self._words = page.words
         self._names: list[str] = []
         self._tail = 0
-        self._abandoned = 0  # the sequence word of a rank that was given up
+        self._abandoned = 0  # the sequence word at which the reader gave up on the rank
 
     def read(self) -> PageView:
-        """Return what the page shows now."""
+        """Return the page's present content."""
         words = self._read_words()
         entries = [
             OpenEntry(self._name_of(words[slot]), words[slot + 1] * _NS)
@@ -527,21 +527,21 @@ class MonitorSide:
         )
 
     def request_stop(self) -> bool:
-        """Ask the program to stop; answers whether it has ever looked for that."""
+        """Ask the program to stop. Return True if it has ever checked for such requests."""
         self._words[_STOP] |= _ASKED
         return self._words[_ASKS] != 0
 
     def dismiss(self) -> None:
-        """Let the program know that its process is being ended."""
+        """Show the program that its process is being ended."""
         self._words[_STOP] |= _ENDED
 
     def drain(self) -> tuple[list[Closed], int]:
-        """Return what was finished since the last call, and how many entries were overwritten unread."""
+        """Return the entries finished since the last call, and how many were overwritten unread."""
         words = self._words
         head = words[_HEAD]
         first = max(self._tail, head - RING)
         entries = [self._closed(count) for count in range(first, head)]
-        # What was overwritten while it was read; the writer is at work one place beyond its head.
+        # Leave out entries overwritten during the read; the writer works one place beyond its head.
         intact = min(max(first, words[_HEAD] - RING + 1), head)
         lost = intact - self._tail
         self._tail = head
@@ -556,7 +556,7 @@ class MonitorSide:
         return entries[max(0, words[_COLLECTIVE_HEAD] - COLLECTIVES + 1 - first) :]
 
     def wait_for_death(self, limit: float) -> bool:
-        """Block until the rank's main thread is gone, at most `limit` seconds; answers whether it is.
+        """Block until the rank's main thread is gone, at most `limit` seconds. Return True if it is gone.
 
         A rank that has not locked its mutex yet counts as alive. Raises: MonitorError."""
         deadline = time.monotonic() + limit
@@ -576,18 +576,18 @@ class MonitorSide:
             if attempt >= _READS_AT_ONCE:
                 time.sleep(0.001)
         self._abandoned = sequence
-        return words  # half done, but there is no more
+        return words  # half written, but there is nothing better
 
     def _closed(self, count: int) -> Closed:
-        at = _RING + count % RING * _RING_WORDS
-        number, duration, when = self._words[at : at + _RING_WORDS]
+        index = _RING + count % RING * _RING_WORDS
+        number, duration, moment = self._words[index : index + _RING_WORDS]
         is_step = number == _IS_STEP
         name = "" if is_step or number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
-        return Closed(name, duration * _NS, when * _NS, bool(number & _FAILED), is_step)
+        return Closed(name, duration * _NS, moment * _NS, bool(number & _FAILED), is_step)
 
     def _collective(self, count: int) -> CollectiveEntry:
-        at = _COLLECTIVE_RING + count % COLLECTIVES * _COLLECTIVE_WORDS
-        group, sequence, number, entered, left, members = self._words[at : at + _COLLECTIVE_WORDS]
+        index = _COLLECTIVE_RING + count % COLLECTIVES * _COLLECTIVE_WORDS
+        group, sequence, number, entered, left, members = self._words[index : index + _COLLECTIVE_WORDS]
         return CollectiveEntry(group, sequence, self._name_of(number), entered * _NS, left * _NS or None, members)
 
     def _name_of(self, number: int) -> str:
@@ -618,7 +618,7 @@ class _Mutex:
 
     def lock(self) -> None:
         result = self._libc.pthread_mutex_lock(self._at)
-        if result == errno.EOWNERDEAD:  # somebody held it before us, and died
+        if result == errno.EOWNERDEAD:  # an earlier holder died
             result = self._libc.pthread_mutex_consistent(self._at)
         self._check("pthread_mutex_lock", result)
 
@@ -633,12 +633,12 @@ class _Mutex:
             self._libc.pthread_mutex_consistent(self._at)
         elif result:
             raise MonitorError(f"waiting for the rank's death failed: {os.strerror(result)}")
-        # Without EOWNERDEAD it had been found dead before.
+        # Without EOWNERDEAD, an earlier call has found it dead.
         self._libc.pthread_mutex_unlock(self._at)
         return True
 
     def _lock_within(self, limit: float) -> int:
-        """Take the mutex; answers the error number."""
+        """Lock the mutex within `limit` seconds. Return the error number."""
         if hasattr(self._libc, "pthread_mutex_clocklock"):  # glibc 2.30
             until = time.monotonic() + limit
             return int(self._libc.pthread_mutex_clocklock(self._at, time.CLOCK_MONOTONIC, _timespec(until)))

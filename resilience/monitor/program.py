@@ -1,9 +1,9 @@
 """The monitor of one local rank, as the launcher starts it: `python -m resilience.monitor.program LINE LISTENER`.
 
-LINE is the agent's line, LISTENER the socket to which workers connect, both descriptors. It watches one
-worker after the other and outlives them. The agent assigns them; or it lets the monitor adopt the processes
-that connect, whose pid is known from the connection's credentials. It ends when the agent says so; when the agent dies
-it ends its worker and itself. Imports neither torch nor an exporter: a node has as many of these as ranks."""
+Both arguments are descriptors: LINE is the channel to the agent, LISTENER the socket to which workers connect. The
+program watches one worker after another and outlives them. The agent assigns workers, or lets the monitor adopt the
+processes that connect, whose pid the connection's credentials show. It ends on the agent's order; if the agent dies, it
+ends its worker and itself. It imports neither torch nor an exporter: a node has one of these per rank."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
 from resilience.monitor.worker import WorkerMonitor, resumed
 
-MOST_WAITING = 16  # connections that wait for a worker to be assigned
+MOST_WAITING = 16  # connections that wait for an assigned worker
 OUTBOX = 256  # messages kept for an agent that does not read
 
 
 class Program:
-    """The monitor's process. `run` returns when it is to end."""
+    """The monitor's process. `run` returns when the process has to end."""
 
     def __init__(self, line: Channel, listener: socket.socket) -> None:
-        self._line = line
+        self._agent_channel = line
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._selector.register(line, selectors.EVENT_READ, self._on_line)
+        self._selector.register(line, selectors.EVENT_READ, self._on_agent_message)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._agent: Process | None = None
         self._agent_lost_at: float | None = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque(maxlen=OUTBOX)
         self._worker: WorkerMonitor | None = None
-        self._shown: tuple[int | None, Shown] = None, Shown()  # which silences workers of a rank have shown
-        self._titled: int | None = None  # the rank that lists of processes show
+        self._shown_silences: tuple[int | None, Shown] = None, Shown()  # by which rank, and which
+        self._titled_rank: int | None = None  # the rank in the process title
         self._next: deque[tuple[messages.Assigned, list[int]]] = deque()
-        self._dismissed: set[int] = set()  # of the next ones
-        self._stopped: set[int] = set()  # of these too: the job was asked to stop before they are watched
+        self._dismissed: set[int] = set()  # pids among the next workers
+        self._stopped: set[int] = set()  # likewise: the job was asked to stop before they are watched
         self._waiting: deque[Channel] = deque()
         self._adopt: messages.Adopt | None = None
-        self._newcomers: set[Channel] = set()  # asked which rank they are
+        self._newcomers: set[Channel] = set()  # asked for their rank
         self._is_leaving = False
 
     def run(self) -> None:
-        """Watch whatever worker is assigned."""
+        """Watch assigned workers until this process has to end."""
         while self._next or not self._is_leaving:
             if self._next:
                 self._watch(*self._next.popleft())
@@ -69,7 +69,7 @@ class Program:
             for key, _ in self._selector.select():
                 key.data()
         if self._agent_lost_at is not None:
-            self._tidy()
+            self._remove_socket()
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -81,11 +81,11 @@ class Program:
             self.tell(messages.Gone(assigned.worker_pid, Exit(), goodbye=False))
             return
         rank = assigned.origin.rank
-        if self._titled != rank:
-            self._titled = rank
+        if self._titled_rank != rank:
+            self._titled_rank = rank
             titles.name(f"res-monitor {rank}")
             titles.show([f"resilience-monitor: rank {rank} on {assigned.origin.node}"])
-        shown = self._shown[1] if self._shown[0] == rank else None
+        shown = self._shown_silences[1] if self._shown_silences[0] == rank else None
         worker = self._worker = WorkerMonitor(
             assigned, process, self._selector, self.tell, self._agent_lost_at, self._look_at_agent, shown
         )
@@ -96,84 +96,88 @@ class Program:
         if process.pid in self._stopped:
             worker.request_stop()
         waiting, self._waiting = self._waiting, deque()
-        for line in waiting:
-            if self._is_of_next(line):
-                self._waiting.append(line)
+        for channel in waiting:
+            if self._is_of_next(channel):
+                self._waiting.append(channel)
             else:
-                worker.apply(line)
+                worker.apply(channel)
         worker.run()
         self._worker = None
-        self._shown = rank, worker.shown
+        self._shown_silences = rank, worker.shown
         del worker
-        gc.collect()  # its pages are mapped as long as anything refers to them
+        gc.collect()  # its pages stay mapped as long as anything refers to them
 
-    def _resume(self, worker: WorkerMonitor, assigned: messages.Assigned, link: messages.Link, fds: list[int]) -> None:
-        """Go on with what the monitor before had."""
+    def _resume(
+        self, worker: WorkerMonitor, assigned: messages.Assigned, link: messages.Attachment, fds: list[int]
+    ) -> None:
+        """Continue with the previous monitor's page, channel and dump."""
         try:
-            page, line, dump = resumed(assigned, fds)
+            page, channel, dump = resumed(assigned, fds)
         except (MonitorError, OSError, ValueError):
-            close_all(fds)  # the worker is watched for its end
+            close_all(fds)  # the worker is watched for its end only
             return
-        worker.attach(link, page, line, dump, is_new=False)
+        worker.attach(link, page, channel, dump, is_new=False)
 
     def _accept(self) -> None:
-        """Take one connection. What those before it have sent is heard before the next is taken."""
-        line = lines.accept(self._listener)
-        if line is None:
+        """Accept one connection. Messages on earlier connections are read before the next one is accepted."""
+        channel = lines.accept(self._listener)
+        if channel is None:
             return
-        if self._is_newcomer(line):
-            self._ask(line)
-        elif self._worker is not None and not self._is_of_next(line):
-            self._worker.apply(line)
+        if self._is_newcomer(channel):
+            self._ask(channel)
+        elif self._worker is not None and not self._is_of_next(channel):
+            self._worker.apply(channel)
         elif len(self._waiting) < MOST_WAITING:
-            self._waiting.append(line)
+            self._waiting.append(channel)
         else:
-            line.close()
+            channel.close()
 
-    def _is_of_next(self, line: Channel) -> bool:
-        """Whether the worker comes that is to be watched when this one's end is accounted for."""
-        return any(is_descendant(line.peer.pid, assigned.worker_pid) for assigned, _ in self._next)
+    def _is_of_next(self, channel: Channel) -> bool:
+        """Return True if the connection comes from a worker that is watched next."""
+        return any(is_descendant(channel.peer.pid, assigned.worker_pid) for assigned, _ in self._next)
 
-    def _is_newcomer(self, line: Channel) -> bool:
-        """Whether nobody has assigned the process that connects, and this monitor may adopt it."""
-        if self._adopt is None or self._is_of_next(line):
+    def _is_newcomer(self, channel: Channel) -> bool:
+        """Return True if the connecting process is not assigned and this monitor may adopt it."""
+        if self._adopt is None or self._is_of_next(channel):
             return False
         worker = self._worker
-        return worker is None or worker.is_over or not is_descendant(line.peer.pid, worker.pid)
+        return worker is None or worker.is_over or not is_descendant(channel.peer.pid, worker.pid)
 
-    def _ask(self, line: Channel) -> None:
-        """Find out which rank a newcomer is, unless it is another user's."""
-        why = f"process {line.peer.pid} belongs to user {line.peer.uid}" if line.peer.uid != os.geteuid() else ""
-        if not why and len(self._newcomers) >= MOST_WAITING:
-            why = "too many connections"
-        if why:
-            line.send(messages.encode(messages.Refused(why)))
-            line.close()
+    def _ask(self, channel: Channel) -> None:
+        """Ask a newcomer for its rank, unless it belongs to another user."""
+        reason = (
+            f"process {channel.peer.pid} belongs to user {channel.peer.uid}" if channel.peer.uid != os.geteuid() else ""
+        )
+        if not reason and len(self._newcomers) >= MOST_WAITING:
+            reason = "too many connections"
+        if reason:
+            channel.send(messages.encode(messages.Refused(reason)))
+            channel.close()
             return
-        self._newcomers.add(line)
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear_newcomer(line))
-        line.send(messages.encode(messages.Introduce()))
+        self._newcomers.add(channel)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear_newcomer(channel))
+        channel.send(messages.encode(messages.Introduce()))
 
-    def _hear_newcomer(self, line: Channel) -> None:
+    def _hear_newcomer(self, channel: Channel) -> None:
         message = None
         with contextlib.suppress(ChannelClosed, DecodeError):
-            data = line.receive(0.0)
+            data = channel.receive(0.0)
             if data is None:
                 return
             message = messages.decode_for_monitor(data)
-        self._newcomers.discard(line)
-        self._selector.unregister(line)
-        state = processes.state(line.peer.pid)
+        self._newcomers.discard(channel)
+        self._selector.unregister(channel)
+        state = processes.state(channel.peer.pid)
         if isinstance(message, messages.Introduced) and state is not None:
-            self._take_in(line, message, state.start_time)
+            self._watch_newcomer(channel, message, state.start_time)
         else:
-            line.close()
+            channel.close()
 
-    def _take_in(self, line: Channel, introduced: messages.Introduced, start_time: int) -> None:
-        """Watch a process that connected, as soon as the one before has ended or has taken its leave."""
-        adopt, pid, rank = self._adopt, line.peer.pid, introduced.rank
+    def _watch_newcomer(self, channel: Channel, introduced: messages.Introduced, start_time: int) -> None:
+        """Watch a process that has connected, as soon as the previous one has ended or left."""
+        adopt, pid, rank = self._adopt, channel.peer.pid, introduced.rank
         assert adopt is not None
-        if not self._is_of_next(line):
+        if not self._is_of_next(channel):
             origin = Origin(
                 adopt.job_id,
                 adopt.node,
@@ -186,7 +190,7 @@ class Program:
             )
             assigned = messages.Assigned(pid, start_time, origin, adopt.folder, adopt.limits, is_adopted=True)
             self._next.append((assigned, []))
-        self._waiting.append(line)
+        self._waiting.append(channel)
         if self._worker is not None:
             self._worker.has_successor = True
             if not self._worker.is_attached:
@@ -195,55 +199,55 @@ class Program:
     # -- the agent ------------------------------------------------------------------------------
 
     def tell(self, message: messages.ToAgent, fds: Sequence[int] = ()) -> None:
-        """Tell the agent something, now or when it reads again."""
+        """Send the agent a message, now or when it reads again."""
         data = messages.encode(message)
-        if len(data) > self._line.limit and isinstance(message, messages.Found):
+        if len(data) > self._agent_channel.limit and isinstance(message, messages.Found):
             short = messages.shortened(message.record)
             data = messages.encode(msgspec.structs.replace(message, record=short))
-        if len(data) > self._line.limit:  # it would stand before all that comes after it for ever
-            _say(f"a message of {len(data)} bytes is left out")
+        if len(data) > self._agent_channel.limit:  # it would block all later messages forever
+            _print(f"a message of {len(data)} bytes is too long and was dropped")
             return
         self._outbox.append((data, tuple(fds)))
         self._flush()
 
     def _flush(self) -> None:
-        while self._outbox and self._line.send(*self._outbox[0]):
+        while self._outbox and self._agent_channel.send(*self._outbox[0]):
             self._outbox.popleft()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
-        with contextlib.suppress(KeyError):  # the line is gone
-            self._selector.modify(self._line, wanted, self._on_line)
+        with contextlib.suppress(KeyError):  # the channel is gone
+            self._selector.modify(self._agent_channel, wanted, self._on_agent_message)
 
-    def _on_line(self) -> None:
+    def _on_agent_message(self) -> None:
         self._flush()
         while True:
             try:
-                received = self._line.receive_with_fds(0.0)
+                received = self._agent_channel.receive_with_fds(0.0)
             except ChannelClosed:
-                self._line_closed()
+                self._agent_channel_closed()
                 return
             if received is None:
                 return
             data, fds = received
             try:
-                self._obey(messages.decode_from_agent(data), fds)
+                self._handle_order(messages.decode_from_agent(data), fds)
             except DecodeError as error:
                 close_all(fds)
-                _say(str(error))
+                _print(str(error))
 
-    def _obey(self, message: messages.FromAgent, fds: list[int]) -> None:
+    def _handle_order(self, message: messages.FromAgent, fds: list[int]) -> None:
         worker = self._worker
         match message:
-            case messages.Open(agent_pid):
+            case messages.OpenMonitor(agent_pid):
                 self._open(agent_pid)
             case messages.Adopt():
                 self._adopt = message
             case messages.Assigned():
                 self._next.append((message, fds))
-            case messages.Probe(number):
+            case messages.ProbeMonitor(number):
                 self.tell(messages.Alive(number))
             case messages.Leave():
                 self._leave()
-            case messages.Limited(limits):
+            case messages.NewLimits(limits):
                 if worker is not None:
                     worker.limit(limits)
                 waiting = ((msgspec.structs.replace(assigned, limits=limits), fds) for assigned, fds in self._next)
@@ -259,9 +263,9 @@ class Program:
             case messages.Look():
                 if worker is not None:
                     worker.look()
-                for assigned, _ in self._next:  # nobody has seen these yet
+                for assigned, _ in self._next:  # these are not watched yet
                     self.tell(messages.Looked(assigned.worker_pid))
-            case messages.OthersSeen(pid):
+            case messages.OthersRecorded(pid):
                 if worker is not None and worker.pid == pid:
                     worker.others_seen()
             case messages.Reaped(pid, status):
@@ -277,21 +281,21 @@ class Program:
         self._selector.register(self._agent.pidfd, selectors.EVENT_READ, self._lose_agent)
         self.tell(messages.Ready())
 
-    def _line_closed(self) -> None:
-        """Only an agent that ends lets go of the line, unless it wants this monitor to go alone."""
-        self._selector.unregister(self._line)
+    def _agent_channel_closed(self) -> None:
+        """Leave, since the agent has closed the channel. A dying agent also ends the worker."""
+        self._selector.unregister(self._agent_channel)
         self._look_at_agent()
         if self._agent_lost_at is None:
             self._leave()
 
     def _look_at_agent(self) -> None:
-        """Notice now if the agent is gone or about to be."""
+        """Check now if the agent is gone or about to be."""
         state = None if self._agent is None else self._agent.state()
         if state is None or state.wait_status is not None:
             self._lose_agent()
 
     def _lose_agent(self) -> None:
-        """Nobody is left whom a worker belongs to."""
+        """Note the agent's end: its worker ends too."""
         if self._agent is not None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._agent.pidfd)
@@ -307,8 +311,8 @@ class Program:
         if self._worker is not None:
             self._worker.leave()
 
-    def _tidy(self) -> None:
-        """Remove what the agent would have: this monitor's socket and, the last of all, its folder."""
+    def _remove_socket(self) -> None:
+        """Remove what the agent would have removed: this monitor's socket and, by the last monitor, the folder."""
         path = Path(self._listener.getsockname())
         with contextlib.suppress(OSError):
             path.unlink()
@@ -316,14 +320,14 @@ class Program:
             path.parent.rmdir()
 
 
-def _say(text: str) -> None:
-    """Write a line to the agent's stderr, if its reader takes it at once: a monitor waits for no reader."""
+def _print(text: str) -> None:
+    """Write a line to the agent's stderr unless that would block: a monitor waits for no reader."""
     line = printable(f"resilience monitor {os.getpid()}: {text}\n").encode()
     terminal.put(terminal.stream(terminal.STDERR), line, time.monotonic())
 
 
 def _process(assigned: messages.Assigned) -> Process | None:
-    """The worker's process, None once it has been reaped."""
+    """Return the worker's process, None once it has been reaped."""
     try:
         process = Process(assigned.worker_pid)
     except ProcessLookupError:

@@ -1,9 +1,8 @@
 """The rank's side of the compatible API: heartbeats, sections, limits calculated from them, requests.
 
-A thin view of this process's link to its monitor (`monitor.connect`): a sign of life is a store into the
-page, and what `resilience.section` and `resilience.heartbeat` show counts alike. Which limits follow from
-the longest times seen is `core.limits`' matter; their maxima are combined over ranks first, so that all
-ranks hold the same."""
+A thin layer over this process's link to its monitor (`monitor.connect`). A sign of life is a store into the page;
+`resilience.section` and `resilience.heartbeat` count alike. `core.limits` calculates limits from the longest times
+observed. The maxima are first combined over ranks, so that all ranks have the same limits."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.adapters import maxima
+from resilience.adapters import rank_reductions
 from resilience.core import limits as calculation
 from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
 from resilience.core.watch import Limits
@@ -25,14 +24,14 @@ from resilience.monitor import connect, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
 from resilience.monitor.page import RankSide
 
-_FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine
+_FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine their maxima
 
 
 class WorkloadAction(Enum):
-    """What a rank may ask of the launcher.
+    """A rank's requests to the launcher.
 
-    Continue: nothing; the request is on record. ExcludeThisNode: this node leaves, the others go on with a
-    spare or without it. ShutdownWorkload: all ranks stop, and are not started again."""
+    Continue: nothing; the request is recorded. ExcludeThisNode: this node leaves; the other nodes continue with a
+    spare or without it. ShutdownWorkload: all ranks stop and are not started again."""
 
     Continue = 0
     ExcludeThisNode = 1
@@ -41,7 +40,7 @@ class WorkloadAction(Enum):
 
 @dataclasses.dataclass
 class WorkloadControlRequest:
-    """A rank's request to the launcher. description: for people, in the account."""
+    """A rank's request to the launcher. description: a text for people, in the records."""
 
     action: WorkloadAction
     description: str = "<not set>"
@@ -54,25 +53,25 @@ class WorkloadControlRequest:
 
 
 class RankMonitorClient:
-    """Shows the rank's monitor that the rank lives, and what it may take. For a worker of `resilience run`.
+    """Shows the rank's monitor that the rank is alive, and sets its limits. For a worker of `resilience run`.
 
-    Signs of life and sections may come from any thread. What calculates limits is a collective over all ranks
-    where torch.distributed is initialised.
+    Signs of life and sections may come from any thread. Methods that calculate limits are collectives over all ranks
+    if torch.distributed is initialised.
 
     hb_timeouts, section_timeouts: the limits in force, as far as this rank knows them. cfg: the settings of the rank's
-    monitor; None until monitoring begins. Settings that concern the launcher alone have their default there."""
+    monitor; None until monitoring begins. Settings that concern only the launcher have their defaults there."""
 
     def __init__(self) -> None:
         self.cfg: FaultToleranceConfig | None = None
         self.hb_timeouts = HeartbeatTimeouts()
         self.section_timeouts = SectionTimeouts()
         self._page: RankSide | None = None
-        self._link: connect.Link | None = None
+        self._link: connect.WorkerLink | None = None
         self._announced_ns = 0
 
     @property
     def is_initialized(self) -> bool:
-        """Whether the rank is monitored through this client."""
+        """True if the rank is monitored through this client."""
         return self._page is not None
 
     @property
@@ -81,16 +80,16 @@ class RankMonitorClient:
         return self.hb_timeouts
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
-        """Attach to the rank's monitor and announce heartbeats: the limit of the first counts from now on.
+        """Attach to the rank's monitor and announce heartbeats: the limit of the first one starts now.
 
-        Limits loaded before are in force from now on. num_warmup_iters: in place of the setting
-        `num_warmup_iterations`, for this rank. Raises: RankMonitorClientError without a monitor, or if it is
-        initialized already; ConfigurationError for a number below 0."""
+        Limits loaded before are in force from now on. num_warmup_iters: replaces the setting
+        `num_warmup_iterations` for this rank. Raises: RankMonitorClientError without a monitor, or if this client is
+        already initialized; ConfigurationError for a number below 0."""
         if num_warmup_iters is not None:
             num_warmup_iters = checked(FIELDS["num_warmup_iterations"], num_warmup_iters)
         if self._page is not None:
             raise RankMonitorClientError(
-                "this client is initialized already; call init_workload_monitoring() once, or shut it down before"
+                "this client is already initialized; call init_workload_monitoring() once, or shut it down before"
             )
         try:
             link = connect.attach()
@@ -107,8 +106,8 @@ class RankMonitorClient:
         link.arm()
 
     def shutdown_workload_monitoring(self) -> None:
-        """Take leave of the monitor: no limit holds any more; the end of the process is still noticed."""
-        link = self._ready()
+        """Leave the monitor: no limit applies any more. The end of the process is still noticed."""
+        link = self._require_link()
         self._link = self._page = None
         link.page.leave_all()
         link.close()
@@ -116,7 +115,7 @@ class RankMonitorClient:
     # -- signs of life --------------------------------------------------------------------------
 
     def send_heartbeat(self) -> None:
-        """Show life. Raises: RankMonitorClientError if this client is not initialized."""
+        """Send a sign of life. Raises: RankMonitorClientError if this client is not initialized."""
         page = self._page
         if page is None:
             raise self._not_ready()
@@ -125,7 +124,7 @@ class RankMonitorClient:
     def start_section(self, section: str) -> None:
         """Open a section. Sections may nest and overlap.
 
-        Raises: RankMonitorClientError if it is open already, or this client is not initialized."""
+        Raises: RankMonitorClientError if it is already open, or this client is not initialized."""
         page = self._page
         if page is None:
             raise self._not_ready()
@@ -146,19 +145,19 @@ class RankMonitorClient:
 
     def end_all_sections(self) -> None:
         """Close every open section. Raises: RankMonitorClientError if this client is not initialized."""
-        self._ready().page.leave_all()
+        self._require_link().page.leave_all()
 
     # -- limits ---------------------------------------------------------------------------------
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Set the limits of heartbeats to the longest times of all ranks, times the safety factor.
 
-        All ranks call it. skip_if_not_ready: answer False, on all ranks, where too little was seen; else that
-        raises. Raises: RankMonitorClientError."""
-        link = self._ready()
-        seen = self._observed(link)
+        All ranks call it. skip_if_not_ready: if too little was observed, return False on all ranks instead of
+        raising. Raises: RankMonitorClientError."""
+        link = self._require_link()
+        observed = self._observed(link)
         try:
-            hb_timeouts = calculation.heartbeat_timeouts(seen, self.hb_timeouts, link.limits.safety_factor)
+            hb_timeouts = calculation.heartbeat_timeouts(observed, self.hb_timeouts, link.limits.safety_factor)
         except RankMonitorClientError:
             if skip_if_not_ready:
                 return False
@@ -167,7 +166,7 @@ class RankMonitorClient:
         return True
 
     def calculate_and_set_timeouts(self, skip_if_not_ready: bool = False) -> bool:
-        """Do what `calculate_and_set_hb_timeouts` does, by its name in nvidia-resiliency-ext 0.2."""
+        """Call `calculate_and_set_hb_timeouts`; this is its name in nvidia-resiliency-ext 0.2."""
         return self.calculate_and_set_hb_timeouts(skip_if_not_ready)
 
     def calculate_and_set_section_timeouts(
@@ -177,20 +176,25 @@ class RankMonitorClient:
         skip_if_not_ready: bool = False,
         method: Literal["fit", "nvrx"] = "fit",
     ) -> bool:
-        """Set limits of sections from what all ranks have seen.
+        """Set limits of sections from the durations that all ranks have observed.
 
-        All ranks call it with the same arguments. method: `fit` sets limits with a stated rate of false alarms
-        where this run and earlier ones beside it support that (`resilience calibrate` calls them `ok`), and the
-        longest times times the safety factor otherwise; `nvrx` sets the latter always. selected_sections: by
-        default all that any rank has finished. calc_out_of_section: the time between two sections as well.
-        skip_if_not_ready: answer False, on all ranks, where too little was seen; else that raises.
+        All ranks call it with the same arguments. method: `fit` sets limits with a stated rate of false alarms if this
+        run and earlier ones in the same folder support that (`resilience calibrate` calls them `ok`), and otherwise the
+        longest times times the safety factor; `nvrx` always sets the latter. selected_sections: by default all that
+        any rank has finished. calc_out_of_section: include the time between two sections.
+        skip_if_not_ready: if too little was observed, return False on all ranks instead of raising.
         Raises: RankMonitorClientError."""
-        link = self._ready()
-        seen = self._observed(link)
+        link = self._require_link()
+        observed = self._observed(link)
         try:
             fitted = refit.limits(selected_sections, link.world_size, link.rank) if method == "fit" else None
             section_timeouts = calculation.section_timeouts(
-                seen, self.section_timeouts, link.limits.safety_factor, selected_sections, calc_out_of_section, fitted
+                observed,
+                self.section_timeouts,
+                link.limits.safety_factor,
+                selected_sections,
+                calc_out_of_section,
+                fitted,
             )
         except RankMonitorClientError:
             if skip_if_not_ready:
@@ -200,14 +204,14 @@ class RankMonitorClient:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the limits for a checkpoint, in values that JSON has; the same on all ranks."""
+        """Return the limits for a checkpoint, in JSON types; the same on all ranks."""
         return calculation.to_plain(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the limits of a checkpoint, now or when monitoring begins.
+        """Apply the limits of a checkpoint, now or when monitoring begins.
 
-        Calculated ones are in force then; the others are what the job is configured with now. The state of a client of
-        nvidia-resiliency-ext is converted. Raises: ConfigurationError if this is no state of a client."""
+        Calculated limits are in force then; the others keep the job's present configuration. The state of a client of
+        nvidia-resiliency-ext is converted. Raises: ConfigurationError if `state` is not a client's state."""
         loaded = calculation.from_plain(state)
         if self._link is None:
             self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
@@ -217,13 +221,13 @@ class RankMonitorClient:
     # -- requests -------------------------------------------------------------------------------
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
-        """Ask the launcher to exclude this node or to stop the job. Answers at once; what follows comes later.
+        """Ask the launcher to exclude this node or to stop the job. Returns at once; the effect comes later.
 
-        Raises: RankMonitorClientError if this client is not initialized or the monitor cannot be told."""
-        if not self._ready().request(req.action.name, req.description):
+        Raises: RankMonitorClientError if this client is not initialized or the monitor does not read."""
+        if not self._require_link().request(req.action.name, req.description):
             raise RankMonitorClientError(
-                f"the request {req.action.name} could not be sent: the rank's monitor does not read; try again in some "
-                "seconds, when another monitor is in its place"
+                f"the request {req.action.name} could not be sent: the rank's monitor does not read; try again in a "
+                "few seconds, when another monitor has replaced it"
             )
 
     # -- helpers --------------------------------------------------------------------------------
@@ -233,26 +237,26 @@ class RankMonitorClient:
         return State(self.hb_timeouts, self.section_timeouts)
 
     def _enforce(self, state: State, base: Limits | None = None) -> None:
-        """Hold these limits, and have the monitor hold them; one that cannot be told does not stop the rank.
+        """Set these limits, here and in the monitor. If the monitor does not read, the rank continues.
 
-        base: all others, by default those in force."""
+        base: all other limits, by default those in force."""
         self.hb_timeouts, self.section_timeouts = state.hb_timeouts, state.section_timeouts
         assert self._link is not None
-        wanted = calculation.with_state(self._link.limits if base is None else base, state)
-        if wanted != self._link.limits and not self._link.limit(wanted):
-            warnings.warn("the rank's monitor could not be told new limits; the old ones are in force", stacklevel=3)
+        new_limits = calculation.with_state(self._link.limits if base is None else base, state)
+        if new_limits != self._link.limits and not self._link.limit(new_limits):
+            warnings.warn("the rank's monitor did not accept new limits; the old ones stay in force", stacklevel=3)
 
-    def _observed(self, link: connect.Link) -> Observed:
+    def _observed(self, link: connect.WorkerLink) -> Observed:
         """Return the longest times of all ranks. A collective."""
         page = link.page
-        own = {_SECTION + name: taken * 1e-9 for name, taken in page.longest.items()}
+        longest_here = {_SECTION + name: taken * 1e-9 for name, taken in page.longest.items()}
         if page.first_heartbeat:
-            own[_FIRST] = max(0, page.first_heartbeat - self._announced_ns) * 1e-9
+            longest_here[_FIRST] = max(0, page.first_heartbeat - self._announced_ns) * 1e-9
         if page.longest_gap:
-            own[_GAP] = page.longest_gap * 1e-9
+            longest_here[_GAP] = page.longest_gap * 1e-9
         if page.longest_outside:
-            own[_OUTSIDE] = page.longest_outside * 1e-9
-        longest = maxima.over_ranks(own)
+            longest_here[_OUTSIDE] = page.longest_outside * 1e-9
+        longest = rank_reductions.over_ranks(longest_here)
         return Observed(
             first_heartbeat=longest.get(_FIRST),
             heartbeat_gap=longest.get(_GAP),
@@ -262,7 +266,7 @@ class RankMonitorClient:
             },
         )
 
-    def _ready(self) -> connect.Link:
+    def _require_link(self) -> connect.WorkerLink:
         if self._link is None:
             raise self._not_ready()
         return self._link

@@ -1,9 +1,9 @@
-"""One rank's monitor without `resilience run`: for a launcher of one's own.
+"""One rank's monitor without `resilience run`: for launchers other than ours.
 
-The launcher's monitors and this are the same program. Here the process that calls is the agent. The monitor watches the
-processes of the same user that connect, one after the other: it knows their pid from the connection's credentials, and
-their rank from what they tell. The caller may ask what was found and what ranks request, and decides what follows. When
-it dies, the monitor ends its worker."""
+It is the same program as the launcher's monitors, with the calling process as its agent. The monitor watches processes
+of the same user that connect, one after the other. It takes their pid from the connection's credentials, and their rank
+from their own message. The caller may ask for findings and for ranks' requests, and decides what follows. If the caller
+dies, the monitor ends its worker."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from resilience.monitor.config import FaultToleranceConfig, to_limits
 from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest
 from resilience.monitor.starting import MonitorProcess
 
-START_LIMIT = 30.0  # seconds for the program to begin; it needs 0.2
-END_LIMIT = 5.0  # seconds for it to close its account
+START_LIMIT = 30.0  # seconds for the program to start; it needs 0.2
+END_LIMIT = 5.0  # seconds for it to close its files
 LOOK_EVERY = 1.0  # seconds
-MOST_UNREAD = 256  # records, and requests, that are kept until somebody asks for them
+MOST_UNREAD = 256  # records, and requests, that are kept until the caller asks for them
 
 
 class RankMonitorServer:
@@ -35,13 +35,13 @@ class RankMonitorServer:
     def __init__(self, cfg: FaultToleranceConfig, ipc_socket_path: str, folder: Path) -> None:
         self._path = Path(ipc_socket_path)
         self._listener: socket.socket = listen(self._path)
-        self._found: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)
+        self._findings: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)
         self._requests: deque[tuple[int, WorkloadControlRequest]] = deque(maxlen=MOST_UNREAD)
         self._kill_at: float | None = None  # once it was asked to end
         try:
             self._monitor = MonitorProcess(self._listener)
         except OSError:
-            self._give_back()
+            self._remove_socket()
             raise
         job_id = environment.Settings.from_environment().job_id or folder.name
         attempt = attempt_of(folder.name, job_id) or 0
@@ -59,14 +59,14 @@ class RankMonitorServer:
     ) -> RankMonitorServer:
         """Start a monitor to which a worker attaches by FT_RANK_MONITOR_IPC_SOCKET=`ipc_socket_path`.
 
-        The worker tells its RANK and WORLD_SIZE. While one is attached another one waits: it is watched once the first
+        The worker sends its RANK and WORLD_SIZE. While one is attached another one waits: it is watched once the first
         has ended or has called `shutdown_workload_monitoring()`.
 
-        folder: where its account goes, by default a folder of this process's job in RESILIENCE_RUN_DIR. Nothing is
-        allocated here, since servers of one launch do not know each other: they share that folder, and so do two
-        launches with the same job id and RESILIENCE_ATTEMPT. A launcher gives each launch a number of its own.
-        is_restarter_logger and mp_ctx are taken for compatibility: the account is always kept, and the program
-        is always executed, never forked. Raises: MonitorError."""
+        folder: of its records, by default a folder of this process's job in RESILIENCE_RUN_DIR. Nothing is allocated
+        here, because servers of one launch do not know each other. They share that folder, and so do two launches with
+        the same job id and RESILIENCE_ATTEMPT. A launcher gives each launch its own number.
+        is_restarter_logger and mp_ctx are accepted for compatibility: records are always kept, and the program is
+        always executed, never forked. Raises: MonitorError."""
         del is_restarter_logger, mp_ctx
         settings = environment.Settings.from_environment()
         default = Path(settings.run_dir) / run_name(settings.job_id or f"monitor-{os.getpid()}", settings.attempt_hint)
@@ -76,46 +76,46 @@ class RankMonitorServer:
             raise MonitorError(f"the rank monitor at {ipc_socket_path} cannot be started: {error}") from error
         if not isinstance(server._hear(time.monotonic() + START_LIMIT), messages.Ready):
             server.close()
-            raise MonitorError(f"the rank monitor at {ipc_socket_path} did not begin within {START_LIMIT:g} s")
+            raise MonitorError(f"the rank monitor at {ipc_socket_path} did not start within {START_LIMIT:g} s")
         return server
 
     @property
     def pid(self) -> int:
-        """The monitor's process."""
+        """Process id of the monitor."""
         return self._monitor.pid
 
     def is_alive(self) -> bool:
-        """Whether the monitor is there."""
+        """Return True if the monitor's process runs."""
         return not self._monitor.has_ended()
 
     def find(self, wait: float) -> InterruptionRecord | None:
-        """Return what the monitor has found next, None if that is nothing within `wait` seconds.
+        """Return the monitor's next finding, None if there is none within `wait` seconds.
 
         Raises: MonitorError if the monitor is gone."""
         deadline = time.monotonic() + wait
-        while not self._found and self._take(deadline):
+        while not self._findings and self._keep_next_message(deadline):
             pass
-        return self._found.popleft() if self._found else None
+        return self._findings.popleft() if self._findings else None
 
     def receive_request(self, wait: float) -> tuple[int, WorkloadControlRequest] | None:
         """Return the rank and the request of the next `client.send_workload_control_request()`, None if there is none
-        within `wait` seconds. What follows from it is the caller's matter.
+        within `wait` seconds. The caller decides what follows.
 
         Raises: MonitorError if the monitor is gone."""
         deadline = time.monotonic() + wait
-        while not self._requests and self._take(deadline):
+        while not self._requests and self._keep_next_message(deadline):
             pass
         return self._requests.popleft() if self._requests else None
 
     def terminate(self) -> None:
-        """Ask the monitor to end, and return at once. A worker that is still there is left alone."""
+        """Ask the monitor to end, and return at once. A worker that still runs is left alone."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + END_LIMIT
             self._monitor.send(messages.Leave())
-            self._give_back()
+            self._remove_socket()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the monitor has ended, `timeout` seconds at most. It is killed if it does not end within 5 s of
+        """Wait until the monitor has ended, at most `timeout` seconds. It is killed if it does not end within 5 s after
         `terminate`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -127,18 +127,18 @@ class RankMonitorServer:
                 self._monitor.kill()
 
     def close(self) -> None:
-        """End the monitor; a worker that is still there is left alone."""
+        """End the monitor. A worker that still runs is left alone."""
         self.terminate()
         self.join(END_LIMIT + LOOK_EVERY)
         self._monitor.kill()
 
-    def _take(self, deadline: float) -> bool:
-        """Keep the monitor's next message for the call that asks for its kind. Return False if none comes in time."""
+    def _keep_next_message(self, deadline: float) -> bool:
+        """Keep the monitor's next message until a call asks for its kind. Return False if none arrives in time."""
         match self._hear(deadline):
             case None:
                 return False
             case messages.Found(record):
-                self._found.append(record)
+                self._findings.append(record)
             case messages.Requested(action, description, rank):
                 self._requests.append((rank, WorkloadControlRequest(WorkloadAction[action], description)))
             case _:
@@ -147,15 +147,15 @@ class RankMonitorServer:
 
     def _hear(self, deadline: float) -> messages.ToAgent | None:
         try:
-            heard = self._monitor.hear(max(0.0, deadline - time.monotonic()))
+            received = self._monitor.hear(max(0.0, deadline - time.monotonic()))
         except ChannelClosed as error:
             raise MonitorError(f"the rank monitor {self.pid} is gone") from error
-        if heard is None:
+        if received is None:
             return None
-        message, fds = heard
+        message, fds = received
         close_all(fds)
         return message
 
-    def _give_back(self) -> None:
+    def _remove_socket(self) -> None:
         self._listener.close()
         self._path.unlink(missing_ok=True)

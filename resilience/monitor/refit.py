@@ -1,10 +1,10 @@
 """Which limits do all runs so far support?  The same fit as `resilience calibrate`, from within a running job.
 
-Each rank reads what its monitor has kept of it, in this run and in earlier ones of the same configuration
-beside it; the histograms are added up over ranks, so that all ranks come to the same limits. They are of
-rank-durations that are not lined up, so the probability asked for is of one of those. What the last seconds
-brought is not there yet: a monitor writes every 15 s. The first occurrences after a start are left out: they are
-slower, and `core.watch` does not hold them to these limits."""
+Each rank reads its monitor's histograms, of this run and of earlier runs with the same configuration in the same
+folder. The histograms are added up over ranks, so that all ranks compute the same limits. They count rank-durations
+that are not aligned between ranks, so the requested probability is for one rank-duration. The last seconds are missing,
+because a monitor writes every 15 s. The first occurrences after a start are left out: they are slower, and `core.watch`
+does not apply these limits to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
-from resilience.adapters import maxima
+from resilience.adapters import rank_reductions
 from resilience.adapters.environment import Settings, launched_folder
 from resilience.core.calibration import MONTH, Pool, fit_pool, trial_probability
 from resilience.core.configuration import Configuration, differences, serious
@@ -25,24 +25,25 @@ from resilience.telemetry.durations import Durations, Series, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
 
 MOST_RUNS = 5  # the newest
-_BETWEEN = "\0"  # of run and section in a name; in neither
+_BETWEEN = "\0"  # separates run and section in a name; occurs in neither
 _SECONDS = "\0seconds"
 
 
 def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str, float]:
-    """Return the limits of sections for which a rate can be stated, in seconds; "out_of_section" among them.
+    """Return the limits of sections for which a rate can be stated, in seconds; "out_of_section" is one of them.
 
-    selected: by default all. A collective of the default group: all ranks call it."""
-    own = _own(rank)
-    told = {
+    selected: sections, by default all. A collective of the default group: all ranks call it."""
+    states = _own_histograms(rank)
+    rank_buckets = {
         f"{state.header.run}{_BETWEEN}{name}": _buckets(series)
-        for state in own
+        for state in states
         for name, series in state.deadlines.items()
         if name == OUT_OF_SECTION or section_of(name) is not None
     }
-    told |= {f"{state.header.run}{_SECONDS}": {0: int(1000 * state.seconds)} for state in own}  # whole numbers
-    summed = maxima.sums_over_ranks(told, LARGEST_BUCKET + 1)
-    seconds = sum(found.get(0, 0) for name, found in summed.items() if name.endswith(_SECONDS)) / 1000 / max(1, ranks)
+    # In whole milliseconds.
+    rank_buckets |= {f"{state.header.run}{_SECONDS}": {0: int(1000 * state.seconds)} for state in states}
+    summed = rank_reductions.sums_over_ranks(rank_buckets, LARGEST_BUCKET + 1)
+    seconds = sum(fitted.get(0, 0) for name, fitted in summed.items() if name.endswith(_SECONDS)) / 1000 / max(1, ranks)
     if seconds <= 0.0:
         return {}
     by_section: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
@@ -50,19 +51,19 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
         run, _, name = key.partition(_BETWEEN)
         if name and not key.endswith(_SECONDS) and (selected is None or section_of(name) in (*selected, None)):
             by_section[name][run] = buckets
-    found: dict[str, float] = {}
+    fitted: dict[str, float] = {}
     for name, runs in sorted(by_section.items()):
         pool = _pool([runs[run] for run in sorted(runs)], ranks)
         every = seconds / max(1.0, pool.n / max(1, ranks))
         p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
         answer = fit_pool(pool, p)
         if answer.status == "ok" and answer.timeout_s is not None:
-            found[section_of(name) or name] = answer.timeout_s
-    return found
+            fitted[section_of(name) or name] = answer.timeout_s
+    return fitted
 
 
-def _own(rank: int) -> list[Durations]:
-    """This rank's histograms, of this run and of earlier ones of its configuration, oldest first."""
+def _own_histograms(rank: int) -> list[Durations]:
+    """Return this rank's histograms, of this run and of earlier ones with its configuration, oldest first."""
     settings = Settings.from_environment()
     if settings.job_id is None:
         return []
@@ -76,31 +77,31 @@ def _own(rank: int) -> list[Durations]:
             states.append(state)
     folder = launched_folder()
     job_id = settings.job_id
-    own = [
+    own_states = [
         state
         for state in states
         if (attempt_of(state.header.run, job_id) is not None if folder is None else state.header.run == folder.name)
     ]
-    mine = max(own, key=lambda state: state.began_at, default=None)
-    if mine is None:
+    newest = max(own_states, key=lambda state: state.began_at, default=None)
+    if newest is None:
         return []
-    same = [state for state in states if _is_like(mine.header.configuration, state.header.configuration)]
-    return sorted(same, key=lambda state: state.began_at)[-MOST_RUNS:]
+    alike = [state for state in states if _is_like(newest.header.configuration, state.header.configuration)]
+    return sorted(alike, key=lambda state: state.began_at)[-MOST_RUNS:]
 
 
-def _is_like(mine: Configuration, other: Configuration) -> bool:
-    return not serious(differences(mine, other))
+def _is_like(ours: Configuration, other: Configuration) -> bool:
+    return not serious(differences(ours, other))
 
 
 def _buckets(series: Series) -> dict[int, int]:
-    """Return how often each duration occurred, without the first occurrences after each start."""
+    """Return the count of each duration, without the first occurrences after each start."""
     settled = {number: count - series.early.buckets.get(number, 0) for number, count in series.total.buckets.items()}
     return {number: count for number, count in settled.items() if count > 0}
 
 
 def _pool(runs: list[dict[int, int]], ranks: int) -> Pool:
-    """Put runs together. Buckets have no order in time: the first half of the data are the first runs. One event may
-    slow all ranks."""
+    """Merge runs. Buckets have no order in time, so the first runs stand for the first half of the data. One event may
+    slow down all ranks."""
     merged: dict[int, int] = {}
     for buckets in runs:
         for number, count in buckets.items():

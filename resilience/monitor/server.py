@@ -1,9 +1,9 @@
 """Watches one rank from another process.  A short loop around `core.watch`.
 
-The monitor sleeps until the next deadline, a message of its rank, or the rank's death; looks at the
-page; asks `core.watch.decide`; emits what became true; then performs the commands. What a finding
-means for the job is the outlet's affair (the shared store in-process, the agent under the launcher):
-the loop is the same. Telemetry never steers it: records that cannot be written are counted."""
+The monitor sleeps until the next deadline, a message from its rank, or the rank's death. It then reads the page, calls
+`core.watch.decide`, emits the events, and performs the commands. The outlet passes findings on to the job: through the
+shared store in-process, to the agent under the launcher. The loop is the same for both. Telemetry never steers it:
+records that cannot be written are counted."""
 
 from __future__ import annotations
 
@@ -22,55 +22,57 @@ from resilience.adapters import files, processes, stacks
 from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.attribution.symptoms import main_stack
-from resilience.core import deadlines, encoding, events, hangs, shadow, suspicion, tracebacks, watch
+from resilience.core import deadlines, encoding, events, hang_kind, shadow, suspicion, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
+from resilience.core.pace import Pace
 from resilience.core.records import Record
 from resilience.core.timeouts import of_rank, raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.errors import DecodeError
 from resilience.monitor import messages
 from resilience.monitor.collectives import last_collectives
+from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.evidence import Witness, shortest
-from resilience.monitor.keeping import Keeper
 from resilience.monitor.listening import Listener
+from resilience.monitor.loader_workers import LoaderWorkers
 from resilience.monitor.page import Closed, MonitorSide
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
-MOST_MESSAGES = 256  # of the rank that are read before its signs of life are weighed again
-MOST_ROUNDS = 64  # of these after its end: a child of its may still hold the line
-REFUSED_EVERY = 1.0  # seconds between two accounts of refused messages
+MOST_MESSAGES = 256  # of the rank that are read before its signs of life are checked again
+MOST_ROUNDS = 64  # batches of these after its end: its child may still hold the channel
+REFUSED_EVERY = 1.0  # seconds between two reports of refused messages
 
 
 class Outlet(Protocol):
-    """Where a monitor's findings go. Only `finish` blocks, and none raises."""
+    """The receiver of a monitor's findings. Only `finish` blocks, and no method raises."""
 
     @property
     def are_others_seen(self) -> bool:
-        """Whether it is on record where the other ranks are, since the last call of `interrupt`."""
+        """True once the other ranks' state is on record, since the last call of `interrupt`."""
         ...
 
     def begin(self, begin: messages.Begin) -> None: ...
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None: ...
     def started(self, origin: Origin) -> None:
-        """The rank begins an iteration."""
+        """Note that the rank begins an iteration."""
 
     def hung_up(self) -> None:
-        """The rank is about to stop listening: what it is to be told, it is told now, within a moment."""
+        """Send remaining messages at once: the rank is about to stop listening."""
 
     def interrupt(self, record: InterruptionRecord) -> None: ...
     def host(self, iteration: int) -> None: ...
     def stand_in(self, record: InterruptionRecord) -> None: ...
     def finish(self) -> events.Event | None:
-        """Complete what is under way, the last thing of all; answers how representing the rank went."""
+        """Complete all work, as the last call. Return the event about representing the rank, if any."""
 
 
 class RankMonitor:
-    """The loop of one monitor. `run` returns when the rank is gone and accounted for."""
+    """The loop of one monitor. `run` returns when the rank is gone and its end is on record."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class RankMonitor:
         dump: stacks.Dump | None,
         selector: selectors.BaseSelector | None = None,
     ) -> None:
-        """selector: one whose descriptors are served beside; their data are called when they are ready."""
+        """selector: its other descriptors are served too; their data are called when they are ready."""
         self._page = page
         self._channel = channel
         self._rank = rank
@@ -94,29 +96,31 @@ class RankMonitor:
         self._file: RecordFile | None = None
         self._folder: Path | None = None
         self._origin: Origin | None = None
-        self._keeper: Keeper | None = None
-        self._is_cold: bool | None = None  # None: nobody has said
+        self._recorder: DurationRecorder | None = None
+        self._is_cold: bool | None = None  # None: unknown
         self._shadowed = shadow.NOTHING
         self._suspected = shadow.NOTHING
         self._suspicion: watch.Limits | None = None
         self._listener = Listener()
-        self._seen = Observation()
+        self._observation = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
-        self._shown: signs.Signs | None = None
-        self._show_at = time.monotonic() + signs.EVERY
-        self._interrupted: tuple[int, float] | None = None  # iteration, when
+        self._last_snapshot: rank_snapshot.RankSnapshot | None = None
+        self._show_at = time.monotonic() + rank_snapshot.EVERY
+        self._interrupted: tuple[int, float] | None = None  # iteration, time
         self._stuck_in: int | None = None
-        self._own_record: InterruptionRecord | None = None  # the last one that the rank made in this call
-        self._has_completed = False  # the rank, this call
-        self._refused: Counter[str] = Counter()  # messages, by why
+        self._own_record: InterruptionRecord | None = None  # the rank's last one in this call
+        self._has_completed = False  # the rank has completed this call
+        self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
         self._is_gone = False
+        self._loader_workers = LoaderWorkers()
         self._status: Exit | None = None
         self._noticed_by: Literal["mutex", "pidfd"] = "pidfd"
         self._is_over = False
         self._oom_kills = processes.oom_kills()
         self._stacks = stacks.NONE
-        self._open: dict[str, Record] = {}  # stages and iterations the rank has begun, not ended
+        self._open: dict[str, Record] = {}  # stages and iterations that the rank has begun but not ended
+        self._pace = Pace()
         self._wake_read, self._wake_write = os.pipe()
         self._death: threading.Thread | None = None
         self._selector = selector or selectors.DefaultSelector()
@@ -127,69 +131,82 @@ class RankMonitor:
             self._watch_mutex()
 
     def run(self) -> None:
-        """Watch until the rank is gone and represented."""
-        wake_at: float | None = None
+        """Watch until the rank is gone and its end is represented."""
+        due = min(self._flush_at, self._show_at)
         while not self._is_over:
-            self._sleep(wake_at)
+            self._sleep(due)
             now = time.monotonic()
+            if not self._pace.looks(now, due):
+                continue
+            self._pace = self._pace.looked(now)
             self._fold_timings(now)
-            self._tell_refused(now)
-            self._seen = self._observe()
-            decision = decide(self._watch, self._seen, now)
+            self._report_refused_messages(now)
+            self._observation = self._observe()
+            decision = decide(self._watch, self._observation, now)
             self._weigh_shadow(now)
             self._weigh_suspicion(now)
-            if not decision.commands and not self._is_gone:
-                self._witness.take_sample(now)
+            if not decision.commands and not self._is_gone and self._witness.take_sample(now):
+                self._loader_workers.look(self._rank.pid)
             self._watch = decision.state
             self._perform(decision)
             self._is_over |= self._is_dismissed_by_rank()
-            shadow_at = shadow.next_look(self._watch.limits.shadow, self._seen, now)
-            late_at = shadow.next_look(self._suspicion, self._seen, now)
-            moments = (decision.wake_at, shadow_at, late_at, self._weigh_silence(now))
-            wake_at = min((at for at in moments if at is not None), default=None)
+            shadow_at = shadow.next_look(self._watch.limits.shadow, self._observation, now)
+            late_at = shadow.next_look(self._suspicion, self._observation, now)
+            silence_at = self._weigh_silence(now)
             if now >= self._show_at:
-                self._show_signs(now)
+                self._write_snapshot(now)
+            moments = (decision.wake_at, shadow_at, late_at, silence_at, self._flush_at, self._show_at)
+            due = min(wake_time for wake_time in moments if wake_time is not None)
         self._close()
 
     # -- waking ---------------------------------------------------------------------------------
 
     def _watch_mutex(self) -> None:
-        """Learn of the rank's death by the page's mutex, long before the process's memory is freed."""
+        """Notice the rank's death by the page's mutex, long before the process's memory is freed."""
         self._death = threading.Thread(
             target=self._await_death, args=(self._page,), name="resilience-death", daemon=True
         )
         self._death.start()
 
     def _await_death(self, page: MonitorSide) -> None:
-        while not page.wait_for_death(60.0):  # again: the call is bounded, the rank's life is not
+        while not page.wait_for_death(60.0):  # repeat: the call has a limit, the rank's life has none
             if threading.current_thread() is not self._death:
                 return
         if threading.current_thread() is not self._death:
-            return  # the rank has attached again since: the thread of that page tells
-        # At once: whoever the rank's parent is may reap it any moment now.
+            return  # the rank has attached again: the new page's thread reports its death
+        # At once: the rank's parent may reap it at any moment.
         status = self._rank.exit_status(EXIT_LIMIT)
         if status == Exit() and self._rank.state() is not None:
-            return  # it lives: it has become another program
+            return  # it lives: it has executed another program
         self._status = status
         os.write(self._wake_write, b"x")
 
-    def _sleep(self, wake_at: float | None) -> None:
+    def _sleep(self, due: float) -> None:
+        """Wait until a descriptor is ready or a check is due, and handle what is ready."""
         now = time.monotonic()
-        until = min(self._flush_at, self._show_at)
-        until = until if wake_at is None else min(wake_at, until)
-        for key, _ in self._selector.select(max(0.0, until - now)):
+        wake_at = self._pace.wake_at(now, due)
+        resting = None if self._pace.reads(now) else self._channel
+        if resting is not None:
+            self._selector.unregister(resting)
+        ready = self._selector.select(max(0.0, wake_at - now))
+        if resting is not None:
+            self._selector.register(resting, selectors.EVENT_READ, self._receive)
+        for key, _ in ready:
+            is_rank = key.fileobj is self._channel
+            self._pace = self._pace.heard() if is_rank else self._pace.asked()
             key.data()
 
     def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
         if not self._is_gone:
-            for _ in range(MOST_ROUNDS):  # its last words first
+            for _ in range(MOST_ROUNDS):  # first read its last messages
                 if not self._receive():
                     break
             self._is_gone = True
             self._noticed_by = noticed_by
+            self._loader_workers.outlived()
 
     def _receive(self) -> bool:
-        """Take what the rank says; answers whether there may be more."""
+        """Handle the rank's messages. Return True if there may be more."""
         for _ in range(MOST_MESSAGES):
             if self._channel is None:
                 return False
@@ -207,59 +224,66 @@ class RankMonitor:
         return True
 
     def _hung_up(self) -> None:
-        """The rank has let go of its end. If it has not begun a call, it could not, and needs no monitor."""
+        """Close the channel after the rank. If the rank has not begun a call, it could not, and needs no monitor."""
         assert self._channel is not None
+        self._pace = self._pace.asked()
         self._outlet.hung_up()
         self._selector.unregister(self._channel)
-        self._channel.close()  # the rank waits for that
+        self._channel.close()  # the rank waits for this
         self._channel = None
         self._is_over |= self._origin is None
 
     def _is_dismissed_by_rank(self) -> bool:
-        """Whether the rank's call is over: the rank has let go of its end, and is accounted for in the store."""
-        seen = self._seen
-        return self._channel is None and seen.has_left and (seen.said_goodbye or self._watch.is_represented)
+        """Return True if the rank's call is over: the rank has closed its end, and the store knows how it left."""
+        observation = self._observation
+        return (
+            self._channel is None and observation.has_left and (observation.said_goodbye or self._watch.is_represented)
+        )
 
-    def _refuse(self, why: str) -> None:
-        self._refused[why] += 1
+    def _refuse(self, reason: str) -> None:
+        self._refused[reason] += 1
 
-    def _tell_refused(self, now: float) -> None:
-        """Account for refused messages, not for each alone: who sends one may send many."""
+    def _report_refused_messages(self, now: float) -> None:
+        """Emit refused messages by reason, not each one: a sender of one may send many."""
         if self._refused and now - self._refused_at >= REFUSED_EVERY and self._emitter is not None:
             self._refused_at = now
-            for why, count in self._refused.most_common(8):
-                self.emit(events.TelemetryDropped("record", why, count))
+            for reason, count in self._refused.most_common(8):
+                self.emit(events.TelemetryDropped("record", reason, count))
             self._refused.clear()
 
     # -- the rank's messages --------------------------------------------------------------------
 
     def _handle(self, message: messages.FromRank) -> None:
+        if not isinstance(message, messages.Emitted):
+            self._pace = self._pace.asked()
         match message:
             case messages.Begin():
                 if self._has_left() and not self._watch.is_represented:
-                    self._represent()  # in the call before, while the outlet still knows that one
+                    self._represent()  # in the previous call, while the outlet still knows it
                 self._own_record, self._has_completed = None, False
                 self.open(message.origin, Path(os.fsdecode(message.folder)), message.limits, message.job)
                 self._outlet.begin(message)
-            case messages.Host(iteration):
+            case messages.HostStore(iteration):
                 self._outlet.host(iteration)
-            case messages.Left():
-                pass  # the page says it too; this wakes the loop
+            case messages.LeftCall():
+                pass  # the page shows it too; this message wakes the loop
             case messages.Emitted(record):
+                if record.origin.rank != 0:  # rank 0 soon requests the iteration's store, and all ranks wait for it
+                    self._pace = self._pace.recorded(time.monotonic())
                 self._take(record)
             case _:
                 self._refuse(f"unexpected message: {type(message).__name__}")
 
     def open(self, origin: Origin, folder: Path, limits: watch.Limits, job: Job | None = None) -> None:
-        """Keep the account of this rank there from now on, and watch these limits."""
+        """Write this rank's records to `folder` from now on, and apply these limits."""
         limits = of_rank(limits, origin.initial_rank, origin.world_size)
         self._watch = Watch(limits=limits)
         self._suspicion = suspicion.limits_of(limits)
         self._folder = folder
-        if self._keeper is None:
-            self._keeper = Keeper(folder, origin)
-            self._keeper.process_started(origin.cycle, self._is_cold)
-        self._keeper.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
+        if self._recorder is None:
+            self._recorder = DurationRecorder(folder, origin)
+            self._recorder.process_started(origin.cycle, self._is_cold)
+        self._recorder.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
         self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
@@ -274,11 +298,11 @@ class RankMonitor:
 
     @property
     def _name(self) -> str:
-        """Of this rank's files."""
+        """Return the name of this rank's files."""
         return "" if self._origin is None else f"{self._origin.node}-{self._origin.initial_rank}"
 
     def _take(self, record: Record) -> None:
-        """Write down what the rank says, adding what only its monitor sees."""
+        """Write a record of the rank, with additions that only its monitor can make."""
         event = record.event
         match event:
             case events.Interrupted(interruption):
@@ -292,7 +316,7 @@ class RankMonitor:
                     sections = tuple(section.name for section in view.open_sections)
                     entered = last_collectives(self._page.collectives())
                     hang = None
-                    if event.silent_for_s is not None:  # a rank hangs; soon this one is cut and interrupted
+                    if event.silent_for_s is not None:  # a rank hangs; this one will soon be cut and interrupted
                         self._witness.see(None, event.waits_in)
                         hang = self._witness.hang(event.stack, is_gil_held=False)
                     event = msgspec.structs.replace(
@@ -309,12 +333,14 @@ class RankMonitor:
             case events.IterationStarted():
                 self._open["iteration"] = record
                 self._outlet.started(record.origin)
-                if self._keeper is not None:
-                    at, origin = record.mono_ns / 1e9, record.origin
-                    self._keeper.iteration_started(at, origin.cycle, origin.iteration or 0)
+                if self._recorder is not None:
+                    began_at, origin = record.mono_ns / 1e9, record.origin
+                    self._recorder.iteration_started(began_at, origin.cycle, origin.iteration or 0)
             case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"
+            case _:  # no other event matters here
+                pass
         if self._emitter is not None and record.origin.iteration is not None:
             origin = record.origin
             self._emitter.move(iteration=origin.iteration, rank=origin.rank, world_size=origin.world_size)
@@ -340,11 +366,11 @@ class RankMonitor:
             ping_at=view.ping_at,
             step_at=view.step_at,
             heartbeat_at=view.heartbeat_at,
-            start="cold" if self._keeper is None else self._keeper.how,
+            start="cold" if self._recorder is None else self._recorder.how,
             heartbeat_gaps=self._ended(deadlines.HEARTBEAT),
             step_gaps=self._ended(deadlines.STEP),
             outside_gaps=self._ended(deadlines.OUT_OF_SECTION),
-            aligned=frozenset() if self._keeper is None else self._keeper.aligned,
+            aligned=frozenset() if self._recorder is None else self._recorder.aligned,
             section_left_at=view.section_left_at,
             open_sections=tuple(
                 Sign(section.name, section.entered_at, self._ended(deadlines.of_section(section.name)) + 1)
@@ -362,22 +388,22 @@ class RankMonitor:
         )
 
     def _are_others_seen(self) -> bool:
-        """Whether nothing speaks against a signal to this rank."""
+        """Return True if this rank may be signalled: the other ranks' state is on record, or there are none."""
         is_alone = self._origin is None or self._origin.world_size == 1
-        is_found = self._watch.finding is not None
-        return is_alone or (is_found and self._outlet.are_others_seen)
+        has_finding = self._watch.finding is not None
+        return is_alone or (has_finding and self._outlet.are_others_seen)
 
     def _ended(self, deadline: str) -> int:
         """Return how many occurrences have ended since the last start."""
-        return 0 if self._keeper is None else self._keeper.occurrences(deadline)
+        return 0 if self._recorder is None else self._recorder.occurrences(deadline)
 
     @property
     def _announced_at(self) -> float | None:
-        """When the rank announced heartbeats, None if it did not."""
+        """Return when the rank announced heartbeats, None if it did not."""
         return None
 
     def _interrupted_at(self, iteration: int) -> float | None:
-        """When this iteration was interrupted, None if it was not."""
+        """Return when this iteration was interrupted, None if it was not."""
         is_this = self._interrupted is not None and self._interrupted[0] == iteration
         return self._interrupted[1] if self._interrupted is not None and is_this else None
 
@@ -419,12 +445,11 @@ class RankMonitor:
                 rank=self._initial_rank,
                 interruption=Interruption.SOFT_TIMEOUT if soft else Interruption.HARD_TIMEOUT,
                 message=(
-                    f"no sign of life ({finding.limit}) for {finding.silent_for:.3g} s, "
-                    f"allowed are {finding.allowed:g} s"
+                    f"no sign of life ({finding.limit}) for {finding.silent_for:.3g} s, limit {finding.allowed:g} s"
                 ),
                 detector=Detector(finding.limit, finding.allowed),
                 silent_for_s=finding.silent_for,
-                stage=self._seen.hook or self._seen.doing.value,
+                stage=self._observation.hook or self._observation.doing.value,
                 stacks=self._stacks.threads,
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
             ),
@@ -432,7 +457,7 @@ class RankMonitor:
         )
         hang = self._witness.hang(main_stack(record), self._stacks.is_gil_held)
         if hang is not None:
-            record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hangs.WORDS[hang]}")
+            record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hang_kind.WORDS[hang]}")
         self.emit(events.Interrupted(record))
         self._outlet.interrupt(record)
 
@@ -453,28 +478,28 @@ class RankMonitor:
             InterruptionRecord(
                 rank=self._initial_rank,
                 interruption=Interruption.TERMINATED,
-                message=f"process {self._rank.pid} ended ({_words(status)}){cause}",
+                message=f"process {self._rank.pid} ended ({_status_text(status)}){cause}",
                 exit=status,
                 detector=Detector("exit"),
                 stacks=() if self._dump is None else self._dump.last_words(),
             )
         )
         if status.code and record.exception is None:
-            raised = tracebacks.parse(record.log_tail)
-            if raised is not None:
-                record = msgspec.structs.replace(record, exception=raised, interruption=Interruption.EXCEPTION)
+            exception = tracebacks.parse(record.log_tail)
+            if exception is not None:
+                record = msgspec.structs.replace(record, exception=exception, interruption=Interruption.EXCEPTION)
         self.emit(events.Interrupted(record))
         self._close_open_spans()
         self._outlet.stand_in(record)
         self._is_over = True
 
     def _has_left(self) -> bool:
-        """Whether the rank is out of its call and has not said goodbye to it."""
-        seen = self._observe()
-        return seen.has_left and not seen.said_goodbye
+        """Return True if the rank has left its call without a goodbye."""
+        observation = self._observe()
+        return observation.has_left and not observation.said_goodbye
 
     def _represent(self) -> None:
-        """The rank left its call without a word in the store; its process goes on."""
+        """Represent a rank that left its call without a record in the store. Its process continues."""
         record = self._own_record
         if record is None:
             record = self._enrich(
@@ -482,7 +507,7 @@ class RankMonitor:
                     rank=self._initial_rank,
                     interruption=Interruption.BASE_EXCEPTION,
                     message=f"process {self._rank.pid} left the wrapped function, and an exception kept it from "
-                    "saying so in the store",
+                    "recording that in the store",
                     detector=Detector("monitor"),
                 )
             )
@@ -492,7 +517,7 @@ class RankMonitor:
         self._outlet.stand_in(record)
 
     def _exit_status(self) -> Exit:
-        """How the rank ended. Out of memory: it was killed, and the kernel killed somebody here for it."""
+        """Return how the rank ended. Out of memory: it got SIGKILL, and the count of OOM kills has risen."""
         status = self._status or self._rank.exit_status(EXIT_LIMIT)
         if status == Exit() and self._dump is not None:
             status = Exit(signal=self._dump.fatal_signal())
@@ -504,7 +529,7 @@ class RankMonitor:
 
     def _rank_finished(self) -> None:
         status = self._exit_status()
-        goodbye = self._seen.said_goodbye
+        goodbye = self._observation.said_goodbye
         self.emit(events.RankExited(goodbye, status.code, status.signal, noticed_by=self._noticed_by))
         self._is_over = True
 
@@ -518,7 +543,7 @@ class RankMonitor:
         return self._witness.enrich(record, self._observe(), self._watch.limits, process)
 
     def _close_open_spans(self) -> None:
-        """End what the dead rank left open, innermost first."""
+        """End the stages and iterations that the dead rank left open, innermost first."""
         now_ns = time.monotonic_ns()
         for name, record in reversed(list(self._open.items())):
             duration = (now_ns - record.mono_ns) / 1e9
@@ -532,8 +557,8 @@ class RankMonitor:
         heartbeat_at = self._page.read().heartbeat_at
         finished, overrun = self._page.drain()
         self._listen(finished, now)
-        if self._keeper is not None:
-            self._keeper.take(finished, self._page.read().open_sections, self._announced_at, heartbeat_at)
+        if self._recorder is not None:
+            self._recorder.take(finished, self._page.read().open_sections, self._announced_at, heartbeat_at)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:
@@ -541,128 +566,143 @@ class RankMonitor:
             self._write_timings()
 
     def _listen(self, finished: list[Closed], now: float) -> None:
-        """Learn how long the rank is silent when all is well."""
+        """Learn how long a healthy rank is silent."""
         view = self._page.read()
         is_ended = self._watch.kill_at is not None or self._watch.asked_in == view.iteration
-        is_healthy = not is_ended and not self._seen.is_dismissed and self._interrupted_at(view.iteration) is None
+        is_healthy = (
+            not is_ended and not self._observation.is_dismissed and self._interrupted_at(view.iteration) is None
+        )
         self._listener.take(finished, view, now, is_healthy)
 
     def _weigh_silence(self, now: float) -> float | None:
-        """Tell if the rank is silent for long where nobody has set a limit. Answers when to look again for that."""
-        silence, limits = self._seen.silence, self._watch.limits
-        if silence is None or self._watch.kill_at is not None or not watch.is_silence_weighed(limits, self._seen):
+        """Report a long silence for which no limit is set. Return when to check again."""
+        silence, limits = self._observation.silence, self._watch.limits
+        if (
+            silence is None
+            or self._watch.kill_at is not None
+            or not watch.is_silence_weighed(limits, self._observation)
+        ):
             return None
         if now < silence.suspect_at:
             return silence.suspect_at
         if not self._is_gone and self._listener.is_suspect(silence, now):
-            where = self._witness.look()
+            position = self._witness.look()
             suspected = events.HangSuspected(
                 silence.kind,
                 now - silence.since,
                 silence.longest,
                 silence.allowed,
                 silence.is_learned,
-                where.hang,
-                where.stack,
-                where.step,
+                position.hang,
+                position.stack,
+                position.step,
             )
             self.emit(suspected)
             self._outlet.suspect(self._initial_rank, suspected)
         return None
 
     def _weigh_shadow(self, now: float) -> None:
-        """Tell what limits on trial would have done."""
-        self._shadowed, found = shadow.weigh(self._watch.limits.shadow, self._seen, self._shadowed, now)
-        for finding in found:
+        """Report what limits on trial would have done."""
+        self._shadowed, findings = shadow.weigh(self._watch.limits.shadow, self._observation, self._shadowed, now)
+        for finding in findings:
             self.emit(events.TimeoutExceededInShadow(finding.limit, finding.allowed, finding.silent_for))
 
     def _weigh_suspicion(self, now: float) -> None:
-        """Put on record where a rank is that is late against its own past, long before its learned limit."""
+        """Record the state of a rank that is late compared with its own past, long before its learned limit."""
         if self._is_gone or self._watch.kill_at is not None:
             return
-        self._suspected, found = shadow.weigh(self._suspicion, self._seen, self._suspected, now)
-        for finding in found:
-            known = self._watch.limits.learned.get(deadlines.of_limit(finding.limit))
-            if known is not None:
+        self._suspected, findings = shadow.weigh(self._suspicion, self._observation, self._suspected, now)
+        for finding in findings:
+            learned = self._watch.limits.learned.get(deadlines.of_limit(finding.limit))
+            if learned is not None:
                 began = time.monotonic()
-                where = self._witness.look()
+                position = self._witness.look()
                 look_s = time.monotonic() - began
-                seen = (where.hang, where.stack, where.step)
+                position_fields = (position.hang, position.stack, position.step)
                 self.emit(
                     events.RankSuspected(
-                        finding.limit, finding.silent_for, known.longest_s, known.timeout_s, *seen, look_s
+                        finding.limit,
+                        finding.silent_for,
+                        learned.longest_s,
+                        learned.timeout_s,
+                        *position_fields,
+                        look_s,
                     )
                 )
 
-    def _look_for_staleness(self) -> None:
-        """A learned limit that does not fit any more gives way to a longer one."""
-        assert self._keeper is not None
-        for name, why, longer in self._keeper.stale():
-            self.emit(events.TimeoutsStale(name, why, longer))
+    def _replace_stale_limits(self) -> None:
+        """Replace learned limits that no longer fit by longer ones."""
+        assert self._recorder is not None
+        for name, reason, longer in self._recorder.stale():
+            self.emit(events.TimeoutsStale(name, reason, longer))
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
-            self._suspicion = None  # what the rank is compared with does not hold any more
+            self._suspicion = None  # the basis of the comparison no longer holds
 
     def _write_timings(self) -> None:
-        if self._keeper is not None:
-            self._keeper.flush()
-            self._look_for_staleness()
+        if self._recorder is not None:
+            self._recorder.flush()
+            self._replace_stale_limits()
 
-    def _show_signs(self, now: float, is_last: bool = False) -> None:
-        """Leave what the rank shows where others can see it, unless nothing has changed."""
-        origin, view, seen = self._origin, self._page.read(), self._observe()
-        self._show_at = now + signs.pause(None if origin is None else origin.world_size)
-        given = (seen.heartbeat_at, seen.ping_at, seen.step_at, view.section_left_at)
-        beats = [at for at in given if at is not None]
+    def _write_snapshot(self, now: float, is_last: bool = False) -> None:
+        """Write the rank's snapshot for readers, unless nothing has changed."""
+        origin, view, observation = self._origin, self._page.read(), self._observe()
+        self._show_at = now + rank_snapshot.pause(None if origin is None else origin.world_size)
+        sign_times = (observation.heartbeat_at, observation.ping_at, observation.step_at, view.section_left_at)
+        known_sign_times = [sign_time for sign_time in sign_times if sign_time is not None]
         if (
             origin is None
             or self._folder is None
-            or not (beats or view.open_sections or view.doing is not Doing.OUTSIDE)
+            or not (known_sign_times or view.open_sections or view.doing is not Doing.OUTSIDE)
         ):
-            return  # it is not attached, and maybe somebody else watches what it does
-        sections = () if is_last else seen.open_sections
-        shown = signs.Signs(
+            return  # it is not attached, and another monitor may watch it
+        sections = () if is_last else observation.open_sections
+        snapshot = rank_snapshot.RankSnapshot(
             origin=msgspec.structs.replace(origin, iteration=view.iteration if self._witness.has_iterations else None),
             doing=view.hook or view.doing.value if not is_last else Doing.OUTSIDE.value,
             written_at=now,
             offset=time.time() - time.monotonic(),
             step=view.step,
-            step_at=seen.step_at,
-            heartbeat_at=max(beats, default=None),
+            step_at=observation.step_at,
+            heartbeat_at=max(known_sign_times, default=None),
             sections=tuple(
-                signs.Open(sign.name, sign.seen_at, shortest(watch.section_limit(self._watch.limits, seen, sign)))
-                for sign in sections[: signs.MOST_SECTIONS]
+                rank_snapshot.SnapshotSection(
+                    sign.name, sign.seen_at, shortest(watch.section_limit(self._watch.limits, observation, sign))
+                )
+                for sign in sections[: rank_snapshot.MOST_SECTIONS]
             ),
-            sections_more=max(0, len(sections) - signs.MOST_SECTIONS),
-            limits=signs.allowed(self._watch.limits),
+            sections_more=max(0, len(sections) - rank_snapshot.MOST_SECTIONS),
+            limits=rank_snapshot.allowed(self._watch.limits),
             alive_at=now,
         )
-        before = self._shown
-        if before is not None and shown.is_like(before):
-            if not is_last and now - (before.alive_at or 0.0) < signs.alive_every(origin.world_size):
+        previous = self._last_snapshot
+        if previous is not None and snapshot.is_like(previous):
+            if not is_last and now - (previous.alive_at or 0.0) < rank_snapshot.alive_every(origin.world_size):
                 return
-            shown = msgspec.structs.replace(shown, written_at=before.written_at)  # nothing new, but it lives
+            snapshot = msgspec.structs.replace(snapshot, written_at=previous.written_at)  # unchanged, but alive
         if not WRITER.is_stalled:
-            self._shown = shown
+            self._last_snapshot = snapshot
             folder = self._folder
-            WRITER.submit(lambda: signs.write(folder, shown))
+            WRITER.submit(lambda: rank_snapshot.write(folder, snapshot))
 
     def _close(self) -> None:
         result = self._outlet.finish()
         if result is not None:
             self.emit(result)
         self._fold_timings(time.monotonic())
-        if self._keeper is not None:
+        if self._recorder is not None:
             finding = self._watch.finding
-            if self._seen.said_goodbye and finding is None:
-                self._keeper.ended_well(self._page.read())
+            if self._observation.said_goodbye and finding is None:
+                self._recorder.ended_well(self._page.read())
             elif self._is_gone:
                 found_at = (self._watch.kill_at or 0.0) - self._watch.limits.grace
-                self._keeper.cut(self._page.read(), finding, found_at)
+                self._recorder.cut(self._page.read(), finding, found_at)
         self._write_timings()
-        if self._keeper is not None:
-            self._keeper.close()
-        self._show_signs(time.monotonic(), is_last=self._is_gone)
-        self._tell_refused(float("inf"))
+        if self._recorder is not None:
+            self._recorder.close()
+        self._write_snapshot(time.monotonic(), is_last=self._is_gone)
+        self._report_refused_messages(float("inf"))
+        if killed := self._loader_workers.finish():
+            self.emit(events.LoaderWorkersKilled(killed))
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
 
 
@@ -672,7 +712,7 @@ def _cause(finding: Finding) -> str:
     return f"{finding.limit} had exceeded {finding.allowed:g} s"
 
 
-def _words(status: Exit) -> str:
+def _status_text(status: Exit) -> str:
     if status.signal is not None:
         return status.signal + (", out of memory" if status.oom else "")
     return "exit status unknown" if status.code is None else f"exit code {status.code}"

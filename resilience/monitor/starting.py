@@ -1,8 +1,8 @@
-"""Starts the program of a rank monitor and holds the other end of its line.
+"""Starts the program of a rank monitor, and holds the agent's end of the channel to it.
 
-Executed, never forked: the agent has threads. It gets the module path of this process and imports neither
-torch nor the site's extras. The listening socket stays open here, so that workers reach the next
-monitor under the same path, and wait for it, where one is lost."""
+The monitor is executed, never forked, because the agent has threads. It gets this process's module path and imports
+neither torch nor the site's packages. The listening socket stays open here. If a monitor is lost, workers wait for the
+next one and reach it under the same path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PROGRAM = "resilience.monitor.program"
 
 
 class MonitorProcess:
-    """A monitor's process, and the line to it."""
+    """A monitor's process, and the channel to it."""
 
     def __init__(self, listener: socket.socket) -> None:
         """Start it. Raises: OSError."""
-        self._line, theirs = pair()
-        fds = (theirs.fileno(), listener.fileno())
+        self._channel, monitor_end = pair()
+        fds = (monitor_end.fileno(), listener.fileno())
         try:
             with job_signals_blocked():
                 self._process = subprocess.Popen(
@@ -36,45 +36,45 @@ class MonitorProcess:
                     pass_fds=fds,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    cwd="/",  # no module of a user's working directory comes first
+                    cwd="/",  # so that no module of a user's working directory comes first
                     env=lean_environment(),
                     start_new_session=True,
                 )
         except OSError:
-            self._line.close()
+            self._channel.close()
             raise
         finally:
-            theirs.close()
-        self.send(messages.Open(os.getpid()))
+            monitor_end.close()
+        self.send(messages.OpenMonitor(os.getpid()))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Of the line: readable when there is something to hear, or when the monitor is gone."""
-        return self._line.fileno()
+        """Return the channel's descriptor: readable if there is a message, or if the monitor is gone."""
+        return self._channel.fileno()
 
     def send(self, message: messages.FromAgent, fds: Sequence[int] = ()) -> bool:
-        """Tell it something; False if it does not read, or is gone."""
-        return self._line.send(messages.encode(message), fds)
+        """Send a message. Return False if the monitor does not read, or is gone."""
+        return self._channel.send(messages.encode(message), fds)
 
     def hear(self, wait: float) -> tuple[messages.ToAgent, list[int]] | None:
-        """Return what it says next, with the descriptors that come along, None if it says nothing.
+        """Return the monitor's next message with its descriptors, None if there is none within `wait` seconds.
 
         Raises: ChannelClosed."""
-        received = self._line.receive_with_fds(wait)
+        received = self._channel.receive_with_fds(wait)
         if received is None:
             return None
         data, fds = received
         try:
             return messages.decode_for_agent(data), fds
-        except DecodeError as error:  # what says that is no monitor of ours
+        except DecodeError as error:  # the sender is not one of our monitors
             close_all(fds)
             raise ChannelClosed(str(error)) from error
 
     def has_ended(self, wait: float = 0.0) -> bool:
-        """Whether the process is gone, at the latest after `wait` seconds."""
+        """Return True if the process ends within `wait` seconds."""
         try:
             self._process.wait(wait)
         except subprocess.TimeoutExpired:
@@ -82,20 +82,20 @@ class MonitorProcess:
         return True
 
     def kill(self) -> None:
-        """End it at once, also where it is stopped."""
+        """End it at once, even if it is stopped."""
         self._process.kill()
-        self.has_ended(1.0)  # one that the kernel holds on to is left to it
-        self._line.close()
+        self.has_ended(1.0)  # a process stuck in the kernel is left behind
+        self._channel.close()
 
     def end(self, limit: float) -> None:
-        """Let it finish, kill it after `limit` seconds."""
+        """Let it finish; kill it after `limit` seconds."""
         self.send(messages.Leave())
         self.has_ended(limit)
         self.kill()
 
 
 def lean_environment() -> dict[str, str]:
-    """Return the environment of a program of ours that is started with -S: it finds this process's modules."""
+    """Return the environment for one of our programs started with -S: it finds this process's modules."""
     home = str(Path(resilience.__file__).resolve().parent.parent)
     paths = [home, *(os.path.abspath(path) for path in sys.path if path)]
     environment = os.environ.copy()  # passed on, not read

@@ -1,8 +1,8 @@
-"""Watches one worker of the launcher: any program, which attaches itself, or never does.
+"""Watches one worker of the launcher: any program, which may attach itself or never does.
 
-`server.RankMonitor` watches; this lets the worker's program in, tells the agent what becomes of it, and knows
-what the agent wants. A worker that is not attached is watched for its end only. What a former monitor of
-the same worker had of it (page, line, dump) can be gone on with: the worker does not notice the change."""
+`server.RankMonitor` watches. This module lets the worker's program attach, reports its end to the agent, and follows
+the agent's orders. A worker that is not attached is watched for its end only. A new monitor can continue with the
+previous monitor's page, channel and dump; the worker does not notice the change."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from resilience.monitor.page import MonitorSide, Page
 from resilience.monitor.server import RankMonitor
 
 LOG_TAIL_LINES = 200
-MOST_APPLICANTS = 8  # connections that have been let in and have not attached yet
-REAP_LIMIT = 2.0  # seconds for the agent to tell how a worker ended, where only its parent can see that
+MOST_APPLICANTS = 8  # accepted connections that have not attached yet
+REAP_LIMIT = 2.0  # seconds for the agent to report how a worker ended, if only its parent can see that
 
 Tell = Callable[[messages.ToAgent, Sequence[int]], None]
 
 
 class AgentOutlet:
-    """What is found goes to the agent."""
+    """Sends findings to the agent."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self.are_others_seen = False  # set where the agent says so
+        self.are_others_seen = False  # set when the agent confirms it
 
     def begin(self, begin: messages.Begin) -> None:
-        """A Wrapper begins its calls with a monitor of its own."""
+        """Do nothing: a Wrapper begins its calls with its own monitor."""
 
     def host(self, iteration: int) -> None:
-        """The agent's store process hosts stores."""
+        """Do nothing: the agent's store process hosts stores."""
 
     def started(self, origin: Origin) -> None:
-        """A Wrapper's own monitor tells of its restarts."""
+        """Do nothing: a Wrapper's own monitor reports its restarts."""
 
     def hung_up(self) -> None:
-        """Nothing is told to the program."""
+        """Do nothing: the program gets no messages."""
 
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
         self._tell(messages.Suspected(rank, suspicion), ())
@@ -83,16 +83,16 @@ class WorkerMonitor(RankMonitor):
         look_at_agent: Callable[[], None] = lambda: None,
         shown: Shown | None = None,
     ) -> None:
-        """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: which
-        silences earlier workers of this rank have shown."""
-        nobodys = Page.create()  # until somebody attaches
+        """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: silences
+        that earlier workers of this rank have shown."""
+        unattached_page = Page.create()  # until a program attaches
         self._agent = AgentOutlet(tell)
-        self._agent.are_others_seen = assigned.is_adopted  # nobody can look at them
-        super().__init__(MonitorSide(nobodys), None, rank, self._agent, None, selector)
+        self._agent.are_others_seen = assigned.is_adopted  # no agent can observe them
+        super().__init__(MonitorSide(unattached_page), None, rank, self._agent, None, selector)
         self._tell = tell
         self._assigned = assigned
-        self._link: messages.Link | None = None
-        self._own = nobodys
+        self._link: messages.Attachment | None = None
+        self._attached_page = unattached_page
         self._applicants: dict[Channel, Page] = {}
         self._agent_lost_at = agent_lost_at
         self._look_at_agent = look_at_agent
@@ -101,7 +101,7 @@ class WorkerMonitor(RankMonitor):
             self._is_group = os.getpgid(rank.pid) == rank.pid
         self._listener = Listener(shown)
         self._is_dismissed = False
-        self._took_sigterm = False  # for a request of its own to stop the job
+        self._took_sigterm = False  # and asked the agent to stop the job
         self._is_stopping = False
         self.has_successor = False  # another process waits to be watched
         self._gone_at = 0.0
@@ -115,13 +115,13 @@ class WorkerMonitor(RankMonitor):
         self._witness.drain = assigned.drain
 
     def run(self) -> None:
-        """Watch until the worker is gone and the agent has been told, or until `leave`."""
+        """Watch until the worker is gone and the agent knows it, or until `leave`."""
         try:
             super().run()
         finally:
-            self._let_go()
+            self._release()
 
-    # -- what the agent wants -------------------------------------------------------------------
+    # -- the agent's orders -----------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
@@ -129,67 +129,67 @@ class WorkerMonitor(RankMonitor):
 
     @property
     def is_over(self) -> bool:
-        """Whether the watch is about to end."""
+        """Return True if the watch is about to end."""
         return self._is_over
 
     @property
     def is_attached(self) -> bool:
-        """Whether a program is attached, or is about to be."""
+        """Return True if a program is attached, or is about to be."""
         return self._channel is not None or bool(self._applicants)
 
     @property
     def shown(self) -> Shown:
-        """Which silences the job has shown on this rank."""
+        """Return the silences that the job has shown on this rank."""
         return self._listener.shown
 
     def limit(self, limits: watch.Limits) -> None:
-        """Let these limits hold from now on."""
+        """Apply these limits from now on."""
         self._watch = msgspec.structs.replace(self._watch, limits=limits)
 
     def dismiss(self) -> None:
-        """The worker is ended on purpose."""
+        """Note that the worker is ended on purpose."""
         self._is_dismissed = True
         self._page.dismiss()
         if self._took_sigterm:
             self._witness.program.send(signal.SIGTERM)
 
     def request_stop(self) -> None:
-        """Let the program know that the job is asked to stop, also one that attaches later."""
+        """Notify the program that the job is asked to stop, including programs that attach later."""
         self._is_stopping = True
         is_heard = self._page.request_stop() and self._channel is not None
-        self._tell(messages.Stopping(self.pid, is_heard), ())
+        self._tell(messages.WillStop(self.pid, is_heard), ())
 
     def look(self) -> None:
-        """Put on record where the program is, and how it hangs if it does."""
+        """Record the program's position, and how it hangs if it does."""
         if self._channel is not None and not self._is_gone:
             self.emit(self._witness.look())
         self._tell(messages.Looked(self.pid), ())
 
     def others_seen(self) -> None:
-        """It is on record where the node's other ranks are: this one may be ended."""
+        """Note that the node's other ranks are on record: this one may be ended."""
         self._agent.are_others_seen = True
 
     def reaped(self, status: Exit) -> None:
-        """The agent knows how the worker ended."""
+        """Take the worker's exit status from the agent."""
         if self._status in (None, Exit()):
             self._status = status
 
     def agent_lost(self, at: float) -> None:
-        """Nobody is left who looks after the worker."""
+        """Note that the agent is gone. at: monotonic seconds."""
         self._agent_lost_at = at
 
     def leave(self) -> None:
-        """Let the worker alone."""
+        """Stop watching; leave the worker alone."""
         self._is_over = True
 
     # -- attaching ------------------------------------------------------------------------------
 
     def apply(self, channel: Channel) -> None:
-        """Somebody connects: let it in if it is the worker, or a program of its that is the first."""
-        why = self._why_not(channel)
-        if why:
-            self._refuse(f"foreign connection: {why}")
-            channel.send(messages.encode(messages.Refused(why)))
+        """Accept a connection from the worker, or from the first program that the worker has started."""
+        reason = self._refusal_reason(channel)
+        if reason:
+            self._refuse(f"foreign connection: {reason}")
+            channel.send(messages.encode(messages.Refused(reason)))
             channel.close()
             return
         origin = self._assigned.origin
@@ -199,24 +199,24 @@ class WorkerMonitor(RankMonitor):
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear_applicant(channel))
         channel.send(messages.encode(welcome), [page.fd])
 
-    def _why_not(self, channel: Channel) -> str:
+    def _refusal_reason(self, channel: Channel) -> str:
         peer = channel.peer
         if peer.uid != os.geteuid():
             return f"process {peer.pid} belongs to user {peer.uid}"
         if len(self._applicants) >= MOST_APPLICANTS:
             return "too many connections"
         if not processes.is_descendant(peer.pid, self.pid):
-            return f"process {peer.pid} is not of worker {self.pid}"
+            return f"process {peer.pid} does not belong to worker {self.pid}"
         if self._channel is not None and peer.pid != self.pid:
             assert self._link is not None
-            return f"process {self._link.pid} of this worker is attached already"
+            return f"process {self._link.pid} of this worker is already attached"
         return ""
 
     def _hear_applicant(self, channel: Channel) -> None:
         try:
             received = channel.receive_with_fds(0.0)
         except ChannelClosed:
-            self._send_off(channel)
+            self._close_applicant(channel)
             return
         if received is None:
             return
@@ -230,20 +230,20 @@ class WorkerMonitor(RankMonitor):
         if isinstance(message, messages.Attached) and len(fds) == 1:
             page = self._applicants.pop(channel)
             self._selector.unregister(channel)
-            self.attach(messages.Link(pid, message.is_locked), page, channel, fds[0], is_new=True)
+            self.attach(messages.Attachment(pid, message.is_locked), page, channel, fds[0], is_new=True)
         else:
             self._refuse(f"foreign connection: process {pid} did not attach itself")
             close_all(fds)
-            self._send_off(channel)
+            self._close_applicant(channel)
 
-    def _send_off(self, channel: Channel) -> None:
+    def _close_applicant(self, channel: Channel) -> None:
         page = self._applicants.pop(channel, None)
         if page is not None:
             self._selector.unregister(channel)
             page.close()
             channel.close()
 
-    def attach(self, link: messages.Link, page: Page, channel: Channel, dump: int, is_new: bool) -> None:
+    def attach(self, link: messages.Attachment, page: Page, channel: Channel, dump: int, is_new: bool) -> None:
         """Watch the program that stores into `page` from now on. is_new: the agent does not know it yet."""
         try:
             program = self._rank if link.pid == self.pid else processes.Process(link.pid)
@@ -254,7 +254,7 @@ class WorkerMonitor(RankMonitor):
             return
         self._detach()
         self._listener.start_again()
-        self._link, self._own, self._channel = link, page, channel
+        self._link, self._attached_page, self._channel = link, page, channel
         self._page = self._witness.page = MonitorSide(page)
         self._witness.program = program
         self._dump = self._witness.dump = stacks.Dump(dump)
@@ -270,14 +270,14 @@ class WorkerMonitor(RankMonitor):
         self._tell(messages.Connected(self.pid, link), (page.fd, channel.fileno(), dump) if is_new else ())
 
     def _detach(self) -> None:
-        """Let go of the program before."""
+        """Release the previous program."""
         if self._channel is not None:
             self._hung_up()
         self._fold_timings(time.monotonic())
         if self._witness.program is not self._rank:
             self._witness.program.close()
             self._witness.program = self._rank
-        self._own.close()
+        self._attached_page.close()
         if self._dump is not None:
             os.close(self._dump.fd)
             self._dump = self._witness.dump = None
@@ -285,7 +285,7 @@ class WorkerMonitor(RankMonitor):
     # -- the rank's messages --------------------------------------------------------------------
 
     def _receive(self) -> bool:
-        """Take what the rank says. One that takes its leave makes room for a process that waits."""
+        """Handle the rank's messages. If the rank leaves, a waiting process takes its place."""
         has_more = super()._receive()
         if self.has_successor and self._channel is None and not self._applicants and not self._is_gone:
             self._is_over |= self._page.read().doing is Doing.OUTSIDE
@@ -300,18 +300,18 @@ class WorkerMonitor(RankMonitor):
                 self.emit(events.WorkerProgressed(sign, max(0.0, at - self._began), step, ago))
             case messages.Armed():
                 self._link_changed(heartbeats_from=time.monotonic())
-            case messages.Limited(limits):
+            case messages.NewLimits(limits):
                 self.limit(limits)
                 self._link_changed(limits=limits)
-            case messages.Request(action, description):
+            case messages.RankRequest(action, description):
                 self._request(action, description[: messages.DESCRIPTION])
             case _:
                 self._refuse(f"unexpected message: {type(message).__name__}")
 
     def _request(self, action: str, description: str) -> None:
-        """The program wants the agent to decide something. A SIGTERM that it took for a scheduler's may have been
-        the agent's, who ends it: then it gets another, now that it can know. Without an agent that decides, the program
-        gets the SIGTERM back."""
+        """Pass a request on to the agent. If the program took a SIGTERM for a scheduler's, it may have been the agent's
+        own: the agent then ends the program, which gets another SIGTERM now that it can know. Without an agent the
+        program gets the SIGTERM back."""
         if action == "Stop":
             self._took_sigterm = True
             if self._assigned.is_adopted:
@@ -331,16 +331,16 @@ class WorkerMonitor(RankMonitor):
     # -- observing, obeying ---------------------------------------------------------------------
 
     def _observe(self) -> Observation:
-        seen = super()._observe()
+        observation = super()._observe()
         is_known = self._status not in (None, Exit()) or time.monotonic() >= self._gone_at + REAP_LIMIT
-        was_ended = self._watch.finding is not None  # then an exit status of 0 says nothing
+        was_ended = self._watch.finding is not None  # then an exit status of 0 means nothing
         ended_well = self._status is not None and self._status.code == 0 and not was_ended
         return msgspec.structs.replace(
-            seen,
-            doing=seen.doing if self._channel is not None else Doing.OUTSIDE,
+            observation,
+            doing=observation.doing if self._channel is not None else Doing.OUTSIDE,
             heartbeats_from=self._announced_at,
-            is_gone=seen.is_gone and is_known,
-            said_goodbye=seen.said_goodbye or ended_well,
+            is_gone=observation.is_gone and is_known,
+            said_goodbye=observation.said_goodbye or ended_well,
             is_dismissed=self._is_dismissed,
             agent_lost_at=self._agent_lost_at,
         )
@@ -352,17 +352,15 @@ class WorkerMonitor(RankMonitor):
     def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
         if not self._is_gone:
             super()._rank_gone(noticed_by)
-            self._look_at_agent()  # whose end is the worker's, and may be noticed later
+            self._look_at_agent()  # the agent's end also ends the worker, and may be noticed later
             self._gone_at = time.monotonic()
             if self._status is None:
                 self._status = self._rank.exit_status(0.05)
             self._selector.unregister(self._rank.pidfd)
             self._selector.unregister(self._wake_read)
 
-    def _sleep(self, wake_at: float | None) -> None:
-        if self._is_gone:  # and nobody has said how
-            wake_at = self._gone_at + REAP_LIMIT
-        super()._sleep(wake_at)
+    def _sleep(self, due: float) -> None:
+        super()._sleep(self._gone_at + REAP_LIMIT if self._is_gone else due)  # and its exit status is unknown
 
     def _send(self, number: int) -> None:
         if not self._rank.send(0):
@@ -376,35 +374,35 @@ class WorkerMonitor(RankMonitor):
         self._rank.send(number)
 
     def _send_to_group(self, number: int) -> None:
-        """Signal the worker with what it has started. The worker itself may be gone."""
+        """Signal the worker's process group. The worker itself may be gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._is_group and self._is_gone and self._agent_lost_at is not None:
-            self._send_to_group(signal.SIGKILL)  # nobody else is left to end what the worker has started
+            self._send_to_group(signal.SIGKILL)  # no other process is left to end what the worker has started
         self._detach()
         for channel in list(self._applicants):
-            self._send_off(channel)
+            self._close_applicant(channel)
         for fd in (self._rank.pidfd, self._wake_read):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(fd)
         if self._is_gone:
-            goodbye = self._seen.said_goodbye or self._is_dismissed
+            goodbye = self._observation.said_goodbye or self._is_dismissed
             self._tell(messages.Gone(self.pid, self._status or Exit(), goodbye), ())
         if self._file is not None:
             self._file.close()
         if self._death is not None:
             self._death.join(1.0)
-        if self._death is None or not self._death.is_alive():  # else it may still write there
+        if self._death is None or not self._death.is_alive():  # else the thread may still write there
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._rank.close()
 
 
 def resumed(assigned: messages.Assigned, fds: Sequence[int]) -> tuple[Page, Channel, int]:
-    """Return page, line and dump that a monitor before had. Raises: MonitorError, OSError, ValueError."""
-    page_fd, line_fd, dump_fd = fds
-    return Page.attach(page_fd), Channel(socket.socket(fileno=line_fd)), dump_fd
+    """Return the previous monitor's page, channel and dump. Raises: MonitorError, OSError, ValueError."""
+    page_fd, channel_fd, dump_fd = fds
+    return Page.attach(page_fd), Channel(socket.socket(fileno=channel_fd)), dump_fd

@@ -1,1 +1,1 @@
-"""The one seam to record files, logs, spans and metrics. Everything here is a view of records."""
+"""The only code that writes record files, logs, spans and metrics. Everything here is a view of records."""

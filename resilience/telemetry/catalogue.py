@@ -1,7 +1,7 @@
-"""Which metrics are there?  Name, kind, labels, buckets and meaning of each, and the events it is a view of.
+"""Which metrics exist?  Name, kind, labels, buckets and meaning of each, and the events that it is computed from.
 
-`telemetry.metrics` computes their values; the docs are made from here. Base units, seconds; labels have few
-values and never hold text."""
+`telemetry.metrics` computes the values; the docs are generated from this module. Units are base units (seconds); labels
+have few values."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import msgspec
 
 from resilience.core import events
 
-MAX_SECTIONS = 16  # names of sections that get series of their own; the others are added up as "other"
-OPEN_SHOWN = 2  # open sections of a rank that are shown: those open longest
+MAX_SECTIONS = 16  # section names with their own series; the rest is summed up as "other"
+OPEN_SHOWN = 2  # open sections shown per rank: those open longest
 OTHER = "other"
 
 
 def geometric(first: float, last: float, ratio: float) -> tuple[float, ...]:
-    """Return upper bounds of buckets from first to last, each at most `ratio` times the one before."""
+    """Return upper bounds of buckets from first to last, each at most `ratio` times the previous one."""
     steps = math.ceil(math.log(last / first) / math.log(ratio))
     return tuple(float(f"{first * (last / first) ** (number / steps):.3g}") for number in range(steps + 1))
 
 
-# A quantile is within one bucket of the records: within 1.5 times for restarts, 2 times for sections.
+# A quantile is within one bucket of the true value: within a factor of 1.5 for restarts, 2 for sections.
 RESTART_BUCKETS = PHASE_BUCKETS = geometric(0.001, 600.0, 1.49)
 DURATION_BUCKETS = geometric(0.001, 3600.0, 1.99)
 CALL_BUCKETS = (0.1, 1.0, 10.0, 60.0, 600.0)
@@ -34,7 +34,7 @@ Labels = tuple[str, ...]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One metric. events: what it is a view of; () where it comes from timing histograms or exporters."""
+    """One metric. events: what it is computed from; () if it comes from timing histograms or exporters."""
 
     name: str
     kind: Kind
@@ -46,7 +46,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 _E = events
-_OF_STATES = (
+_STATE_EVENTS = (
     _E.IterationStarted,
     _E.MonitorStarted,
     _E.RankFellSilent,
@@ -55,7 +55,7 @@ _OF_STATES = (
     _E.RankStoodInFor,
     _E.MonitorLost,
 )
-_OF_WORK = (
+_WORK_EVENTS = (
     _E.StageStarted,
     _E.StageEnded,
     _E.OutcomeSeen,
@@ -64,7 +64,7 @@ _OF_WORK = (
     _E.Interrupted,
     _E.CyclePhaseEnded,
 )
-_OF_LOSSES = (
+_LOSS_EVENTS = (
     _E.CallStarted,
     _E.CallEnded,
     _E.StageStarted,
@@ -91,56 +91,56 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_verdict_timestamp_seconds",
         "gauge",
-        "When the last verdict on an interruption was reached, in Unix time; sentence: in the words of the terminal.",
+        "Unix time of the last verdict on an interruption; sentence: the verdict as on the terminal.",
         ("sentence",),
         (_E.IncidentJudged,),
     ),
     Metric(
         "resilience_start_timestamp_seconds",
         "gauge",
-        "When this node's part of the job began, in Unix time.",
+        "Unix time at which this node's part of the job began.",
         (),
         events.CATALOGUE,
     ),
     Metric(
         "resilience_ended_timestamp_seconds",
         "gauge",
-        "When the job ended on this node, in Unix time; outcome: completed, failed, stopped (asked to stop), left (the "
-        "node leaves, the job may go on).",
+        "Unix time at which the job ended on this node; outcome: completed, failed, stopped (asked to stop), left (the "
+        "node left, the job may continue).",
         ("outcome",),
         (_E.JobEnded, _E.CallEnded, _E.CallStarted, _E.RankExited),
     ),
     Metric(
         "resilience_written_timestamp_seconds",
         "gauge",
-        "When the file for node-exporter was written, in Unix time; the endpoint does not have it.",
+        "Unix time at which the file for node-exporter was written; not on the endpoint.",
         source="the exporter",
     ),
     Metric(
         "resilience_restart_iterations_total",
         "counter",
-        "Iterations, and cycles of the launcher, that ended, once for all ranks of the node.",
+        "Iterations and launcher cycles that ended, counted once for all ranks of the node.",
         ("layer", "outcome"),
         (_E.IterationEnded, _E.RankStoodInFor, _E.CycleEnded),
     ),
     Metric(
         "resilience_restart_iteration",
         "gauge",
-        "The iteration, or the launcher's cycle, under way.",
+        "The current iteration, or the launcher's current cycle.",
         ("layer",),
         (_E.IterationStarted, _E.CycleStarted),
     ),
     Metric(
         "resilience_restart_budget_remaining",
         "gauge",
-        "Restarts that the whole job has left, as this node knows.",
+        "Restarts that the whole job has left, as far as this node knows.",
         ("layer",),
         (_E.CycleStarted, _E.RestartDecided),
     ),
     Metric(
         "resilience_restart_duration_seconds",
         "histogram",
-        "From detection to the first progress, a sample a rank; a worker that shows none counts with its start, late.",
+        "From detection to the first progress, one sample per rank; without progress: until the start, recorded late.",
         ("layer",),
         (_E.StageEnded, _E.WorkerProgressed, _E.StageStarted, _E.CycleEnded),
         RESTART_BUCKETS,
@@ -148,7 +148,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_restart_phase_duration_seconds",
         "histogram",
-        "How long a phase of a restart took, a sample a rank; of the launcher's a sample a node, of import a worker.",
+        "Duration of a restart phase: one sample per rank; for the launcher one per node, for import one per worker.",
         ("layer", "phase"),
         (_E.StageEnded, _E.CyclePhaseEnded, _E.CycleStarted, _E.CycleEnded, _E.WorkerProgressed, _E.StageStarted),
         PHASE_BUCKETS,
@@ -156,7 +156,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_interruptions_total",
         "counter",
-        "Interruptions. origin: first, at most one in each iteration or cycle that failed, or cascade, what followed.",
+        "Interruptions. origin: first (at most one per failed iteration or cycle) or cascade (a consequence). If ranks "
+        "of two nodes die within one iteration of a Wrapper, or one of them hangs, both nodes may count one as first, "
+        "because neither knows enough about the other.",
         ("interruption", "category", "origin"),
         (_E.Interrupted, _E.OutcomeSeen, _E.MonitorEnded, _E.CycleEnded),
     ),
@@ -170,31 +172,31 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_rank_state",
         "gauge",
-        "The state a rank is in; 1.",
+        "The state of a rank; always 1.",
         ("rank", "state"),
-        _OF_STATES,
+        _STATE_EVENTS,
     ),
     Metric(
         "resilience_ranks",
         "gauge",
         "Ranks of the node by state.",
         ("state",),
-        _OF_STATES,
+        _STATE_EVENTS,
     ),
     Metric(
         "resilience_productive_seconds_total",
         "counter",
-        "Rank-seconds at work: in the function, or after a worker's first progress. Hangs and rework are included.",
+        "Rank-seconds at work: in the function, or after a worker's first progress. Includes hangs and rework.",
         (),
-        _OF_WORK,
+        _WORK_EVENTS,
     ),
     Metric(
         "resilience_lost_seconds_total",
         "counter",
-        "Rank-seconds lost: startup until at work, restart, hang (silence until a limit fired, of all ranks at work), "
-        "rework (steps done again, where steps are reported), idle (spares, ranks that finished first).",
+        "Rank-seconds lost: startup (until at work), restart, hang (silence of all ranks at work until a limit fired), "
+        "rework (repeated steps, if steps are reported), idle (spares, and ranks that finished first).",
         ("cause",),
-        _OF_LOSSES,
+        _LOSS_EVENTS,
     ),
     Metric(
         "resilience_monitor_up",
@@ -207,21 +209,21 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_telemetry_dropped_total",
         "counter",
-        "Records, spans or measurements that were lost.",
+        "Lost records, spans or measurements.",
         ("signal", "reason"),
         (_E.TelemetryDropped, _E.MonitorEnded),
     ),
     Metric(
         "resilience_telemetry_errors_total",
         "counter",
-        "Exporters that could not start or send.",
+        "Failures of exporters to start or to send.",
         ("signal", "reason"),
         (_E.ExportFailed,),
     ),
     Metric(
         "resilience_heartbeat_interval_seconds",
         "histogram",
-        "Time from one heartbeat to the next.",
+        "Time between two heartbeats.",
         (),
         (),
         DURATION_BUCKETS,
@@ -230,60 +232,66 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_section_duration_seconds",
         "histogram",
-        "How long sections took; failed: an exception left it (number and sum only); other: sections beyond the first "
-        "names.",
+        "Duration of sections; failed: an exception left the section (count and sum only); other: section names beyond "
+        "the maximum.",
         ("section", "outcome"),
         (),
         DURATION_BUCKETS,
         source="timing histograms",
     ),
-    Metric("resilience_rank_step", "gauge", "The highest step a rank has told.", ("rank",), source="signs of life"),
+    Metric(
+        "resilience_rank_step",
+        "gauge",
+        "The highest step that a rank has reported.",
+        ("rank",),
+        source="rank snapshots",
+    ),
     Metric(
         "resilience_rank_silence_seconds",
         "gauge",
-        "Time since a rank's last sign of life (heartbeat, ping, step, end of a section), at the moment of the scrape.",
+        "Time since a rank's last sign of life (heartbeat, ping, step, end of a section) at the time of the scrape.",
         ("rank",),
-        source="signs of life",
+        source="rank snapshots",
     ),
     Metric(
         "resilience_rank_section_open_seconds",
         "gauge",
-        "How long a section of a rank has been open, for the few open longest.",
+        "How long a section of a rank has been open; only for the sections open longest.",
         ("rank", "section"),
-        source="signs of life",
+        source="rank snapshots",
     ),
     Metric(
         "resilience_section_timeout_seconds",
         "gauge",
         "The limit of a section, of the strictest rank; source: config or calibrated.",
         ("section", "source"),
-        source="signs of life",
+        source="rank snapshots",
     ),
     Metric(
         "resilience_heartbeat_timeout_seconds",
         "gauge",
         "The limit between two heartbeats, of the strictest rank; source: config or calibrated.",
         ("source",),
-        source="signs of life",
+        source="rank snapshots",
     ),
     Metric(
         "resilience_timeout_headroom_ratio",
         "gauge",
-        "Used share of a section's limit: its largest recent or open duration, divided by the limit; 1 is the limit.",
+        "Used share of a section's limit: its longest recent or open duration divided by the limit; 1 is the limit.",
         ("section",),
-        source="signs of life, timing histograms",
+        source="rank snapshots, timing histograms",
     ),
     Metric(
         "resilience_elastic_calls_total",
         "counter",
-        "torchelastic's own: calls of its agent, by how they ended (`<call>.success`, `<call>.failure`).",
+        "From torchelastic: calls of its agent by result (`<call>.success`, `<call>.failure`).",
         ("call", "outcome"),
         (_E.ElasticMeasured,),
     ),
     Metric(
         "resilience_elastic_call_duration_seconds",
         "histogram",
-        "torchelastic's own: how long calls of its agent took (`<call>.duration.ms`).",
+        "From torchelastic: duration of its agent's calls (`<call>.duration.ms`).",
         ("call",),
         (_E.ElasticMeasured,),
         CALL_BUCKETS,
@@ -291,21 +299,21 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_elastic_value",
         "gauge",
-        "torchelastic's own: the last of each other value, as torch names it, without the role of the workers.",
+        "From torchelastic: the last value of each other metric, named as in torch but without the workers' role.",
         ("name",),
         (_E.ElasticMeasured,),
     ),
     Metric(
         "resilience_elastic_events_total",
         "counter",
-        "torchelastic's own: events of its agent and of workers, by the state that they tell.",
+        "From torchelastic: events of its agent and of workers, by the reported state.",
         ("source", "state"),
         (_E.ElasticTold,),
     ),
     Metric(
         "resilience_suspicions_total",
         "counter",
-        "Ranks that were late against their own past, before their learned limit, by detector and section.",
+        "Ranks that were slow compared with their own past, before their learned limit, by detector and section.",
         ("detector", "section"),
         (_E.RankSuspected,),
     ),
@@ -319,7 +327,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_calibration_stale",
         "gauge",
-        "Learned limits that do not agree with what is seen; 1.",
+        "Learned limits that disagree with observed durations; always 1.",
         ("section",),
         (_E.TimeoutsStale,),
     ),

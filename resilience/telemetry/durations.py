@@ -1,10 +1,10 @@
-"""What did each section, step and heartbeat of a rank take?  The one record of durations in a run folder.
+"""How long did each section, step and heartbeat of a rank take?  The record of durations in a run folder.
 
-Two files a rank, kept by its monitor. `timings/<node>-<rank>.hist` is replaced as a whole. It holds every duration in
-buckets of 1 %, with exact count, sum and maximum, and a short summary of each stretch of time.
-`timings/<node>-<rank>.jsonl` is appended to and holds single values: the first ones after each start, large ones, and
-every occurrence that was cut off. It is a sample. The histogram is complete, so nothing is lost where the sample ends.
-Both files stay small for any length of run."""
+Two files per rank, written by its monitor. `timings/<node>-<rank>.hist` is replaced as a whole. It holds all durations
+in buckets of 1 %, with exact count, sum and maximum, and a short summary per period. `timings/<node>-<rank>.jsonl` is
+appended to and holds single values: the first ones after each start, large ones, and every occurrence that was cut off.
+This file is a sample; the histogram is complete, so nothing is lost where the sample ends. Both files stay small for
+any length of run."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from resilience.telemetry.timings import LARGEST_BUCKET, Count, Duration, Histog
 End = Literal["ok", "cut", "killed", "hang"]
 Wall = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]  # seconds
 
-FIRST = 64  # occurrences after the first start that are kept one by one
+FIRST = 64  # occurrences after the first start that are kept individually
 FIRST_AGAIN = EARLY  # after each further start
-TAIL_SHARE = 0.01  # of all values that are kept one by one, until there are TAIL_VALUES
-TAIL_VALUES = 250  # then the largest so many of all, about
-MOST_VALUES = 4_000  # lines of a file, besides starts and cut-offs: below 512 KiB
+TAIL_SHARE = 0.01  # of all values kept individually, until there are TAIL_VALUES
+TAIL_VALUES = 250  # then about this many of the largest values
+MOST_VALUES = 4_000  # lines of a file, besides starts and cut-offs: less than 512 KiB
 MOST_LINES = 6_000  # of a file in all
 PERIOD = 10.0  # seconds of a period, until there are more than PERIODS
 PERIODS = 64
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
-    """Whose durations these are. launch: equal in all folders of one launch, on whatever disks."""
+    """The rank that the durations belong to. launch: equal in all folders of one launch, on all disks."""
 
     run: str
     node: str
@@ -59,8 +59,8 @@ class Started(msgspec.Struct, frozen=True, tag="start", tag_field="kind"):
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True, tag="value", tag_field="kind"):
-    """One occurrence of a deadline. i: its number in the run; j: since the last start; t: wall seconds of its
-    beginning; s: seconds, of one that was killed up to the moment at which its limit fired."""
+    """One occurrence of a deadline. i: its number in the run; j: its number since the last start; t: wall seconds of
+    its start; s: duration in seconds; if the rank was killed, until its limit fired."""
 
     section: str
     i: int
@@ -71,8 +71,8 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True, tag="value", tag_fi
 
 
 class Period(msgspec.Struct):
-    """All durations of a stretch of time. max_at: wall seconds of the maximum. median: within 1 % if the period was
-    recorded in one piece. settled: how many came later than FIRST_AGAIN after a start; settled_max: their maximum."""
+    """All durations of a period. max_at: wall seconds of the maximum. median: within 1 % if the period was recorded
+    in one piece. settled: number of occurrences after the FIRST_AGAIN first of a start; settled_max: their maximum."""
 
     count: Count = 0
     sum: Duration = 0.0
@@ -83,10 +83,10 @@ class Period(msgspec.Struct):
     settled_max: Duration = 0.0
 
     def merge(self, other: Period) -> None:
-        """Add a neighbour."""
+        """Add an adjacent period."""
         if other.max > self.max:
             self.max, self.max_at = other.max, other.max_at
-        self.median = _between(self.median, self.count, other.median, other.count)
+        self.median = _merged_median(self.median, self.count, other.median, other.count)
         self.count += other.count
         self.sum += other.sum
         self.settled += other.settled
@@ -94,8 +94,8 @@ class Period(msgspec.Struct):
 
 
 class Series(msgspec.Struct, omit_defaults=True):
-    """All durations of one deadline. early: those of `total` that were among the FIRST_AGAIN first after a start.
-    failed: of sections that an exception left."""
+    """All durations of one deadline. early: those of `total` among the FIRST_AGAIN first after a start. failed: of
+    sections that an exception left."""
 
     total: Histogram = msgspec.field(default_factory=Histogram)
     early: Histogram = msgspec.field(default_factory=Histogram)
@@ -104,8 +104,8 @@ class Series(msgspec.Struct, omit_defaults=True):
 
 
 class Durations(msgspec.Struct):
-    """Everything a rank's `.hist` file holds. period_s: length of a period; numbers count from the first. seconds:
-    observed in all. left_out: large values that the file of single values has no room for."""
+    """The content of a rank's `.hist` file. period_s: length of a period; periods count from the first. seconds: total
+    observed time. left_out: large values that did not fit into the file of single values."""
 
     header: Header
     began_at: Wall
@@ -115,8 +115,8 @@ class Durations(msgspec.Struct):
     left_out: Count = 0
 
     def timings(self) -> Timings:
-        """Return the histograms of sections and heartbeats, as exporters and reports show them."""
-        named = {_shown(name): series for name, series in self.deadlines.items()}
+        """Return the histograms of sections and heartbeats for exporters and reports."""
+        named = {_export_name(name): series for name, series in self.deadlines.items()}
         return Timings(
             {name: series.total for name, series in named.items() if name is not None and series.total.count},
             {name: series.failed for name, series in named.items() if name is not None and series.failed.count},
@@ -124,8 +124,8 @@ class Durations(msgspec.Struct):
 
 
 class _Running(msgspec.Struct):
-    """What the recorder keeps of one deadline beside its series. now: what was added to the period `number`, which is
-    not over. median: of what was in that period before."""
+    """The recorder's state for one deadline, besides its series. now: values added to the open period `number`.
+    median: of the values that were in that period before."""
 
     i: int = 0
     j: int = 0
@@ -136,10 +136,10 @@ class _Running(msgspec.Struct):
 
 
 class Recorder:
-    """Keeps one rank's durations. Used by one thread, the monitor's."""
+    """Records one rank's durations. Used by the monitor's thread only."""
 
     def __init__(self, folder: Path, header: Header, at: float) -> None:
-        """folder: the run folder. at: wall seconds now. Goes on with what a monitor before has left there."""
+        """folder: the run folder. at: wall seconds now. Continues the files of an earlier monitor."""
         stem = f"{header.node}-{header.rank}"
         self._values = BackgroundFile(folder / "timings" / f"{stem}.jsonl")
         self._path = folder / "timings" / f"{stem}.hist"
@@ -150,43 +150,45 @@ class Recorder:
         self._lines = 0
         self.dropped = 0
         self._is_changed = False
-        with contextlib.suppress(OSError, DecodeError):  # there is nothing, or the disk does not answer
-            self._go_on(*WRITER.ask(lambda: _before(self._path, folder / "timings" / f"{stem}.jsonl"), READ_LIMIT))
+        with contextlib.suppress(OSError, DecodeError):  # no files yet, or the disk does not answer
+            self._continue_from(
+                *WRITER.ask(lambda: _earlier_files(self._path, folder / "timings" / f"{stem}.jsonl"), READ_LIMIT)
+            )
 
     @property
     def state(self) -> Durations:
-        """All that was recorded so far."""
+        """Return everything recorded so far."""
         return self._state
 
     @property
     def is_new(self) -> bool:
-        """Whether this rank has not started on this node before."""
+        """Return True if this rank has not started on this node before."""
         return self._starts == 0 and not self._state.deadlines
 
     def know(self, configuration: Configuration, launch: str) -> None:
-        """Note what the run is."""
+        """Set the run's configuration and launch."""
         self._state.header = msgspec.structs.replace(self._state.header, configuration=configuration, launch=launch)
 
-    def _go_on(self, known: Durations, size: int) -> None:
-        """Take over what was kept of the same run. size: of the file of values, in bytes."""
-        if known.header.run != self._state.header.run:
+    def _continue_from(self, earlier: Durations, size: int) -> None:
+        """Take over the earlier records of the same run. size: of the file of values, in bytes."""
+        if earlier.header.run != self._state.header.run:
             return
-        self._state = known
-        for name, series in known.deadlines.items():
+        self._state = earlier
+        for name, series in earlier.deadlines.items():
             self._running[name] = _Running(i=series.total.count, threshold=threshold(series.total))
-        self._lines = size // 90  # about; it only bounds the file
+        self._lines = size // 90  # an estimate, which only limits the file's size
         self._kept = self._lines
         self._starts = 1
 
     def started(self, how: Start, at: float, cycle: int = 0, iteration: int = 0) -> None:
-        """A worker, or an iteration of its function, began."""
+        """Note the start of a worker, or of an iteration of its function."""
         self._starts += 1
         for running in self._running.values():
             running.j = 0
         self._write(Started(how, at, cycle, iteration))
 
     def add(self, name: str, seconds: float, at: float, end: End = "ok", is_failed: bool = False) -> None:
-        """An occurrence ended, or was cut off. at: wall seconds of its beginning. is_failed: an exception left it."""
+        """Add an occurrence that ended or was cut off. at: wall seconds of its start. is_failed: by an exception."""
         self._is_changed = True
         series = self._state.deadlines.setdefault(name, Series())
         running = self._running.setdefault(name, _Running())
@@ -211,18 +213,18 @@ class Recorder:
         running.j += 1
 
     def median(self, name: str) -> float:
-        """Return the middle of all that was added of a deadline, in seconds; 0 of nothing."""
+        """Return the median of a deadline's durations in seconds; 0 if there are none."""
         series = self._state.deadlines.get(name)
         return 0.0 if series is None else median(series.total)
 
     def flush(self, at: float) -> bool:
-        """Write the histograms if anything was added, for they may be another monitor's of this rank; return False if
-        that is refused."""
+        """Write the histograms if any value was added; else the file may belong to another monitor of this rank. Return
+        False if the write is refused."""
         if not self._is_changed:
             return True
         self._state.seconds = max(0.0, at - self._state.began_at)
         for name, running in self._running.items():
-            self._settle(name, running)
+            self._update_median(name, running)
         self._is_changed = not WRITER.replace(self._path, encoding.to_json(self._state))
         return not self._is_changed
 
@@ -235,11 +237,11 @@ class Recorder:
         state = self._state
         number = max(0, int((at - state.began_at) // state.period_s))
         while number >= PERIODS:
-            self._double()
+            self._double_periods()
             number = int((at - state.began_at) // state.period_s)
         period = state.deadlines[name].periods.setdefault(number, Period())
         if number != running.number:
-            self._settle(name, running)
+            self._update_median(name, running)
             running.number, running.now, running.median = number, Histogram(), period.median
         running.now.add(seconds)
         period.count += 1
@@ -250,18 +252,18 @@ class Recorder:
             period.settled += 1
             period.settled_max = max(period.settled_max, seconds)
 
-    def _settle(self, name: str, running: _Running) -> None:
-        """Note the median of the period that is under way."""
+    def _update_median(self, name: str, running: _Running) -> None:
+        """Update the median of the open period."""
         period = self._state.deadlines[name].periods.get(running.number)
         if period is not None and running.now.count:
-            before = period.count - running.now.count
-            period.median = _between(running.median, before, median(running.now), running.now.count)
+            earlier_count = period.count - running.now.count
+            period.median = _merged_median(running.median, earlier_count, median(running.now), running.now.count)
 
-    def _double(self) -> None:
-        """Make periods twice as long, two of them one."""
+    def _double_periods(self) -> None:
+        """Double the period length by merging pairs of periods."""
         self._state.period_s *= 2
         for name, series in self._state.deadlines.items():
-            self._settle(name, self._running[name])
+            self._update_median(name, self._running[name])
             merged: dict[int, Period] = {}
             for number, period in series.periods.items():
                 merged.setdefault(number // 2, Period()).merge(period)
@@ -279,18 +281,18 @@ class Recorder:
 
 
 def threshold(histogram: Histogram) -> float:
-    """Return above which duration a value is worth keeping: p99, later the largest TAIL_VALUES."""
+    """Return the duration above which a value is kept: p99 at first, later the largest TAIL_VALUES."""
     share = min(TAIL_SHARE, TAIL_VALUES / max(1, histogram.count))
-    above = histogram.count * share
+    remaining = histogram.count * share
     for number in sorted(histogram.buckets, reverse=True):
-        above -= histogram.buckets[number]
-        if above < 0:
+        remaining -= histogram.buckets[number]
+        if remaining < 0:
             return upper_bound(min(number, LARGEST_BUCKET))
     return 0.0
 
 
 def median(histogram: Histogram) -> float:
-    """Return the middle of a histogram in seconds, 0 of nothing."""
+    """Return the median of a histogram in seconds; 0 if it is empty."""
     above = histogram.count / 2
     for number in sorted(histogram.buckets, reverse=True):
         above -= histogram.buckets[number]
@@ -299,17 +301,17 @@ def median(histogram: Histogram) -> float:
     return 0.0
 
 
-def _between(first: float, count: int, second: float, more: int) -> float:
-    """Return the median of two stretches of time together, about: medians differ little, so their mean by count."""
-    if count <= 0 or first <= 0.0:
+def _merged_median(first: float, first_count: int, second: float, second_count: int) -> float:
+    """Return the approximate median of two periods together: medians differ little, so the mean weighted by count."""
+    if first_count <= 0 or first <= 0.0:
         return second
-    if more <= 0 or second <= 0.0:
+    if second_count <= 0 or second <= 0.0:
         return first
-    return math.exp((count * math.log(first) + more * math.log(second)) / (count + more))
+    return math.exp((first_count * math.log(first) + second_count * math.log(second)) / (first_count + second_count))
 
 
-def _shown(deadline: str) -> str | None:
-    """Return the name of a deadline in exports and reports, None if it is not shown there."""
+def _export_name(deadline: str) -> str | None:
+    """Return the name of a deadline in exports and reports, None if it does not appear there."""
     return timings.HEARTBEAT if deadline == HEARTBEAT else section_of(deadline)
 
 
@@ -323,17 +325,17 @@ def read_values(path: Path) -> Iterator[tuple[int, Header | Started | Value]]:
 
     Raises: OSError, DecodeError with the number of the line in front."""
     with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if not text.endswith(b"\n"):
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield number, _line(text)
+                yield number, _line(line)
             except DecodeError as error:
                 raise DecodeError(f"line {number}: {error}") from error
 
 
 def read_lines(path: Path) -> list[Header | Started | Value]:
-    """Return what `read_values` yields, much faster. Raises: OSError, DecodeError with the number of the line."""
+    """Return what `read_values` yields, but much faster. Raises: OSError, DecodeError with the line number."""
     whole, newline, _ = path.read_bytes().rpartition(b"\n")
     try:
         return _lines(whole + newline)
@@ -346,6 +348,6 @@ def read_histograms(path: Path) -> Durations:
     return _histograms(path.read_bytes())
 
 
-def _before(histograms: Path, values: Path) -> tuple[Durations, int]:
-    """Return what an earlier recorder has left, and the size of its values. Raises: OSError, DecodeError."""
+def _earlier_files(histograms: Path, values: Path) -> tuple[Durations, int]:
+    """Return an earlier recorder's histograms, and the size of its file of values. Raises: OSError, DecodeError."""
     return read_histograms(histograms), values.stat().st_size if values.exists() else 0

@@ -1,12 +1,12 @@
-"""What does torchelastic say of itself?  Its own metrics and events, as records of ours while `bridged`.
+"""What does torchelastic report about itself?  Its own metrics and events, which become our records while `bridged`.
 
-torch's agent, which the launcher's is built on, times its calls and counts how runs end on a stream of metrics, and
-records what state agent and workers are in as events. Without a handler of the user's both go nowhere. Here they become
-records, and from there counters, histograms and log lines like everything else. What the user has configured stays in
-place: their metrics handler gets each value as before, their events handler is not touched.
+torch's agent, which the launcher's agent builds on, reports call durations and run results as metrics, and states of
+agent and workers as events. Without a handler of the user's both are discarded. Here they become records, and so also
+counters, histograms and log lines. The user's configuration stays in place: their metrics handler gets each value as
+before, and their events handler is not touched.
 
-Only the agent's process is listened to: a training script that uses `torch.distributed.elastic.metrics` in a worker
-configures handlers of its own there."""
+Only the agent's process is bridged: a training script that uses `torch.distributed.elastic.metrics` in a worker
+configures its own handlers there."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from contextlib import contextmanager
 from typing import Any
 
 from resilience.core import encoding, events
-from resilience.telemetry.sending import Emit
+from resilience.telemetry.otlp import Emit
 
-GROUP = "torchelastic"  # what torch puts its own metrics in
+GROUP = "torchelastic"  # torch's group for its own metrics
 _LONGEST = 500  # characters of an error
 
 
 @contextmanager
 def bridged(emit: Emit, destination: str) -> Iterator[None]:
-    """Let records tell what torchelastic tells, while in the body.
+    """Turn torchelastic's metrics and events into records, while in the body.
 
-    emit: takes events from any thread. destination: torch's name of the handler that its events go to,
+    emit: takes events from any thread. destination: torch's name of the handler for its events,
     `--event-log-handler`."""
     from torch.distributed.elastic import metrics
 
     class Handler(metrics.MetricHandler):
-        """Passes each value on to the handler that was there, and tells it."""
+        """Passes each value to the previous handler, and emits it as an event."""
 
         def emit(self, metric_data: metrics.MetricData) -> None:
-            before.emit(metric_data)
+            previous.emit(metric_data)
             emit(events.ElasticMeasured(str(metric_data.name), float(metric_data.value)))
 
-    before = metrics.getStream(GROUP).handler
+    previous = metrics.getStream(GROUP).handler
     logger, listener = logging.getLogger(f"torchelastic-events-{destination}"), _Listener(emit)
     metrics.configure(Handler(), GROUP)
     logger.addHandler(listener)
     try:
         yield
     finally:
-        metrics.configure(before, GROUP)
+        metrics.configure(previous, GROUP)
         logger.removeHandler(listener)
 
 
 class _Listener(logging.Handler):
-    """Tells each event of torchelastic's; what is none, or of a form that is not known, is left out."""
+    """Emits each event of torchelastic; skips other messages and unknown forms."""
 
     def __init__(self, emit: Callable[[events.Event], None]) -> None:
         super().__init__(logging.INFO)
@@ -57,19 +57,19 @@ class _Listener(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            told = encoding.from_json(record.getMessage())
-            self._emit(_event(told))
+            message = encoding.from_json(record.getMessage())
+            self._emit(_event(message))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
 
 
-def _event(told: dict[str, Any]) -> events.ElasticTold:
-    """Return an event of torch's in our words. Raises: KeyError, TypeError, ValueError for another form."""
-    metadata = told["metadata"]
+def _event(message: dict[str, Any]) -> events.ElasticTold:
+    """Return a torchelastic event as our event. Raises: KeyError, TypeError, ValueError for an unknown form."""
+    metadata = message["metadata"]
     rank, duration, error = metadata.get("global_rank"), metadata.get("duration_ms"), metadata.get("raw_error")
     return events.ElasticTold(
-        name=str(told["name"]),
-        source=str(told["source"]),
+        name=str(message["name"]),
+        source=str(message["source"]),
         state=str(metadata.get("state") or ""),
         worker_rank=None if rank is None else int(rank),
         duration_s=None if duration is None else float(duration) / 1000,

@@ -1,8 +1,7 @@
-"""Stamps events and hands them to sinks.  The only way out for what the toolkit has to say.
+"""Stamps events and passes them to sinks: the toolkit's only output channel.
 
-Emitting never raises and never blocks: a sink that cannot take a record answers False, and the loss is
-counted and told with the next record that goes through. Imports nothing heavy: this is all of the
-telemetry that a rank loads."""
+Emitting never raises and never blocks: a sink that cannot take a record returns False; the loss is counted and reported
+with the next record that gets through. Imports nothing heavy: a rank loads no other telemetry."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from resilience.ports import LossySink, Sink
 
 
 class Emitter:
-    """One process's voice. Safe to use from several threads: a number is drawn, then a record sent."""
+    """Emits the events of one process. Thread-safe: it draws a number, then sends a record."""
 
     def __init__(self, origin: Origin, sinks: Sequence[Sink]) -> None:
         self.origin = origin
@@ -30,19 +29,19 @@ class Emitter:
         self._dropped = 0
 
     def move(self, **changes: Any) -> None:
-        """Speak from another place (iteration, rank, step …) from now on."""
+        """Change fields of the origin (iteration, rank, step …) from now on."""
         self.origin = msgspec.structs.replace(self.origin, **changes)
 
     def replace_sinks(self, sinks: Sequence[Sink]) -> None:
-        """Hand records to other sinks from now on."""
+        """Use other sinks from now on."""
         self._sinks = tuple(sinks)
         self._lossy = [sink for sink in self._sinks if isinstance(sink, LossySink)]
 
-    def emit(self, *new: Event) -> None:
-        """State events, in this order."""
+    def emit(self, *events: Event) -> None:
+        """Emit events, in this order."""
         for sink in self._lossy:
             self._dropped += sink.take_lost()
-        for event in new:
+        for event in events:
             if self._dropped and self._hand_out(TelemetryDropped("record", "sink", self._dropped)):
                 self._dropped = 0
             if not self._hand_out(event):
@@ -58,7 +57,7 @@ class Emitter:
         )
         try:
             record = cleaned(record)
-        except Exception:  # the edge to user code: a field of a type that no event has
+        except Exception:  # edge to user code: a field of an unexpected type
             return False
         return all([_take(sink, record) for sink in self._sinks])
 
@@ -66,5 +65,5 @@ class Emitter:
 def _take(sink: Sink, record: Record) -> bool:
     try:
         return sink.take(record)
-    except Exception:  # the edge to any sink: what is broken there is a lost record here, and is counted
+    except Exception:  # edge to any sink: a failure there is a lost record here, and is counted
         return False

@@ -1,8 +1,8 @@
-"""How did a job end on this node?  Followed from its records; None while it goes on, or if nobody said.
+"""How did a job end on this node?  Derived from its records; None while it runs, or if no record says it.
 
-completed and failed are what the job's last words say, stopped is a whole job that was asked to stop (a preemption),
-left is a node that takes no further part while the job may go on. Under the launcher the agent decides; without it the
-calls of the wrapped function do, once no rank of the node is in one."""
+completed and failed come from the job's final verdict; stopped means that the whole job was asked to stop (a
+preemption); left means that this node takes no further part while the job may continue. Under the launcher the agent
+decides. Without it the calls of the wrapped function decide, when no rank of the node is in a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FinalState:
         self._verdict_at = self._call_ended_at = 0.0  # Unix time
 
     def take(self, record: Record) -> None:
-        """Add what a record says."""
+        """Add a record."""
         origin, event = record.origin, record.event
         self._has_agent |= origin.role == "agent"
         match event:
@@ -39,9 +39,9 @@ class FinalState:
             case events.StopRequested():
                 self._leaves = event.leaves
             case events.CallStarted() | events.CallEnded() | events.RankExited() if origin.initial_rank is not None:
-                self._take_of_rank(record, origin.initial_rank)
+                self._take_from_rank(record, origin.initial_rank)
 
-    def _take_of_rank(self, record: Record, rank: int) -> None:
+    def _take_from_rank(self, record: Record, rank: int) -> None:
         call = (record.origin.attempt, record.origin.cycle, record.origin.call)
         if call < self._call:
             return
@@ -61,19 +61,19 @@ class FinalState:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended."""
+        """Return how the job ended on this node, None if it has not."""
         if self._has_agent:
-            return None if self._verdict is None else self._of_verdict(self._verdict)
+            return None if self._verdict is None else self._outcome_of(self._verdict)
         if self._in_call or not self._calls_ended:
             return None
         return "completed" if "completed" in self._calls_ended else "failed"
 
     @property
     def at(self) -> float:
-        """When that was, in Unix time."""
+        """Return the time of that, in Unix time."""
         return self._verdict_at if self._has_agent else self._call_ended_at
 
-    def _of_verdict(self, verdict: events.JobEnded) -> Outcome:
+    def _outcome_of(self, verdict: events.JobEnded) -> Outcome:
         if verdict.outcome == "completed":
             return "completed"
         if verdict.outcome in _FAILED:

@@ -1,4 +1,4 @@
-"""How are durations counted?  Buckets of a metric's histogram, and the same values finely, for OTLP."""
+"""How are durations counted?  In the buckets of a metric's histogram, and in fine buckets for OTLP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Buckets(msgspec.Struct):
     """A histogram being filled. exemplars: by bucket."""
 
     counts: list[int]
-    sum_ns: int = 0  # whole nanoseconds, so that the order of adding does not show
+    sum_ns: int = 0  # whole nanoseconds, so the order of additions does not matter
     fine: Histogram = msgspec.field(default_factory=Histogram)  # the same values, for OTLP
     exemplars: dict[int, Exemplar] = {}
 
@@ -30,16 +30,16 @@ def no_buckets(name: str) -> Buckets:
 
 def add(to: Buckets, edges: tuple[float, ...], value: float, exemplar: Exemplar | None = None) -> None:
     """Count a value, in seconds. edges: upper bounds of the buckets."""
-    number = bisect.bisect_left(edges, value)
-    to.counts[number] += 1
+    index = bisect.bisect_left(edges, value)
+    to.counts[index] += 1
     to.sum_ns += round(value * 1e9)
     to.fine.add(value)
     if exemplar is not None:
-        to.exemplars[number] = exemplar
+        to.exemplars[index] = exemplar
 
 
 def coarse(parts: list[Histogram], edges: tuple[float, ...]) -> Buckets:
-    """Add fine histograms up into the buckets of a metric; the edges are met within 1 %."""
+    """Sum up fine histograms into the buckets of a metric; edges are accurate to 1 %."""
     counts = [0] * (len(edges) + 1)
     for part in parts:
         for number, count in part.buckets.items():
@@ -51,17 +51,17 @@ def coarse(parts: list[Histogram], edges: tuple[float, ...]) -> Buckets:
 
 
 def cumulative(metric: Metric, value: Buckets) -> list[Any]:
-    """Return buckets as prometheus_client wants them: each with what the ones before hold."""
+    """Return cumulative buckets, as prometheus_client expects them."""
     from prometheus_client.samples import Exemplar
 
-    found: list[Any] = []
+    buckets: list[Any] = []
     total = 0
     for number, count in enumerate(value.counts):
         total += count
         edge = "+Inf" if number == len(value.counts) - 1 else repr(metric.buckets[number])
         if number in value.exemplars:
-            trace, measured, at = value.exemplars[number]
-            found.append((edge, total, Exemplar({"trace_id": trace}, measured, at)))
+            trace, measured, measured_at = value.exemplars[number]
+            buckets.append((edge, total, Exemplar({"trace_id": trace}, measured, measured_at)))
         else:
-            found.append((edge, total))
-    return found
+            buckets.append((edge, total))
+    return buckets

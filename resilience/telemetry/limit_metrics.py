@@ -1,8 +1,8 @@
-"""How near do sections come to their limits?  Gauges from the limits that ranks show, and from timings.
+"""How close do sections come to their limits?  Gauges from the limits in rank snapshots, and from timings.
 
-A limit is that of the strictest rank of the node. How much of it was used looks at what ended within the last
-RECENT to twice RECENT seconds, and at what is open now: a single slow section at the start does not show for
-ever. A learned limit is stale once a monitor has put that on record, until the next attempt."""
+A limit is that of the strictest rank of the node. Its used share considers sections that ended within the last RECENT
+to twice RECENT seconds, and sections open now: so one slow section at the start does not show forever. A learned limit
+counts as stale from the monitor's record of it until the next attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from resilience.core import events
 from resilience.core.records import Record
-from resilience.telemetry.signs import Allowed, Signs
+from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings, upper_bound
 
 RECENT = 600.0  # seconds
@@ -20,18 +20,18 @@ NOTHING = Histogram()
 
 
 class LimitMetrics:
-    """What is known of limits on one node."""
+    """The state of limits on one node."""
 
     def __init__(self) -> None:
         self._timings = Timings()
-        self._before = Timings()  # what had ended when the recent past began
-        self._next = Timings()  # what takes its place
+        self._before = Timings()  # sections that had ended when the recent period began
+        self._next = Timings()  # the next value of `_before`
         self._turned_at: float | None = None
         self._stale: set[str] = set()
         self._attempt = 0
 
     def take(self, record: Record) -> None:
-        """Add what a record says."""
+        """Add a record."""
         if record.origin.attempt > self._attempt:
             self._attempt = record.origin.attempt
             self._stale.clear()
@@ -39,7 +39,7 @@ class LimitMetrics:
             self._stale.add(record.event.deadline)
 
     def take_timings(self, timings: Timings, now: float) -> None:
-        """Replace what is known of durations. now: seconds on this host's monotonic clock."""
+        """Replace the recorded durations. now: seconds on this host's monotonic clock."""
         if self._turned_at is None:
             self._turned_at = now
         elif now - self._turned_at >= RECENT:
@@ -47,24 +47,24 @@ class LimitMetrics:
             self._before, self._next = self._next, self._timings
         self._timings = timings
 
-    def values(self, shown: Mapping[int, Signs], now: float | None, label: Callable[[str], str]) -> Values:
-        """Return all values. shown: by rank. now: as above; None in a replay. label: that of a section."""
+    def values(self, shown: Mapping[int, RankSnapshot], now: float | None, label: Callable[[str], str]) -> Values:
+        """Return all values. shown: snapshots by rank. now: as above, None in a replay. label: names a section."""
         strictest: dict[str, Allowed] = {}
         used = {name: self._largest(name) for name in self._timings.sections}
-        for signs in shown.values():
-            for limit in signs.limits:
+        for snapshot in shown.values():
+            for limit in snapshot.limits:
                 if limit.name not in strictest or limit.seconds < strictest[limit.name].seconds:
                     strictest[limit.name] = limit
-            for section in signs.sections:
+            for section in snapshot.sections:
                 if now is not None:
-                    used[section.name] = max(used.get(section.name, 0.0), signs.open_for(section, now))
+                    used[section.name] = max(used.get(section.name, 0.0), snapshot.open_for(section, now))
         timeouts: dict[tuple[str, ...], float] = {}
-        beats: dict[tuple[str, ...], float] = {}
+        heartbeats: dict[tuple[str, ...], float] = {}
         ratios: dict[tuple[str, ...], float] = {}
         for name, limit in strictest.items():
             source = "calibrated" if limit.is_learned else "config"
             if name == HEARTBEAT:
-                beats[(source,)] = limit.seconds
+                heartbeats[(source,)] = limit.seconds
                 continue
             key = label(name)
             timeouts[key, source] = min(timeouts.get((key, source), limit.seconds), limit.seconds)
@@ -72,13 +72,13 @@ class LimitMetrics:
                 ratios[(key,)] = max(ratios.get((key,), 0.0), used[name] / limit.seconds)
         return {
             "resilience_section_timeout_seconds": timeouts,
-            "resilience_heartbeat_timeout_seconds": beats,
+            "resilience_heartbeat_timeout_seconds": heartbeats,
             "resilience_timeout_headroom_ratio": ratios,
             "resilience_calibration_stale": {(label(name),): 1 for name in self._stale},
         }
 
     def _largest(self, name: str) -> float:
-        """The largest recent duration of a section, in seconds; it is met within 1 %."""
-        now, before = self._timings.sections[name], self._before.sections.get(name, NOTHING)
-        grown = [number for number, count in now.buckets.items() if count > before.buckets.get(number, 0)]
-        return min(upper_bound(max(grown)), now.max) if grown else 0.0
+        """Return the largest recent duration of a section in seconds, accurate to 1 %."""
+        present, earlier = self._timings.sections[name], self._before.sections.get(name, NOTHING)
+        grown_buckets = [number for number, count in present.buckets.items() if count > earlier.buckets.get(number, 0)]
+        return min(upper_bound(max(grown_buckets)), present.max) if grown_buckets else 0.0

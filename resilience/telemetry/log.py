@@ -1,9 +1,9 @@
-"""A logger for user code that knows rank, iteration and step; and records as log lines.
+"""A logger for user code that knows rank, iteration and step; also renders records as log lines.
 
-Inside a wrapped function, and anywhere in a worker of `resilience run`, each line goes, as one JSON object
-(`LogLine`), to the rank's own log file; elsewhere, and where the file cannot be written, to stderr. structlog is
-imported at the first use, so that a rank that never logs never pays for it; OpenTelemetry is asked for the current span
-only if user code has imported it. Logging never raises."""
+Inside a wrapped function, and anywhere in a worker of `resilience run`, each line goes to the rank's own log file, as
+one JSON object (`LogLine`); elsewhere, and if the file cannot be written, it goes to stderr. structlog is imported at
+first use, so a rank that never logs does not pay for it. OpenTelemetry is asked for the current span only if user code
+has imported it. Logging never raises."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from resilience.errors import DecodeError
 from resilience.telemetry import progress, span
 
 SCHEMA = 1
-LINE_LIMIT = 0.5  # seconds that a line waits for the disk, once: until it answers again, further lines do not wait
+LINE_LIMIT = 0.5  # seconds that a line waits for the disk; further lines do not wait until the disk answers again
 Context = Mapping[str, Any]
 _Launched = tuple[BackgroundFile, Callable[[], Context], span.Trace | None]
 
 
 class LogLine(msgspec.Struct, omit_defaults=True):
-    """What every line holds, beside the event's own fields. Times of one host compare by mono_ns; seq
-    counts the lines of one process, so that lost ones show.
+    """The fields of every line, besides the event's own. Compare times of one host by mono_ns; seq counts the lines of
+    one process, so that lost lines are visible.
 
     event: the tag of a record, or the message of user code. section: the innermost open one."""
 
@@ -69,18 +69,18 @@ _parent: span.Trace | None = None
 _launched: _Launched | None = None
 _is_launched_known = False
 _numbers = itertools.count()
-_placed: tuple[Origin, span.Trace | None, dict[str, Any]] | None = None
-_spelled: tuple[int, str] = (-1, "")
+_cached_fields: tuple[Origin, span.Trace | None, dict[str, Any]] | None = None
+_cached_second: tuple[int, str] = (-1, "")
 
 
 def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
-    """Let loggers write to `path`; None: to where they did before, the file of a launched worker or stderr.
+    """Let loggers write to `path`; None: back to the file of a launched worker, or stderr.
 
-    context: answers {"origin": Origin} and, where known, "step" and "section" of this moment."""
+    context: returns {"origin": Origin} and, if known, the current "step" and "section"."""
     global _file, _context, _parent
     if _file is not None:
         _file.close()
-        WRITER.end()  # a thread that stays would keep the next call from forking its monitor
+        WRITER.end()  # a remaining thread would prevent the next call from forking its monitor
     _file = None if path is None else BackgroundFile(path)
     _context = context
     _parent = None if path is None else span.parse_traceparent(Exporting.from_environment().traceparent)
@@ -100,22 +100,22 @@ def get_logger(**values: Any) -> Any:
 
 
 def as_people_read(text: str) -> str:
-    """Return a line that a logger of ours wrote as a person would read it; any other text as it is."""
+    """Return a line of our logger in human-readable form; any other text unchanged."""
     try:
         line = encoding.from_json(text, dict[str, Any])
     except DecodeError:
         return text
     if not all(isinstance(line.get(name), str) for name in ("ts", "level", "event")):
         return text
-    return _in_words(line, {name: value for name, value in line.items() if name not in OWN}, whose="").rstrip("\n")
+    return _human_line(line, {name: value for name, value in line.items() if name not in OWN}, prefix="").rstrip("\n")
 
 
 def line_of(record: Record) -> dict[str, Any]:
-    """Return a record as a log line: a pure view."""
+    """Return a record as a log line."""
     fields = msgspec.to_builtins(record.event)
     message = fields.pop("event")
     line = _line(record.wall_ns, record.mono_ns, record.sequence, record.event.level, message)
-    line |= _place(record.origin, None)
+    line |= _origin_fields(record.origin, None)
     line["pid"] = record.origin.pid
     return _with_fields(line, fields)
 
@@ -124,17 +124,17 @@ def line_of(record: Record) -> dict[str, Any]:
 
 
 def _write(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
-    """The last processor: writes the line itself, so there is nothing left for structlog to do."""
+    """Write the line, as the last processor; nothing is left for structlog to do."""
     import structlog
 
     fields = dict(event)
     message = str(fields.pop("event", ""))
     line = _line(time.time_ns(), time.monotonic_ns(), next(_numbers), _LEVELS.get(level, level), message)
-    file, ask, parent = _destination()
-    context = _asked(ask)
+    file, get_context, parent = _destination()
+    context = _context_of(get_context)
     origin = context.get("origin")
     if isinstance(origin, Origin):
-        line |= _user_place(origin, parent)
+        line |= _user_origin_fields(origin, parent)
     line |= {name: context[name] for name in ("step", "section") if context.get(name) is not None}
     line |= _current_span()
     if file is None or not file.write_now(_encoded(_with_fields(line, fields)), LINE_LIMIT):
@@ -143,7 +143,7 @@ def _write(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
 
 
 def _destination() -> tuple[BackgroundFile | None, Callable[[], Context] | None, span.Trace | None]:
-    """Return where lines go at this moment, who says what they are about, and the span that the job is part of."""
+    """Return the current file for lines, the function for their context, and the span that the job is part of."""
     global _launched, _is_launched_known
     if _file is not None or _context is not None:
         return _file, _context, _parent
@@ -154,7 +154,7 @@ def _destination() -> tuple[BackgroundFile | None, Callable[[], Context] | None,
 
 
 def _of_launched_worker() -> _Launched | None:
-    """Where lines of a worker of the launcher go that are not of a wrapped function, None in any other process."""
+    """Return the destination for a launcher worker outside a wrapped function, None in any other process."""
     worker = LaunchedWorker.from_environment()
     if worker is None:
         return None
@@ -175,35 +175,35 @@ def _of_launched_worker() -> _Launched | None:
     return file, lambda: {"origin": origin, **progress.shown()}, parent
 
 
-def _asked(ask: Callable[[], Context] | None) -> Context:
+def _context_of(get_context: Callable[[], Context] | None) -> Context:
     try:
-        return {} if ask is None else ask()
-    except Exception:  # between two calls what it reads may be gone: the line goes without
+        return {} if get_context is None else get_context()
+    except Exception:  # its data may be gone between two calls: the line has no context
         return {}
 
 
-def _user_place(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
-    """The place of a line of user code, which is the same for many of them."""
-    global _placed
-    placed = _placed
-    if placed is None or placed[0] is not origin or placed[1] is not parent:
-        _placed = placed = (origin, parent, _place(origin, parent))
-    return placed[2]
+def _user_origin_fields(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
+    """Return the origin fields of a user line; cached, because many lines share them."""
+    global _cached_fields
+    cached = _cached_fields
+    if cached is None or cached[0] is not origin or cached[1] is not parent:
+        _cached_fields = cached = (origin, parent, _origin_fields(origin, parent))
+    return cached[2]
 
 
-def _second(second: int) -> str:
-    """A second of UTC as text, which is the same for many lines."""
-    global _spelled
-    spelled = _spelled
-    if spelled[0] != second:
-        text = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-        _spelled = spelled = (second, text)
-    return spelled[1]
+def _format_second(second: int) -> str:
+    """Return a second of UTC as text; cached, because many lines share it."""
+    global _cached_second
+    cached = _cached_second
+    if cached[0] != second:
+        formatted = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+        _cached_second = cached = (second, formatted)
+    return cached[1]
 
 
 def _line(wall_ns: int, mono_ns: int, number: int, level: str, event: str) -> dict[str, Any]:
     return {
-        "ts": f"{_second(wall_ns // 10**9)}.{wall_ns // 1000 % 10**6:06d}Z",
+        "ts": f"{_format_second(wall_ns // 10**9)}.{wall_ns // 1000 % 10**6:06d}Z",
         "mono_ns": mono_ns,
         "seq": number,
         "level": level,
@@ -213,8 +213,8 @@ def _line(wall_ns: int, mono_ns: int, number: int, level: str, event: str) -> di
     }
 
 
-def _place(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
-    """Who speaks: job, rank and iteration, and the span in which the function runs."""
+def _origin_fields(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
+    """Return the origin fields: job, rank and iteration, and the span in which the function runs."""
     line: dict[str, Any] = {
         "job_id": origin.job_id,
         "attempt": origin.attempt,
@@ -234,34 +234,34 @@ def _place(origin: Origin, parent: span.Trace | None) -> dict[str, Any]:
 
 
 def _current_span() -> dict[str, Any]:
-    """The user's own span, if their code uses OpenTelemetry."""
+    """Return the ids of the user's own span, if their code uses OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return {}
     try:
-        found = trace.get_current_span().get_span_context()
+        context = trace.get_current_span().get_span_context()
         return (
-            {"trace_id": format(found.trace_id, "032x"), "span_id": format(found.span_id, "016x")}
-            if found.is_valid
+            {"trace_id": format(context.trace_id, "032x"), "span_id": format(context.span_id, "016x")}
+            if context.is_valid
             else {}
         )
-    except Exception:  # a foreign library, half imported perhaps: the line goes without
+    except Exception:  # a foreign library, perhaps half imported: the line has no span
         return {}
 
 
 def _with_fields(line: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the event's own fields; a name that is ours already gets an underscore."""
+    """Add the event's own fields; a name that we already use gets an underscore."""
     return line | {f"{name}_" if name in OWN else str(name): value for name, value in fields.items()}
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:
     try:
         return encoding.to_json(line, repr) + b"\n"
-    except Exception:  # values are the user's: odd keys, broken __repr__, nested without end, huge numbers
-        return encoding.to_json({name: _spelt(value) for name, value in line.items()}) + b"\n"
+    except Exception:  # user values: odd keys, broken __repr__, endless nesting, huge numbers
+        return encoding.to_json({name: _safe_value(value) for name, value in line.items()}) + b"\n"
 
 
-def _spelt(value: object) -> Any:
+def _safe_value(value: object) -> Any:
     if value is None or isinstance(value, bool):
         return value
     try:
@@ -272,19 +272,21 @@ def _spelt(value: object) -> Any:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
-def _in_words(line: Mapping[str, Any], fields: Mapping[str, Any], whose: str) -> str:
-    """A line for people, and an exception on lines of its own."""
+def _human_line(line: Mapping[str, Any], fields: Mapping[str, Any], prefix: str) -> str:
+    """Return a line for people, followed by the exception's lines."""
     values = dict(fields)
     error = values.pop("exception", None)
-    words = " ".join(f"{name}={_spelt(value)}" for name, value in values.items())
-    text = f"{line['ts'][11:23]} {line['level']:8} {whose}{line['event']}{'  ' if words else ''}{words}\n"
-    return text if error is None else f"{text}{error}\n"
+    values_text = " ".join(f"{name}={_safe_value(value)}" for name, value in values.items())
+    line_text = (
+        f"{line['ts'][11:23]} {line['level']:8} {prefix}{line['event']}{'  ' if values_text else ''}{values_text}\n"
+    )
+    return line_text if error is None else f"{line_text}{error}\n"
 
 
 def _show(line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """Write a line for people to stderr."""
-    whose = f"[rank {line['initial_rank']}] " if "initial_rank" in line else ""
+    prefix = f"[rank {line['initial_rank']}] " if "initial_rank" in line else ""
     try:
-        sys.stderr.write(printable(_in_words(line, fields, whose)))
+        sys.stderr.write(printable(_human_line(line, fields, prefix)))
     except (OSError, ValueError, AttributeError):
-        pass  # closed, full, or none at all: there is nobody left to tell
+        pass  # stderr is closed, full or missing: there is nowhere left to write

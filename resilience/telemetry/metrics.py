@@ -1,11 +1,11 @@
-"""How often, how long, how many?  Metrics, computed from records, timing histograms and signs of life.
+"""How often, how long, how many?  Metrics, computed from records, timing histograms and rank snapshots.
 
-`MetricView` folds the records of one node into the values of `telemetry.catalogue`; it keeps what depends on
-order apart for each rank and counts what all ranks of the node see once, so a replay of the record files
-gives the numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
-prometheus_client only puts the values into words (`collect`), when asked.
+`MetricView` folds the records of one node into the values of `telemetry.catalogue`. State that depends on record order
+is kept per rank, and what all ranks of the node observe is counted once, so a replay of the record files yields the
+numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
+prometheus_client only formats the values (`collect`), on request.
 
-What users and torch name is cut off at MAX_SECTIONS and MOST_NAMES. Histograms are those of the node, not of a rank."""
+Names from users and from torch are limited to MAX_SECTIONS and MOST_NAMES. Histograms are per node, not per rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_
 from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
 from resilience.telemetry.limit_metrics import LimitMetrics
-from resilience.telemetry.signs import Signs
+from resilience.telemetry.rank_snapshot import RankSnapshot
 from resilience.telemetry.span import Trace, trace_id
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
 LAYER, LAUNCHER = "inprocess", "launcher"
-MOST_NAMES = 8  # of torchelastic's calls, sources, states and values
+MOST_NAMES = 8  # of torchelastic's calls, sources, states and values, each
 _ELASTIC_CALL = re.compile(r"(?P<call>.+)\.(?P<what>success|failure|duration\.ms)")
 _ELASTIC_ROLE = re.compile(r"workers\.(?P<role>.*)\.(?P<what>\w+)")
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
@@ -51,8 +51,8 @@ _EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
 
 
 class About(msgspec.Struct, frozen=True):
-    """What no record says. folder: the run folder. version, torch: of the process that exports; torch is
-    empty where it is not loaded."""
+    """Facts that no record holds. folder: the run folder. version, torch: of the exporting process; torch is empty if
+    it is not loaded."""
 
     folder: str
     version: str
@@ -65,9 +65,9 @@ IterationKey = tuple[int, int, int, int]
 class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
-    clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks
-    have series of their own; unhealthy: those that are neither active nor inactive. timeline: of the node; one of its
-    own by default. parent: trace and span that everything belongs to, from TRACEPARENT."""
+    clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks have their
+    own series; unhealthy: those that are neither active nor inactive. timeline: of the node; by default a new one.
+    parent: trace and span that everything belongs to, from TRACEPARENT."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class MetricView:
         self._timeline = Timeline() if timeline is None else timeline
         self._history = self._timeline.history
         self._limits = LimitMetrics()
-        self._signs: Mapping[int, Signs] = {}
-        self.look: Callable[[], Mapping[int, Signs]] | None = None  # answers what the ranks show at a scrape
+        self._snapshots: Mapping[int, RankSnapshot] = {}
+        self.look: Callable[[], Mapping[int, RankSnapshot]] | None = None  # reads the ranks' snapshots at a scrape
         self._lock = threading.Lock()
         self._call: IterationKey = (0, 0, 0, -1)
         self._iteration: IterationKey = (0, 0, 0, -1)
@@ -99,31 +99,31 @@ class MetricView:
         }
         self._timings = Timings()
         self._newest = (0, 0)  # attempt and cycle
-        self._names: dict[str, set[str]] = {}  # by what they name: words of users and of torch that are labels
+        self._names: dict[str, set[str]] = {}  # by kind: names from users and torch that are labels
         self._interruptions = Interruptions()
         self._ended: set[IterationKey] = set()
-        self._monitors: set[tuple[int, int]] = set()  # ranks that are monitored, and by which process
+        self._monitors: set[tuple[int, int]] = set()  # monitored ranks with the pid of the monitor
         self._lost_monitors: set[tuple[int, int]] = set()
 
     # -- folding --------------------------------------------------------------------------------
 
     def take(self, record: Record) -> list[Interval]:
-        """Add what a record says; return the intervals of the node's timeline that are complete with it."""
+        """Add a record; return the intervals of the node's timeline that it completes."""
         with self._lock:
             intervals = self._timeline.take(record)
             self._take(record, intervals)
         return intervals
 
     def take_timings(self, timings: Timings) -> None:
-        """Replace what is known of heartbeats and sections: the sum of all ranks' histograms."""
+        """Replace the durations of heartbeats and sections: the sum of all ranks' histograms."""
         with self._lock:
             self._timings = timings
             self._limits.take_timings(timings, 0.0 if self._clock is None else self._clock() / 1e9)
 
-    def take_signs(self, signs: Mapping[int, Signs]) -> None:
-        """Replace what the ranks of the node show, by initial rank."""
+    def take_snapshots(self, snapshots: Mapping[int, RankSnapshot]) -> None:
+        """Replace the snapshots of the node's ranks, by initial rank."""
         with self._lock:
-            self._signs = signs
+            self._snapshots = snapshots
 
     def _take(self, record: Record, intervals: list[Interval]) -> None:
         origin, event = record.origin, record.event
@@ -136,56 +136,58 @@ class MetricView:
         began[()] = min(began.get((), math.inf), record.wall_ns / 1e9)
         match event:
             case events.TelemetryDropped():
-                # A monitor's own sink is its record file, and that says at its end what it has lost.
+                # A monitor's sink is its record file, which states its losses at its end.
                 if event.reason != "sink" or origin.role != "monitor":
                     labels = (str(event.signal), _reason(event.reason))
                     self._count("resilience_telemetry_dropped_total", labels, event.count)
             case events.ElasticMeasured():
-                self._elastic(event)
+                self._take_elastic(event)
             case events.ElasticTold(_, source, state):
-                labels = (self._known("source", source), self._known("state", state))
+                labels = (self._label("source", source), self._label("state", state))
                 self._count("resilience_elastic_events_total", labels)
             case events.ExportFailed():
                 labels = (
                     _EXPORT_SIGNALS[event.exporter],
-                    "start" if event.reason.startswith("cannot start") else "send",
+                    "start" if event.is_at_start else "send",
                 )
                 self._count("resilience_telemetry_errors_total", labels)
-            case events.IncidentJudged(sentence):  # the last one alone: a sentence is a series
+            case events.IncidentJudged(sentence):  # only the last one, because each sentence is a series
                 self._values["resilience_verdict_timestamp_seconds"] = {(sentence,): record.wall_ns / 1e9}
+            case _:  # no other event matters here
+                pass
         for interval in intervals:
             self._take_interval(interval)
         if origin.initial_rank is None:
             return
-        self._take_of_watcher(record)
+        self._take_from_monitor(record)
         if not origin.is_launchers:
-            self._take_of_rank(record)
+            self._take_from_rank(record)
 
-    def _elastic(self, event: events.ElasticMeasured) -> None:
-        """Take a metric of torchelastic's. Names that follow its scheme for calls are counted and timed; of all others
-        the last value is shown. The user's word for the role of workers is left out, so that labels stay few."""
+    def _take_elastic(self, event: events.ElasticMeasured) -> None:
+        """Add a torchelastic metric. Names that follow its scheme for calls are counted and timed; for all others, only
+        the last value is kept. The workers' role, which users name, is left out, so that labels stay few."""
         call = _ELASTIC_CALL.fullmatch(event.name)
         if call is None:
-            of_role = _ELASTIC_ROLE.fullmatch(event.name)
-            name = self._known("name", event.name if of_role is None else f"workers.{of_role['what']}")
+            role_metric = _ELASTIC_ROLE.fullmatch(event.name)
+            name = self._label("name", event.name if role_metric is None else f"workers.{role_metric['what']}")
             self._values["resilience_elastic_value"][(name,)] = event.value
             return
-        label = self._known("call", call["call"])
+        label = self._label("call", call["call"])
         if call["what"] == "duration.ms":
             self._observe("resilience_elastic_call_duration_seconds", (label,), event.value / 1000)
         else:
             self._count("resilience_elastic_calls_total", (label, call["what"]), event.value)
 
-    def _take_of_watcher(self, record: Record) -> None:
-        """What monitors say of a rank, those of a Wrapper and those of the launcher."""
+    def _take_from_monitor(self, record: Record) -> None:
+        """Add a monitor's record about its rank; monitors of a Wrapper and of the launcher alike."""
         origin, event = record.origin, record.event
         assert origin.initial_rank is not None
         match event:
             case events.RankFellSilent():
-                self._count("resilience_hangs_detected_total", self._limit(event.limit))
+                self._count("resilience_hangs_detected_total", self._limit_labels(event.limit))
             case events.RankSuspected() | events.TimeoutExceededInShadow():
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
-                self._count(f"resilience_{name}_total", self._limit(event.limit))
+                self._count(f"resilience_{name}_total", self._limit_labels(event.limit))
             case events.MonitorStarted():
                 self._monitors.add((origin.initial_rank, origin.pid))
             case events.MonitorLost():
@@ -194,8 +196,10 @@ class MetricView:
                 self._monitors.discard((origin.initial_rank, origin.pid))
                 if event.dropped_records:
                     self._count("resilience_telemetry_dropped_total", ("record", "sink"), event.dropped_records)
+            case _:  # no other event matters here
+                pass
 
-    def _take_of_rank(self, record: Record) -> None:
+    def _take_from_rank(self, record: Record) -> None:
         origin, event = record.origin, record.event
         assert origin.initial_rank is not None
         match event:
@@ -208,21 +212,23 @@ class MetricView:
                 self._iteration = max(self._iteration, _key(origin))
                 self._values["resilience_restart_iteration"][(LAYER,)] = self._iteration[3]
             case events.IterationEnded():
-                if event.outcome != "lost":  # of a lost one its stand-in knows the outcome
+                if event.outcome != "lost":  # for a lost one, its stand-in reports the outcome
                     self._iteration_ended(origin, event.outcome == "completed")
             case events.RankStoodInFor():
                 if event.initial_rank == origin.initial_rank:
                     self._iteration_ended(origin, event.result == "completed")
+            case _:  # no other event matters here
+                pass
 
     def _take_interval(self, interval: Interval) -> None:
-        """Time the restarts of both layers, and their phases."""
+        """Add the durations of restarts of both layers, and of their phases."""
         layer = LAUNCHER if interval.origin.is_launchers or interval.name == "import" else LAYER
         is_idle = interval.facts.get("rank.state") == "inactive"  # a spare has no progress to show
         if interval.name == "restart" and not is_idle:
-            at = interval.end_ns / 1e9
+            ended_at = interval.end_ns / 1e9
             trace = format(trace_id(interval.origin, self._parent), "032x")
             for seconds in interval.each_s or ([interval.seconds] if interval.outcome == "completed" else []):
-                self._observe("resilience_restart_duration_seconds", (layer,), seconds, (trace, seconds, at))
+                self._observe("resilience_restart_duration_seconds", (layer,), seconds, (trace, seconds, ended_at))
             return
         is_idle = is_idle and interval.name == "resume"
         is_known = interval.outcome != "lost" and interval.closed_by != "call"
@@ -246,34 +252,34 @@ class MetricView:
     def _observe(self, name: str, labels: Labels, value: float, exemplar: Exemplar | None = None) -> None:
         add(self._histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
 
-    def _section(self, name: str) -> str:
-        return self._known("section", name, MAX_SECTIONS)
+    def _section_label(self, name: str) -> str:
+        return self._label("section", name, MAX_SECTIONS)
 
-    def _limit(self, name: str) -> Labels:
-        """The labels for a limit: its kind, and the section that it holds for."""
+    def _limit_labels(self, name: str) -> Labels:
+        """Return the labels of a limit: its kind, and the section that it applies to."""
         limit = limited(name)
-        return limit.kind, self._section(limit.section) if limit.section else ""
+        return limit.kind, self._section_label(limit.section) if limit.section else ""
 
-    def _known(self, what: str, name: str, most: int = MOST_NAMES) -> str:
-        """The label for a name: itself, while there are few of them."""
-        names = self._names.setdefault(what, set())
+    def _label(self, kind: str, name: str, most: int = MOST_NAMES) -> str:
+        """Return the label for a name: the name itself while there are few names, else OTHER."""
+        names = self._names.setdefault(kind, set())
         if len(names) < most:
             names.add(name)
         return name if name in names else OTHER
 
     def samples(self) -> dict[tuple[str, Labels], float]:
-        """Return every value by (name, labels); of a histogram the sum and each bucket by itself."""
-        found: dict[tuple[str, Labels], float] = {}
+        """Return every value by (name, labels); for a histogram, the sum and each bucket separately."""
+        values: dict[tuple[str, Labels], float] = {}
         for metric, rows in self._rows():
             for labels, value in rows:
                 if isinstance(value, Buckets):
-                    found[metric.name + "_sum", labels] = value.sum_ns / 1e9
+                    values[metric.name + "_sum", labels] = value.sum_ns / 1e9
                     edges = metric.buckets[: len(value.counts) - 1]
                     for edge, count in zip((*edges, float("inf")), value.counts, strict=True):
-                        found[metric.name + "_bucket", (*labels, f"{edge:g}")] = count
+                        values[metric.name + "_bucket", (*labels, f"{edge:g}")] = count
                 else:
-                    found[metric.name, labels] = value
-        return found
+                    values[metric.name, labels] = value
+        return values
 
     def _rows(self) -> Iterator[tuple[Metric, list[tuple[Labels, Any]]]]:
         with self._lock:
@@ -282,114 +288,116 @@ class MetricView:
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
             self._add_corrected(ready, now_ns)
             for node, parts in self._history.cycles.nodes.items():
-                for place, part in sorted(parts.items()):
-                    self._add_cycle(ready, node, place, part)
+                for cycle, node_cycle in sorted(parts.items()):
+                    self._add_cycle(ready, node, cycle, node_cycle)
             ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
             self._show_ranks(ready, now_ns)
             if self.final.outcome is not None:
                 ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
             now = None if now_ns is None else now_ns / 1e9
-            ready.update(self._limits.values(self._shown_by_the_living(), now, self._section))
-            histograms["resilience_heartbeat_interval_seconds"] = self._beats()
-            histograms["resilience_section_duration_seconds"] = self._sections()
+            ready.update(self._limits.values(self._living_snapshots(), now, self._section_label))
+            histograms["resilience_heartbeat_interval_seconds"] = self._heartbeat_rows()
+            histograms["resilience_section_duration_seconds"] = self._section_rows()
             for metric in METRICS:
                 rows: Mapping[Labels, Any] = (histograms if metric.kind == "histogram" else ready)[metric.name]
                 yield metric, sorted(rows.items())
 
     def _add_corrected(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
-        """Counters whose present value later records may correct: the interruptions, and rank-seconds by cause. A
-        counter does not fall."""
+        """Add counters that later records may correct: interruptions, rank-seconds by cause. A counter never falls."""
         spent = RankSeconds()
-        for of_rank in self._history.spent(lambda _: now_ns).values():
-            spent.add(of_rank)
-        shown = self._values
-        _raise(shown[_PRODUCTIVE], {(): spent.work / 1e9})
-        _raise(shown[_LOST], {(cause,): getattr(spent, cause) / 1e9 for cause in CAUSES if getattr(spent, cause)})
-        _raise(shown[_INTERRUPTIONS], self._interruptions.counted(self._history.cycles.nodes))
-        ready.update({name: dict(shown[name]) for name in (_PRODUCTIVE, _LOST, _INTERRUPTIONS)})
+        for rank_seconds in self._history.spent(lambda _: now_ns).values():
+            spent.add(rank_seconds)
+        counters = self._values
+        _raise(counters[_PRODUCTIVE], {(): spent.work / 1e9})
+        _raise(counters[_LOST], {(cause,): getattr(spent, cause) / 1e9 for cause in CAUSES if getattr(spent, cause)})
+        _raise(counters[_INTERRUPTIONS], self._interruptions.counted(self._history.cycles.nodes))
+        ready.update({name: dict(counters[name]) for name in (_PRODUCTIVE, _LOST, _INTERRUPTIONS)})
 
-    def _add_cycle(self, ready: dict[str, dict[Labels, float]], node: str, place: Cycle, part: NodeCycle) -> None:
-        """What a cycle of the launcher adds, from what is known of it now: files are read in any order."""
-        if part.met is not None:  # the last one stays
-            ready["resilience_job_info"] = {(self._history.job_id or "", str(part.met.world_size), LAUNCHER): 1}
-        if part.started is not None:
-            ready["resilience_restart_iteration"][(LAUNCHER,)] = place[1]
-            ready["resilience_restart_budget_remaining"][(LAUNCHER,)] = part.restarts_left or 0
-        if part.ended is None:
+    def _add_cycle(self, ready: dict[str, dict[Labels, float]], node: str, cycle: Cycle, node_cycle: NodeCycle) -> None:
+        """Add a launcher cycle, from the records read so far: files are read in any order."""
+        if node_cycle.met is not None:  # the last one stays
+            ready["resilience_job_info"] = {(self._history.job_id or "", str(node_cycle.met.world_size), LAUNCHER): 1}
+        if node_cycle.started is not None:
+            ready["resilience_restart_iteration"][(LAUNCHER,)] = cycle[1]
+            ready["resilience_restart_budget_remaining"][(LAUNCHER,)] = node_cycle.restarts_left or 0
+        if node_cycle.ended is None:
             return
-        outcome = _OUTCOMES.get(part.ended.outcome, "aborted")
+        outcome = _OUTCOMES.get(node_cycle.ended.outcome, "aborted")
         _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
 
     def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
-        """Values of single ranks, of as many as are to be shown."""
+        """Add the values of single ranks, as many as should be shown."""
         present = self._states()
         states: dict[Labels, float] = {}
         for state in present.values():
             states[(state,)] = states.get((state,), 0) + 1
         ready["resilience_ranks"] = states
-        shown = {
+        shown_ranks = {
             number: state
             for number, state in present.items()
             if self._shown == "all" or (self._shown == "unhealthy" and state not in HEALTHY)
         }
-        ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown.items()}
-        living = self._shown_by_the_living()
-        for number in shown.keys() & living.keys():
-            signs, label = living[number], str(number)
-            if (signs.origin.attempt, signs.origin.cycle) < self._newest:
-                continue  # of the worker before
-            if signs.step is not None:
-                ready["resilience_rank_step"][(label,)] = signs.step
+        ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown_ranks.items()}
+        living = self._living_snapshots()
+        for number in shown_ranks.keys() & living.keys():
+            snapshot, label = living[number], str(number)
+            if (snapshot.origin.attempt, snapshot.origin.cycle) < self._newest:
+                continue  # from the previous worker
+            if snapshot.step is not None:
+                ready["resilience_rank_step"][(label,)] = snapshot.step
             if now_ns is not None:
-                silent_s = signs.silent_for(now_ns / 1e9)
+                silent_s = snapshot.silent_for(now_ns / 1e9)
                 if silent_s is not None:
                     ready["resilience_rank_silence_seconds"][(label,)] = round(silent_s, 3)
-                for section in signs.sections[:OPEN_SHOWN]:  # outermost first
-                    labels = (label, self._section(section.name))
-                    opened = ready["resilience_rank_section_open_seconds"]
-                    seconds = signs.open_for(section, now_ns / 1e9)
-                    opened[labels] = max(opened.get(labels, 0.0), seconds)
+                for section in snapshot.sections[:OPEN_SHOWN]:  # outermost first
+                    labels = (label, self._section_label(section.name))
+                    open_seconds = ready["resilience_rank_section_open_seconds"]
+                    seconds = snapshot.open_for(section, now_ns / 1e9)
+                    open_seconds[labels] = max(open_seconds.get(labels, 0.0), seconds)
 
-    def _shown_by_the_living(self) -> dict[int, Signs]:
-        """Signs of ranks that are there: what a lost one has left behind does not change any more."""
+    def _living_snapshots(self) -> dict[int, RankSnapshot]:
+        """Return the snapshots of ranks that still exist: the snapshot of a lost rank no longer changes."""
         return {
-            number: self._signs[number]
+            number: self._snapshots[number]
             for number, state in self._states().items()
-            if number in self._signs and state not in LOST
+            if number in self._snapshots and state not in LOST
         }
 
     def _states(self) -> dict[int, str]:
         nodes = sorted(self._history.nodes)
         return dict(sorted(item for node in nodes for item in self._history.states(node).items()))
 
-    def _beats(self) -> dict[Labels, Buckets]:
-        beats = self._timings.sections.get(HEARTBEAT)
+    def _heartbeat_rows(self) -> dict[Labels, Buckets]:
+        heartbeats = self._timings.sections.get(HEARTBEAT)
         edges = BY_NAME["resilience_heartbeat_interval_seconds"].buckets
-        return {} if beats is None else {(): coarse([beats], edges)}
+        return {} if heartbeats is None else {(): coarse([heartbeats], edges)}
 
-    def _sections(self) -> dict[Labels, Buckets]:
+    def _section_rows(self) -> dict[Labels, Buckets]:
         edges = BY_NAME["resilience_section_duration_seconds"].buckets
         parts: dict[Labels, list[Histogram]] = {}
         for outcome, sections in (("completed", self._timings.sections), ("failed", self._timings.failed)):
             for name in sorted(sections.keys() - {HEARTBEAT}):
-                parts.setdefault((self._section(name), outcome), []).append(sections[name])
-        # How long a section took that failed says little about it: one bucket, so their number and sum.
-        return {labels: coarse(of_name, edges if labels[1] == "completed" else ()) for labels, of_name in parts.items()}
+                parts.setdefault((self._section_label(name), outcome), []).append(sections[name])
+        # The duration of a failed section says little: use one bucket, so only count and sum.
+        return {
+            labels: coarse(histograms, edges if labels[1] == "completed" else ())
+            for labels, histograms in parts.items()
+        }
 
     def exported(self) -> list[tuple[Metric, list[tuple[Labels, Any]]]]:
-        """Return the rows of every metric as they are now; histograms have `fine` and `sum_ns`."""
+        """Return the current rows of every metric; histograms have `fine` and `sum_ns`."""
         if self.look is not None:
-            self.take_signs(self.look())
+            self.take_snapshots(self.look())
         return list(self._rows())
 
     # -- for prometheus_client ------------------------------------------------------------------
 
     def collect(self) -> Iterable[Family]:
-        """Yield metric families, as a prometheus_client registry wants them of a collector."""
+        """Yield metric families, as a prometheus_client registry expects from a collector."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         if self.look is not None:
-            self.take_signs(self.look())
+            self.take_snapshots(self.look())
         for metric, rows in self._rows():
             if metric.kind == "histogram":
                 histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
@@ -417,6 +425,6 @@ def _key(origin: Origin) -> IterationKey:
     return origin.attempt, origin.cycle, origin.call, -1 if origin.iteration is None else origin.iteration
 
 
-def _reason(text: str) -> str:
-    """One of few words for why something was lost."""
-    return next((word for word in _REASONS if word in text), OTHER)
+def _reason(message: str) -> str:
+    """Return why something was lost, as one of a few words."""
+    return next((word for word in _REASONS if word in message), OTHER)

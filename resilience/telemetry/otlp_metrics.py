@@ -1,8 +1,8 @@
-"""How do metrics leave over OTLP?  The same view, sent now and then from a thread, histograms as exponential ones.
+"""How do metrics leave over OTLP?  A thread periodically sends the same view, with exponential histograms.
 
 An exponential histogram has buckets of equal ratio: a quantile is within 2.2 %, or within the ratio that MOST_BUCKETS
-allow. Values are cumulative since the node's part of the job began. A collector that does not answer costs
-measurements, which is put on record once; the next sending has everything again."""
+allow. Values are cumulative since the node's part of the job began. If a collector does not answer, measurements are
+lost, which is reported once; the next transmission contains all values again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilience.core import events
 from resilience.core.masking import masked_text
 from resilience.telemetry.catalogue import Labels, Metric
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.sending import Emit, resource_of
+from resilience.telemetry.otlp import Emit, resource_of
 from resilience.telemetry.span import SCOPE
 from resilience.telemetry.timings import Histogram, upper_bound
 
@@ -26,13 +26,13 @@ EXPORTERS = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
 }
-FINEST_SCALE = 5  # buckets of a factor of two: 2 ** scale; ours are 1 % wide
-MOST_BUCKETS = 160  # of one histogram, as OpenTelemetry's own have
+FINEST_SCALE = 5  # 2 ** scale buckets per factor of two; ours are 1 % wide
+MOST_BUCKETS = 160  # per histogram, as in OpenTelemetry's own
 _MIDDLE = 1.005  # of a bucket of 1 %
 
 
 class MetricSender:
-    """Sends a view's metrics from a thread of its own until `close`."""
+    """Sends a view's metrics from a separate thread until `close`."""
 
     def __init__(self, exporting: Exporting, job_id: str, node: str, view: MetricView, emit: Emit) -> None:
         self._exporting = exporting
@@ -44,7 +44,7 @@ class MetricSender:
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Send the last values, at most `timeout` seconds. A request that does not end holds nobody up."""
+        """Send the last values, within `timeout` seconds. A request that does not end blocks nothing."""
         self._done.set()
         self._thread.join(timeout)
 
@@ -52,25 +52,27 @@ class MetricSender:
         try:
             name = self._exporting.metrics_protocol or ""
             exporter = importlib.import_module(EXPORTERS[name]).OTLPMetricExporter()
-            make = _Maker(*self._place)
-        except Exception as error:  # the exporter reads many variables, and raises what it likes for a bad one
-            self._emit(events.ExportFailed("otlp", f"cannot start: metrics: {masked_text(str(error))}"[:500]))
+            convert = _Converter(*self._place)
+        except Exception as error:  # the exporter reads many variables, and a bad one may raise anything
+            self._emit(
+                events.ExportFailed("otlp", f"cannot start: metrics: {masked_text(str(error))}"[:500], is_at_start=True)
+            )
             return
         has_failed = False
         is_last = False
         while not is_last:
             is_last = self._done.wait(self._exporting.metrics_every_s)
             try:
-                is_sent = getattr(exporter.export(make(self._view.exported())), "name", "") == "SUCCESS"
-            except Exception:  # the exporter's edge: whatever it raises costs measurements only
+                is_sent = getattr(exporter.export(convert(self._view.exported())), "name", "") == "SUCCESS"
+            except Exception:  # edge to the exporter: an exception costs measurements only
                 is_sent = False
             if not is_sent and not has_failed:
                 self._emit(events.ExportFailed("otlp", "the collector does not take metrics"))
             has_failed = not is_sent
 
 
-class _Maker:
-    """Turns rows of the view into OpenTelemetry's data. Raises: ImportError."""
+class _Converter:
+    """Converts rows of the view into OpenTelemetry's data. Raises: ImportError."""
 
     def __init__(self, job_id: str, node: str) -> None:
         from opentelemetry.sdk.metrics import export as otel
@@ -85,22 +87,22 @@ class _Maker:
 
     def __call__(self, rows: Iterable[tuple[Metric, list[tuple[Labels, Any]]]]) -> Any:
         now = time.time_ns()
-        shown = list(rows)
-        began = [value for metric, values in shown if metric.name == BEGAN for _, value in values]
-        start = round(began[0] * 1e9) if began else now
-        made = [self._metric(metric, values, start, now) for metric, values in shown if values]
-        scope = self._otel.ScopeMetrics(self._scope, made, "")
+        all_rows = list(rows)
+        start_times = [value for metric, values in all_rows if metric.name == BEGAN for _, value in values]
+        start = round(start_times[0] * 1e9) if start_times else now
+        metrics = [self._metric(metric, values, start, now) for metric, values in all_rows if values]
+        scope = self._otel.ScopeMetrics(self._scope, metrics, "")
         return self._otel.MetricsData([self._otel.ResourceMetrics(self._resource, [scope], "")])
 
     def _metric(self, metric: Metric, values: list[tuple[Labels, Any]], start: int, now: int) -> Any:
         otel, cumulative = self._otel, self._otel.AggregationTemporality.CUMULATIVE
-        named = [(dict(zip(metric.labels, labels, strict=True)), value) for labels, value in values]
+        labelled = [(dict(zip(metric.labels, labels, strict=True)), value) for labels, value in values]
         data: Any
         if metric.kind == "histogram":
-            points = [self._histogram(labels, value.fine, value.sum_ns, start, now) for labels, value in named]
+            points = [self._histogram(labels, value.fine, value.sum_ns, start, now) for labels, value in labelled]
             data = otel.ExponentialHistogram(points, cumulative)
         else:
-            numbers = [otel.NumberDataPoint(labels, start, now, float(value)) for labels, value in named]
+            numbers = [otel.NumberDataPoint(labels, start, now, float(value)) for labels, value in labelled]
             data = otel.Gauge(numbers) if metric.kind == "gauge" else otel.Sum(numbers, cumulative, True)
         unit = "s" if "_seconds" in metric.name else "1"
         return otel.Metric(metric.name.removesuffix("_total"), metric.help, unit, data)
@@ -118,7 +120,7 @@ BEGAN = "resilience_start_timestamp_seconds"
 
 
 def exponential(fine: Histogram) -> tuple[int, int, list[int], int]:
-    """Return scale, offset, counts and how many were 0 (to a microsecond) of an exponential histogram.
+    """Return scale, offset, counts and the number of zeros (values up to a microsecond) of an exponential histogram.
 
     Bucket `offset + i` holds values above 2 ** ((offset + i) / 2 ** scale), up to the next one."""
     zeros = fine.buckets.get(0, 0)

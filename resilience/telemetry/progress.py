@@ -1,4 +1,4 @@
-"""Which step is a program at, and in which section?  Whoever knows puts a function here; log lines ask it."""
+"""Which step and section is a program in?  The code that knows installs a function here; log lines call it."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ def _nothing() -> Mapping[str, Any]:
 
 
 shown: Callable[[], Mapping[str, Any]] = _nothing
-"""Return "step" and "section" of this moment, as far as they are known. `monitor.client` puts its own here."""
+"""Return the current "step" and "section", as far as known. `monitor.client` installs its own function."""

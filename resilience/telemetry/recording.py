@@ -1,7 +1,7 @@
-"""The record file: every record of a rank and of its monitor, one JSON object a line.
+"""The record file: every record of a rank and of its monitor, one JSON object per line.
 
-Written by the monitor, by the agent, or by a rank that has lost its monitor. Nothing about it steers
-anything: a line that cannot be written is counted."""
+Written by the monitor, by the agent, or by a rank that has lost its monitor. No decision depends on it: a line that
+cannot be written is only counted."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from resilience.adapters.background import BackgroundFile
 from resilience.core import encoding
 from resilience.core.configuration import Configuration
 from resilience.core.identity import Nanoseconds, Natural, WorldSize
-from resilience.core.records import Record, from_line, to_line
+from resilience.core.records import EVENT, Record, from_line, to_line
 from resilience.errors import DecodeError
 
 JOB_FILE = "job.json"
-READ_AT_ONCE = 4 << 20  # bytes of one file a look
+READ_AT_ONCE = 4 << 20  # bytes of one file per read
 
 
-class Job(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The file job.json of a run folder: what the job is. Written once, by whoever is first.
+class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The file job.json of a run folder, which describes the job. Written once, by the first process.
 
-    configuration: what decides how long its steps take. traceparent: what TRACEPARENT said, the span that all of the
-    job's are part of. command: with secrets masked (`core.masking`). launch: equal in all folders of one launch, on
-    whatever disks. Only the owner may read the file."""
+    configuration: what determines how long its steps take. traceparent: the value of TRACEPARENT, the parent span of
+    all the job's spans. command: with secrets masked (`core.masking`). launch: equal in all folders of one launch, on
+    all disks. Only the owner may read the file."""
 
     job_id: str
     attempt: Natural = 0
@@ -45,14 +45,14 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     schema: int = 1
 
     def write(self, folder: Path) -> bool:
-        """Create the file; answers False if it is there already, or could not be written."""
+        """Create the file; return False if it exists already or could not be written."""
         return files.create(folder / JOB_FILE, encoding.to_json_page(self), is_private=True)
 
 
-_job = encoding.reader(Job, strict=False)
+_job = encoding.reader(JobRecord, strict=False)
 
 
-def read_job(folder: Path) -> Job:
+def read_job(folder: Path) -> JobRecord:
     """Read the file job.json of a run folder. Raises: OSError, DecodeError."""
     return _job((folder / JOB_FILE).read_bytes())
 
@@ -65,19 +65,19 @@ class RecordFile:
         self.dropped = 0
 
     def take(self, record: Record) -> bool:
-        """Have the record written soon; return False if it is refused, because the disk does not answer."""
+        """Queue the record for writing; return False if it is refused because the disk does not answer."""
         is_taken = self._file.write(to_line(record))
         self.dropped += not is_taken
         return is_taken
 
     def take_lost(self) -> int:
-        """Return how many records that were taken could not be written, since the last call."""
+        """Return how many accepted records could not be written since the last call."""
         lost = self._file.take_lost()
         self.dropped += lost
         return lost
 
     def close(self) -> None:
-        """Wait a moment until all is written, and close the file."""
+        """Wait briefly until all records are written, then close the file."""
         self._file.close()
 
 
@@ -85,43 +85,44 @@ class RecordTail:
     """Reads a record file that grows."""
 
     def __init__(
-        self, path: Path, last: int | None = None, until: int = READ_AT_ONCE, without: bytes | None = None
+        self, path: Path, last: int | None = None, until: int = READ_AT_ONCE, without: tuple[bytes, ...] = ()
     ) -> None:
-        """last: bytes at the end of the file with which reading begins; None: read all of it. until: bytes that are
-        read at once, at most. without: lines that hold this are left out, but not the last one of a look."""
+        """last: start reading this many bytes before the end of the file; None: read all of it. until: maximum bytes
+        per read. without: skip lines whose event begins like one of these (`core.records.beginnings`), except the
+        last line of a read."""
         self._path = path
         self._last = last
-        self._at_once = until
+        self._chunk_size = until
         self._without = without
-        self._taken = 0  # bytes
+        self._offset = 0  # bytes
 
-    def added(self) -> list[Record]:
-        """Return the complete records that were added since the last look; a line that is none was torn.
+    def added(self, size: int | None = None) -> list[Record]:
+        """Return the complete records added since the last call; skip lines that are not records, which were torn.
 
-        Costs a `stat` where nothing was. A file that cannot be read has nothing new."""
+        size: current size of the file, if known; otherwise `stat` is called. An unreadable file has nothing new."""
         try:
-            if self._path.stat().st_size <= self._taken:
+            size = os.stat(self._path).st_size if size is None else size
+            if size <= self._offset:
                 return []
-            with self._path.open("rb") as file:
-                if self._last is not None and not self._taken:
-                    self._taken = max(
-                        0, file.seek(0, os.SEEK_END) - self._last
-                    )  # the first line may lack its beginning
-                file.seek(self._taken)
-                whole, newline, rest = file.read(self._at_once).rpartition(b"\n")
+            if self._last is not None and not self._offset:
+                self._offset = max(0, size - self._last)  # the first line may lack its beginning
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(self._offset)
+                # Read no more than exists: Python allocates the requested size.
+                whole, newline, partial_line = file.read(min(self._chunk_size, size - self._offset)).rpartition(b"\n")
         except OSError:
             return []
-        if not newline and len(rest) == self._at_once:
-            self._taken += len(rest)  # no line of ours is that long
+        if not newline and len(partial_line) == self._chunk_size:
+            self._offset += len(partial_line)  # none of our lines is that long
             return []
-        self._taken += len(whole) + len(newline)
+        self._offset += len(whole) + len(newline)
         lines = whole.split(b"\n")
-        if (without := self._without) is not None:
-            lines = [line for line in lines[:-1] if without not in line] + lines[-1:]
-        found = []
+        if without := self._without:
+            lines = [line for line in lines[:-1] if not line.startswith(without, line.find(EVENT))] + lines[-1:]
+        records = []
         for line in lines:
             try:
-                found.append(from_line(line))
+                records.append(from_line(line))
             except DecodeError:
                 continue
-        return found
+        return records

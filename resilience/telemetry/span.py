@@ -1,4 +1,4 @@
-"""What is a span?  Plain values; `telemetry.sending` turns them into OpenTelemetry's."""
+"""What is a span?  Plain values; `telemetry.otlp` converts them into OpenTelemetry's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from resilience.core.attribution import ExceptionInfo, InterruptionRecord
 from resilience.core.identity import Origin, node_key, run_key
 
 SCOPE = "resilience"
-ALL_UP_TO = 256  # ranks of a world of which every one is shown
-SAMPLED = 64  # ranks shown of a larger world, beside those that were interrupted by a fault of their own
+ALL_UP_TO = 256  # largest world in which every rank is shown
+SAMPLED = 64  # ranks shown in a larger world, besides those interrupted by their own fault
 _CONVENTIONS = {
     "code": "process.exit.code",
     "worker_pid": "process.pid",
@@ -22,7 +22,7 @@ _CONVENTIONS = {
     "line": "code.line.number",
     "function": "code.function.name",
 }
-"""Fields of events that OpenTelemetry's semantic conventions have a name for."""
+"""Event fields with a name in OpenTelemetry's semantic conventions."""
 
 Value = str | int | float | bool
 Trace = tuple[int, int]
@@ -64,7 +64,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def parse_traceparent(text: str) -> Trace | None:
-    """Return trace and parent span id of a W3C `traceparent`, None if it is none.
+    """Return trace and parent span id of a W3C `traceparent`, None if it is invalid.
 
     Source: W3C Trace Context, section 3.2."""
     parts = text.strip().split("-")
@@ -83,12 +83,12 @@ def to_traceparent(ids: Trace) -> str:
 
 
 def trace_id(origin: Origin, parent: Trace | None = None) -> int:
-    """Return the trace that a record belongs to: the given parent's, else that of its cycle."""
+    """Return the trace id of a record: the given parent's, else that of its cycle."""
     return parent[0] if parent else identity.trace_id(origin.job_id, origin.attempt, origin.cycle)
 
 
 def cycle_span_id(origin: Origin) -> int:
-    """Return the id of a node's part of a cycle, so that what happens inside can be its child."""
+    """Return the span id of a node's part of a cycle, for its children."""
     return identity.span_id(origin.job_id, origin.attempt, origin.cycle, *node_key(origin.node))
 
 
@@ -98,7 +98,7 @@ def run_span_id(origin: Origin, iteration: int, initial_rank: int) -> int:
 
 
 def is_sampled(origin: Origin) -> bool:
-    """Whether a rank's spans leave without a fault of its own: all in a small world, a share in a large one."""
+    """Return True if a rank's spans are sent even without its own fault: all in a small world, else a sample."""
     size, rank = origin.world_size or 0, origin.initial_rank
     if size <= ALL_UP_TO or rank is None:
         return True
@@ -106,7 +106,7 @@ def is_sampled(origin: Origin) -> bool:
 
 
 def event_of(event: events.Event, at_ns: int) -> SpanEvent:
-    """Return an event as it is attached to a span."""
+    """Return an event in the form attached to a span."""
     fields = msgspec.to_builtins(event)
     name = fields.pop("event")
     values = {
@@ -117,27 +117,27 @@ def event_of(event: events.Event, at_ns: int) -> SpanEvent:
     return SpanEvent(name, at_ns, values)
 
 
-def interruption_attributes(seen: InterruptionRecord) -> dict[str, Value]:
-    """Return what a record says of an interruption, as attributes of its span."""
-    attributes: dict[str, Value] = {"resilience.interruption.kind": seen.interruption.value}
-    if seen.detector is not None:
-        attributes["resilience.detector"] = seen.detector.name
-        if seen.detector.limit_s is not None:
-            attributes["resilience.timeout_s"] = seen.detector.limit_s
-    if seen.open_sections:
-        attributes["resilience.section"] = seen.open_sections[-1].name
-    if seen.step is not None:
-        attributes["resilience.step"] = seen.step
-    if seen.exception is not None:
-        attributes["error.type"] = seen.exception.type
-    elif seen.exit is not None:
-        attributes["error.type"] = seen.exit.signal or f"exit code {seen.exit.code}"
+def interruption_attributes(record: InterruptionRecord) -> dict[str, Value]:
+    """Return the attributes of an interruption's span."""
+    attributes: dict[str, Value] = {"resilience.interruption.kind": record.interruption.value}
+    if record.detector is not None:
+        attributes["resilience.detector"] = record.detector.name
+        if record.detector.limit_s is not None:
+            attributes["resilience.timeout_s"] = record.detector.limit_s
+    if record.open_sections:
+        attributes["resilience.section"] = record.open_sections[-1].name
+    if record.step is not None:
+        attributes["resilience.step"] = record.step
+    if record.exception is not None:
+        attributes["error.type"] = record.exception.type
+    elif record.exit is not None:
+        attributes["error.type"] = record.exit.signal or f"exit code {record.exit.code}"
     return attributes
 
 
 def origin_attributes(origin: Origin, layer: str) -> dict[str, Value]:
-    """Return who speaks, as attributes."""
-    found: dict[str, Value | None] = {
+    """Return an origin as attributes."""
+    attributes: dict[str, Value | None] = {
         "resilience.job.id": origin.job_id,
         "resilience.layer": layer,
         "resilience.attempt": origin.attempt,
@@ -149,7 +149,7 @@ def origin_attributes(origin: Origin, layer: str) -> dict[str, Value]:
         "host.name": origin.node,
         "process.pid": origin.pid,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def exception_event(error: ExceptionInfo) -> dict[str, Value]:

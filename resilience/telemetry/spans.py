@@ -1,11 +1,11 @@
-"""How do traces show a job?  Spans, a view of the intervals of `history.timeline`.
+"""How do traces show a job?  With spans, a view of the intervals of `history.timeline`.
 
-Ids are hashes of an interval's place, so that a live exporter, its successor and a replay of the record files say
-exactly the same. Values only: `telemetry.sending` turns them into OpenTelemetry's.
+Ids are hashes of an interval's place, so a live exporter, its successor and a replay of the record files produce the
+same spans. This module produces plain values; `telemetry.otlp` converts them into OpenTelemetry's.
 
 A trace is a cycle and has one root: `launcher.cycle`, or `inprocess.call` without the launcher. `resilience.job` is a
-trace of its own, to which each cycle is linked. A span leaves only when it ends; so that a running job can be found, an
-anchor (`launcher.cycle.start`, `inprocess.call.start`) leaves as soon as the root has begun."""
+separate trace, and each cycle links to it. A span leaves only when it ends. To make a running job visible, an anchor
+(`launcher.cycle.start`, `inprocess.call.start`) leaves as soon as the root has begun."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from resilience.telemetry.span import (
     trace_id,
 )
 
-_JOB_CYCLE = -1  # stands for the whole attempt in ids
+_JOB_CYCLE = -1  # represents the whole attempt in ids
 _ERRORS = ("failed", "lost", "left", "exhausted")
 _CONVENTIONS = {"exit_code": "process.exit.code", "function": "code.function.name"}
-"""Facts that OpenTelemetry's semantic conventions have a name for."""
+"""Facts with a name in OpenTelemetry's semantic conventions."""
 
 
 class SpanView:
-    """Turns intervals into spans.
+    """Converts intervals into spans.
 
-    parent: trace and span that everything belongs to, from TRACEPARENT. is_launched: the launcher's cycles hold
+    parent: trace and span that everything belongs to, from TRACEPARENT. is_launched: the launcher's cycles contain
     the iterations."""
 
     def __init__(self, parent: Trace | None = None, is_launched: bool = False) -> None:
         self._parent = parent
         self._timeline = Timeline(is_launched=is_launched)
-        self._faulty: set[tuple[int, int]] = set()  # call and initial rank that had a fault of their own
+        self._faulty: set[tuple[int, int]] = set()  # call and initial rank of ranks with a fault of their own
 
     def take(self, record: Record) -> list[Span]:
-        """Return the spans that this record completes, by a timeline of the view's own."""
+        """Return the spans that this record completes, according to the view's own timeline."""
         return self.spans(self._timeline.take(record))
 
     def left_open(self) -> list[Span]:
-        """Return a span of everything that has no end on record; its outcome is "open"."""
+        """Return a span for everything without a recorded end; its outcome is "open"."""
         return self.spans(self._timeline.left_open())
 
     def spans(self, intervals: list[Interval]) -> list[Span]:
@@ -59,7 +59,7 @@ class SpanView:
         return [self._span(interval) for interval in intervals if self._is_shown(interval)]
 
     def _is_shown(self, interval: Interval) -> bool:
-        """Whether a span leaves: of a large world's ranks only a share, and those with a fault of their own."""
+        """Return True if the span is sent: in a large world, only a sample of ranks and those with their own fault."""
         if interval.name == "interruption" and interval.record is not None:
             self._faulty.add((interval.origin.call, interval.record.rank))
         if interval.name in ("interruption", "monitor.hang") or interval.key[0] in (*ROOT, *JOB):
@@ -69,11 +69,11 @@ class SpanView:
 
     def _span(self, interval: Interval) -> Span:
         attributes = _attributes(interval)
-        noted = tuple(event_of(noted.event, noted.at_ns) for noted in interval.noted)
+        span_events = tuple(event_of(noted.event, noted.at_ns) for noted in interval.noted)
         if interval.record is not None:
             attributes |= interruption_attributes(interval.record)
             if interval.record.exception is not None:
-                noted += (SpanEvent("exception", interval.start_ns, exception_event(interval.record.exception)),)
+                span_events += (SpanEvent("exception", interval.start_ns, exception_event(interval.record.exception)),)
         parent = None if interval.parent is None else self._id(interval.origin, interval.parent)
         return Span(
             name=interval.name,
@@ -83,23 +83,23 @@ class SpanView:
             start_ns=interval.start_ns,
             end_ns=interval.end_ns,
             attributes=attributes,
-            events=noted,
+            events=span_events,
             links=tuple(self._links(interval)),
             is_error=_is_error(interval),
         )
 
     def _links(self, interval: Interval) -> list[Link]:
-        origin, found = interval.origin, []
+        origin, links = interval.origin, []
         if interval.cause is not None:
-            found.append(Link(trace_id(origin, self._parent), self._id(origin, interval.cause), "caused_by"))
+            links.append(Link(trace_id(origin, self._parent), self._id(origin, interval.cause), "caused_by"))
         if interval.previous is not None:
             attempt, cycle = interval.previous[0]
             earlier = _moved(origin, attempt, cycle)
             kind: LinkKind = "previous_cycle" if interval.name == "launcher.cycle" else "previous_iteration"
-            found.append(Link(trace_id(earlier, self._parent), self._id(earlier, interval.previous[1]), kind))
+            links.append(Link(trace_id(earlier, self._parent), self._id(earlier, interval.previous[1]), kind))
         if interval.name == "launcher.cycle":
-            found.append(Link(self._trace(origin, JOB), self._id(origin, JOB), "job"))
-        return found
+            links.append(Link(self._trace(origin, JOB), self._id(origin, JOB), "job"))
+        return links
 
     def _trace(self, origin: Origin, key: Key) -> int:
         return trace_id(origin if key[0] != JOB[0] else _moved(origin, origin.attempt, _JOB_CYCLE), self._parent)

@@ -1,9 +1,9 @@
-"""What do users of Python's `logging` see of restarts, and what does a person at the terminal read of a rank?
+"""What appears in Python's `logging` about restarts, and on the terminal about a rank?
 
-The logger `resilience` warns once per restart on each rank, for users who look there. Without a handler
-of their own it is silent. On standard error one rank says where the records are, what is watched for hangs, who failed
+The logger `resilience` warns once per restart on each rank, for users who look there. Without a handler of the user's
+it is silent. On standard error, one rank prints where the records are, what is watched for hangs, which rank failed
 first in each restart, and which command explains the run. No line waits for its reader; RESILIENCE_QUIET=1 switches all
-of them off. The record files have all of it in any case."""
+of them off. The record files contain everything in any case."""
 
 from __future__ import annotations
 
@@ -22,81 +22,83 @@ from resilience.core.records import Record
 from resilience.core.watched import watched_in_words
 
 LOGGER = logging.getLogger("resilience")
-LOGGER.addHandler(logging.NullHandler())  # else Python itself writes warnings to stderr
+LOGGER.addHandler(logging.NullHandler())  # otherwise Python itself writes warnings to stderr
 
 
 class StandardLog:
-    """A sink of one rank's emitter. Records may come from its main thread and its watcher."""
+    """A sink of one rank's emitter. Called from the main thread and the watcher."""
 
     def __init__(self) -> None:
-        self._own = ""  # this rank's failure in the present iteration
-        self._first: int | None = None  # initial rank of the first record in the store
+        self._failure = ""  # this rank's failure in the current iteration
+        self._first_rank: int | None = None  # initial rank of the first record in the store
 
     def take(self, record: Record) -> bool:
-        """Log a restart when this rank is about to regroup for it. Always taken."""
+        """Log a restart when this rank is about to regroup for it. Always return True."""
         match record.event:
-            case events.Interrupted(found) if found.rank == record.origin.initial_rank:
-                self._own = found.message
+            case events.Interrupted(interruption) if interruption.rank == record.origin.initial_rank:
+                self._failure = interruption.message
             case events.OutcomeSeen(by):
-                self._first = by
+                self._first_rank = by
             case events.IterationEnded("interrupted"):
                 LOGGER.warning("%s", self._sentence(record))
-                self._own, self._first = "", None
+                self._failure, self._first_rank = "", None
             case events.ConfigurationAdvised(advice):
                 show(advice)
-            case events.HangsWatched() if not Launcher.from_environment().policy:  # our launcher has told it
+            case events.HangsWatched() if (
+                not Launcher.from_environment().policy
+            ):  # otherwise our launcher has printed it
                 show(watched_in_words(record.event))
         return True
 
     def _sentence(self, record: Record) -> str:
         rank = record.origin.initial_rank
-        if self._own:
-            why = f"this rank failed: {self._own}"
-        elif self._first is None:
-            why = "another rank failed"
+        if self._failure:
+            reason = f"this rank failed: {self._failure}"
+        elif self._first_rank is None:
+            reason = "another rank failed"
         else:
-            why = f"rank {self._first} failed"
-        return f"rank {rank} restarts after iteration {record.origin.iteration}: {why}"
+            reason = f"rank {self._first_rank} failed"
+        return f"rank {rank} restarts after iteration {record.origin.iteration}: {reason}"
 
 
 def show(line: str) -> None:
-    """Write a line for the person at this rank's terminal, if the reader takes it now."""
+    """Write a line to this rank's terminal, if the reader takes it immediately."""
     if not is_quiet():
         terminal.say(sys.stderr, printable(f"resilience: {line}\n"))
 
 
-class Ending:
+class JobEnd:
     """The line at the end of a job without the launcher: how it ended, and the command that explains it.
 
-    The process that was rank 0 last says it when its interpreter ends. If that process is killed within the call, its
-    monitor says it where stderr is a terminal: `end_of_killed`."""
+    The process that was rank 0 last prints it when its interpreter exits. If that process is killed within the call,
+    its monitor prints it if stderr is a terminal: `end_of_killed`."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._line = ""
 
     def ended(self, folder: Path, restarts: int, error: str) -> None:
-        """A call ended on rank 0. restarts: in place, in this call. error: what left it, empty if it completed."""
-        how = "completed" if not error else f"failed ({error.partition(':')[0]})"
+        """Note that a call ended on rank 0. restarts: in place, in this call. error: empty if the call completed."""
+        outcome = "completed" if not error else f"failed ({error.partition(':')[0]})"
         count = f" after {restarts} restart{'' if restarts == 1 else 's'} in place" if restarts else ""
-        self._line = _end(how + count, folder)
+        self._line = _end_line(outcome + count, folder)
         self._pid = os.getpid()
 
     def say(self) -> None:
-        """Say it, if a call has ended here."""
-        if self._pid == os.getpid():  # a child that was forked without another program ends its interpreter too
+        """Print the line, if a call has ended in this process."""
+        if self._pid == os.getpid():  # a forked child that runs no other program exits its interpreter too
             show(self._line)
 
 
 def end_of_killed(terminal_path: str, folder: Path, status: Exit) -> None:
-    """Say that the job ended with the process of rank 0. status: how that process ended."""
-    how = status.signal or ("exit status unknown" if status.code is None else f"exit code {status.code}")
-    terminal.say_at(terminal_path, printable(f"resilience: {_end(f'rank 0 was ended ({how})', folder)}\n"))
+    """Print that the job ended with the process of rank 0. status: how that process ended."""
+    ending = status.signal or ("exit status unknown" if status.code is None else f"exit code {status.code}")
+    terminal.say_at(terminal_path, printable(f"resilience: {_end_line(f'rank 0 ended ({ending})', folder)}\n"))
 
 
-def _end(how: str, folder: Path) -> str:
-    return f"{how}; to see what happened:\n  resilience report {folder}"
+def _end_line(outcome: str, folder: Path) -> str:
+    return f"{outcome}; to see what happened:\n  resilience report {folder}"
 
 
-ENDING = Ending()
-atexit.register(ENDING.say)  # here and not in a call, which leaves nothing behind
+ENDING = JobEnd()
+atexit.register(ENDING.say)  # here and not in a call, because a call must leave nothing behind

@@ -1,7 +1,7 @@
-"""How long do sections and heartbeats take?  Sparse histograms that can be added up.
+"""How long do sections and heartbeats take?  Sparse histograms that can be merged.
 
-Buckets grow by 1 % from 1 µs to 1e6 s; count, sum and maximum are exact. Merging is adding counts. The files that
-hold them are `telemetry.durations`'."""
+Buckets grow by 1 % from 1 µs to 1e6 s; count, sum and maximum are exact. Merging adds counts. `telemetry.durations`
+reads and writes the files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATIO = 1.01
 SMALLEST = 1e-6  # seconds: upper bound of bucket 0
 LARGEST_BUCKET = 2800
 _LOG_RATIO = math.log(RATIO)
-HEARTBEAT = ""  # the name under which heartbeat gaps are kept
+HEARTBEAT = ""  # the section name for gaps between heartbeats
 
 
 Bucket = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BUCKET)]
@@ -53,14 +53,14 @@ def bucket(duration: float) -> int:
 
 
 def upper_bound(number: int) -> float:
-    """Return where a bucket ends, in seconds."""
+    """Return the upper bound of a bucket, in seconds."""
     return SMALLEST * RATIO**number
 
 
 class Timings(msgspec.Struct):
     """The histograms of one rank or of several, by section; HEARTBEAT holds the gaps between heartbeats.
 
-    failed: of sections that an exception left; their durations say little about the others'."""
+    failed: of sections that an exception left; their durations say little about complete ones."""
 
     sections: dict[str, Histogram] = {}
     failed: dict[str, Histogram] = {}

@@ -1,4 +1,4 @@
-"""What we and our users test with: virtual time, a memory store, faults, thousands of virtual ranks.
+"""What do we and our users test with?  Virtual time, a memory store, faults, thousands of virtual ranks.
 
-The same decisions as in production (`core.watch`, `core.restart`) driven by a virtual clock: no threads,
-no processes, no sockets. A schedule is a seed, so whatever it finds happens again."""
+A virtual clock drives the same decisions as in production (`core.watch`, `core.restart`): no threads, no processes, no
+sockets. A schedule is a seed, so every failure that it finds can be repeated."""

@@ -1,6 +1,6 @@
-"""Who acts in a virtual cluster?  Ranks, their monitors, and what monitors do for a rank.
+"""Which actors does a virtual cluster have?  Ranks, their monitors, and the errands of monitors for ranks.
 
-Only what each of them is at a moment; `testing.cluster` moves them."""
+Only their state at a moment; `testing.cluster` moves them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Seconds = float
 
 
 class Actor:
-    """Somebody who runs a protocol: one operation after the other, until it ends or dies.
+    """Runs a protocol: one operation after another, until it ends or dies.
 
-    token: changes with every step; what was put down under an earlier one is stale. pauses: before which
-    operations it stops, and for how long. silent_since: when it last ran bytecode, None if it runs some now."""
+    token: changes with every step; an event scheduled under an earlier token is stale. pauses: operations before which
+    it stops, and for how long. silent_since: when it last ran bytecode, None if it runs bytecode now."""
 
     __slots__ = ("operation", "pauses", "process", "protocol", "seat", "silent_since", "token", "truth")
 
@@ -36,7 +36,7 @@ class Actor:
 
 
 class Rank(Actor):
-    """A live rank, and what its page shows."""
+    """A live rank, and the content of its page."""
 
     __slots__ = (
         "asks_since",
@@ -53,6 +53,7 @@ class Rank(Actor):
         "linger",
         "lingers_since",
         "lives_on",
+        "misassigned",
         "monitor",
         "operations",
         "pinged_at",
@@ -66,22 +67,23 @@ class Rank(Actor):
         super().__init__(truth)
         self.process = self
         self.monitor = Monitor(self)
-        # What the schedule has for it.
+        # From the schedule.
         self.ignores_term = ignores_term
         self.dies_before = 0
         self.takes_monitor_along = False
         self.is_critical = False  # its process holds the store
         self.faults: dict[tuple[int, Stage], Fail | Stall] = {}
+        self.misassigned: set[int] = set()  # iterations after which its assignment raises
         self.linger: dict[int, Seconds] = {}
-        self.raises: dict[int, bool] = {}  # at which of its operations; whether after it took effect
-        # Where it is.
+        self.raises: dict[int, bool] = {}  # number of its operation; True if the exception lands after its effect
+        # Its position.
         self.operations = 0
         self.published = ENTRY  # the iteration of the seat that it published last
-        self.is_answering = False  # has left the function and is about to answer the last call
+        self.is_answering = False  # it has left the function and is about to answer the last call
         self.called_at = 0.0
-        self.lives_on = False  # its process, out of the call
+        self.lives_on = False  # its process, after the call
         # Its page.
-        self.asks_since: Seconds | None = None  # it waits for a store that stands still
+        self.asks_since: Seconds | None = None  # it waits for a stopped store
         self.has_left = False
         self.doing = Doing.WAITING
         self.since = 0.0
@@ -98,7 +100,7 @@ class Rank(Actor):
             self.doing, self.hook, self.since = doing, hook, now
 
     def observed(self, now: Seconds) -> Observation:
-        """Return what its monitor sees of it."""
+        """Return its monitor's observation."""
         return Observation(
             iteration=self.seat.iteration,
             doing=self.doing,
@@ -115,13 +117,13 @@ class Rank(Actor):
         )
 
     def stalled_since(self) -> Seconds | None:
-        """Return since when it has really been without progress, None if it makes some."""
+        """Return since when it has really made no progress, None if it makes progress."""
         moments = (self.silent_since, self.pinged_at, self.lingers_since)
         return min((at for at in moments if at is not None), default=None)
 
 
 class Monitor:
-    """The process beside a rank. token: changes with every look put down, so that only the latest counts."""
+    """The process beside a rank. token: changes with every scheduled check, so that only the latest one counts."""
 
     __slots__ = ("dies_before", "errands", "is_alive", "operations", "queue", "rank", "token", "watch")
 
@@ -132,8 +134,8 @@ class Monitor:
         self.operations = 0
         self.dies_before = 0
         self.is_alive = True
-        self.errands: list[Errand] = []  # under way: at most one of its own, any number for neighbours
-        self.queue: list[Errand] = []  # its own that wait
+        self.errands: list[Errand] = []  # in progress: at most one of its own, any number for neighbours
+        self.queue: list[Errand] = []  # its own waiting ones
 
 
 class Errand(Actor):

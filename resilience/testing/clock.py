@@ -1,4 +1,4 @@
-"""What time is it, if nobody waits?  A clock that jumps from one thing due to the next."""
+"""What time is it without waiting?  A clock that jumps from one due event to the next."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Seconds = float
 
 
 class VirtualClock:
-    """Seconds since the clock was made, and an agenda of what is due when.
+    """Seconds since the clock's creation, and an agenda of due events.
 
-    Things due at the same moment come in the order in which they were put down."""
+    Events due at the same moment come in the order in which they were scheduled."""
 
     __slots__ = ("_agenda", "_count", "now")
 
@@ -27,12 +27,12 @@ class VirtualClock:
         return int(self.now * 1e9)
 
     def after(self, delay: Seconds, *due: Any) -> None:
-        """Put down what is due in `delay` seconds, at least 0."""
+        """Schedule an event in `delay` seconds, at least 0."""
         self._count += 1
         heappush(self._agenda, (self.now + delay, self._count, due))
 
     def next(self) -> tuple[Any, ...] | None:
-        """Jump to what is due next and return it, None if nothing is."""
+        """Jump to the next due event and return it, None if there is none."""
         if not self._agenda:
             return None
         self.now, _, due = heappop(self._agenda)

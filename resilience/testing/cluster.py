@@ -1,10 +1,10 @@
 """How does a whole job behave?  Virtual ranks and monitors over one memory store, driven by a schedule.
 
-Each rank runs the loop of `inprocess.call` over `core.restart`, each monitor that of `monitor.server` over
-`core.watch`; both yield operations as in production. They are performed one at a time, each after a delay
-drawn from the schedule's seed: that is the interleaving. Between any two operations a fault may strike. No
-threads, no processes, no waiting: a minute of a job takes milliseconds. The `Referee` is told what really
-happens and raises where an invariant breaks. What the stages of a rank do is in `testing.stages`."""
+Each rank runs the loop of `inprocess.call` over `core.restart`, each monitor the loop of `monitor.server` over
+`core.watch`; both yield operations as in production. The cluster performs them one at a time, each after a delay drawn
+from the schedule's seed: that is the interleaving. A fault may strike between any two operations. There are no threads,
+no processes and no waits: a minute of a job takes milliseconds. The `Referee` hears every real event and raises if an
+invariant breaks. `testing.virtual_rank` defines what a rank does in each stage."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from resilience.core.restart import (
     Add,
     Assign,
     Await,
+    AwaitOutcome,
     Check,
     CompareSet,
     Operation,
-    Run,
+    RunStage,
     Seat,
     Set,
     Settle,
+    Unassigned,
     seat_key,
 )
 from resilience.core.watch import Doing
@@ -38,38 +40,38 @@ from resilience.errors import BarrierTimeout
 from resilience.testing import invariants
 from resilience.testing.actors import Actor, Errand, Monitor, Rank
 from resilience.testing.clock import VirtualClock
-from resilience.testing.faults import Fail, Freeze, Kill, Linger, Pause, Raise, Schedule, Stall, Suspect
+from resilience.testing.faults import Fail, Freeze, KillFault, Linger, Misassign, Pause, Raise, Schedule, Stall, Suspect
 from resilience.testing.invariants import LIMITS, Referee, broken
-from resilience.testing.monitors import Monitors
-from resilience.testing.stages import KILLED_AFTER, Stages
+from resilience.testing.monitors import VirtualMonitors
 from resilience.testing.store import MemoryStore
+from resilience.testing.virtual_rank import KILLED_AFTER, VirtualRank
 
 Seconds = float
 Trace = Callable[[Seconds, str, object], None]
 Steps = Generator[Operation, Any, str]
 
 
-Raised = SystemExit  # what lands in a virtual rank, as from a signal handler
+Raised = SystemExit  # the exception that lands in a virtual rank, as from a signal handler
 
-# How long one operation takes: mostly a fraction of a millisecond, sometimes half a second.
+# Durations of one operation: mostly a fraction of a millisecond, sometimes half a second.
 DELAYS = tuple(10 ** (-4 + 3.7 * step / 255) for step in range(256))
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What a schedule came to."""
+class ScheduleReport(msgspec.Struct, frozen=True):
+    """The outcome of a schedule."""
 
     iterations: int
     steps: int
     most_operations: int  # of one rank
     seconds: Seconds
     ends: tuple[str, ...]
-    vain_waits: tuple[str, ...]  # that reached their limit, explained by some other rank
+    vain_waits: tuple[str, ...]  # waits that reached their limit, explained by another rank
 
 
 class Cluster:
-    """One run of one schedule. `run` raises InternalError where an invariant breaks."""
+    """One run of one schedule. `run` raises InternalError if an invariant breaks."""
 
-    token = 0  # what the cluster itself puts down is never stale
+    token = 0  # events scheduled by the cluster itself are never stale
 
     def __init__(
         self,
@@ -91,12 +93,12 @@ class Cluster:
             "grouped": assign_grouped,
         }[schedule.assignment]
         self.ranks = [Rank(truth, self.rng.random() < 0.2) for truth in self.referee.truths]
-        self.frozen_until = 0.0  # the store stands still
-        self.monitors = Monitors(self, watcher)
-        self._stages = Stages(self)
+        self.frozen_until = 0.0  # the store is stopped until then
+        self.monitors = VirtualMonitors(self, watcher)
+        self._stages = VirtualRank(self)
 
-    def run(self) -> Report:
-        """Run until nothing is left to happen, then settle."""
+    def run(self) -> ScheduleReport:
+        """Run until no event is left, then settle."""
         block, self.protocol.BLOCK = self.protocol.BLOCK, self.schedule.block
         clock, steps, ended_at = self.clock, 0, 0.0
         faults = 1 + len(self.schedule.faults)
@@ -112,7 +114,7 @@ class Cluster:
             self.referee.settle()
         finally:
             self.protocol.BLOCK = block
-        return Report(
+        return ScheduleReport(
             iterations=max(self.referee.worlds) + 1,
             steps=steps,
             most_operations=max(rank.operations for rank in self.ranks),
@@ -134,15 +136,17 @@ class Cluster:
         for fault in self.schedule.faults:
             rank = self.ranks[fault.rank]
             match fault:
-                case Kill(_, victim, _, at) if at is not None:
+                case KillFault(_, victim, _, at) if at is not None:
                     self.clock.after(at, self, 0, Cluster._strike, rank, victim)
-                case Kill(_, "monitor", operation):
+                case KillFault(_, "monitor", operation):
                     rank.monitor.dies_before = operation
-                case Kill(_, victim, operation):
+                case KillFault(_, victim, operation):
                     rank.dies_before = operation
                     rank.takes_monitor_along = victim == "both"
                 case Fail(_, iteration, stage) | Stall(_, iteration, stage):
                     rank.faults[iteration, stage] = fault
+                case Misassign(_, iteration):
+                    rank.misassigned.add(iteration)
                 case Linger(_, iteration, duration):
                     rank.linger[iteration] = duration
                 case Pause(_, operation, duration):
@@ -152,7 +156,7 @@ class Cluster:
                 case Freeze(_, at, duration):
                     self.clock.after(at, self, 0, Cluster._freeze, duration)
                 case Suspect(_, at):
-                    self.clock.after(at, self.monitors, 0, Monitors.suspect, rank)
+                    self.clock.after(at, self.monitors, 0, VirtualMonitors.suspect, rank)
         for rank in self.ranks:
             rank.is_critical = rank.truth.seat.initial_rank == self.schedule.critical
             rank.protocol = self._live(rank)
@@ -167,7 +171,7 @@ class Cluster:
     # -- performing operations --------------------------------------------------------------------
 
     def step(self, actor: Actor, answer: Any, raised: Raised | None = None) -> None:
-        """Give an actor its answer, or raise in it, and put down what it asks for next."""
+        """Send an actor its answer, or raise in it, and schedule its next operation."""
         actor.token += 1
         try:
             operation = actor.protocol.send(answer) if raised is None else actor.protocol.throw(raised)
@@ -189,7 +193,7 @@ class Cluster:
             self.comes_late(rank, duration)
 
     def _is_held_up(self, actor: Actor, again: Callable[..., None], *arguments: Any) -> bool:
-        """Return True if the store stands still: what is asked of it happens when it goes on."""
+        """Return True if the store is stopped: then repeat the request once it continues."""
         if self.frozen_until <= self.clock.now:
             if isinstance(actor, Rank):
                 actor.asks_since = None
@@ -201,9 +205,9 @@ class Cluster:
         return True
 
     def _perform(self, actor: Actor) -> None:
-        """An actor's operation takes effect now, unless a fault strikes first."""
+        """Perform an actor's operation, unless a fault strikes first."""
         operation, process = actor.operation, actor.process
-        if not isinstance(operation, Run) and self._is_held_up(actor, self._perform):
+        if not isinstance(operation, RunStage) and self._is_held_up(actor, self._perform):
             return None
         actor.silent_since = None
         process.operations += 1
@@ -214,13 +218,13 @@ class Cluster:
             return self._raise(actor, operation)
         if isinstance(operation, Await):
             return self._await(actor, operation)
-        if isinstance(operation, Run):
+        if isinstance(operation, RunStage):
             assert isinstance(actor, Rank)
             return self._stages.enter(actor, operation.stage)
         return self.step(actor, self._take_effect(actor, operation))
 
     def _take_effect(self, actor: Actor, operation: Operation) -> Any:
-        """Do what an operation that does not wait does, and return its answer."""
+        """Perform an operation that does not wait, and return its answer."""
         if isinstance(operation, Settle):
             self.referee.settled(actor.truth, operation.origin)
             return None
@@ -232,9 +236,9 @@ class Cluster:
         return answer
 
     def _raise(self, rank: Rank, operation: Operation) -> None:
-        """An exception lands in a rank before its operation, or after that has taken effect."""
+        """Raise in a rank before its operation, or after the operation has taken effect."""
         self.note(rank, "raises")
-        if rank.raises[rank.operations] and not isinstance(operation, (Await, Run)):
+        if rank.raises[rank.operations] and not isinstance(operation, (Await, RunStage)):
             self._take_effect(rank, operation)
         self.step(rank, None, Raised())
 
@@ -247,12 +251,12 @@ class Cluster:
         return self.clock.after(operation.limit, actor, actor.token, self._overdue)
 
     def _tell(self, actor: Actor, token: int) -> None:
-        """What an actor waits for is there; it learns of it a moment later."""
+        """Wake an actor a moment after the key that it waits for exists."""
         if actor.token == token and not self._is_held_up(actor, self.step, True):
             self.clock.after(self.delay(), actor, token, self.step, True)
 
     def _overdue(self, actor: Actor) -> None:
-        """A wait is over. Like a store's client, look once more."""
+        """End a wait at its limit. Like a store's client, check the key once more."""
         if self._is_held_up(actor, self._overdue):
             return
         operation = actor.operation
@@ -260,12 +264,12 @@ class Cluster:
         is_there = operation.key in self.store.data
         if not is_there:
             self.referee.overdue(actor.truth, actor.seat, operation.key, operation.limit, self.clock.now)
-        if not is_there and operation.key.endswith("/outcome"):
+        if not is_there and isinstance(operation, AwaitOutcome):
             self.referee.may_say(missed_completion(actor.seat, operation.limit))
         self.step(actor, is_there)
 
     def _notice(self, actor: Actor, operation: Operation) -> None:
-        """Tell the referee what an actor's next operation shows of where it is."""
+        """Report to the referee what an actor's next operation shows about its position."""
         if isinstance(actor, Rank):
             if actor.published != actor.seat.iteration:
                 if not isinstance(operation, Set) or operation.key != seat_key(actor.seat.initial_rank):
@@ -280,10 +284,12 @@ class Cluster:
     def _pause(self, actor: Actor) -> Seconds:
         assert isinstance(actor, Rank)
         duration = actor.pauses.pop(actor.operations + 1, 0.0)
-        if duration:  # it stands still, and its monitor ends it after the hard limit: no longer wait is excused
+        if duration:  # it is stopped until its monitor ends it after the hard limit: no longer wait is excused
             self.stalls(actor, min(duration, KILLED_AFTER))
             actor.silent_since = self.clock.now
-            if not isinstance(actor.operation, Run) and self.rng.random() < 0.5:  # its page says that it asks the store
+            if (
+                not isinstance(actor.operation, RunStage) and self.rng.random() < 0.5
+            ):  # its page says that it asks the store
                 actor.asks_since = self.clock.now
         return duration
 
@@ -308,7 +314,7 @@ class Cluster:
     # -- the life of a rank -----------------------------------------------------------------------
 
     def _live(self, rank: Rank) -> Steps:
-        """The loop of `inprocess.call`; answers how the rank ended."""
+        """Run the loop of `inprocess.call`. Return how the rank ended."""
         self.referee.entered(rank.seat)
         try:
             ending = yield from self.protocol.enter(rank.seat, LIMITS)
@@ -317,6 +323,8 @@ class Cluster:
                 following = self._assigned(rank, rank.seat, ending.terminated)
                 if following is None:
                     return invariants.DISCARDED
+                if isinstance(following, Unassigned):
+                    return (yield from self._leave(rank, invariants.RAISED))
                 rank.seat = rank.truth.seat = following
                 rank.interrupted_at = None
                 self.referee.took_seat(following, by_stand_in=rank.truth.is_suspected)
@@ -333,41 +341,44 @@ class Cluster:
         except Raised:
             return (yield from self._leave(rank, invariants.RAISED))
 
-    def _leave(self, rank: Rank, why: str) -> Steps:
-        """An exception landed in a rank: it represents itself, unless another one keeps it from that. It says
-        goodbye only after the last operation."""
+    def _leave(self, rank: Rank, reason: str) -> Steps:
+        """Represent a rank in which an exception landed, unless another exception prevents that. The rank says goodbye
+        only after its last operation."""
         self.referee.suspected(rank.truth)
         rank.published, rank.is_answering = rank.seat.iteration, False
         try:
-            record = self.referee.may_say(f"{rank.seat.initial_rank}:{why}")
+            record = self.referee.may_say(f"{rank.seat.initial_rank}:{reason}")
             result = yield from self.protocol.stand_in(rank.seat, LIMITS, record)
         except BarrierTimeout:
-            result = invariants.TIMEOUT  # it has done its part, whatever keeps the others
+            result = invariants.TIMEOUT  # it has done its part, whatever delays the others
         except Raised:
-            rank.has_left = True  # and no goodbye
+            rank.has_left = True  # without a goodbye
             return invariants.RAISED
-        if why == invariants.RAISED:
+        if reason == invariants.RAISED:
             self.referee.stood_in(rank.truth, rank.seat, result)
-        return why
+        return reason
 
     def ends_unrepresented(self, rank: Rank) -> None:
-        """The process of a rank ends that left and has said no goodbye."""
+        """End the process of a rank that left without a goodbye."""
         rank.truth.end, rank.lives_on = None, False
         self.kill(rank)
 
-    def _assigned(self, actor: Actor, seat: Seat, terminated: frozenset[int]) -> Seat | None:
+    def _assigned(self, actor: Actor, seat: Seat, terminated: frozenset[int]) -> Seat | Unassigned | None:
         following = self._seat_after(seat, terminated)
         if following is None:
             actor.truth.is_grouped |= seat.rank not in terminated
+        if seat.rank not in terminated and seat.iteration in self.ranks[seat.initial_rank].misassigned:
+            return Unassigned(len(self.ranks))
+        if following is None:
             return None
         active = min(self.schedule.active, following.world_size)
         return msgspec.structs.replace(following, active_world_size=active)
 
-    def _follow(self, actor: Actor, operation: Assign) -> Seat | None:
-        """Whoever stands in for a rank finds its next seat as the rank itself would have."""
+    def _follow(self, actor: Actor, operation: Assign) -> Seat | Unassigned | None:
+        """Move a stand-in to the next seat that its rank would have got."""
         self.referee.agreed(operation.seat, operation.terminated)
-        following = self._assigned(actor, operation.seat, operation.terminated)
-        if following is not None:
+        following = operation.place or self._assigned(actor, operation.seat, operation.terminated)
+        if isinstance(following, Seat):
             actor.seat = following
             self.referee.took_seat(following, by_stand_in=True)
             if isinstance(actor, Rank):
@@ -375,7 +386,7 @@ class Cluster:
         return following
 
     def stalls(self, rank: Rank, duration: Seconds) -> None:
-        """A rank is about to make no progress, so that its monitor has something to weigh."""
+        """Note that a rank stops making progress, so its monitor has to check it."""
         self.comes_late(rank, duration)
         if rank.monitor.is_alive:
             self.monitors.look(rank.monitor, 0.0)
@@ -383,11 +394,11 @@ class Cluster:
             self.monitors.is_unmonitored(rank)
 
     def comes_late(self, rank: Rank, duration: Seconds) -> None:
-        """A rank, or whoever stands in for it, keeps the others waiting for so long."""
+        """Note that a rank, or its stand-in, keeps the other ranks waiting for this long."""
         self.referee.stalls(rank.truth, self.clock.now, duration)
 
     def kill(self, rank: Rank) -> None:
-        """A rank's process is gone."""
+        """Kill a rank's process."""
         if rank.truth.end is not None:
             return
         self.note(rank, "killed")
@@ -400,6 +411,6 @@ class Cluster:
 
 
 def assign_grouped(seat: Seat, terminated: frozenset[int]) -> Seat | None:
-    """As by FilterGroupedByKey: two neighbours make a node, and go together."""
+    """Assign as FilterGroupedByKey does: two neighbours form a node and leave together."""
     nodes = {rank // 2 for rank in terminated}
     return assignment.shift(seat, frozenset(rank for rank in range(seat.world_size) if rank // 2 in nodes))

@@ -1,7 +1,7 @@
-"""What goes wrong, where and when?  Faults as values, and the schedules that seeds stand for.
+"""What fails, where and when?  Faults as values, and the schedules that seeds stand for.
 
-A schedule is all that `testing.cluster` needs to repeat a run exactly: the same seed draws the same faults,
-delays and interleaving. Ranks are initial ranks; seconds are virtual."""
+A schedule is all that `testing.cluster` needs to repeat a run exactly: the same seed draws the same faults, delays and
+interleaving. Ranks are initial ranks; seconds are virtual."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from resilience.core.attribution import FaultOrigin
-from resilience.core.restart import End, Stage
+from resilience.core.restart import ENTRY, End, Stage
 
 Seconds = float
 Victim = Literal["rank", "monitor", "both"]
@@ -20,10 +20,10 @@ VICTIMS: tuple[Victim, ...] = ("rank", "monitor", "both")
 Assignment = Literal["shift", "fill_gaps", "grouped"]
 
 
-class Kill(msgspec.Struct, frozen=True, tag=True):
-    """A process is gone: before its `operation`-th operation (from 1), or at a moment if that is given.
+class KillFault(msgspec.Struct, frozen=True, tag=True):
+    """A process ends: before its `operation`-th operation (from 1), or at a moment if `at` is given.
 
-    A monitor counts the operations it performs in the store; of both, the rank's count."""
+    For a monitor, its operations in the store count; for "both", the rank's operations."""
 
     rank: int
     victim: Victim = "rank"
@@ -32,8 +32,8 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fail(msgspec.Struct, frozen=True, tag=True):
-    """A stage raises. `end`: FAILED for an Exception, FATAL for a BaseException. `origin`: "communication" where the
-    error may be another rank's doing."""
+    """A stage raises. `end`: FAILED for an Exception, FATAL for a BaseException. `origin`: "communication" if another
+    rank may have caused the error."""
 
     rank: int
     iteration: int
@@ -43,10 +43,10 @@ class Fail(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stall(msgspec.Struct, frozen=True, tag=True):
-    """A stage does not come to its end in time.
+    """A stage does not end in time.
 
-    sleep: runs no bytecode until it is interrupted. spin: runs bytecode, pings no more, until it is
-    interrupted. stuck: runs no bytecode and cannot be interrupted. slow: takes `duration`."""
+    sleep: runs no bytecode until it is interrupted. spin: runs bytecode but sends no pings, until it is interrupted.
+    stuck: runs no bytecode and cannot be interrupted. slow: takes `duration`."""
 
     rank: int
     iteration: int
@@ -56,7 +56,7 @@ class Stall(msgspec.Struct, frozen=True, tag=True):
 
 
 class Linger(msgspec.Struct, frozen=True, tag=True):
-    """An interrupted function takes long to leave."""
+    """An interrupted function takes a long time to leave."""
 
     rank: int
     iteration: int
@@ -64,7 +64,7 @@ class Linger(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """A rank stops before its `operation`-th operation and goes on after `duration`, as by SIGSTOP."""
+    """A rank stops before its `operation`-th operation and continues after `duration`, as by SIGSTOP."""
 
     rank: int
     operation: int
@@ -72,8 +72,8 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
 
 
 class Raise(msgspec.Struct, frozen=True, tag=True):
-    """An exception lands in a rank outside its stages, as from a signal handler: at its `operation`-th operation and,
-    on its way out, at each of the `times` - 1 after that. after: when the operation has taken effect, not before."""
+    """An exception lands in a rank outside its stages, as from a signal handler: at its `operation`-th operation, and
+    on its way out at each of the next `times` - 1. after: it lands after the operation's effect, not before."""
 
     rank: int
     operation: int
@@ -82,7 +82,7 @@ class Raise(msgspec.Struct, frozen=True, tag=True):
 
 
 class Freeze(msgspec.Struct, frozen=True, tag=True):
-    """The process that hosts the store stands still at a moment, for `duration`: it answers nobody meanwhile."""
+    """The process that hosts the store is stopped at a moment, for `duration`: it answers no client meanwhile."""
 
     rank: int
     at: Seconds
@@ -90,20 +90,27 @@ class Freeze(msgspec.Struct, frozen=True, tag=True):
 
 
 class Suspect(msgspec.Struct, frozen=True, tag=True):
-    """A neighbour takes a living rank for dead and stands in for it."""
+    """A neighbour believes that a living rank is dead, and stands in for it."""
 
     rank: int
     at: Seconds
 
 
-Fault = Kill | Fail | Stall | Linger | Pause | Raise | Freeze | Suspect
+class Misassign(msgspec.Struct, frozen=True, tag=True):
+    """A rank's assignment raises after an iteration, in the rank and in whoever stands in for it."""
+
+    rank: int
+    iteration: int
+
+
+Fault = KillFault | Fail | Misassign | Stall | Linger | Pause | Raise | Freeze | Suspect
 
 
 class Schedule(msgspec.Struct, frozen=True):
     """One run of a cluster.
 
-    active: ranks that run the function, the others are spares. block: arrivals looked at together in a
-    barrier. latency: factor on the time of every store operation. critical: the rank that leaves last."""
+    active: ranks that run the function; the others are spares. block: arrivals read together in a barrier.
+    latency: factor on the time of every store operation. critical: the rank that leaves last."""
 
     seed: int
     ranks: int
@@ -115,10 +122,10 @@ class Schedule(msgspec.Struct, frozen=True):
     critical: int = 0
 
 
-HANGS: tuple[How, ...] = ("sleep", "spin", "stuck", "slow")  # hooks can only do the last two
+HANGS: tuple[How, ...] = ("sleep", "spin", "stuck", "slow")  # hooks can only have the last two
 HOOKS = (Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FINALIZE, Stage.CHECK_AFTER)
-LIMITS = (60.0, 90.0, 120.0)  # seconds: soft, hard, and of waits for each other
-OPERATIONS = 90  # a rank has done about as many after two restarts
+LIMITS = (60.0, 90.0, 120.0)  # seconds: soft, hard, and of waits between ranks
+OPERATIONS = 90  # about the number that a rank performs until after two restarts
 STAND_IN_OPERATIONS = 30
 
 
@@ -130,8 +137,8 @@ def draw(seed: int, fewest: int = 3, most: int = 8) -> Schedule:
     for number in range(rng.choice((0, 1, 1, 1, 2, 2, 2, 3, 3, 4))):
         fault = _fault(rng, rng.randrange(ranks), rng.choice((0, 0, 0, 1, 1, 2)[: 1 + 5 * number]))
         faults.append(fault)
-        if isinstance(fault, Kill) and fault.victim == "rank" and rng.random() < 0.3:
-            faults.append(Kill(fault.rank, "monitor", rng.randint(1, STAND_IN_OPERATIONS)))
+        if isinstance(fault, KillFault) and fault.victim == "rank" and rng.random() < 0.3:
+            faults.append(KillFault(fault.rank, "monitor", rng.randint(1, STAND_IN_OPERATIONS)))
     return Schedule(
         seed=seed,
         ranks=ranks,
@@ -145,13 +152,13 @@ def draw(seed: int, fewest: int = 3, most: int = 8) -> Schedule:
 
 def _fault(rng: Random, rank: int, iteration: int) -> Fault:
     operation = rng.randint(1, rng.choice((25, 50, OPERATIONS)))
-    kind = rng.randrange(23)
+    kind = rng.randrange(24)
     if kind < 6:
-        return Kill(rank, "rank", operation)
+        return KillFault(rank, "rank", operation)
     if kind < 8:
-        return Kill(rank, "both", operation)
+        return KillFault(rank, "both", operation)
     if kind < 10:
-        return Kill(rank, rng.choice(VICTIMS), at=rng.random() * rng.choice((1, 3, 10)))
+        return KillFault(rank, rng.choice(VICTIMS), at=rng.random() * rng.choice((1, 3, 10)))
     if kind < 13:
         end = rng.choice((End.FAILED, End.FAILED, End.FATAL))
         return Fail(rank, iteration, Stage.FUNCTION, end, rng.choice(("own", "communication")))
@@ -159,7 +166,7 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
         return Fail(rank, iteration, rng.choice(HOOKS), rng.choice((End.FAILED, End.FATAL)))
     if kind < 17:
         how, duration = rng.choice(HANGS), rng.uniform(10, 200)
-        if rng.random() < 0.3:  # right at a limit: what is late by a moment meets what gives up at that moment
+        if rng.random() < 0.3:  # close to a limit, so that a late event meets a wait that ends
             how, duration = "slow", rng.choice(LIMITS) + rng.uniform(-1.0, 1.0)
         return Stall(rank, iteration, Stage.FUNCTION, how, duration)
     if kind < 18:
@@ -172,6 +179,8 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
     if kind < 21:
         return Raise(rank, operation, rng.choice((1, 2, 2, 3, 10, 99)), rng.random() < 0.5)
     if kind < 22:
+        return Misassign(rank, rng.choice((ENTRY, iteration, iteration)))
+    if kind < 23:
         return Freeze(rank, rng.random() * rng.choice((1, 3, 10)), rng.uniform(1, 95))
     return Suspect(rank, rng.random() * rng.choice((1, 3, 10)))
 
@@ -179,24 +188,24 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
 def everywhere(victim: Victim, ranks: int, rank: int, restarts: int = 0, block: int = 32) -> list[Schedule]:
     """Return the schedules that kill one process at each of its operations in turn.
 
-    restarts: the function of the next rank raises in that many iterations, so that restarts are hit too.
-    A monitor does something only if its rank dies: that rank is killed at the first second."""
+    restarts: the next rank's function raises in that many iterations, so that the kills also hit restarts. A monitor
+    acts only if its rank dies, so that rank is killed at the first second."""
     faults: list[Fault] = [Fail((rank + 1) % ranks, number, Stage.FUNCTION) for number in range(restarts)]
     if victim == "monitor":
-        faults.append(Kill(rank, "rank", at=1.0))
+        faults.append(KillFault(rank, "rank", at=1.0))
     last = STAND_IN_OPERATIONS if victim == "monitor" else OPERATIONS
     return [
-        Schedule(seed=number, ranks=ranks, faults=(Kill(rank, victim, number), *faults), block=block)
+        Schedule(seed=number, ranks=ranks, faults=(KillFault(rank, victim, number), *faults), block=block)
         for number in range(1, last + 1)
     ]
 
 
 def raised_everywhere(times: int, ranks: int, rank: int, restarts: int = 0, latency: float = 1.0) -> list[Schedule]:
     """Return the schedules that raise in one rank at each of its operations in turn, before and after it, and
-    `times` - 1 times more on its way out. restarts: as in `everywhere`."""
-    others = tuple(Fail((rank + 1) % ranks, number, Stage.FUNCTION) for number in range(restarts))
+    `times` - 1 more times on its way out. restarts: as in `everywhere`."""
+    other_faults = tuple(Fail((rank + 1) % ranks, number, Stage.FUNCTION) for number in range(restarts))
     return [
-        Schedule(seed=number, ranks=ranks, faults=(Raise(rank, number, times, after), *others), latency=latency)
+        Schedule(seed=number, ranks=ranks, faults=(Raise(rank, number, times, after), *other_faults), latency=latency)
         for number in range(1, OPERATIONS + 1)
         for after in (False, True)
     ]

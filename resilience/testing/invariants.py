@@ -1,11 +1,10 @@
-"""Did everything stay as it must?  What really happened in a cluster, held against what the protocol says.
+"""Did every invariant hold?  Compares the real events of a cluster with the promises of the protocol.
 
-The referee is told what each rank and each process that stands in for one really does, and reads the store
-over their shoulder. It knows no protocol step: only who was where, who returned, who died, and what must
-never be. A wait may only reach its limit if other ranks explain it: they were stalled by the schedule for nearly all
-of that time, one of them or several in turn, or one is stuck or dead and nobody is left to end it or to stand in for
-it. Such a wait excuses nothing but itself and the BarrierTimeout that follows from it.
-Raises: InternalError with the attribute `invariant`, from whatever call first sees it broken."""
+The referee hears what each rank and each stand-in really does, and also reads the store. It knows no protocol step,
+only who was where, who returned, who died, and what must never happen. A wait may reach its limit only if other ranks
+explain it: the schedule stalled one or several of them for nearly all of that time, or a rank is stuck or dead and no
+monitor is left to end it or to stand in for it. Such a wait excuses only itself and the BarrierTimeout that follows.
+Raises: InternalError with the attribute `invariant`, from the call that first finds it broken."""
 
 from __future__ import annotations
 
@@ -15,21 +14,23 @@ from resilience.core.restart import (
     ENTRY,
     INTERRUPTED,
     LEFT,
+    LOOK_AGAIN,
     CompareSet,
     End,
-    Limits,
+    Keys,
     Result,
     Seat,
     Set,
     Stage,
+    WaitLimits,
 )
 from resilience.errors import InternalError
 from resilience.testing.store import MemoryStore
 
-LIMITS = Limits()  # how long ranks wait for each other
-SLACK = 20.0  # seconds of a wait that operations may take; the rest of it has to be somebody's stall
+LIMITS = WaitLimits()  # limits of waits between ranks
+SLACK = 20.0  # seconds of a wait that operations may take; a stall has to explain the rest
 
-# How a rank can end, beside COMPLETED and LEFT.
+# Ends of a rank, besides COMPLETED and LEFT.
 DISCARDED, TIMEOUT, RAISED, KILLED = "discarded", "timeout", "raised", "killed"
 
 Last = tuple[Stage | None, End]
@@ -48,18 +49,17 @@ FAILURES = (End.FAILED, End.FATAL)
 
 
 def broken(invariant: str, what: str) -> InternalError:
-    """Return the error that says which invariant does not hold."""
+    """Return the error for a broken invariant."""
     return InternalError(f"{invariant}: {what}", invariant=invariant)
 
 
 class World:
-    """What really happened in one iteration. Sets are of ranks in this iteration.
+    """What really happened in one iteration. The sets contain ranks of this iteration.
 
     faulty: had a fault of their own before they answered the last call. gave_up: waited for its end in vain.
 
-    came: reached the start barrier themselves. inside: may still be in the function. uncalled: have not answered
-    the last call, neither themselves nor by whoever stands in. before_end: have not come to the end barrier, and
-    are alive."""
+    came: reached the start barrier themselves. inside: may still be in the function. uncalled: neither they nor a
+    stand-in have answered the last call. before_end: are alive and have not reached the end barrier."""
 
     __slots__ = (
         "active",
@@ -78,7 +78,7 @@ class World:
         self.size = seat.world_size
         self.active = seat.active_world_size
         self.holders: dict[int, int] = {}  # rank -> initial rank
-        self.came = {0} if seat.world_size == 1 else set()  # a lone rank has nobody to meet
+        self.came = {0} if seat.world_size == 1 else set()  # a lone rank has no peers to meet
         self.returned: set[int] = set()
         self.faulty: set[int] = set()
         self.gave_up: set[int] = set()
@@ -112,18 +112,18 @@ class Truth:
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
-        self.last = BEGINNING  # the stage it left last in this iteration, and how
+        self.last = BEGINNING  # the last stage that it left in this iteration, and how
         self.end: str | None = None
-        self.is_fatal = False  # it failed such that it has to leave
-        self.is_suspected = False  # somebody stood in for it while it lived
-        self.is_unspoken = False  # it is dead or stuck, and nobody is left to stand in for it or to end it
-        self.is_grouped = False  # the assignment left it out together with a rank that was terminated
-        self.must_say: set[str] = set()  # records of its failures that do not stand in the store yet
+        self.is_fatal = False  # its failure means that it has to leave
+        self.is_suspected = False  # it had a stand-in while it lived
+        self.is_unspoken = False  # it is dead or stuck, and no monitor is left to stand in for it or to end it
+        self.is_grouped = False  # the assignment left it out together with a terminated rank
+        self.must_say: set[str] = set()  # records of its failures that are not in the store yet
         self.frozen_before = ENTRY - 1  # last iteration that was frozen when it died or was suspected
         self.standing = 0  # processes that stand in for it now
-        self.spoken_for: str | None = None  # what its stand-in answered
+        self.spoken_for: str | None = None  # its stand-in's result
         self.has_waited_in_vain = False
-        self.stalls: list[tuple[float, float]] = []  # from when to when it made no progress
+        self.stalls: list[tuple[float, float]] = []  # intervals without progress
 
     @property
     def is_alive(self) -> bool:
@@ -131,40 +131,42 @@ class Truth:
 
 
 class Referee:
-    """Watches one cluster. Its methods are called when what they are named for has happened."""
+    """Watches one cluster. Each method is called when the event in its name has happened."""
 
     def __init__(self, ranks: int, store: MemoryStore) -> None:
         self._data = store.data
         self.worlds: dict[int, World] = {}
         self.truths = [Truth(Seat(rank, rank, ranks, ranks, ENTRY)) for rank in range(ranks)]
-        self.vain_waits: list[str] = []  # those that somebody explains
-        self._true: set[str] = set()  # every record that may stand in the store
+        self.vain_waits: list[str] = []  # those that another rank explains
+        self._true: set[str] = set()  # every record that may be in the store
         self._last_frozen = ENTRY - 1
-        self._superfluous: list[Seat] = []  # of ranks whose stand-ins gave up waiting for the others
+        self._superfluous: list[Seat] = []  # seats of ranks whose stand-ins gave up waiting for the others
         for truth in self.truths:
             self.took_seat(truth.seat)
 
     # -- who waits for whom -----------------------------------------------------------------------
 
     def stalls(self, truth: Truth, now: float, duration: float) -> None:
-        """The schedule keeps a rank, or whoever stands in for it, from going on for so long."""
+        """Note that the schedule delays a rank, or its stand-in, for this long."""
         if duration:
             truth.stalls.append((now, now + duration))
 
     def goes_on(self, truth: Truth, now: float) -> None:
-        """A stall is over, perhaps before its time."""
+        """Note that a stall is over, perhaps early."""
         truth.stalls = [(begin, min(end, now)) for begin, end in truth.stalls]
 
     def overdue(self, truth: Truth, seat: Seat, key: str, limit: float, now: float) -> None:
-        """A rank, or its stand-in, waited for a key until the limit, and it is not there."""
+        """Check a wait of a rank, or its stand-in, that reached its limit without the key."""
         if key.endswith("/last_call/done"):
             self.worlds[seat.iteration].gave_up.add(seat.rank)
             if not self.worlds[seat.iteration].uncalled:
                 raise broken("no vain wait", f"{seat} waited for the last call though all had answered it")
             return
-        others = [other for other in self.truths if other is not truth]
-        stalled = covered([stall for other in others for stall in other.stalls], now - limit, now)
-        if stalled < limit - SLACK and not any(other.is_unspoken for other in others):
+        if limit <= LOOK_AGAIN:
+            return  # the rank only checks again after that
+        others = [peer for peer in self.truths if peer is not truth]
+        stalled = covered([stall for peer in others for stall in peer.stalls], now - limit, now)
+        if stalled < limit - SLACK and not any(peer.is_unspoken for peer in others):
             raise broken("no vain wait", f"{seat} waited {limit:g} s for {key}, others were late for {stalled:.0f} s")
         truth.has_waited_in_vain = True
         self.vain_waits.append(f"{seat} for {key}")
@@ -175,7 +177,7 @@ class Referee:
         self.worlds[ENTRY].before_end.discard(seat.rank)
 
     def took_seat(self, seat: Seat, by_stand_in: bool = False) -> None:
-        """Somebody holds a rank's seat: ranks are unique, below the size, and all see one world."""
+        """Check a taken seat: ranks are unique and below the size, and all see one world."""
         world = self.worlds.get(seat.iteration)
         if world is None:
             world = self.worlds[seat.iteration] = World(seat)
@@ -185,12 +187,12 @@ class Referee:
             raise broken("consecutive ranks", f"{seat}")
         holder = world.holders.setdefault(seat.rank, seat.initial_rank)
         if holder != seat.initial_rank:
-            raise broken("unique ranks", f"{seat} is held by initial rank {holder} too")
+            raise broken("unique ranks", f"{seat} is also held by initial rank {holder}")
         if by_stand_in:
             world.is_past(seat.rank)
 
     def moves_on(self, truth: Truth, terminated: frozenset[int]) -> None:
-        """A living rank goes on to the next iteration: it has recovered, and all others have ended this one."""
+        """Check a rank's move to the next iteration: it has recovered, and all others have ended this one."""
         seat = truth.seat
         world = self.worlds[seat.iteration]
         if world.before_end:
@@ -201,13 +203,13 @@ class Referee:
         self.agreed(seat, terminated)
 
     def agreed(self, seat: Seat, terminated: frozenset[int]) -> None:
-        """Somebody learned who does not go on: everybody learns the same."""
+        """Check the terminated ranks that a rank or stand-in has learned: all learn the same."""
         frozen = self._data.get(f"{seat.iteration}/frozen")
         if frozen is None or terminated != parse_frozen(frozen):
             raise broken("one agreement", f"{seat} learned of {set(terminated)}, frozen is {frozen}")
 
     def begins(self, truth: Truth, stage: Stage, called_for: float) -> None:
-        """A rank enters a stage, `called_for` seconds after it last left a function for an interruption."""
+        """Check a stage that a rank enters. called_for: seconds since it last left a function for an interruption."""
         seat = truth.seat
         world = self.worlds[seat.iteration]
         expected = NEXT.get(truth.last, Stage.ABORT)
@@ -239,36 +241,35 @@ class Referee:
             world.before_end.discard(seat.rank)
 
     def settled(self, truth: Truth, origin: FaultOrigin) -> None:
-        """A rank learned whose fault an error is that left a communication call."""
+        """Check whose fault an error is that left a rank's communication call."""
         seat, world = truth.seat, self.worlds[truth.seat.iteration]
         others = world.faulty - {seat.rank}
         records = self._records(seat.iteration)
         if origin == "own" and (others or not records[0].startswith(f"{seat.initial_rank}:")):
             raise broken("no healthy rank blamed", f"{seat} is blamed, and so are {others} for {records}")
-        places = int(
-            self._data[f"{seat.iteration}/records"]
-        )  # given out; whoever took one may have died before it wrote
+        # Places given out. The rank that took one may have died before it wrote.
+        places = int(self._data[f"{seat.iteration}/records"])
         if origin == "consequence" and places == 1 and seat.rank not in world.gave_up:
             raise broken("a fault is somebody's", f"{seat} is cleared, and nobody else has a fault")
 
     def answered(self, seat: Seat) -> None:
-        """A rank has answered the last call, or somebody for it."""
+        """Note that a rank, or its stand-in, has answered the last call."""
         self.worlds[seat.iteration].uncalled.discard(seat.rank)
 
     def completed(self, truth: Truth) -> None:
-        """A rank learned that its iteration completed; all it does yet is depart."""
+        """Check a completion that a rank has learned; it now only departs."""
         outcome = self._data.get(f"{truth.seat.iteration}/outcome")
         if outcome != COMPLETED:
             raise broken("one outcome", f"{truth.seat} completed an iteration that was decided as {outcome}")
 
     def departed(self, truth: Truth) -> None:
-        """The rank that holds the store departs: everybody else needs it no more, or it has waited long enough."""
+        """Check the departure of the store's rank: no other rank needs it, or it has waited long enough."""
         seat = truth.seat
         if self.worlds[seat.iteration].before_end and not truth.has_waited_in_vain:
             raise broken("the store goes last", f"{seat} departs before {self.worlds[seat.iteration].before_end}")
 
     def ended(self, truth: Truth, end: str) -> None:
-        """A rank ended, and why."""
+        """Check how a rank ended."""
         truth.end = end
         seat = truth.seat
         self.worlds[seat.iteration].is_past(seat.rank)
@@ -292,19 +293,19 @@ class Referee:
         self.ended(truth, KILLED)
 
     def suspected(self, truth: Truth) -> None:
-        """A living rank is about to be stood in for: from now on it may be overtaken."""
+        """Note that a living rank gets a stand-in, which may overtake it from now on."""
         if not truth.is_suspected:
             truth.frozen_before = self._last_frozen
         truth.is_suspected = True
         self.worlds[truth.seat.iteration].is_past(truth.seat.rank)
 
     def terminated(self, truth: Truth, stalled_for: float | None, limit: float) -> None:
-        """A monitor ends its rank: it has really been without progress for that long."""
+        """Check that a rank ended by its monitor has really made no progress for that long."""
         if stalled_for is None or stalled_for < limit - 1e-6:
             raise broken("no healthy rank killed", f"{truth.seat} stalled for {stalled_for} s, its limit is {limit} s")
 
     def stood_in(self, truth: Truth, seat: Seat, result: str) -> None:
-        """Somebody is done standing in for a rank, which ended at `seat`."""
+        """Check the result of a stand-in, whose rank ended at `seat`."""
         truth.spoken_for = result
         if result == TIMEOUT:
             self._superfluous.append(seat)
@@ -312,18 +313,24 @@ class Referee:
             raise broken("one outcome", f"the stand-in of {seat} believes in a completion")
         if result == "excluded" and seat.rank not in parse_frozen(self._data[f"{seat.iteration}/frozen"]):
             raise broken("stand-ins end", f"the stand-in of {seat} left, and the others take it along")
-        if result == DISCARDED and not truth.is_grouped:
+        if result == DISCARDED and not truth.is_grouped and not self._is_unassigned_everywhere(seat):
             raise broken("stand-ins end", f"the stand-in of {seat} found no seat")
+
+    def _is_unassigned_everywhere(self, seat: Seat) -> bool:
+        """Return True if the assignment failed on every rank that goes on after this seat's iteration."""
+        unassigned = Keys(seat.iteration + 1).unassigned
+        failed = sum(f"{unassigned}/{truth.seat.initial_rank}" in self._data for truth in self.truths)
+        return failed + len(parse_frozen(self._data[f"{seat.iteration}/frozen"])) >= seat.world_size
 
     # -- what stands in the store -------------------------------------------------------------------
 
     def may_say(self, record: str) -> str:
-        """Note a record that may truthfully stand in the store; answers it."""
+        """Note a record that may truthfully be in the store, and return it."""
         self._true.add(record)
         return record
 
     def wrote(self, truth: Truth, by_stand_in: bool, operation: Set | CompareSet, before: str | None) -> None:
-        """A key was written that held `before`."""
+        """Check a written key. before: its previous value."""
         key = operation.key
         if isinstance(operation, Set):
             if before is not None and before != operation.value and not key.startswith("seat/"):
@@ -359,14 +366,14 @@ class Referee:
 
     def _records(self, iteration: int) -> list[str]:
         count = int(self._data.get(f"{iteration}/records", "0"))
-        found = (self._data.get(f"{iteration}/records/{position}") for position in range(1, count + 1))
-        return [record for record in found if record is not None]
+        records = (self._data.get(f"{iteration}/records/{position}") for position in range(1, count + 1))
+        return [record for record in records if record is not None]
 
     # -- the end ------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Nothing is left to happen: everybody is accounted for."""
-        # A rank may wait for ever only for another that hangs unmonitored, or died with nobody left to notice.
+        """Check that every rank's end is known, once no event is left."""
+        # A rank may wait forever only for another that hangs unmonitored, or died with no monitor left to notice.
         self._is_stuck = any(truth.is_unspoken for truth in self.truths)
         records = [record for iteration in self.worlds for record in self._records(iteration)]
         for truth in self.truths:
@@ -380,16 +387,16 @@ class Referee:
 
     def _settle_rank(self, truth: Truth, records: list[str]) -> None:
         if truth.end is None and not self._is_stuck:
-            raise broken("no rank forgotten", f"{truth.seat} waits for ever")
+            raise broken("no rank forgotten", f"{truth.seat} waits forever")
         if truth.standing:
-            raise broken("stand-ins end", f"{truth.standing} of {truth.seat} wait for ever")
-        if truth.is_alive and truth.must_say and truth.end != RAISED:  # then its monitor spoke for it
+            raise broken("stand-ins end", f"{truth.standing} of {truth.seat} wait forever")
+        if truth.is_alive and truth.must_say and truth.end != RAISED:  # then its monitor recorded it
             raise broken("no fault without a record", f"{truth.must_say} of {truth.seat}")
         is_out = truth.is_alive and truth.end != RAISED
         if is_out or truth.is_unspoken or truth.spoken_for == DISCARDED:
             return
         if truth.spoken_for is None:
-            raise broken("no rank forgotten", f"{truth.seat} is gone and nobody has stood in for it")
+            raise broken("no rank forgotten", f"{truth.seat} is gone and had no stand-in")
         if not any(record.startswith(f"{truth.seat.initial_rank}:") for record in records):
             raise broken("no death without a record", f"{truth.seat}")
 
@@ -417,10 +424,10 @@ class Referee:
 
 def covered(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
     """Return how much of the time from `begin` to `end` lies in at least one interval."""
-    total, at = 0.0, begin
+    total, position = 0.0, begin
     for first, last in sorted(intervals):
-        total += max(0.0, min(end, last) - max(at, first))
-        at = max(at, last)
+        total += max(0.0, min(end, last) - max(position, first))
+        position = max(position, last)
     return total
 
 

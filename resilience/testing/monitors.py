@@ -1,8 +1,8 @@
-"""What do the monitors of a virtual cluster do?  They look at their ranks, and speak for those that are gone.
+"""What do the monitors of a virtual cluster do?  They watch their ranks, and stand in for dead ones.
 
-The loop of `monitor.server` over `core.watch`: a monitor looks when something happens to its rank and when
-`decide` wants it to, and does as it is told. What it does in the store takes operations, between which it may die;
-then a neighbour steps in, as by `inprocess.supervision`."""
+The loop of `monitor.server` over `core.watch`: a monitor checks when something happens to its rank and when `decide`
+asks for it, and performs the commands. Its work in the store takes operations, between which it may die. A neighbour
+then steps in, as in `inprocess.supervision`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WATCH = watch.Limits(
     leave=Limit(None, HARD),
     grace=5.0,
 )
-HEARTBEAT_TIMEOUT = 30.0  # after which a neighbour stands in for a rank whose monitor is gone too
+HEARTBEAT_TIMEOUT = 30.0  # seconds after which a neighbour stands in for a rank whose monitor is gone too
 
 
-class Monitors:
+class VirtualMonitors:
     """Moves the monitors of one cluster."""
 
-    token = 0  # what neighbours put down is never stale
+    token = 0  # events scheduled by neighbours are never stale
 
     def __init__(self, cluster: Cluster, watcher: ModuleType) -> None:
         self._cluster = cluster
@@ -46,13 +46,13 @@ class Monitors:
         self._referee = cluster.referee
 
     def look(self, monitor: Monitor, delay: Seconds) -> None:
-        """A monitor looks in `delay` seconds, instead of whenever it meant to. A dead one does not."""
+        """Schedule a monitor's next check in `delay` seconds, in place of an earlier one. A dead monitor does none."""
         if monitor.is_alive:
             monitor.token += 1
-            self._clock.after(delay, monitor, monitor.token, self._look)
+            self._clock.after(delay, monitor, monitor.token, self._check)
 
     def kill(self, monitor: Monitor) -> None:
-        """A monitor's process is gone."""
+        """End a monitor's process."""
         if not monitor.is_alive:
             return
         rank = monitor.rank
@@ -66,35 +66,35 @@ class Monitors:
             self.is_unspoken(rank)
 
     def suspect(self, rank: Rank) -> None:
-        """A neighbour takes a rank for dead."""
+        """Make a neighbour believe that a rank is dead."""
         neighbours = self._neighbours(rank)
         if rank.truth.end is None and neighbours:
             self._referee.suspected(rank.truth)
             self._stand_in(self._cluster.rng.choice(neighbours), rank, "suspected")
 
     def is_unmonitored(self, rank: Rank) -> None:
-        """A rank makes no progress, and nobody will end it."""
+        """Note that a rank makes no progress and no monitor will end it."""
         rank.truth.is_unspoken = True
 
     def is_unspoken(self, rank: Rank) -> None:
-        """Nobody stands in for a dead rank: a neighbour notices when nothing has been heard for long enough."""
+        """Note that a dead rank has no stand-in. A neighbour notices after a long enough silence."""
         self._cluster.comes_late(rank, HEARTBEAT_TIMEOUT + 5.0)
-        self._clock.after(HEARTBEAT_TIMEOUT + 5.0 * self._cluster.rng.random(), self, 0, Monitors._step_in, rank)
+        self._clock.after(HEARTBEAT_TIMEOUT + 5.0 * self._cluster.rng.random(), self, 0, VirtualMonitors._step_in, rank)
 
     # -- the loop of a monitor --------------------------------------------------------------------
 
-    def _look(self, monitor: Monitor) -> None:
+    def _check(self, monitor: Monitor) -> None:
         now, rank = self._clock.now, monitor.rank
         state = monitor.watch if monitor.watch.limits is WATCH else watch.Watch(limits=WATCH)
         decision = self._watcher.decide(state, rank.observed(now), now)
         monitor.watch = decision.state
         for command in decision.commands:
             self._cluster.note(f"monitor of {rank}", command)
-            self._obey(monitor, rank, command)
+            self._perform(monitor, rank, command)
         if decision.wake_at is not None:
             self.look(monitor, max(0.0, decision.wake_at - now))
 
-    def _obey(self, monitor: Monitor, rank: Rank, command: watch.Command) -> None:
+    def _perform(self, monitor: Monitor, rank: Rank, command: watch.Command) -> None:
         match command:
             case watch.AskRestart():
                 record = self._referee.may_say(f"{rank.seat.initial_rank}:{rank.seat.iteration}:silent")
@@ -114,17 +114,19 @@ class Monitors:
                 self._stand_in(monitor, rank, "raised")
             case watch.Finish():
                 self._perhaps_done(monitor)
+            case _:  # evidence and unknown processes exist only with real processes
+                pass
 
     # -- errands ----------------------------------------------------------------------------------
 
-    def _stand_in(self, monitor: Monitor, rank: Rank, why: str) -> None:
+    def _stand_in(self, monitor: Monitor, rank: Rank, reason: str) -> None:
         rank.truth.standing += 1
         errand = Errand(monitor, rank, stands_in=True)
-        errand.protocol = self._represent(errand, self._referee.may_say(f"{rank.seat.initial_rank}:{why}"))
+        errand.protocol = self._represent(errand, self._referee.may_say(f"{rank.seat.initial_rank}:{reason}"))
         self._send(errand)
 
     def _represent(self, errand: Errand, record: str) -> Generator[Operation, Any, str]:
-        """What `inprocess.outlet` does for a rank that is gone; answers how that went."""
+        """Represent a dead rank, as `inprocess.monitor_store` does. Return the result."""
         initial = errand.seat.initial_rank
         (text,) = yield Read((seat_key(initial),))
         size = len(self._cluster.ranks)
@@ -133,25 +135,25 @@ class Monitors:
         try:
             return str((yield from self._cluster.protocol.stand_in(errand.seat, invariants.LIMITS, record)))
         except BarrierTimeout:
-            return invariants.TIMEOUT  # it has done its part, whatever keeps the others
+            return invariants.TIMEOUT  # it has done its part, whatever delays the others
 
     def _send(self, errand: Errand) -> None:
-        """A monitor does its own errands one after the other, those for neighbours beside them."""
+        """Start an errand. A monitor's own errands run one after another, those for neighbours in parallel."""
         monitor = errand.monitor
-        if errand.rank is monitor.rank and any(other.rank is monitor.rank for other in monitor.errands):
+        if errand.rank is monitor.rank and any(waiting.rank is monitor.rank for waiting in monitor.errands):
             monitor.queue.append(errand)
             return
         monitor.errands.append(errand)
         self._cluster.step(errand, None)
 
     def ended(self, errand: Errand, result: str) -> None:
-        """An errand is done."""
+        """Finish an errand."""
         monitor = errand.monitor
         monitor.errands.remove(errand)
         if errand.stands_in:
             errand.truth.standing -= 1
             self._referee.stood_in(errand.truth, errand.seat, result)
-            if errand.rank is monitor.rank and errand.rank.lives_on:  # and in the end its process ends too
+            if errand.rank is monitor.rank and errand.rank.lives_on:  # later its process ends too
                 errand.rank.lives_on = False
                 self.look(monitor, self._cluster.delay())
         if errand.rank is monitor.rank and monitor.queue:
@@ -159,7 +161,7 @@ class Monitors:
         self._perhaps_done(monitor)
 
     def _perhaps_done(self, monitor: Monitor) -> None:
-        """A monitor whose rank is accounted for ends, whatever it does for neighbours."""
+        """End a monitor whose rank's end is on record, even if it still works for neighbours."""
         if monitor.watch.is_over and not any(errand.rank is monitor.rank for errand in monitor.errands):
             self._end(monitor)
 
@@ -186,4 +188,8 @@ class Monitors:
             rank.truth.is_unspoken = True
 
     def _neighbours(self, rank: Rank) -> list[Monitor]:
-        return [other.monitor for other in self._cluster.ranks if other.monitor.is_alive and other is not rank]
+        return [
+            neighbour.monitor
+            for neighbour in self._cluster.ranks
+            if neighbour.monitor.is_alive and neighbour is not rank
+        ]

@@ -1,4 +1,4 @@
-"""Which records were made?  A sink that keeps them, and how tests ask for one."""
+"""Which records were emitted?  A sink that keeps them, and queries for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resilience.core.records import Record
 
 
 class Recorded:
-    """A sink in memory that takes everything."""
+    """A sink in memory that accepts every record."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -23,10 +23,10 @@ class Recorded:
         return matching(self.records, kind, **fields)
 
     def only(self, kind: type[Event], **fields: object) -> Record:
-        """Return the one record of its kind. Raises: AssertionError if there is none, or another."""
-        found = self.of(kind, **fields)
-        assert len(found) == 1, f"{len(found)} records of {kind.__name__} with {fields}, expected one"
-        return found[0]
+        """Return the only record of its kind. Raises: AssertionError if there is none, or more than one."""
+        matches = self.of(kind, **fields)
+        assert len(matches) == 1, f"{len(matches)} records of {kind.__name__} with {fields}, expected one"
+        return matches[0]
 
 
 def matching(records: Iterable[Record], kind: type[Event], **fields: object) -> list[Record]:

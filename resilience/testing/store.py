@@ -1,6 +1,6 @@
 """What would a store answer?  The operations of `core.restart` on a dict, for tests and virtual clusters.
 
-Nothing waits: `Await` answers whether the key is present now, and `when_present` says who wants to be told."""
+Nothing waits: `Await` returns whether the key is present now, and `when_present` registers a callback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class MemoryStore:
                 return tuple(map(data.get, keys))
             case Await(key):
                 return key in data
-        raise TypeError(f"{type(operation).__name__} is no store operation")
+            case _:
+                raise TypeError(f"{type(operation).__name__} is not a store operation")
 
     def when_present(self, key: str, tell: Callable[[], None]) -> None:
         """Call `tell` once, when `key` is next written."""
@@ -49,5 +50,5 @@ class MemoryStore:
     def _put(self, key: str, value: str) -> None:
         self.data[key] = value
         if key in self._waiting:
-            for tell in self._waiting.pop(key):
-                tell()
+            for callback in self._waiting.pop(key):
+                callback()

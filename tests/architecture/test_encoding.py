@@ -21,7 +21,7 @@ ALLOWED = {
     # The ends of names that are cut to a number of bytes: no half character is left.
     "core/identity.py": {".decode(errors='ignore')"},
     "monitor/page.py": {".decode(errors='ignore')"},
-    "telemetry/exposing.py": {".decode(errors='ignore')"},
+    "telemetry/prometheus.py": {".decode(errors='ignore')"},
     # Keys of a keyboard.
     "cli/status_screen.py": {".decode(errors='ignore')"},
     # Numbers and addresses that the kernel writes.

@@ -46,7 +46,7 @@ def test_names_that_users_import_load_neither_monitor_nor_session_nor_spans() ->
         "resilience.monitor.",
         "resilience.telemetry.",
         "resilience.inprocess.session",
-        "resilience.inprocess.outlet",
+        "resilience.inprocess.monitor_store",
     )
     assert [name for name in loaded if name.startswith(heavy)] == []
 

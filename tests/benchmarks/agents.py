@@ -26,11 +26,11 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from resilience.adapters import descriptors
 from resilience.adapters.processes import ignore_job_signals
 from resilience.core.budget import Budget
-from resilience.core.cycle import Verdict
-from resilience.core.supervision import Rules, Supervision, Workers
-from resilience.launcher import meeting, rendezvous
-from resilience.launcher.meeting import Meeting
+from resilience.core.cycle import CycleDecision
+from resilience.core.supervision import Rules, Supervision, WorkerStates
+from resilience.launcher import rendezvous, rendezvous_store
 from resilience.launcher.rendezvous import Handler
+from resilience.launcher.rendezvous_store import RendezvousStore
 from resilience.launcher.stores import Hosted, StoreProcess
 
 PROCESSES = 4
@@ -104,9 +104,11 @@ class Agent(threading.Thread):
             verdict = None
             while verdict is None:
                 time.sleep(LOOK_EVERY)
-                verdict = handler.run(supervision.look(Workers(are_living=True)))
+                verdict = handler.run(supervision.look(WorkerStates(are_living=True)))
                 if self._is_first and self._board[self._cycles] > cycle:
-                    verdict = handler.run(supervision.agree(Verdict("interrupted", "node0000", again="membership")))
+                    verdict = handler.run(
+                        supervision.agree(CycleDecision("interrupted", "node0000", again="membership"))
+                    )
 
 
 def be_agents(first: int, last: int, count: int, cycles: int, port: int, board: Any, line: Any) -> None:
@@ -116,9 +118,9 @@ def be_agents(first: int, last: int, count: int, cycles: int, port: int, board: 
     counts: Counter[str] = Counter()
 
     def connect() -> Any:
-        return Counted(meeting.connect("127.0.0.1", port, 60.0), counts)
+        return Counted(rendezvous_store.connect("127.0.0.1", port, 60.0), counts)
 
-    rendezvous.meet = lambda *_: Meeting(connect, ("127.0.0.1", port), "127.0.0.1")  # type: ignore[assignment]
+    rendezvous.meet = lambda *_: RendezvousStore(connect, ("127.0.0.1", port), "127.0.0.1")  # type: ignore[assignment]
     Prefix.install()
     agents = [Agent(number, count, cycles, counts, board) for number in range(first, last)]
     line.send(None)

@@ -1,7 +1,7 @@
 """What does the library cost while nothing goes wrong?
 
-Sign-of-life calls in the rank, the monitor's memory and idle CPU, the import, a barrier of many store
-clients. Each is measured through the public API of either library."""
+Sign-of-life calls in the rank, calls of a wrapped function, the monitor's memory and idle CPU, the import, a barrier of
+many store clients. Each is measured through the public API of either library."""
 
 from __future__ import annotations
 
@@ -123,6 +123,42 @@ def _cpu_or_zero(pid: int) -> float:
         return cpu_seconds(pid)
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
+
+
+# -- entering the function ---------------------------------------------------------------------
+
+
+class EntryCost(msgspec.Struct, frozen=True):
+    """Seconds from the call of a wrapped function to the function's first line."""
+
+    wall: float
+    cpu: float  # of the rank itself
+
+
+def entry_costs(implementation: Implementation, calls: int, folder: Path) -> list[EntryCost]:
+    """Measure several calls of a wrapped function, one after another in the same process.
+
+    In one rank, W = 1. No process group is built. Raises: RuntimeError if the rank failed."""
+    job = Job(1, lambda rank: _time_entries(implementation, calls, folder), folder, _environment(folder))
+    try:
+        job.wait(60)
+    finally:
+        job.end()
+    if job.statuses.get(0) != 0:
+        raise RuntimeError(f"{implementation.name}: calls of a function failed:\n{job.output(0)[-2000:]}")
+    return msgspec.json.decode((folder / "entries.json").read_bytes(), type=list[EntryCost])
+
+
+def _time_entries(implementation: Implementation, calls: int, folder: Path) -> None:
+    entered: list[tuple[float, float]] = []
+    costs: list[EntryCost] = []
+    function = implementation.wrap(lambda call: entered.append((time.perf_counter(), time.process_time())))
+    for _ in range(calls):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        function()
+        wall, cpu = entered[-1]
+        costs.append(EntryCost(wall - began, cpu - began_cpu))
+    (folder / "entries.json").write_bytes(msgspec.json.encode(costs))
 
 
 # -- the monitor -------------------------------------------------------------------------------

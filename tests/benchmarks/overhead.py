@@ -421,7 +421,7 @@ def serve() -> None:
     """Serve a busy node until standard input ends."""
     import tempfile
 
-    from resilience.telemetry import exposing, signs
+    from resilience.telemetry import prometheus, rank_snapshot
     from tests.support.busy_node import RANKS as BUSY
     from tests.support.busy_node import SECTIONS as OPEN
     from tests.support.busy_node import busy_node, shown
@@ -429,11 +429,11 @@ def serve() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for rank in range(BUSY):
-            signs.write(folder, shown(rank, OPEN))
+            rank_snapshot.write(folder, shown(rank, OPEN))
         view = busy_node()
-        view.look = lambda: signs.read_all(folder)
-        exposition = exposing.Exposition(view)
-        server = exposing.serve("127.0.0.1", 0, exposition, folder, "node", lambda event: None)
+        view.look = lambda: rank_snapshot.read_all(folder)
+        exposition = prometheus.Exposition(view)
+        server = prometheus.serve("127.0.0.1", 0, exposition, folder, "node", lambda event: None)
         assert server is not None
         print(server.port, sum(not line.startswith(b"#") for line in exposition.text().splitlines()), flush=True)
         sys.stdin.read()

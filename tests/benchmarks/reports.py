@@ -1,4 +1,5 @@
-"""What does the report of a very large run cost: its page, its making, and the wait until a browser shows it?
+"""What does the report of a very large run cost: its page, its making, and the wait until a browser shows it? And what
+does a look at its status cost?
 
 10,000 ranks with 50 restarts, every record of every rank on disk (`tests.support.large_run`)."""
 
@@ -15,6 +16,7 @@ from tests.support.browser import WHERE, Browser, path_of_browser
 from tests.support.large_run import RESTARTS, write
 
 LARGEST, SOON = 20.0 * 2**20, 3.0  # bytes, seconds
+MOST_CPU, MOST_MEMORY, LOOK = 100.0, 2.0**30, 2.0  # seconds, bytes, seconds
 WIDTHS = {"desk": 1200, "phone": 390}
 
 
@@ -23,11 +25,14 @@ def rows(folder: Path, world: int, openings: int) -> Iterator[Row]:
     run, page = write(folder / "large", world), folder / "large.html"
     what = f"report of {world} ranks, {RESTARTS} restarts"
     records = sum(path.stat().st_size for path in (run / "records").iterdir())
-    took, memory = _made(run, page)
-    note = f"of {records / 2**30:.2g} GiB of records, by one process"
+    took, memory = _measured(_MAKE, "report", str(run), "--html", str(page))
+    (decoded,) = _measured(_DECODE, str(run / "records"))
+    (looked,) = _measured(_LOOK, "status", str(run))
+    note = f"of {records / 2**30:.2g} GiB of records, by one process; decoding them alone takes {decoded:.3g} s"
     yield Row(what=f"{what}: the page", unit="bytes", budget=LARGEST, ours=[float(page.stat().st_size)])
-    yield Row(what=f"{what}: making it, CPU time", unit="s", ours=[took], notes=[note])
-    yield Row(what=f"{what}: making it, peak memory", unit="bytes", ours=[memory], notes=[note])
+    yield Row(what=f"{what}: making it, CPU time", unit="s", budget=MOST_CPU, ours=[took], notes=[note])
+    yield Row(what=f"{what}: making it, peak memory", unit="bytes", budget=MOST_MEMORY, ours=[memory * 1024])
+    yield Row(what=f"status of {world} ranks, {RESTARTS} restarts", unit="s", budget=LOOK, ours=[looked])
     if path_of_browser() is None:
         raise RuntimeError(WHERE)
     with Browser() as browser:
@@ -49,14 +54,13 @@ def rows(folder: Path, world: int, openings: int) -> Iterator[Row]:
             )
 
 
-def _made(run: Path, page: Path) -> tuple[float, float]:
-    """Make the page in a process of its own; answers its CPU seconds and its largest resident memory in bytes."""
-    command = [sys.executable, "-c", _MAKE, "report", str(run), "--html", str(page)]
+def _measured(program: str, *arguments: str) -> tuple[float, ...]:
+    """Run a program in a process of its own; return the numbers in its last line."""
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"resilience report ended with {done.returncode}")
-    seconds, kilobytes = done.stdout.split()[-2:]
-    return float(seconds), float(kilobytes) * 1024
+        raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}")
+    return tuple(map(float, done.stdout.splitlines()[-1].split()))
 
 
 _MAKE = """
@@ -66,4 +70,20 @@ code = main(sys.argv[1:])
 peak = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())
 print(time.process_time(), peak[1])
 sys.exit(code)
+"""
+_DECODE = """
+import sys, time
+from pathlib import Path
+from resilience.core.records import from_lines
+for path in Path(sys.argv[1]).iterdir():
+    from_lines(path.read_bytes())
+print(time.process_time())
+"""
+_LOOK = """
+import contextlib, io, sys, time
+began = time.perf_counter()
+from resilience.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main(sys.argv[1:])
+print(time.perf_counter() - began)
 """

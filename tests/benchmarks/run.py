@@ -37,6 +37,7 @@ SINGLE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # importing torc
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 GIB = 2**30
+ENTRIES = 5  # calls of a wrapped function in one process
 
 # The peer leaves a rank that is blocked in a collective to gloo's timeout. One second is what favours it
 # most (shorter ones end groups while they are being built); both sides get it, except in the rows that
@@ -382,6 +383,23 @@ def call_rows(bench: Bench) -> Iterator[Row]:
         )
 
 
+def entry_rows(bench: Bench) -> Iterator[Row]:
+    """The way into a wrapped function."""
+    from tests.benchmarks import costs
+
+    results = bench.interleave(bench.repeat(3, 10), lambda side, _, folder: costs.entry_costs(side, ENTRIES, folder))
+    mine, peer = _both(results)
+    for what, pick in (("first call of a process", slice(0, 1)), ("later calls", slice(1, None))):
+        for attribute, measured in (("wall", ""), ("cpu", ", CPU time of the rank")):
+            yield Row(
+                what=f"call of a wrapped function → its first line, {what}{measured}",
+                unit="s",
+                ours=[getattr(cost, attribute) for calls in mine for cost in calls[pick]],
+                peer=[getattr(cost, attribute) for calls in peer for cost in calls[pick]],
+                notes=["one rank, no process group; what the call itself imports is part of the first one"],
+            )
+
+
 def monitor_rows(bench: Bench) -> Iterator[Row]:
     """The monitor of an idle job."""
     from tests.benchmarks import costs
@@ -494,6 +512,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "building": building_rows,
     "launch": launch_rows,
     "calls": call_rows,
+    "entry": entry_rows,
     "monitor": monitor_rows,
     "import": import_rows,
     "barrier": barrier_rows,

@@ -6,7 +6,7 @@ import re
 
 from resilience.attribution.symptoms import Class
 from resilience.core.attribution import Hang
-from resilience.core.hangs import WORDS
+from resilience.core.hang_kind import WORDS
 from tests.support.server import ROOT
 
 PAGE = (ROOT / "docs" / "faults.md").read_text()

@@ -11,9 +11,9 @@ from resilience.core.encoding import to_json, to_json_page
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.core.watch import Limit, Limits
-from resilience.telemetry import log, signs
+from resilience.telemetry import log, rank_snapshot
 from resilience.telemetry.durations import Header, Recorder
-from resilience.telemetry.recording import JOB_FILE, Job
+from resilience.telemetry.recording import JOB_FILE, JobRecord
 from tests.support import launch_streams, record_streams
 
 ORIGIN = Origin("job", "node", "rank", 7, initial_rank=1, rank=1, world_size=3, iteration=0)
@@ -46,7 +46,9 @@ def run_folder(folder: Path, is_launched: bool) -> Path:
         faults = [record_streams.Fault("exception", 1, 0), record_streams.Fault("hang", 0, 1, 20)]
         record_streams.job(faults, world=2).write(folder)
         nodes = ["node", "node"]
-    job = Job("job", 0, AT, "train.main", ("train.py", "--lr=1"), 2, "host", "0.1", "2.13.0", "3.11.7", CONFIGURATION)
+    job = JobRecord(
+        "job", 0, AT, "train.main", ("train.py", "--lr=1"), 2, "host", "0.1", "2.13.0", "3.11.7", CONFIGURATION
+    )
     (folder / JOB_FILE).write_bytes(to_json_page(job))
     for name in ("timings", "logs", "output/0"):
         (folder / name).mkdir(parents=True)
@@ -67,11 +69,11 @@ def _timings(folder: Path, node: str, rank: int) -> None:
     recorder.add("data", 3.0, AT / 1e9, "cut", is_failed=True)
     recorder.add("data", 30.0, AT / 1e9, "hang")
     recorder.close(AT / 1e9 + 6000)
-    shown = signs.Signs(
+    shown = rank_snapshot.RankSnapshot(
         Origin("job", node, "monitor", 9, initial_rank=rank, rank=rank, world_size=2), "function", 100.0, AT / 1e9,
-        12, 99.0, 99.5, (signs.Open("data", 98.0, 30.0),), 0, signs.allowed(LIMITS),
+        12, 99.0, 99.5, (rank_snapshot.SnapshotSection("data", 98.0, 30.0),), 0, rank_snapshot.allowed(LIMITS),
     )  # fmt: skip
-    signs.write(folder, shown)
+    rank_snapshot.write(folder, shown)
 
 
 def _logs(folder: Path, node: str, rank: int) -> None:

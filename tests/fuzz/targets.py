@@ -17,9 +17,9 @@ import msgspec
 
 from resilience.adapters import files, timeouts_file
 from resilience.analysis.entries import entry_of
-from resilience.analysis.lines import Kind, Known, Source, said
+from resilience.analysis.lines import FileLines, Kind, KnownFile, line_text
 from resilience.cli import main
-from resilience.core import attribution, budget, cycle, encoding, events, gathering, restart, tracebacks
+from resilience.core import attribution, budget, cycle, encoding, events, membership, restart, tracebacks
 from resilience.core.records import Record, from_line, from_wire, to_line, to_wire
 from resilience.core.timeouts import Timeouts
 from resilience.errors import ConfigurationError, DecodeError
@@ -27,7 +27,7 @@ from resilience.inprocess.supervision import Member
 from resilience.launcher import stores, zygote
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig
-from resilience.telemetry import durations, signs
+from resilience.telemetry import durations, rank_snapshot
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.metrics import MetricView
@@ -69,14 +69,23 @@ def targets(folder: Path) -> list[Target]:
 def _decoders() -> list[Target]:
     records = corpus.records()
     interruptions = [record.event.record for record in records if isinstance(record.event, events.Interrupted)]
-    begin = messages.Begin(corpus.ORIGIN, b"/runs", "prefix/", corpus.LIMITS, restart.Limits(), 30.0, 1.0)
-    of_rank = [begin, *(messages.Emitted(record) for record in records[:200]), messages.Request("Continue", "why")]
-    assigned = messages.Assigned(7, 1, corpus.ORIGIN, b"/run", corpus.LIMITS, (b"out",), messages.Link(7, True, 1.5))
-    of_agent = [messages.Open(1), assigned, messages.Dismissed("why"), messages.Reaped(7, attribution.Exit(1))]
+    begin = messages.Begin(corpus.ORIGIN, b"/runs", "prefix/", corpus.LIMITS, restart.WaitLimits(), 30.0, 1.0)
+    of_rank = [begin, *(messages.Emitted(record) for record in records[:200]), messages.RankRequest("Continue", "why")]
+    assigned = messages.Assigned(
+        7, 1, corpus.ORIGIN, b"/run", corpus.LIMITS, (b"out",), messages.Attachment(7, True, 1.5)
+    )
+    of_agent = [messages.OpenMonitor(1), assigned, messages.Dismissed("why"), messages.Reaped(7, attribution.Exit(1))]
     for_agent = [messages.Found(told, ended=True) for told in interruptions[:50]]
-    seat = gathering.Seat("id", "node", "127.0.0.1", 4711, 0, 2)
-    entries = [gathering.Arrived(seat, 3), gathering.Left("id", "why"), gathering.Excluded("node"), gathering.Nothing()]
-    verdict = cycle.Verdict("failed", "node", "failure", 1, "why", 2, budget.Failure(0, "f", "what", "node", 1, 2))
+    seat = membership.NodeSeat("id", "node", "127.0.0.1", 4711, 0, 2)
+    entries = [
+        membership.Arrived(seat, 3),
+        membership.Left("id", "why"),
+        membership.Excluded("node"),
+        membership.Nothing(),
+    ]
+    verdict = cycle.CycleDecision(
+        "failed", "node", "failure", 1, "why", 2, budget.Failure(0, "f", "what", "node", 1, 2)
+    )
     traceback = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: no\n'
     json, msgpack = encoding.to_json, encoding.to_msgpack
     table: list[tuple[str, int, Sequence[Any], Callable[[bytes], object]]] = [
@@ -88,17 +97,22 @@ def _decoders() -> list[Target]:
         ("message for an agent", 100, list(map(msgpack, for_agent)), messages.decode_for_agent),
         ("interruption in the store", 160, [json(told) for told in interruptions], attribution.decode),
         ("verdict in the store", 60, [json(verdict), json(cycle.COMPLETED)], lambda data: cycle.decode(data)),  # type: ignore[arg-type]
-        ("arrival in the store", 60, list(map(json, entries)), lambda data: gathering.decode_entry(data)),  # type: ignore[arg-type]
+        ("arrival in the store", 60, list(map(json, entries)), lambda data: membership.decode_entry(data)),  # type: ignore[arg-type]
         (
             "formation in the store",
             30,
-            [json(gathering.Formation(1, (seat,), (seat,)))],
-            lambda data: gathering.decode_formation(data),
+            [json(membership.Membership(1, (seat,), (seat,)))],
+            lambda data: membership.decode_formation(data),
         ),  # type: ignore[arg-type]
         ("member in the store", 40, [json(Member(1, (2, 3), (4, 5)))], encoding.reader(Member)),
         ("seat in the store", 40, [json(restart.Seat(1, 1, 4, 4, 0))], encoding.reader(restart.Seat)),
         ("failure in the store", 40, [json(verdict.failure)], encoding.reader(budget.Failure)),
-        ("request for a store", 40, [msgpack(stores.Host("::", 0)), msgpack(stores.Release(1))], stores._requests),
+        (
+            "request for a store",
+            40,
+            [msgpack(stores.OpenServer("::", 0)), msgpack(stores.Release(1))],
+            stores._requests,
+        ),
         ("order for workers", 40, [msgpack([zygote.Sent([b"a"], {b"A": b"b"}, 0, 1)])], zygote._orders),
         ("any JSON", 80, [to_line(record) for record in records[:50]], encoding.from_json),
         ("traceback of a program", 40, [traceback], lambda data: tracebacks.parse(encoding.text(data).split("\n"))),
@@ -207,9 +221,9 @@ def _files(folder: Path) -> list[Target]:
 
     def lines(kind: Kind) -> Callable[[Path], None]:
         def read(path: Path) -> None:
-            source = Source(path, Known("file", kind, rank=0, node="node", began_ns=corpus.AT), 4096)
+            source = FileLines(path, KnownFile("file", kind, rank=0, node="node", began_ns=corpus.AT), 4096)
             while (line := source.next()) is not None:
-                said(line)
+                line_text(line)
                 encoding.to_json(entry_of(line, ()), str)
 
         return read
@@ -229,7 +243,7 @@ def _files(folder: Path) -> list[Target]:
         ("file of histograms", 16, state, durations.read_histograms, readable),
         ("file of single values", 8, run / "timings" / f"{stem}.jsonl", values, readable),
         ("files of a monitor before", 5, state, goes_on, ()),
-        ("file of signs", 8, run / "timings" / f"{stem}.signs", signs.read, readable),
+        ("file of signs", 8, run / "timings" / f"{stem}.signs", rank_snapshot.read, readable),
         ("job.json", 8, run / "job.json", lambda path: read_job(path.parent), readable),
         ("file of limits", 3, limits, timeouts_file.read, (ConfigurationError,)),
         ("file of the configuration", 3, config, FaultToleranceConfig.from_yaml_file, (OSError, ConfigurationError)),

@@ -1,4 +1,6 @@
-"""What is an agent of a virtual job?  The loop of `launcher.agent` and `launcher.node` over the protocols of the core.
+"""What is an agent of a virtual job?
+
+The loop of `launcher.agent` and `launcher.cycle_supervisor` over the protocols of the core.
 
 All decisions are those of `core.supervision` and `core.rendezvous`; here is only what the shell does between them. The
 workers of a node are a few numbers: when they are through, when one fails, for how long they outlive their end."""
@@ -14,10 +16,10 @@ from resilience.core.agent_liveness import LEASE, Lease
 from resilience.core.agent_protocol import Operation, Protocol, Seconds, Sleep
 from resilience.core.budget import Failure
 from resilience.core.control import Request
-from resilience.core.cycle import FAILED, Verdict
-from resilience.core.gathering import Seat
+from resilience.core.cycle import FAILED, CycleDecision
+from resilience.core.membership import NodeSeat
 from resilience.core.rendezvous import Refusal, Rendezvous
-from resilience.core.supervision import Supervision, Workers
+from resilience.core.supervision import Supervision, WorkerStates
 from resilience.errors import ConfigurationError, StoreError
 from tests.launcher_simulation.schedules import STORE_TIMEOUT
 
@@ -44,7 +46,7 @@ class StopWorkers(msgspec.Struct, frozen=True):
     gone."""
 
     limit: Seconds
-    verdict: Verdict
+    verdict: CycleDecision
 
 
 class StopCounting(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ class Agent:
         self.has_lost_store = False
         self.is_misconfigured = False
         self.is_broken = False  # has an error of its own
-        self.verdict: Verdict | None = None
+        self.verdict: CycleDecision | None = None
         self.signals: list[tuple[int, str]] = []
         self.requests: list[Request] = []
         self.workers: Crew | None = None
@@ -113,27 +115,27 @@ class Agent:
                     end = self.supervision.over(verdict)
                     break
         except OwnError as error:
-            verdict = Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
+            verdict = CycleDecision("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
             end: Protocol[object] = self.supervision.ended_by_error(str(error))
         except ConfigurationError as error:
             self.is_misconfigured = True
             yield from self._leave("its configuration is wrong")
-            self.verdict = Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
+            self.verdict = CycleDecision("failed", self.rendezvous.node, exit_code=FAILED, detail=str(error))
             return
         with contextlib.suppress(StoreError):
             ended = yield from end
-            verdict = ended if isinstance(ended, Verdict) else verdict
+            verdict = ended if isinstance(ended, CycleDecision) else verdict
         yield from self._leave(self.supervision.leaves)
         self.verdict = verdict
 
-    def _cycle(self) -> Protocol[Verdict]:
+    def _cycle(self) -> Protocol[CycleDecision]:
         try:
             verdict = yield from self._gate()
             if verdict is not None:
                 return verdict
             ranks = self.job.schedule.ranks
-            seat = Seat(self.id, self.rendezvous.node, "here", 1, ranks[self.node] if ranks else None)
-            found = yield from self.rendezvous.join(seat)
+            seat = NodeSeat(self.id, self.rendezvous.node, "here", 1, ranks[self.node] if ranks else None)
+            found = yield from self.supervision.join(seat)
             if isinstance(found, Refusal):
                 if found.kind == "late":
                     return self.supervision.late(found.why)
@@ -151,12 +153,12 @@ class Agent:
         except StoreError as error:
             verdict = self._cut_off(error)
         except OwnError:
-            yield StopWorkers(SHUTDOWN, Verdict("failed", self.rendezvous.node, detail="the agent failed"))
+            yield StopWorkers(SHUTDOWN, CycleDecision("failed", self.rendezvous.node, detail="the agent failed"))
             raise
         yield StopWorkers((yield from self._stop_limit(verdict)), verdict)
         return verdict
 
-    def _gate(self) -> Protocol[Verdict | None]:
+    def _gate(self) -> Protocol[CycleDecision | None]:
         yield from self._take_signals()
         if self.supervision.stop is not None:
             return (yield from self._stopped_while_waiting())
@@ -169,19 +171,19 @@ class Agent:
         while self.signals:
             yield from self.supervision.signalled(*self.signals.pop(0))
 
-    def _stopped_while_waiting(self) -> Protocol[Verdict]:
+    def _stopped_while_waiting(self) -> Protocol[CycleDecision]:
         yield from self._take_signals()
         verdict = yield from self.supervision.stopped_while_waiting()
         if self.supervision.leaves and not self.is_host:
             yield from self._leave(verdict.detail)
         return verdict
 
-    def _cut_off(self, error: StoreError) -> Verdict:
+    def _cut_off(self, error: StoreError) -> CycleDecision:
         self.has_lost_store = True
         detail = f"the job's store is lost: {error}"
-        return Verdict("failed", self.rendezvous.node, exit_code=FAILED, detail=detail)
+        return CycleDecision("failed", self.rendezvous.node, exit_code=FAILED, detail=detail)
 
-    def _stop_limit(self, verdict: Verdict) -> Protocol[Seconds]:
+    def _stop_limit(self, verdict: CycleDecision) -> Protocol[Seconds]:
         try:
             may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
             if may_be_lost and (yield from self.rendezvous.is_taken_for_lost()):
@@ -205,14 +207,14 @@ class Agent:
 
     # -- while workers run ------------------------------------------------------------------------
 
-    def _watch(self) -> Protocol[Verdict]:
+    def _watch(self) -> Protocol[CycleDecision]:
         while True:
             yield Wake(MONITOR_INTERVAL)
             verdict = yield from self._look()
             if verdict is not None:
                 return verdict
 
-    def _look(self) -> Protocol[Verdict | None]:
+    def _look(self) -> Protocol[CycleDecision | None]:
         crew, supervision = self.workers, self.supervision
         assert crew is not None
         if self.is_broken:
@@ -225,7 +227,7 @@ class Agent:
             if verdict is None:
                 verdict = yield from supervision.failed((yield from self._failure(crew)))
         if verdict is None:
-            verdict = yield from supervision.look(Workers(crew.is_living))
+            verdict = yield from supervision.look(WorkerStates(crew.is_living))
         return verdict
 
     def _failure(self, crew: Crew) -> Protocol[Failure]:

@@ -16,15 +16,15 @@ import msgspec
 
 from resilience.core.agent_liveness import LOOKS, key
 from resilience.core.agent_protocol import (
+    AwaitKey,
     Counts,
     Delete,
     Emit,
     HighestStep,
     IsInterrupted,
-    Now,
     Operation,
+    ReadClock,
     Sleep,
-    Watch,
 )
 from resilience.core.control import Request
 from resilience.core.restart import Add, Check, CompareSet, Read, Set
@@ -332,7 +332,7 @@ class Job:
                 if type(operation) in OF_THE_STORE:
                     return self._send(agent, operation)
                 match operation:
-                    case Now():
+                    case ReadClock():
                         answer = now
                     case IsInterrupted():
                         answer = bool(agent.signals)
@@ -352,7 +352,7 @@ class Job:
                         answer = self._start_workers(agent)
                     case StopCounting():
                         agent.is_counting, answer = False, None
-                    case Watch(name, limit):
+                    case AwaitKey(name, limit):
                         agent.awaited = name
                         if self._tells(agent, name):
                             answer = True

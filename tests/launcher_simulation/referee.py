@@ -22,7 +22,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from resilience.core.cycle import Verdict
+from resilience.core.cycle import CycleDecision
 from resilience.errors import InternalError
 from tests.launcher_simulation.schedules import (
     Asks,
@@ -70,7 +70,7 @@ class Referee:
         self._ended: dict[Agent, Seconds] = {}
         self._cycles: list[int] = []  # that ran, in order
         self._restarts = 0
-        self._wishes: dict[int, Verdict] = {}  # by cycle: what its agents obeyed
+        self._wishes: dict[int, CycleDecision] = {}  # by cycle: what its agents obeyed
         self._asked_to_go: set[Agent] = set()
         self._banned: set[int] = set()  # nodes that have left because one of their ranks asked for it
         self._lost: set[Agent] = set()  # taken for lost by others
@@ -258,7 +258,7 @@ class Referee:
     def workers_gone(self, agent: Agent) -> None:
         del self._living[agent]
 
-    def obeys(self, agent: Agent, verdict: Verdict) -> None:
+    def obeys(self, agent: Agent, verdict: CycleDecision) -> None:
         """An agent ends its workers because of a verdict."""
         if agent.has_lost_store or agent.is_broken or verdict.detail.startswith("the others went on"):
             return
@@ -308,12 +308,12 @@ class Referee:
         if not self._schedule.ranks:  # given ranks leave no gap, or the job ends
             self._others_go_on()
 
-    def _is_its_own(self, agent: Agent, verdict: Verdict) -> bool:
+    def _is_its_own(self, agent: Agent, verdict: CycleDecision) -> bool:
         """Whether an agent's end is not that of the job."""
         is_cut = agent.has_lost_store or agent.is_misconfigured or agent.is_broken
         return is_cut or bool(agent.supervision.leaves)
 
-    def _explain(self, agent: Agent, verdict: Verdict) -> None:
+    def _explain(self, agent: Agent, verdict: CycleDecision) -> None:
         """Every agent's end has a reason, and the schedule one for it."""
         faults = self._schedule.faults
         if verdict.outcome != "completed" and not verdict.detail:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +219,65 @@ def refused(where: str) -> str:
         attempt()
         dist.destroy_process_group()
     return said[0]
+
+
+class AtEnd(inprocess.completion.Completion, inprocess.terminate.Terminate):
+    """Notes that it was called, and raises."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, state: State) -> State:
+        ORDER.append(f"{self.name} in iteration {state.iteration}")
+        raise LookupError(self.name)
+
+
+def end_with_hooks() -> list[str]:
+    """Rank 1 leaves and the other one completes; returns what the caller of each got, and the hooks that ran."""
+
+    @Wrapper(completion=AtEnd("completion"), terminate=AtEnd("terminate"))
+    def function(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        fail_once(call, SystemExit(3))
+        return "completed"
+
+    try:
+        got = function()
+    except LookupError as error:
+        got = f"{error!r} after {error.__context__!r}"
+    return [got, *ORDER]
+
+
+class BrokenAbort(inprocess.abort.Abort):
+    def __call__(self, state: State) -> State:
+        raise OSError("the abort is broken")
+
+
+def restart_with_a_broken_abort() -> list[str]:
+    """Return where each iteration has told its groups to meet."""
+    places: list[str] = []
+
+    @Wrapper(abort=inprocess.Compose(BrokenAbort(), inprocess.abort.AbortTorchDistributed()))
+    def function(call: CallWrapper | None = None) -> list[str]:
+        assert call is not None
+        places.append(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+        dist.init_process_group("gloo")
+        fail_once(call, ValueError("by schedule"))
+        return places
+
+    return function()
+
+
+def ping_and_return_long_before_the_other() -> int:
+    @Wrapper(soft_timeout=timedelta(seconds=4), hard_timeout=timedelta(seconds=6))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if os.environ["RANK"] == "0":
+            call.ping()
+        else:
+            returns_at = time.monotonic() + 9
+            while time.monotonic() < returns_at:
+                time.sleep(0.05)
+        return call.iteration
+
+    return function()

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from resilience.adapters.store import drive, wait
 from resilience.core import restart
 from resilience.core.attribution import Interruption, InterruptionRecord, encode
-from resilience.core.restart import ENTRY, End, Keys, Limits, Result, Run, Seat, Stage
-from resilience.inprocess.outlet import iteration_server
+from resilience.core.restart import ENTRY, End, Keys, Result, RunStage, Seat, Stage, WaitLimits
+from resilience.inprocess.monitor_store import iteration_server
 from resilience.inprocess.store import TCPStore, hosting
 from tests.support import signs
 
@@ -73,7 +73,7 @@ class _Rank:
             base, watch, self._monitor = (TCPStore() for _ in range(3))
             self._supervision = None if self._number % RANKS_A_NODE else TCPStore()
         self._store, self._watch = dist.PrefixStore(PREFIX, base), dist.PrefixStore(PREFIX, watch)
-        limits = Limits(LIMIT, LIMIT, LIMIT)
+        limits = WaitLimits(LIMIT, LIMIT, LIMIT)
         self.took["connected"] = time.monotonic()
         drive(restart.enter(self._seat(ENTRY), limits), self._store, self._perform, chunk=LIMIT)
         self.took["entered"] = time.monotonic()
@@ -87,12 +87,12 @@ class _Rank:
 
     def _perform(self, operation: restart.Operation) -> Any:
         match operation:
-            case Run(Stage.INITIALIZE):
+            case RunStage(Stage.INITIALIZE):
                 port = int(self._store.get(Keys(self._iteration).server))
                 self._groups.append(dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
-            case Run(Stage.FUNCTION) if self._iteration == 0:
+            case RunStage(Stage.FUNCTION) if self._iteration == 0:
                 return self._fail() if self._number == self._world_size // 2 else self._be_interrupted()
-            case Run():
+            case RunStage():
                 pass
             case _:
                 return NotImplemented

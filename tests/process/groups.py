@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from resilience.adapters import collectives, group_aborts, places
-from resilience.adapters.serving import listen
+from resilience.adapters.listening_sockets import listen
 from resilience.errors import RankShouldRestart, RestartError
 
 LIMIT = 20.0  # seconds: far less than the groups' timeout
@@ -178,11 +178,11 @@ def resources() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def wait_and_be_cut(groups: list[Any], number: int, beside: dist.Store, world: int) -> collectives.Cut:
+def wait_and_be_cut(groups: list[Any], number: int, beside: dist.Store, world: int) -> collectives.CutResult:
     """Wait in a collective without end: of the default group, of another, or in a Work of one."""
     mine = [group for group in groups if group != dist.GroupMember.NON_GROUP_MEMBER]
     main = threading.get_ident()
-    cuts: list[collectives.Cut] = []
+    cuts: list[collectives.CutResult] = []
     way = (number + int(os.environ["RANK"])) % 3
 
     def watch() -> None:

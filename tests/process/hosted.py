@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,27 @@ def restart_once(
         return call.iteration
 
     return {"iteration": train(), "soft": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
+
+
+def some_meet_by_url(port: int) -> int:
+    """Name the place of a group of two of three ranks in a URL, in two iterations; return the sum over the two."""
+
+    @Wrapper()
+    def train(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        rank = int(os.environ["RANK"])
+        ones = torch.ones(1)
+        if rank < 2:
+            url = f"tcp://127.0.0.1:{port}"
+            dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+            dist.all_reduce(ones)
+        if call.iteration == 0 and rank == 2:
+            raise ValueError("by schedule")
+        while call.iteration == 0:
+            time.sleep(0.01)
+        return int(ones)
+
+    return train()
 
 
 def meet_by_url(port: int) -> dict[str, Any]:

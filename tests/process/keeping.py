@@ -27,6 +27,7 @@ from resilience.inprocess.state import State
 ELEMENTS_PER_MIB = 1 << 18  # of float32
 BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
 SETTLE_LIMIT = 2.0  # seconds
+KEPT = 10_000
 MADE_ONCE = 3  # entries at which something may be there for the first time
 Entry = dict[str, int]
 
@@ -90,6 +91,31 @@ def restart_with_a_cyclic_model(restarts: int, mib: int) -> dict[str, Any]:
     gc.disable()  # what is collected by chance proves nothing
     function()
     return {"entries": entries, "steady_bytes": steady[0], "peak_bytes": _peak_bytes()}
+
+
+def count_frozen_objects(restarts: int) -> list[list[int]]:
+    """Restart in two calls of a wrapped function. Each entry keeps KEPT lists, which a further freeze would add.
+
+    Returns how many objects are exempt from collections at each entry, for each call."""
+    kept: list[list[list[None]]] = []
+    counts: list[list[int]] = []
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> None:
+        assert call is not None
+        counts[-1].append(gc.get_freeze_count())
+        kept.append([[] for _ in range(KEPT)])
+        dist.init_process_group("gloo")
+        if call.iteration < restarts:
+            if dist.get_rank() == 1:
+                raise ValueError("by schedule")
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+
+    for _ in range(2):
+        counts.append([])
+        function()
+    return counts
 
 
 def restart_with_fsdp2(restarts: int) -> list[Entry]:

@@ -48,9 +48,9 @@ def agent(arguments: list[str]) -> None:
     group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
     shows. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
     from resilience.core.job_budget import JobBudget
-    from resilience.launcher import meeting
-    from resilience.launcher.gate import Devices
+    from resilience.launcher import rendezvous_store
     from resilience.launcher.main import main
+    from resilience.launcher.preflight import Devices
     from resilience.launcher.rendezvous import Handler
 
     join = Handler.next_rendezvous
@@ -85,13 +85,13 @@ def agent(arguments: list[str]) -> None:
         Handler.next_rendezvous = die  # type: ignore[assignment, method-assign]
 
     if "WAITS" in os.environ:
-        wait = meeting.await_server
+        wait = rendezvous_store.await_server
 
         def tell(*args: Any) -> str:
             Path(os.environ["WAITS"]).touch()
             return wait(*args)
 
-        meeting.await_server = tell
+        rendezvous_store.await_server = tell
 
     sick = os.environ.get("SICK_DEVICE")
     if sick is not None:
@@ -127,10 +127,10 @@ class Launched:
         assert self._more is not None
         return self._more(count, None)
 
-    def again(self, number: int) -> Launched:
-        """Start an agent of this number anew: its node comes back."""
+    def again(self, number: int, count: int = 1) -> Launched:
+        """Start agents anew, from this number on: their nodes come back."""
         assert self._more is not None
-        return self._more(1, number)
+        return self._more(count, number)
 
     def wait(self, limit: float = 120.0) -> list[int | None]:
         """Wait for all agents; answers their exit statuses."""

@@ -20,7 +20,7 @@ from typing import Any
 import resilience
 from resilience.adapters import processes, store
 from resilience.errors import RankDiscarded
-from resilience.inprocess import CallWrapper, Wrapper, operations, outlet
+from resilience.inprocess import CallWrapper, Wrapper, monitor_store, operations
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
@@ -63,11 +63,11 @@ class Tripwire:
                 frame = frame.f_back
             sys.settrace(self._trace)
         else:
-            store.execute = outlet.execute = operations.execute = self._execute
+            store.execute = monitor_store.execute = operations.execute = self._execute
 
     def disarm(self) -> None:
         sys.settrace(None)
-        store.execute = outlet.execute = operations.execute = EXECUTE
+        store.execute = monitor_store.execute = operations.execute = EXECUTE
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(PACKAGE):

@@ -12,9 +12,9 @@ import pytest
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record, to_line
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
+from resilience.telemetry.exporters import AgentExports, MetricsOptions, NodeExports
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.setup import AgentExports, Asked, NodeExports
 from tests.process.test_export import STRAIGHT, receiving, scrape
 from tests.support.launch_streams import Fault, launched
 from tests.support.ranks import free_port
@@ -49,10 +49,12 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
         write(folder, f"{node}-{'agent' if rank is None else rank}.jsonl", records)
     origin = Origin("job", "node0", "monitor", 500, cycle=1, initial_rank=0, world_size=4, layer="launcher")
     now = time.monotonic()
-    opened = (signs.Open("data", now - 100.0),)
-    assert signs.write(folder, signs.Signs(origin, "run", now, time.time() - now, 33, now, now, opened))
+    opened = (rank_snapshot.SnapshotSection("data", now - 100.0),)
+    assert rank_snapshot.write(
+        folder, rank_snapshot.RankSnapshot(origin, "run", now, time.time() - now, 33, now, now, opened)
+    )
     emitted: list[events.Event] = []
-    exports = AgentExports.start(folder, "node0", emitted.append, Asked(free_port()))
+    exports = AgentExports.start(folder, "node0", emitted.append, MetricsOptions(free_port()))
     assert exports is not None
     sd_file = tmp_path / ".targets" / "run@@node0.json"
     until(sd_file.exists)

@@ -90,7 +90,7 @@ def test_attempt_that_is_asked_for_and_taken_ends_all_nodes_with_what_to_do(
     assert job.wait() == [2] * nodes
     for node in range(nodes):
         said = job.output(node, stream=2)
-        assert f"attempt 4 of job job has a run folder already: {taken}" in said
+        assert f"attempt 4 of job job already has a run folder: {taken}" in said
         assert "Unset RESILIENCE_ATTEMPT" in said
     assert content(tmp_path / "runs") == {"job@4/job.json": b"{}"}
 

@@ -325,7 +325,7 @@ def test_preemption_that_all_workers_end_with_0_is_reported_as_a_clean_one_and_e
     assert job.wait() == [128 + signal.SIGTERM]
     (ended,) = job.of(events.JobEnded)
     assert (ended.event.outcome, ended.event.is_clean) == ("preempted", True)
-    assert "the job was preempted cleanly, all workers ended with exit status 0" in job.output(stream=2)
+    assert "the job was preempted cleanly; all workers exited with status 0" in job.output(stream=2)
     found = told(job)
     assert (found.completed, found.stopped, found.incidents) == ((), (0, 1), ())
     assert "preempted cleanly, exit status 143" in found.end

@@ -28,7 +28,7 @@ def _demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_job_goes_on_after_three_kinds_of_faults_and_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     done = _demo(tmp_path, "--keep", "--steps=45", "--fault=exception@12:1", "--fault=kill@23:2", "--fault=hang@37:0")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "parameters equal bit for bit" in done.stdout
+    assert "parameters are equal bit for bit" in done.stdout
     assert "FAILED" not in done.stdout
     (folder,) = runs_in(tmp_path)
     found = report(load(folder))
@@ -75,7 +75,7 @@ def test_ending_it_early_leaves_no_process_and_no_folder(tmp_path: Path, number:
             assert demo.wait(60) == 130
         finally:
             demo.kill()
-    assert "every process was ended" in rest
+    assert "all processes were stopped" in rest
     assert not processes_of(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -44,7 +44,7 @@ def _run(folder: Path, launcher: list[str], ranks: int, script: str, fault: str 
     if fault:
         command.append(f"--fault={fault}")
     env = dict(os.environ, RESILIENCE_RUN_DIR=str(folder / "runs"), OMP_NUM_THREADS="1")
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=270, check=False)
     assert not left_after(folder / "runs")
     return Done(folder, done)
 

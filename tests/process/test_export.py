@@ -26,9 +26,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from resilience.analysis.load import load
 from resilience.core import events
 from resilience.core.records import to_line
-from resilience.telemetry import sending
+from resilience.telemetry import otlp
+from resilience.telemetry.exporters import NodeExports
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.setup import NodeExports
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
 from tests.support.ranks import Job as RunningJob
@@ -306,16 +306,16 @@ def test_exporter_that_cannot_start_is_told_and_nothing_else_happens(
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     module = SimpleNamespace(OTLPSpanExporter=refuse)
-    monkeypatch.setitem(sys.modules, sending.EXPORTERS["http/protobuf"], module)
+    monkeypatch.setitem(sys.modules, otlp.EXPORTERS["http/protobuf"], module)
     started(tmp_path, emitted).close(30.0)
-    assert emitted == [events.ExportFailed("otlp", "cannot start: ValueError: no such certificate")]
+    assert emitted == [events.ExportFailed("otlp", "cannot start: ValueError: no such certificate", is_at_start=True)]
 
 
 def test_exporter_that_is_not_installed_is_told_with_what_to_do(
     tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setitem(sys.modules, sending.EXPORTERS["http/protobuf"], None)
+    monkeypatch.setitem(sys.modules, otlp.EXPORTERS["http/protobuf"], None)
     started(tmp_path, emitted).close(30.0)
     (failed,) = emitted
     assert isinstance(failed, events.ExportFailed)
@@ -506,7 +506,7 @@ def test_what_the_views_cannot_digest_is_told_once_and_not_raised(
 
 def test_neither_logger_nor_emitter_nor_setup_load_an_exporter() -> None:
     code = (
-        "import sys, resilience.telemetry.log, resilience.telemetry.emitter, resilience.telemetry.setup\n"
+        "import sys, resilience.telemetry.log, resilience.telemetry.emitter, resilience.telemetry.exporters\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "print(sorted(loaded & {'structlog', 'opentelemetry', 'prometheus_client', 'requests', 'torch'}))"
     )

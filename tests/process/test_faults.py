@@ -184,7 +184,8 @@ def test_loop_without_progress_is_found_by_the_rank_that_waits_for_it(start: Sta
 
 @WORLDS
 def test_swallowed_interrupt_is_reported_and_delivered_again(start: Start, world: int) -> None:  # F46
-    job = start(world, TRAIN, faults=[fault("swallow")], options=FAST)
+    # Longer limits than FAST: a rank that a busy host keeps waiting must not be the one that is silent.
+    job = start(world, TRAIN, faults=[fault("swallow")], options=FAST | {"soft_timeout": 6.0, "hard_timeout": 40.0})
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     swallows = [record.event for record in job.of(events.InterruptSwallowed, rank=1)]
     assert len(swallows) == 3

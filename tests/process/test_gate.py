@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from resilience.adapters.health import nvml
-from resilience.launcher import gate
-from resilience.launcher.gate import Command, Devices, Disk, Gate, Patrol, Refusal, Store
+from resilience.launcher import preflight
+from resilience.launcher.preflight import CommandCheck, Devices, Disk, Gate, PeriodicCheck, PreflightFailure, Store
 from tests.process.children import child
 
 LONG = 600.0
@@ -86,9 +86,9 @@ def test_every_reason_is_told_also_that_of_a_check_which_raises_or_hangs(hang: C
     well = Checking("well", lambda: "")
     told = Gate([Checking("bad", lambda: "it is bad"), hanging, Checking("raises", fail), well]).refusals()
     assert told == [
-        Refusal("bad", "it is bad"),
-        Refusal("hangs", "no answer within 0.05 s"),
-        Refusal("raises", "OSError: no such device"),
+        PreflightFailure("bad", "it is bad"),
+        PreflightFailure("hangs", "no answer within 0.05 s"),
+        PreflightFailure("raises", "OSError: no such device"),
     ]
     assert hanging.is_given_up and not well.is_given_up
 
@@ -122,7 +122,7 @@ def test_disk_needs_the_space_that_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"), [({"f_flag": os.ST_RDONLY}, "can only be read"), ({"f_favail": 0}, "no more files"), ({}, "")]
+    ("told", "says"), [({"f_flag": os.ST_RDONLY}, "read-only"), ({"f_favail": 0}, "no more files"), ({}, "")]
 )
 def test_disk_that_takes_no_file_is_refused(
     told: dict[str, int], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,45 +144,45 @@ def test_devices_are_asked_only_where_there_are_any(monkeypatch: pytest.MonkeyPa
     assert Gate([Devices()]).refusals() == []
     monkeypatch.setattr(nvml, "find", lambda: "a library")
     monkeypatch.setattr(nvml, "faults", lambda library: ["GPU 0: lost", "GPU 3: lost"])
-    assert Gate([Devices()]).refusals() == [Refusal("gpu", "GPU 0: lost; GPU 3: lost")]
+    assert Gate([Devices()]).refusals() == [PreflightFailure("gpu", "GPU 0: lost; GPU 3: lost")]
 
 
 # -- the user's command -------------------------------------------------------------------------------
 
 
 def test_command_says_why_by_its_status_and_last_words() -> None:
-    assert Gate([Command("true && test 'a b' = 'a b'")]).refusals() == []
-    (refusal,) = Gate([Command("echo fan is broken; echo really >&2; exit 3")]).refusals()
+    assert Gate([CommandCheck("true && test 'a b' = 'a b'")]).refusals() == []
+    (refusal,) = Gate([CommandCheck("echo fan is broken; echo really >&2; exit 3")]).refusals()
     assert refusal.detail.endswith("exited with 3 (--health-check): fan is broken really")
-    (secret,) = Gate([Command("API_TOKEN=abc; exit 1")]).refusals()
+    (secret,) = Gate([CommandCheck("API_TOKEN=abc; exit 1")]).refusals()
     assert "API_TOKEN=***" in secret.detail
-    (killed,) = Gate([Command("kill -9 $$")]).refusals()
-    assert "was ended by signal 9" in killed.detail
-    (unknown,) = Gate([Command("no-such-command-here")]).refusals()
+    (killed,) = Gate([CommandCheck("kill -9 $$")]).refusals()
+    assert "was killed by signal 9" in killed.detail
+    (unknown,) = Gate([CommandCheck("no-such-command-here")]).refusals()
     assert "exited with 127" in unknown.detail
 
 
 def test_gate_can_be_asked_again() -> None:
-    asked = Gate([Command("exit 1"), Command("exit 0")])
+    asked = Gate([CommandCheck("exit 1"), CommandCheck("exit 0")])
     assert [len(asked.refusals()) for _ in range(3)] == [1, 1, 1]
 
 
 def test_late_command_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    command = Command(f"sleep 600 & echo $! $$ > {pids}.new; mv {pids}.new {pids}; wait", limit=LONG)
+    command = CommandCheck(f"sleep 600 & echo $! $$ > {pids}.new; mv {pids}.new {pids}; wait", limit=LONG)
 
     def is_running() -> bool:
         return pids.exists()
 
     assert Gate([command]).refusals(is_running) == []  # told to stop once it runs
     await_end(*map(int, pids.read_text().split()))
-    (late,) = Gate([Command("sleep 600", limit=0.2)]).refusals()
+    (late,) = Gate([CommandCheck("sleep 600", limit=0.2)]).refusals()
     assert late.detail == "no answer within 0.2 s"
 
 
 def test_command_that_leaves_something_running_is_not_waited_for(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    assert Gate([Command(f"sleep 600 & echo $! > {pid}")]).refusals() == []
+    assert Gate([CommandCheck(f"sleep 600 & echo $! > {pid}")]).refusals() == []
     left = int(pid.read_text())
     assert is_there(left)
     os.kill(left, signal.SIGKILL)
@@ -190,7 +190,7 @@ def test_command_that_leaves_something_running_is_not_waited_for(tmp_path: Path)
 
 def check_for_long(folder: Path, line: Connection) -> None:
     command = f"echo $$ > {folder}/new; mv {folder}/new {folder}/pid; exec sleep 600"
-    Gate([Command(command, limit=LONG)]).refusals()
+    Gate([CommandCheck(command, limit=LONG)]).refusals()
 
 
 def test_command_ends_with_an_agent_that_is_killed(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_command_ends_with_an_agent_that_is_killed(tmp_path: Path) -> None:
 
 def test_node_has_the_checks_it_was_given(tmp_path: Path) -> None:
     def names(*arguments: object) -> list[str]:
-        return [check.name for check in gate.checks(tmp_path, *arguments)]  # type: ignore[arg-type]
+        return [check.name for check in preflight.checks(tmp_path, *arguments)]  # type: ignore[arg-type]
 
     assert names(100, fail, "true") == ["disk", "store", "gpu", "command"]
     assert names(0, fail, None) == ["store", "gpu"]
@@ -217,7 +217,7 @@ def test_node_has_the_checks_it_was_given(tmp_path: Path) -> None:
 # -- patrol -------------------------------------------------------------------------------------------
 
 
-def patrolled(patrol: Patrol, now: float) -> Refusal:
+def patrolled(patrol: PeriodicCheck, now: float) -> PreflightFailure:
     """Look until the look that is under way has been answered, all at one moment."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -237,12 +237,12 @@ def test_patrol_looks_once_an_interval_and_tells_what_it_finds() -> None:
         begun.append(now)
         return next(answers)
 
-    patrol = Patrol(Checking("gpu", look), 5.0)
+    patrol = PeriodicCheck(Checking("gpu", look), 5.0)
     while now < 110.0:
         assert patrol.refusal(now) is None
         await_idle()
         now += 1.0
-    assert patrolled(patrol, now) == Refusal("gpu", "lost")
+    assert patrolled(patrol, now) == PreflightFailure("gpu", "lost")
     assert begun == [100.0, 105.0, 110.0]
 
 
@@ -257,14 +257,16 @@ def test_patrol_of_a_check_that_hangs_is_a_refusal_after_its_limit_and_is_not_re
     hang: Callable[[], str],
 ) -> None:
     check = Checking("gpu", hang, limit=30.0)
-    patrol = Patrol(check, 5.0)
+    patrol = PeriodicCheck(check, 5.0)
     assert [patrol.refusal(now) for now in (0.0, 29.9)] == [None, None]
     assert not check.is_given_up
-    assert patrol.refusal(30.0) == Refusal("gpu", "no answer within 30 s")
+    assert patrol.refusal(30.0) == PreflightFailure("gpu", "no answer within 30 s")
     assert check.is_given_up
     assert [patrol.refusal(now) for now in (31.0, 100.0, 1000.0)] == [None] * 3
     assert sum(thread.name == "resilience-gate-gpu" for thread in threading.enumerate()) == 1
 
 
 def test_patrol_of_a_check_that_raises_is_a_refusal() -> None:
-    assert patrolled(Patrol(Checking("gpu", fail), 5.0), 0.0) == Refusal("gpu", "OSError: no such device")
+    assert patrolled(PeriodicCheck(Checking("gpu", fail), 5.0), 0.0) == PreflightFailure(
+        "gpu", "OSError: no such device"
+    )

@@ -122,7 +122,7 @@ def test_folder_that_never_answers_moves_the_account_elsewhere(launch: Launch, t
         job = launch("print('ran')", "--run-dir", str(file.parent / "runs"), nproc=1)
         await_completion(job)
     assert job.wait() == [0], job.job.output()
-    assert "the disk does not answer; the account is kept in " in job.output(stream=2)
+    assert "the disk does not answer; records go to " in job.output(stream=2)
 
 
 def test_wrapper_without_the_launcher_keeps_its_account_elsewhere_too(
@@ -134,7 +134,7 @@ def test_wrapper_without_the_launcher_keeps_its_account_elsewhere_too(
         )
         assert [rank.code for rank in job.wait_ranks(60.0)] == [0, 0], job.output()
     said = job.output()
-    assert said.count("Read-only file system; the account of ") == 1
-    (place,) = [line.rpartition(" ")[2] for line in said.splitlines() if "the account of" in line]
+    assert said.count("Read-only file system; the records of ") == 1
+    (place,) = [line.rpartition(" ")[2] for line in said.splitlines() if "the records of" in line]
     told = Account(Path(place)).records()
     assert sum(isinstance(record.event, events.RestartEnded) for record in told) == 2

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import torch.distributed as dist
 
 from resilience.adapters.descriptors import SPARE
-from resilience.adapters.serving import listen
+from resilience.adapters.listening_sockets import listen
 from resilience.analysis.load import load
 from resilience.analysis.report import report
 from resilience.core import events
 from resilience.errors import StoreError
-from resilience.inprocess.store_refusal import Refusal, raise_if_refused
+from resilience.inprocess.store_refusal import RefusedStore, raise_if_refused
 from tests.support.ranks import Job, free_port
 
 Start = Callable[..., Job]
@@ -94,8 +99,59 @@ def test_monitor_that_cannot_host_in_a_plain_environment_tells_all_ranks_why(sta
     assert_reported_and_gone(job, 3)
 
 
+SHORT_OF_FILES = """
+import os, pathlib, resource, sys, time
+from resilience.inprocess import CallWrapper, Wrapper
+
+agent, is_lowered = os.getppid(), pathlib.Path(sys.argv[1])
+if os.environ["RANK"] == "0":
+    most = len(os.listdir(f"/proc/{agent}/fd")) + 4  # and three connections of each rank are to come
+    _, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (most, most if sys.argv[2] == "hard" else hard))
+    is_lowered.touch()
+while not is_lowered.exists():
+    time.sleep(0.01)
+
+@Wrapper()
+def train(call: CallWrapper | None = None):
+    if call.iteration == 0 and os.environ["RANK"] == "1":
+        raise ValueError("by schedule")
+    while call.iteration == 0:
+        time.sleep(0.01)
+
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "words"), [("soft", 0, ""), ("hard", 1, "has to host the store of 3 ranks and needs")]
+)
+def test_limit_of_open_files_of_torchruns_agent_is_raised_or_named(
+    tmp_path: Path, limit: str, status: int, words: str
+) -> None:
+    (tmp_path / "script.py").write_text(SHORT_OF_FILES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "script.py"]
+    env = dict(os.environ, RESILIENCE_RUN_DIR=str(tmp_path / "runs"), OMP_NUM_THREADS="1")
+    with (tmp_path / "output").open("w+") as output:
+        agent = subprocess.Popen(
+            [*command, str(tmp_path / "lowered"), limit],
+            env=env,
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            assert agent.wait(240) == status, (tmp_path / "output").read_text()
+        finally:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+    assert words in (tmp_path / "output").read_text()
+
+
 def test_reason_for_a_refused_store_is_served_until_ranks_have_read_it_not_only_their_monitors() -> None:
-    refusal = Refusal(socket.create_server(("127.0.0.1", 0)), "127.0.0.1", 2, "too few descriptors")
+    refusal = RefusedStore(socket.create_server(("127.0.0.1", 0)), "127.0.0.1", 2, "too few descriptors")
     client = dist.TCPStore("127.0.0.1", refusal._store.port, wait_for_workers=False)
     for rank, is_read in ((None, False), (1, True)):
         with pytest.raises(StoreError, match="too few descriptors"):
@@ -142,6 +198,11 @@ def test_hosting_monitor_raises_its_own_limit_and_not_its_ranks(start: Start, ag
 def test_groups_that_name_a_place_by_url_meet_again_after_a_restart(start: Start, stranger: int) -> None:
     job = start(2, "tests.process.hosted:meet_by_url", port=stranger)
     assert [rank.value for rank in job.wait()] == [{"sum": 4, "is_as_before": True}] * 2
+
+
+def test_group_of_some_ranks_that_names_a_place_by_url_is_hosted_by_its_rank_0(start: Start) -> None:
+    job = start(3, "tests.process.hosted:some_meet_by_url", port=free_port())
+    assert [rank.value for rank in job.wait()] == [2, 2, 1], job.output()
 
 
 # -- many ranks ---------------------------------------------------------------------------------

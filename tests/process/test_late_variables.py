@@ -64,7 +64,7 @@ def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_s
     assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
     assert [(job.folder / f"level.{cycle}").read_text() for cycle in (0, 1)] == ["False", "True"]
     shown = job.output(stream=2)
-    assert "rank 0 has set TORCH_LOGS before it imported torch, which a warm worker has imported already" in shown
+    assert "rank 0 set TORCH_LOGS before it imported torch, but a warm worker imports torch in advance" in shown
 
 
 def test_variable_that_is_set_after_the_import_keeps_workers_warm(launch: Launch) -> None:

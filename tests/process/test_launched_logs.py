@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters.files import times_of
-from resilience.analysis.merge import Timeline
+from resilience.analysis.merge import MergedLines
 from resilience.core import events
 from resilience.telemetry.log import LogLine
 from tests.process.launching import launcher
@@ -52,7 +52,7 @@ def test_logger_of_a_launched_program_writes_lines_with_their_place(start: Start
         assert [line["shard"] for line in lines] == [rank] * 3
         assert "ZeroDivisionError" in lines[2]["exception"]
     assert "before any sign" not in job.output(0, 2)
-    told = [line for line in Timeline(job.account.folder) if line.kind == "log"]
+    told = [line for line in MergedLines(job.account.folder) if line.kind == "log"]
     assert {(line.rank, line.event) for line in told} >= {(0, "slow"), (1, "slow")}
 
 
@@ -67,10 +67,10 @@ def test_plain_text_of_a_worker_has_the_time_at_which_it_was_written(start: Star
     late_from = time.time_ns()
     (tmp_path / "go").touch()
     assert job.wait() == [1]
-    lines = {line.event.strip(): line for line in Timeline(job.account.folder) if line.kind == "text"}
+    lines = {line.event.strip(): line for line in MergedLines(job.account.folder) if line.kind == "text"}
     assert lines["early"].at_ns < late_from
     for text in ("Traceback (most recent call last):", "ValueError: late"):
         assert lines[text].at_ns >= late_from
     assert not any(line.is_placed for line in lines.values())
-    (started,) = job.of(events.WorkerStarted)
+    (started,) = job.of(events.CycleStarted)  # a warm worker may write before its start is on record
     assert started.wall_ns <= lines["early"].at_ns

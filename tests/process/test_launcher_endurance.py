@@ -319,7 +319,7 @@ def test_same_failure_again_and_again_is_three_incidents_that_know_of_each_other
     incidents = told(job).incidents
     assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]
     assert [incident.status for incident in incidents] == ["restarted", "restarted", "ended"]
-    assert "another restart will not cure it" in " ".join(incidents[-1].advice)
+    assert "another restart will not help" in " ".join(incidents[-1].advice)
     rows = [line for line in job.output(stream=2).splitlines() if line.endswith("ValueError: bad batch")]
     assert len(rows) >= 3  # the table
 

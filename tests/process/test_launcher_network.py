@@ -69,7 +69,7 @@ def test_lost_line_to_the_store_ends_its_node_with_a_reason_and_the_other_goes_o
     proxy.set("swallow" if mode == "swallow" else "reset")
     assert job.wait_agent(1).code == 1
     await_end(old)
-    assert f"the job's store is lost, with the node that hosts it or on the way there: {words}" in job.output(1, 2)
+    assert f"the job's store is lost, because its node or the network to it failed: {words}" in job.output(1, 2)
     job.await_worker("up.1.0")
     go(job)
     assert job.wait() == [0, 1]

@@ -14,6 +14,7 @@ import pytest
 from resilience.core import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher import await_end
+from tests.process.told import told
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
@@ -196,6 +197,27 @@ def test_f_spare_ends_as_the_job_does(launch: Launch) -> None:
     assert job.wait() == [1, 1]
     assert spare.wait() == [1]
     assert outcomes(job)["node2"] == ("exhausted", 1)
+
+
+def test_f_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch, tmp_path: Path) -> None:
+    """node0 hosts the job's store and comes late: its health check ends once node1 has run a second cycle."""
+    check = f'[ "$RESILIENCE_NODE" = node1 ] || until [ -e {tmp_path}/ran.1.0 ]; do sleep 0.05; done'
+    script = "say('ran')\nif cycle == 0: sys.exit(3)\nif cycle == 1: await_file('never')"
+    job = launch(script, "--health-check", check, nodes="1")
+    job.await_worker("ran.1.0")
+    job.await_record(events.CyclePhaseStarted, "node0", lambda event: event.phase == "rendezvous")
+    job.job.signal(1, signal.SIGKILL)
+    assert job.wait_agent(0).code == 0
+    job.wait()
+    assert (tmp_path / "ran.2.0").exists()
+    decided = [(record.origin.node, record.origin.cycle, record.event) for record in job.of(events.RestartDecided)]
+    assert [each[:2] for each in decided] == [("node1", 0), ("node0", 1)]
+    assert (decided[1][2].verdict, decided[1][2].why) == ("restart", "node node1 is lost")
+    assert [each[2].restarts_used for each in decided] == [1, 2]
+    (began,) = job.of(events.CycleStarted, "node0")
+    assert (began.origin.cycle, began.event.restarts_used) == (2, 2)
+    incidents = told(job, killed="node1").incidents
+    assert [(each.cycle, each.verdict.what) for each in incidents] == [(0, "exited"), (1, "node_lost")]
 
 
 # -- (g) lost nodes -----------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_signal_ends_the_wait_for_a_rendezvous_that_is_not_there(launch: Launch,
     job.job.await_sign_file(waits)
     job.job.signal(0, signal.SIGTERM)
     assert job.wait() == [128 + signal.SIGTERM]
-    assert "SIGTERM before the rendezvous was reached" in job.output(stream=2)
+    assert "SIGTERM arrived before the rendezvous was reached" in job.output(stream=2)
 
 
 def test_nodes_agree_on_the_name_of_a_job_that_has_none(launch: Launch, tmp_path: Path) -> None:

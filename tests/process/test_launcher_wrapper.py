@@ -94,7 +94,9 @@ def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_advised_in
     go(job)
     assert job.wait() == [0]
     said = job.output(stream=2)
-    (line,) = [line for line in said.splitlines() if "with --ft-restart-policy min-healthy the Wrapper goes on" in line]
+    (line,) = [
+        line for line in said.splitlines() if "with --ft-restart-policy min-healthy the Wrapper continues" in line
+    ]
     assert "resilience: when a rank dies, this launcher starts all workers again" in line
     assert "Warning" not in said
     assert [(told.origin.initial_rank, told.origin.cycle) for told in job.of(events.ConfigurationAdvised)] == [(0, 0)]
@@ -107,7 +109,7 @@ def test_limits_of_the_launcher_that_are_shorter_than_the_wrappers_are_told(laun
     assert job.wait() == [0]
     said = job.output(stream=2)
     (line,) = [line for line in said.splitlines() if "kills a rank after 59 s of silence" in line]
-    assert "the Wrapper restarts it until 60 s" in line
+    assert "the Wrapper may restart it until 60 s" in line
 
 
 def test_nobody_is_advised_where_both_agree(launch: Launch) -> None:

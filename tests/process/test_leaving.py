@@ -33,7 +33,12 @@ def test_rank_interrupted_at_each_store_operation_of_its_way_out_is_represented(
     others_go_on(start(2, LEAVE, kind=kind, what="operations"), 280.0)
 
 
-@pytest.mark.parametrize("kind", BY_STORE)
+QUICK_KINDS = ("fatal", "waiting")  # one that leaves by itself, one that is interrupted; the others are slow tests
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in QUICK_KINDS else pytest.mark.slow) for kind in BY_STORE]
+)
 def test_rank_interrupted_again_and_again_on_its_way_out_is_represented(start: Start, kind: str) -> None:
     others_go_on(start(2, LEAVE, kind=kind, what="operations, again"), 280.0)
 

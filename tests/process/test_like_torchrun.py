@@ -137,12 +137,25 @@ def test_job_does_the_same(tmp_path: Path, name: str) -> None:
     assert how_started(tmp_path / "ours") == {"cold" if name in COLD else "warm"}
 
 
+# Each line is one write, because the workers share a pipe. Where PYTHONUNBUFFERED is set, `print` writes each argument
+# by itself, and then lines of two workers mix under either launcher.
+LINES = """
+import os, sys
+for number in range(3):
+    sys.stdout.write(f"line {number} of rank {os.environ['RANK']}\\n")
+    sys.stdout.flush()
+"""
+
+
 @pytest.mark.parametrize("options", [[], ["--tee", "3", "--log-dir", "FOLDER/logs"]])
 def test_output_is_shown_the_same(tmp_path: Path, options: list[str]) -> None:
-    arguments = (*options, "--standalone", "--nproc-per-node", "2", str(SCRIPTS / "pickled.py"))
+    script = tmp_path / "script.py"
+    script.write_text(LINES)
+    arguments = (*options, "--standalone", "--nproc-per-node", "2", str(script))
     theirs = run(TORCHRUN, arguments, tmp_path / "theirs", tmp_path, "")
     ours = run((*OURS, "--no-output-files"), arguments, tmp_path / "ours", tmp_path, "")
-    assert ours.shown == theirs.shown != []
+    assert len(theirs.shown) == 6
+    assert ours.shown == theirs.shown
 
 
 def test_any_program_is_run_the_same(tmp_path: Path) -> None:
@@ -170,7 +183,9 @@ def test_nothing_but_torch_and_what_forks_is_imported_before_the_program(tmp_pat
 
 def test_launch_inside_a_worker_runs_the_same(tmp_path: Path) -> None:
     inner = tmp_path / "inner.py"
-    inner.write_text("import os\nprint('inner', os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n")
+    inner.write_text(
+        "import os, sys\nsys.stdout.write(f\"inner {os.environ['RANK']} {os.environ['WORLD_SIZE']}\\n\")\n"
+    )  # in one write, as above
     script = tmp_path / "script.py"
     for place, launcher in (("theirs", TORCHRUN), ("ours", OURS)):
         command = [sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", "2", str(inner)]

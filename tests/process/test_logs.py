@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resilience.telemetry.recording import Job
+from resilience.telemetry.recording import JobRecord
 from tests.support.lines import AT, log_line, write
 from tests.support.server import ROOT
 
@@ -55,7 +55,7 @@ def measured(folder: Path, *arguments: str) -> tuple[int, int, float]:
 def fill(folder: Path, files: int, size: int) -> int:
     """Write log files of `size` bytes each; returns how many lines there are."""
     total = 0
-    assert Job("large").write(folder)
+    assert JobRecord("large").write(folder)
     for rank in range(files):
         count = size // len(log_line("step done", AT, rank, step=1, loss=2.5))
         lines = [log_line("step done", AT + i * 10**7 + rank, rank, step=i, loss=2.5) for i in range(count)]
@@ -187,7 +187,7 @@ def test_trace_of_a_real_job_tells_whom_it_waited_for_and_loads(real: Path, tmp_
     shown = json.loads(trace("--format", "perfetto"))["traceEvents"]
     assert [event["args"]["name"] for event in shown if event["name"] == "process_name"] != []
     assert {"launcher.cycle", "inprocess.iteration", "restart", "interruption"} <= {event["name"] for event in shown}
-    assert not [event["name"] for event in shown if "no end on record" in event["name"]]
+    assert not [event["name"] for event in shown if "end not recorded" in event["name"]]
     arrows = {kind: [event for event in shown if event["ph"] == kind] for kind in "sf"}
     assert len({event["tid"] for event in arrows["s"]}) == 1  # from the one that failed …
     assert len({event["tid"] for event in arrows["f"]}) == len(arrows["f"]) == 2  # … to the restart of each rank

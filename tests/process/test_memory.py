@@ -45,6 +45,16 @@ def test_group_that_user_code_keeps_gets_no_connections_from_later_restarts(star
         assert_never_more(rank.value, "descriptors")
 
 
+def test_objects_are_frozen_before_the_first_entry_and_never_again(start: Start) -> None:
+    job = start(2, "tests.process.keeping:count_frozen_objects", restarts=3)
+    for rank in job.wait():
+        assert [len(call) for call in rank.value] == [4, 4]
+        counts = [count for call in rank.value for count in call]
+        assert counts[-1] > 0
+        # Frozen objects are still freed when nothing refers to them, so the count may fall.
+        assert all(after <= before for before, after in itertools.pairwise(counts)), counts
+
+
 @pytest.mark.slow
 def test_peak_memory_of_restarts_with_a_model_of_one_gib_stays_near_the_steady_state(start: Start) -> None:
     job = start(2, "tests.process.keeping:restart_with_a_cyclic_model", restarts=RESTARTS, mib=1024)

@@ -7,13 +7,16 @@ import contextlib
 import ctypes
 import os
 import pty
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,8 +24,9 @@ import pytest
 from resilience.adapters.channel import listen, pair
 from resilience.core import events
 from resilience.core.attribution import Interruption
-from resilience.launcher.drain import Drain
-from resilience.launcher.streams import Finish, Finished, decode_for_agent, encode
+from resilience.launcher.drain import Drain, Stream
+from resilience.launcher.kept import Keeper
+from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
 from tests.process.launching import Launched, launcher
 from tests.support import disks
 from tests.support.account import Account
@@ -71,6 +75,11 @@ def await_true(claim: Callable[[], bool], limit: float = 60.0) -> None:
         time.sleep(0.01)
 
 
+def of(folder: Path, kind: type[events.Event]) -> list[Any]:
+    """Return the events of a kind in the records of a run folder."""
+    return [each.event for each in Account(folder).records() if isinstance(each.event, kind)]
+
+
 def drain_of(job: Launched) -> psutil.Process:
     """The process that reads the output of a job's workers."""
     (agent,) = job.job.pids
@@ -110,8 +119,27 @@ def test_file_says_what_is_missing_once_there_is_room_again(launch: Launch, smal
     assert whole.endswith(b"\nagain\n")
     missing = sum(int(count.replace(b",", b"")) for count in note.findall(whole))
     assert missing and missing + len(note.sub(b"", whole)) == pytest.approx(PER_MB + len("again\n"), abs=8)
-    records = Account(small / "job").records()
-    assert [each.event.count for each in records if isinstance(each.event, events.OutputLost)][-1] == missing
+    assert of(small / "job", events.OutputLost)[-1].count == missing
+
+
+def test_loss_is_told_again_when_there_is_room_for_a_record_of_it(small: Path) -> None:
+    told: queue.SimpleQueue[StreamLost] = queue.SimpleQueue()
+    keeper = Keeper(told.put)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(small / "0.out"), 0, 0), -1)
+    keeper.open(stream)
+    disks.fill(small)
+    keeper.take(stream, b"." * 1000, is_stalled=False)
+    first = told.get(timeout=60.0)  # put on record on the same disk, so perhaps in vain
+    (small / "filler").unlink()
+    keeper.take(stream, b"again", is_stalled=False)
+    assert told.get(timeout=60.0) == first
+    assert (first.place, first.count) == ("file", 1000)
+    keeper.take(stream, b"and again", is_stalled=False)
+    is_over = threading.Event()
+    keeper.close(stream)
+    keeper.call(is_over.set)
+    assert is_over.wait(60.0)
+    assert told.empty()
 
 
 def test_disk_that_does_not_answer_blocks_no_write(launch: Launch) -> None:
@@ -201,7 +229,7 @@ def test_drain_process_says_that_all_is_passed_on_before_it_ends(tmp_path: Path)
     ours, theirs = pair()
     with listen(tmp_path / "drain") as listener:
         process = LateWriter(theirs, listener)
-        ours.send(encode(Finish()))
+        ours.send(encode(FinishStreams()))
         process.run()
         said = ours.receive(0.0)
     assert said is not None

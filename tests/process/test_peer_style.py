@@ -113,6 +113,7 @@ def await_monitors(folder: Path, ranks: int) -> Account:
         ("basic", 2, ["done in iteration 1 size 2"] * 2),
         ("advanced", 2, ["done in iteration 1 size 2 from step 3"] * 2),
         ("composed", 3, ["done in iteration 2 size 2"] * 2),
+        ("nested", 2, ["done in iteration 1 size 2"] * 2),
     ],
 )
 def test_script_in_the_style_of_the_compatible_api_recovers(
@@ -127,4 +128,10 @@ def test_script_in_the_style_of_the_compatible_api_recovers(
 def test_script_of_both_layers_recovers(tmp_path: Path) -> None:
     codes, output = run("resilience run", SCRIPTS / "both_layers.py", tmp_path)
     assert codes == [0], output
-    assert output.count("done in iteration 1 size 2") == 2
+    assert output.count("done in iteration 1 size 2 from step 1") == 2, output
+
+
+def test_hook_for_completion_runs_on_every_rank(tmp_path: Path) -> None:
+    codes, output = run("plain", SCRIPTS / "nested.py", tmp_path)
+    assert codes == [0, 0], output
+    assert sorted(path.name for path in tmp_path.glob("completed-*")) == ["completed-0", "completed-1"]

@@ -15,11 +15,11 @@ import pytest
 
 from resilience.adapters import processes
 from resilience.attribution.symptoms import Class, symptom
-from resilience.core import events, hangs
+from resilience.core import events, hang_kind
 from resilience.core.attribution import Hang, Interruption
 from resilience.core.watch import Limit, Limits
 from resilience.errors import MonitorError
-from resilience.launcher.monitors import Lost
+from resilience.launcher.monitors import MonitorGone
 from resilience.monitor import connect, messages
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
@@ -95,7 +95,7 @@ def test_hang_is_found_at_its_limit_and_told_apart(one: Node, tmp_path: Path, ho
     (silent,) = one.records(events.RankFellSilent)
     assert silent.event.silent_for_s >= 1.0
     assert (record.hang, symptom(record).what) == WORDS[how]
-    assert record.message.endswith(hangs.WORDS[WORDS[how][0]])
+    assert record.message.endswith(hang_kind.WORDS[WORDS[how][0]])
     if how != "stopped":  # what is stopped answers only py-spy, which is not everywhere
         assert record.stacks[0].frames[-1].function == "stuck"
     assert (record.process.state == "T") is (how == "stopped")
@@ -233,7 +233,7 @@ def test_worker_may_come_before_the_monitor_knows_of_it(one: Node) -> None:
 def test_foreign_process_is_refused_and_counted(one: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = one.start("import resilience; resilience.step(1); input()")
     one.hear(messages.Connected)
-    with pytest.raises(MonitorError, match="is not of worker"):
+    with pytest.raises(MonitorError, match="does not belong to worker"):
         connect.attach(one.monitors.socket(0))  # this process is no descendant of the worker
     dropped = one.await_record(events.TelemetryDropped)
     assert "foreign connection" in dropped.event.reason
@@ -269,7 +269,7 @@ def test_messages_that_make_no_sense_are_refused_and_counted(one: Node) -> None:
         "link = connect.attach(); raw = link.channel._socket; raw.setblocking(True)\n"
         "raw.setsockopt(1, 7, 1 << 20)\n"
         "for data in [b'x'] * 500 + [b'y' * (LIMIT + 1)]: raw.send(data)\n"
-        "link.send(messages.Host(1)); link.request('Continue'); link.page.step(1); input()"
+        "link.send(messages.HostStore(1)); link.request('Continue'); link.page.step(1); input()"
     )
     worker = one.start(code, Limits(step=Limit(None, 2.5), signal="SIGKILL"))
     one.hear(messages.Requested)
@@ -293,7 +293,7 @@ def test_program_that_a_worker_starts_is_watched_and_the_first_alone(one: Node) 
     worker = one.start(wrapper, Limits(step=Limit(None, 4.0), signal="SIGKILL"))
     link = one.hear(messages.Connected).link
     assert link.pid != worker.pid
-    assert "attached already" in await_line(worker)
+    assert "already attached" in await_line(worker)
     found = one.hear(messages.Found)
     assert found.record.stacks[0].frames[-1].function == "<module>"  # of the program, not of its starter
     one.hear(messages.Gone)
@@ -367,7 +367,7 @@ def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(one: N
     lost = one.monitors.pid(0)
     assert lost is not None and one.monitors.is_monitored(0)
     os.kill(lost, number)
-    said = one.hear(Lost)
+    said = one.hear(MonitorGone)
     assert (said.monitor_pid, said.worker_pid) == (lost, worker.pid)
     assert not one.monitors.is_monitored(0)
     drive(worker, 2)
@@ -402,10 +402,10 @@ def test_monitor_that_is_lost_again_and_again_is_replaced_more_slowly(one: Node)
         assert monitor is not None
         os.kill(monitor, signal.SIGKILL)
         lost.append(monitor)
-        one.wait_until(lambda number=number: len(one.said(Lost)) == number)
+        one.wait_until(lambda number=number: len(one.said(MonitorGone)) == number)
     assert one.monitors.pid(0) is None  # now it takes its time
     one.wait_until(lambda: one.monitors.is_monitored(0))
-    assert [said.monitor_pid for said in one.said(Lost)] == lost
+    assert [said.monitor_pid for said in one.said(MonitorGone)] == lost
 
 
 def test_long_temporary_folder_does_not_make_sockets_unreachable(

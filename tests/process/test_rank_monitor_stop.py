@@ -77,9 +77,9 @@ def test_stop_that_comes_before_its_worker_is_watched_is_kept(one: Node) -> None
     former = one.start("import sys; sys.stdin.read()")
     worker = one.start(WAITS)
     one.monitors.request_stop()
-    one.hear(messages.Stopping, lambda message: message.worker_pid == former.pid)
+    one.hear(messages.WillStop, lambda message: message.worker_pid == former.pid)
     former.communicate()
-    one.hear(messages.Stopping, lambda message: message.worker_pid == worker.pid)
+    one.hear(messages.WillStop, lambda message: message.worker_pid == worker.pid)
     assert worker.communicate(timeout=60)[0] == "asked\n"
 
 
@@ -91,7 +91,7 @@ def test_stop_is_told_again_by_a_monitor_that_takes_anothers_place(one: Node) ->
     os.kill(pid, signal.SIGSTOP)  # it hears nothing any more
     one.monitors.request_stop()
     os.kill(pid, signal.SIGKILL)
-    one.hear(messages.Stopping, lambda message: message.worker_pid == worker.pid)
+    one.hear(messages.WillStop, lambda message: message.worker_pid == worker.pid)
     assert worker.communicate(timeout=60)[0] == "asked\n"
 
 
@@ -100,8 +100,8 @@ def test_long_description_is_cut_and_what_comes_after_it_arrives(one: Node) -> N
 import resilience.monitor.client as client
 from resilience.monitor import connect
 client.stop_requested()
-client._own.request("Continue", "x" * 100_000)
-client._own.request("ExcludeThisNode", "bad memory")
+client._launcher_link.request("Continue", "x" * 100_000)
+client._launcher_link.request("ExcludeThisNode", "bad memory")
 input()
 """
     one.start(code)

@@ -297,7 +297,7 @@ def test_second_node_of_one_infrastructure_rank_is_refused(make: Make) -> None:
     a.ask("meet")
     job.await_entries(1)
     twin.ask("meet")
-    with pytest.raises(ConfigurationError, match=r"node twin has rank 0 .* node a"):
+    with pytest.raises(ConfigurationError, match=r"node twin has infrastructure rank 0, but node a"):
         twin.answer()
     b = job.start("b", infra_rank=1)
     b.answer()
@@ -325,10 +325,10 @@ def test_successor_of_a_lost_node_gets_its_infrastructure_rank(make: Make) -> No
 @pytest.mark.parametrize(
     ("conf", "message"),
     [
-        ({"inner": "zookeeper"}, "asked to run on 'zookeeper'"),
+        ({"inner": "zookeeper"}, "the rendezvous backend is 'zookeeper'"),
         ({"join_timeout": "soon"}, "join_timeout is 'soon', expected a number above 0"),
         ({"backend": "static"}, "pass --node-rank"),
-        ({"infra_rank": 7}, "this node's rank is 7, and 1 nodes take part at most"),
+        ({"infra_rank": 7}, "this node's rank is 7, but at most 1 nodes take part"),
     ],
 )
 def test_wrong_configuration_is_told(make: Make, conf: dict[str, Any], message: str) -> None:
@@ -339,7 +339,7 @@ def test_wrong_configuration_is_told(make: Make, conf: dict[str, Any], message: 
 def test_port_that_is_taken_is_told_by_the_node_that_must_host(make: Make) -> None:
     job = make("1")
     job.start("a").answer()
-    with pytest.raises(StoreError, match="this node was to host the rendezvous"):
+    with pytest.raises(StoreError, match="this node cannot host the rendezvous"):
         job.start("b", is_host=True).answer()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -15,10 +16,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from resilience.adapters.connecting import await_server
+from resilience.adapters.client_sockets import await_server
+from resilience.core import events
 from resilience.launcher import etcd_store
+from tests.process.launching import Launched, launcher
 from tests.process.rendezvousing import agents, meet
-from tests.support.ranks import free_port
+from tests.support.ranks import Job, free_port
 from tests.support.server import ForkServer
 
 MISSING = [
@@ -30,12 +33,10 @@ MISSING = [
     if not is_there
 ]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        bool(MISSING), reason=f"THE RENDEZVOUS ON ETCD IS NOT TESTED HERE: missing {', '.join(MISSING)}"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"THE RENDEZVOUS ON ETCD IS NOT TESTED HERE: missing {', '.join(MISSING)}"
+)
+QUICK = "keep_alive_interval=0.2,keep_alive_max_attempt=5,last_call_timeout=20"  # lost after a second of silence
 
 
 @pytest.fixture
@@ -131,3 +132,64 @@ def test_wait_for_a_key_costs_etcd_three_requests_however_long_it_takes(endpoint
     waiter.join(30)
     assert not waiter.is_alive()
     assert len(asked) == 3
+
+
+# -- jobs under the launcher --------------------------------------------------------------------------
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path, endpoint: str) -> Launch:
+    begin = launcher(start, tmp_path)
+
+    def on_etcd(script: str, nodes: str) -> Launched:
+        options = ("--rdzv-backend", "etcd")
+        return begin(script, *options, nodes=nodes, agents=2, nproc=1, conf=QUICK, endpoint=endpoint)
+
+    return on_etcd
+
+
+def restarts(job: Launched) -> list[tuple[int | None, str, int]]:
+    """Return the cycle, the reason and the number of each restart."""
+    return [(each.origin.cycle, each.event.why, each.event.restarts_used) for each in job.of(events.RestartDecided)]
+
+
+def test_first_node_is_evicted_and_the_other_one_goes_on(launch: Launch) -> None:
+    job = launch("say('up')\nif size == 2: await_file('never')", nodes="1:2")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    assert "hosts the job's store" not in job.output(0, 2)
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [143, 0]
+    assert (job.folder / "up.1.0").exists()
+    assert restarts(job) == []
+
+
+def test_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch) -> None:
+    job = launch("say('up')\nif cycle == 0: await_file('never')", nodes="1")
+    job.await_worker("up.0.0")
+    (began,) = job.of(events.CycleStarted)
+    first = int(str(began.origin.node).removeprefix("node"))
+    spare = f"node{1 - first}"
+    job.await_record(events.CyclePhaseStarted, spare, lambda event: event.phase == "rendezvous")
+    job.job.signal(first, signal.SIGKILL)
+    assert job.wait_agent(1 - first).code == 0
+    job.wait()
+    assert restarts(job) == [(0, f"node node{first} is lost", 1)]
+
+
+def test_nodes_that_come_back_after_all_agents_were_killed_go_on_with_the_job(launch: Launch, tmp_path: Path) -> None:
+    """etcd still has the job: it has the same attempt, and the loss is one restart."""
+    job = launch("print('ran', flush=True)\nsay('up')\nif cycle == 0: await_file('never')", nodes="2")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    for number in range(2):
+        job.job.signal(number, signal.SIGKILL)
+    assert job.wait() == [None, None]
+    again = job.again(0, 2)
+    assert again.wait() == [0, 0]
+    assert restarts(again) == [(0, "node node0, node1 is lost", 1)]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["job"]
+    for cycle, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        assert (tmp_path / "runs" / "job" / "output" / str(cycle) / f"{rank}.out").read_text() == "ran\n"

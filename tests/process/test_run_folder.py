@@ -43,7 +43,7 @@ def test_read_only_folder_moves_the_records_elsewhere_and_the_terminal_says_wher
     assert sorted(job.output().split("\n")) == ["", "ran 0", "ran 1"]
     said = job.output(stream=2)
     assert "Read-only file system" in said and str(read_only) in said
-    place = re.search(r"the account is kept in (\S+)", said)
+    place = re.search(r"records go to (\S+)", said)
     assert place is not None, said
     kept = Account(Path(place[1])).records()
     assert [record.event.outcome for record in kept if isinstance(record.event, events.JobEnded)] == ["completed"]

@@ -118,7 +118,7 @@ def test_process_that_holds_the_interpreter_lock_in_c_answers() -> None:
     with armed(hold_the_lock) as (other, process, dump):
         other.hear()
         found = await_method("faulthandler", process, dump)
-    assert (found.is_gil_held, found.reason) == (True, "the thread that was asked waits for the GIL")
+    assert (found.is_gil_held, found.reason) == (True, "the asked thread waits for the GIL")
     assert "hold_the_lock" in names(found)
 
 
@@ -154,10 +154,10 @@ def test_busy_process_that_keeps_the_lock_is_left_alone_until_it_is_to_be_killed
         other.hear()
         found = await_method("none", process, dump)
         assert not found.is_gil_held
-        assert found.reason == f"the thread that was asked did not answer within {stacks.ASK_LIMIT:g} s"
+        assert found.reason == f"the asked thread did not answer within {stacks.ASK_LIMIT:g} s"
         found = take(process, dump, thorough=True)
     assert found.method == "faulthandler" and "hang" in names(found)
-    assert found.reason == f"the thread that was asked did not answer within {stacks.ASK_LIMIT:g} s"
+    assert found.reason == f"the asked thread did not answer within {stacks.ASK_LIMIT:g} s"
 
 
 def test_name_that_is_no_text_or_has_several_lines_does_not_tear_the_dump() -> None:

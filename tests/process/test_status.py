@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from resilience.core.identity import Origin
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
 from tests.process.launching import Launched, launcher
 from tests.support.launch_streams import launched
 from tests.support.ranks import Job
@@ -163,7 +163,7 @@ def finish(job: Launched, folder: Path) -> None:
 def test_screen_follows_the_job_keys_and_the_size_of_the_terminal(job: Launched, tmp_path: Path) -> None:
     with terminal(job.job.run) as shown:
         shown.shows(r"^ *1 +\d+ +node0 +active +5 +load batch +[\d.]+m?s / 10m00s")
-        shown.shows(r"step +5 to \d+, [\d.]+ a second")
+        shown.shows(r"step +5 to \d+, [\d.]+ per second")
         first = shown.screen
         assert len(first) == 24 and max(map(len, first)) <= 80
         order = [line.split()[0] for line in first if "node0" in line]
@@ -173,7 +173,7 @@ def test_screen_follows_the_job_keys_and_the_size_of_the_terminal(job: Launched,
         shown.press("g")
         shown.shows("2 groups by limit")
         shown.press("gg/0\r")
-        shown.shows("1-1 of 1 ranks by limit, only '0' of 2")
+        shown.shows("1-1 of 1 ranks by limit, filter '0', 2 ranks in all")
         shown.press("\x1b")
         shown.shows("1-2 of 2 ranks")
         shown.resize(140, 40)
@@ -183,7 +183,7 @@ def test_screen_follows_the_job_keys_and_the_size_of_the_terminal(job: Launched,
         shown.until(lambda: len(shown.screen) == 10)
         assert max(map(len, shown.screen)) <= 50
         shown.press("h")
-        shown.shows("another order")
+        shown.shows("next or previous order")
         shown.press("q")
         assert shown.wait() == 0
         assert shown.modes == shown.before
@@ -265,9 +265,9 @@ def large_run(folder: Path, nodes: int, ranks: int) -> Path:
         node, world = f"node{rank // ranks}", nodes * ranks
         origin = Origin("job", node, "monitor", 500 + rank, initial_rank=rank, rank=rank, world_size=world)
         at = 1000.0 if rank != STUCK else 400.0
-        opened = (signs.Open("data" if rank == STUCK else "step", at - 0.5, 900.0),)
-        shown = signs.Signs(origin, "run", at, now - 1000.0, 1234, at, at, opened)
-        assert signs.write(folder, shown)
+        opened = (rank_snapshot.SnapshotSection("data" if rank == STUCK else "step", at - 0.5, 900.0),)
+        shown = rank_snapshot.RankSnapshot(origin, "run", at, now - 1000.0, 1234, at, at, opened)
+        assert rank_snapshot.write(folder, shown)
     return folder
 
 
@@ -284,7 +284,7 @@ def test_rank_that_stands_still_is_found_among_10_000(columns: int, tmp_path: Pa
         shown.press("g")
         shown.shows("1-2 of 2 groups")
         shown.press("gg/4711\r")
-        shown.shows("1-1 of 1 ranks by staleness, only '4711' of 10000")
+        shown.shows("1-1 of 1 ranks by staleness, filter '4711', 10000 ranks in all")
         shown.press("q")
         assert shown.wait() == 0
         assert shown.modes == shown.before

@@ -265,6 +265,7 @@ def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, t
         "resilience: completed after 1 restart in place; to see what happened:",
         f"  resilience report {run}",
     ]
+    assert job.text.count("resilience: hangs: a rank silent for 600 s is ended, ") == 1
 
 
 def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open) -> None:
@@ -279,8 +280,8 @@ def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open) -> None:
 # What leaves the call on some ranks, and what the last line says of the end.
 ENDS = {
     "all ranks leave": ("sys.exit(3)", 1, "failed (SystemExit)"),
-    "rank 1 is killed": ("if rank == 1: os.kill(os.getpid(), 9)", 1, "rank 0 was ended (SIGTERM)"),
-    "rank 0 is killed": ("if rank == 0: os.kill(os.getpid(), 9)", 1, "rank 0 was ended (SIG"),
+    "rank 1 is killed": ("if rank == 1: os.kill(os.getpid(), 9)", 1, "rank 0 ended (SIGTERM)"),
+    "rank 0 is killed": ("if rank == 0: os.kill(os.getpid(), 9)", 1, "rank 0 ended (SIG"),
     "rank 1 leaves": ("if rank == 1: sys.exit(0)", 0, "completed after 1 restart in place"),
     "rank 0 leaves": ("if rank == 0: sys.exit(0)", 0, "completed after 1 restart in place"),
     "rank 0 is excluded": ("if rank == 0: 1 / 0", 0, "completed after 1 restart in place"),
@@ -329,11 +330,20 @@ def test_job_of_a_wrapper_under_torchrun_ends_with_one_line_and_the_command(
     assert job.lines.count(f"  resilience report {the_run(tmp_path)}") == 1
 
 
-def test_ranks_in_a_plain_environment_say_a_restart_once(start: Callable[..., Job]) -> None:
-    job = start(2, "tests.process.jobs:train", faults=[fault("exception")])
-    job.wait()
-    said = job.output()
-    assert said.count("records in ") == said.count("restart 1 in place: rank 1 failed first") == 1, said
+def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(terminal: Open, tmp_path: Path) -> None:
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        terminal([sys.executable], WRAPPED, RANK=str(rank), RESILIENCE_RUN_DIR="runs", **world) for rank in range(2)
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.text for rank in ranks]
+    run = the_run(tmp_path)
+    assert [line for rank in ranks for line in rank.lines] == [
+        f"resilience: records in {run}",
+        "resilience: restart 1 in place: rank 1 failed first (ValueError: bad batch), 2 ranks go on",
+        "resilience: completed after 1 restart in place; to see what happened:",
+        f"  resilience report {run}",
+    ]
+    assert "".join(rank.text for rank in ranks).count("resilience: hangs: a rank silent for 600 s is ended, ") == 1
 
 
 # -- switched off, not read ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ SCRIPT = """
 import os, sys
 from resilience.adapters import titles
 if sys.argv[1] == "refused":
-    titles._moved = lambda command, environment: False
+    titles._place_in_memory = lambda command, environment: False
 titles.name("a name that is too long")
 titles.show(["rank 3 on here: python", "x" * 10000], {"RANK": "3", "ODD": "\\udcff"})
 shown = {name: open(f"/proc/self/{name}", "rb").read() for name in ("comm", "cmdline", "environ")}

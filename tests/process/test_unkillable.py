@@ -54,7 +54,7 @@ def wait_for_the_rest(job: Launched, pid: int) -> None:
     assert outcomes(job) == {"node0": ("completed", 0), "node1": ("excluded", 95)}
     (told,) = job.of(events.NodeUnhealthy)
     assert told.origin.node == "node1" and told.event.check == "processes"
-    assert f"(pid {pid}) cannot be ended, not by SIGKILL either: state D" in told.event.detail
+    assert f"(pid {pid}) cannot be killed, not even by SIGKILL: state D" in told.event.detail
     assert pid not in [record.event.worker_pid for record in job.of(events.WorkerExited)]
 
 

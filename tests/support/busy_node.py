@@ -10,7 +10,7 @@ from resilience.core import events
 from resilience.core.attribution import Detector, ExceptionInfo, Interruption, InterruptionRecord
 from resilience.core.identity import Origin
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.signs import Allowed, Open, Signs
+from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot, SnapshotSection
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
@@ -23,11 +23,11 @@ STATES = {"AGENT": ("RENDEZVOUS", "ASSIGN_WORKER_RANKS", "SUCCEEDED", "FAILED"),
 RUNS = tuple(f"run_{end}_{how}" for end in ("success", "failed") for how in ("no_retries", "with_retries"))
 
 
-def shown(rank: int, sections: int = 1) -> Signs:
+def shown(rank: int, sections: int = 1) -> RankSnapshot:
     """What a rank shows."""
     origin = Origin("job", "node0", "monitor", 500 + rank, initial_rank=rank)
-    opened = tuple(Open(f"section {number}", 10.0 + number) for number in range(sections))
-    return Signs(origin, "run", 20.0, 1000.5, step=7, step_at=19.0, heartbeat_at=19.5, sections=opened)
+    opened = tuple(SnapshotSection(f"section {number}", 10.0 + number) for number in range(sections))
+    return RankSnapshot(origin, "run", 20.0, 1000.5, step=7, step_at=19.0, heartbeat_at=19.5, sections=opened)
 
 
 def busy_node() -> MetricView:
@@ -51,7 +51,7 @@ def _sections(view: MetricView) -> None:
     timings.fold((HEARTBEAT, 10.0**power) for power in range(-4, 4))
     view.take_timings(timings)
     limits = tuple(Allowed(name, 9.0, name in sections[1::2]) for name in sections)
-    view.take_signs({rank: msgspec.structs.replace(shown(rank, SECTIONS), limits=limits) for rank in range(RANKS)})
+    view.take_snapshots({rank: msgspec.structs.replace(shown(rank, SECTIONS), limits=limits) for rank in range(RANKS)})
 
 
 def _restarts(view: MetricView) -> None:

@@ -11,8 +11,8 @@ from resilience.core.encoding import reader
 from resilience.core.printable import printable
 from resilience.core.records import from_line
 from resilience.errors import DecodeError
-from resilience.telemetry.recording import Job
-from resilience.telemetry.signs import Signs
+from resilience.telemetry.rank_snapshot import RankSnapshot
+from resilience.telemetry.recording import JobRecord
 from tests.fuzz import corpus
 
 NAME = "Łódź 日本語 \x1b]0;pwned\x07\x1b[2J\x9b31m\u202elive\u2066"  # what the name of a file may hold too
@@ -30,11 +30,11 @@ def obeyed(shown: str) -> list[str]:
 def run_folder(folder: Path, is_launched: bool) -> Path:
     """Write a run in which each text that may be anybody's is hostile."""
     corpus.run_folder(folder, is_launched)
-    _poison(folder / "job.json", reader(Job))
+    _poison(folder / "job.json", reader(JobRecord))
     for path in (folder / "records").iterdir():
         _poison(path, from_line)
     for path in (folder / "timings").glob("*.signs"):
-        _poison(path, reader(Signs))
+        _poison(path, reader(RankSnapshot))
     for path in (folder / "timings").glob("*.hist"):
         path.write_text(path.read_text().replace('"data"', json.dumps(f"data{HOSTILE}")))
     for path in (folder / "logs").iterdir():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resilience.core.identity import Origin
 from resilience.core.records import to_line
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
 from resilience.telemetry.timings import Timings
 from tests.support import rank_timings
 from tests.support.record_streams import Fault, Kind, job
@@ -45,9 +45,12 @@ def write(folder: Path, world: int = WORLD, restarts: int = RESTARTS) -> Path:
         text = text.replace(b'"node":"node"', b'"node":"%s"' % node.encode())
         (folder / "records" / f"{node}-{rank}.jsonl").write_bytes(text.replace(b"@P@", b"%d" % (1000 + rank)))
         rank_timings.write(folder, node, rank, durations[rank % len(durations)])
-        allowed = tuple(signs.Allowed(name, LIMIT, True) for name in SECTIONS)
-        signs.write(
-            folder, signs.Signs(Origin(folder.name, node, "monitor", 1, initial_rank=rank), "ended", limits=allowed)
+        allowed = tuple(rank_snapshot.Allowed(name, LIMIT, True) for name in SECTIONS)
+        rank_snapshot.write(
+            folder,
+            rank_snapshot.RankSnapshot(
+                Origin(folder.name, node, "monitor", 1, initial_rank=rank), "ended", limits=allowed
+            ),
         )
     return folder
 

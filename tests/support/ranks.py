@@ -31,6 +31,7 @@ from tests.support import signs
 from tests.support.account import Account
 from tests.support.server import ForkServer
 
+_FIRST_PORT, _PORTS = 7000, 500  # for each process of a test run; a browser refuses some lower ports
 LOOK_EVERY = 0.01  # seconds between looks at a run folder; with `signs`, the only place in the tests that polls
 
 
@@ -235,16 +236,20 @@ def stacks_of(pid: int) -> str:
     return (dump.stdout or dump.stderr)[-3000:]
 
 
+_ports = itertools.count(random.SystemRandom().randrange(_PORTS))
+
+
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody uses now, and that no client is given by the kernel."""
+    """Return a TCP port of the loopback address that nobody uses now.
+
+    The package's own stores take ports from 10,000 on, and the kernel gives clients higher ones: what is returned lies
+    below. Each process of a test run has its own ports and returns the same one as late as possible."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = _FIRST_PORT + process * _PORTS % (10_000 - _FIRST_PORT)
     while True:
         with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", random.SystemRandom().randrange(10000, _first_client_port())))
+            probe.bind(("127.0.0.1", first + next(_ports) % _PORTS))
             return int(probe.getsockname()[1])
-
-
-def _first_client_port() -> int:
-    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 _numbers = itertools.count()

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from resilience.core.silences import (
     Hearing,
-    Open,
+    PauseInSection,
     Rule,
-    Sign,
+    SignOfLife,
     Silence,
     begin,
     has_shown_its_pauses,
@@ -34,8 +34,8 @@ class SilentJob:
         self.kills: list[Silence] = []
         self.suspicions: list[tuple[float, Silence]] = []  # seconds of silence, and which
         self._began = self.now
-        self._signs: list[Sign] = []
-        self._open: list[Open] = []
+        self._signs: list[SignOfLife] = []
+        self._open: list[PauseInSection] = []
 
     # -- what the program does ------------------------------------------------------------------
 
@@ -47,18 +47,18 @@ class SilentJob:
         self._open.clear()
 
     def step(self) -> None:
-        self._signs.append(Sign(self.now, "step"))
+        self._signs.append(SignOfLife(self.now, "step"))
 
     def heartbeat(self) -> None:
-        self._signs.append(Sign(self.now, "heartbeat"))
+        self._signs.append(SignOfLife(self.now, "heartbeat"))
 
     @contextmanager
     def section(self, name: str, failed: bool = False) -> Iterator[None]:
-        section = Open(name, self.now)
+        section = PauseInSection(name, self.now)
         self._open.append(section)
         yield
         self._open.remove(section)
-        self._signs.append(Sign(self.now, "closed", name, section.at, failed))
+        self._signs.append(SignOfLife(self.now, "closed", name, section.at, failed))
 
     def pass_time(self, seconds: float) -> None:
         """Be silent for so long, and let the monitor look as often as it would."""

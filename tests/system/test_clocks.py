@@ -66,7 +66,7 @@ def test_lines_are_in_the_order_in_which_things_happened(run: Path) -> None:
     assert raised["clock_offset_s"] == pytest.approx(AHEAD, abs=raised["clock_uncertainty_s"])
     notes = told(run, "logs")[1]
     assert "clock of b was 1 min 30 s ± " in notes
-    assert "ahead; taken off" in notes
+    assert "ahead; corrected" in notes
     assert "2 nodes: their clocks agree to within" in notes
 
 

@@ -113,7 +113,7 @@ def assert_store_lost(job: Launched) -> None:
     assert (verdict.what, verdict.culprits) == ("store_lost", ())
 
 
-CUT_OFF = "the job's store is lost, with the node that hosts it or on the way there: it did not answer for 1.5 s"
+CUT_OFF = "the job's store is lost, because its node or the network to it failed: it did not answer for 1.5 s"
 
 # -- a node is lost -----------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""What the health of this process's devices is.  One kind of device a module."""
+"""The health of this process's devices.  One module per kind of device."""

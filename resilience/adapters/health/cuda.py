@@ -1,20 +1,20 @@
 """Does the CUDA device still finish its work?
 
-Only asks a device that this process already uses: neither torch nor CUDA is initialised for the sake of
-a question. Imports no torch by itself."""
+Checks only a device that this process already uses: a check never initialises torch or CUDA. Imports no torch by
+itself."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from resilience.adapters import devices
-from resilience.adapters.limited import returns_within
+from resilience.adapters.call_with_timeout import returns_within
 
 
 def used_device(local_rank: int | None) -> int | None:
-    """Return the index of the device this rank works on; None if it has not initialised CUDA.
+    """Return the index of this rank's device, None if it has not initialised CUDA.
 
-    local_rank: the device, where it names one that is visible; else the calling thread's current one."""
+    local_rank: the device, if such a device is visible; else the calling thread's current device is used."""
     cuda = devices.cuda()
     if cuda is None:
         return None
@@ -24,9 +24,9 @@ def used_device(local_rank: int | None) -> int | None:
 
 
 def finishes_within(limit: float, device: int) -> bool:
-    """Answer whether all work given to the device is done within `limit` seconds.
+    """Return True if all work given to the device finishes within `limit` seconds.
 
-    A thread that waits for a device in vain is left behind: pending work cannot be cancelled.
+    A thread that waits for a device in vain is left behind, because pending work cannot be cancelled.
     Raises: the device's error, such as an illegal memory access in earlier work (RuntimeError)."""
     cuda = devices.cuda()
     assert cuda is not None, "used_device found none"

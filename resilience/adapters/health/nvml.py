@@ -1,8 +1,8 @@
 """Do this node's NVIDIA devices answer their driver?
 
-Asks the management library (NVML), which needs no CUDA context and no memory on a device, and which a
-process can leave again. A device that fell off the bus answers with an error, one whose driver hangs does
-not answer: whoever asks sets a limit. Source: NVIDIA, NVML API reference, device queries and nvmlReturn_t."""
+Asks the management library (NVML). It needs no CUDA context and no memory on a device, and a process can leave it
+again. A device that fell off the bus answers with an error. If its driver hangs, it does not answer at all, so the
+caller needs a limit. Source: NVIDIA, NVML API reference, device queries and nvmlReturn_t."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Memory(ctypes.Structure):
 
 
 def find() -> Any:
-    """Return the library, None on a node that has none, or no device."""
+    """Return the library, None if this node has no such library or no device."""
     if not any(path.name[6:].isdecimal() for path in _DEVICES.glob("nvidia*")):
         return None
     try:
@@ -32,23 +32,23 @@ def find() -> Any:
 
 
 def faults(library: Any) -> list[str]:
-    """Return what is wrong with the devices that this process may use, empty if nothing is."""
+    """Return the faults of the devices that this process may use."""
     code = library.nvmlInit_v2()
     if code != _SUCCESS:
-        return [f"NVML does not start: {_words(library, code)}"]
+        return [f"NVML does not start: {_error_text(library, code)}"]
     try:
         count = ctypes.c_uint()
         code = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
         if code != _SUCCESS:
-            return [f"NVML does not count devices: {_words(library, code)}"]
-        told = ((number, _ask(library, number)) for number in range(count.value))
-        return [f"GPU {number}: {_words(library, code)}" for number, code in told if code != _SUCCESS]
+            return [f"NVML does not count devices: {_error_text(library, code)}"]
+        codes = ((number, _device_code(library, number)) for number in range(count.value))
+        return [f"GPU {number}: {_error_text(library, code)}" for number, code in codes if code != _SUCCESS]
     finally:
         library.nvmlShutdown()
 
 
-def _ask(library: Any, number: int) -> int:
-    """Return the error of a device; one that is not ours, or has no memory of its own, has none."""
+def _device_code(library: Any, number: int) -> int:
+    """Return a device's error code. A device that is not ours, or has no memory of its own, counts as healthy."""
     handle, memory = ctypes.c_void_p(), _Memory()
     code = int(library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)))
     if code == _SUCCESS:
@@ -56,7 +56,7 @@ def _ask(library: Any, number: int) -> int:
     return _SUCCESS if code in (_NOT_SUPPORTED, _NO_PERMISSION) else code
 
 
-def _words(library: Any, code: int) -> str:
+def _error_text(library: Any, code: int) -> str:
     library.nvmlErrorString.restype = ctypes.c_char_p
     text = library.nvmlErrorString(code)
     return f"{encoding.text(text) if text else 'error'} ({code})"

@@ -1,6 +1,6 @@
-"""How do other tools read the log lines of a run?  A format for lnav, and examples for what collects them.
+"""How do other tools read the log lines of a run?  A format for lnav, and example configurations of log shippers.
 
-Promtail, Vector and Alloy send them to Loki: few labels, the rest stays in the line, and `trace_id` is the link
+Promtail, Vector and Alloy send the lines to Loki with few labels; the other fields stay in the line. `trace_id` links
 to the trace."""
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def texts() -> dict[str, str]:
 
 
 def lnav_format() -> str:
-    """Formats for the log viewer lnav: log lines, and records with the levels of the catalogue."""
+    """Return the formats for the log viewer lnav: log lines, and records with the levels of the catalogue."""
     levels = {level: [str(k.__struct_config__.tag) for k in CATALOGUE if k.level == level] for level in LEVELS[:4]}
-    shown = {"kind": "string", "identifier": True}
+    visible = {"kind": "string", "identifier": True}
     hidden = {"kind": "json", "hidden": True}
     common = {"json": True, "file-type": "json"}
     time = {"field": "__timestamp__", "timestamp-format": "%H:%M:%S.%L"}
@@ -128,7 +128,7 @@ def lnav_format() -> str:
             "body-field": "event",
             "opid-field": "trace_id",
             "value": {
-                **dict.fromkeys(("node", "initial_rank", "iteration", "step", "section"), shown),
+                **dict.fromkeys(("node", "initial_rank", "iteration", "step", "section"), visible),
                 **{name: hidden for name in LogLine.__struct_fields__ if name in _NOT_SHOWN},
             },
             "line-format": [
@@ -153,8 +153,8 @@ def lnav_format() -> str:
             "body-field": "event/event",
             "opid-field": "origin/iteration",
             "value": {
-                **{f"origin/{name}": shown for name in ("node", "role", "initial_rank", "iteration", "cycle")},
-                **{f"event/{name}": shown for name in ("event", "stage", "outcome", "duration_s")},
+                **{f"origin/{name}": visible for name in ("node", "role", "initial_rank", "iteration", "cycle")},
+                **{f"event/{name}": visible for name in ("event", "stage", "outcome", "duration_s")},
                 **dict.fromkeys(("origin", "sequence", "mono_ns", "schema"), hidden),
             },
             "line-format": [

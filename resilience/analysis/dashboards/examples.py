@@ -1,8 +1,7 @@
-"""When must an alert fire, and when not?  Made-up series for each, in the form that `promtool test rules` reads.
+"""When must an alert fire, and when not?  Synthetic series for each alert, in the format of `promtool test rules`.
 
-Series are given minute by minute in Prometheus's notation (`0+6x10`: 0, 6, 12 …; `_` no value; `x10`: ten
-more times). A case that fires names the labels and the value that the alert must come with; nothing else may fire
-of that name."""
+Series have one value per minute in Prometheus's notation (`0+6x10`: 0, 6, 12 …; `_`: no value; `x10`: ten more times).
+A firing case lists the labels and the value that the alert must have; no other alert of that name may fire."""
 
 from __future__ import annotations
 
@@ -11,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from resilience.analysis.dashboards.rules import ALERTS, Alert, said, unit_test_file
+from resilience.analysis.dashboards.rules import ALERTS, Alert, annotations_of, unit_test_file
 
 WHERE = 'cluster="c", job_id="j"'
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One example. series: selector and values. at: when to look. fires: labels, and the value as the text has it.
-    said: annotations that Prometheus fills in from other series."""
+    """One example. series: selector and values. at: evaluation time. fires: labels, and the value as in the text.
+    annotations: those that Prometheus fills in from other series."""
 
     series: dict[str, str]
     at: str
     fires: tuple[tuple[dict[str, str], str], ...] = ()
-    said: dict[str, str] = {}
+    annotations: dict[str, str] = {}
 
 
 def _series(metric: str, labels: str = "", node: str = "n0") -> str:
@@ -64,7 +63,7 @@ _CALIBRATED = _series("resilience_section_timeout_seconds", 'section="step", sou
 _STALE = _series("resilience_calibration_stale", 'section="step"')
 
 
-# The job's nodes are there all the time, and began long before, where an example says nothing else.
+# Unless an example says otherwise, the job's nodes exist all the time and started long before.
 _BEGAN, _BEGAN_PEER = (_series("resilience_start_timestamp_seconds", node=node) for node in ("n0", "n1"))
 _THERE = {_BEGAN: "-36000x300", _BEGAN_PEER: "-36000x300"}
 
@@ -84,16 +83,16 @@ def _restart(layer: str, le: str) -> str:
 
 CASES: dict[str, tuple[Case, ...]] = {
     "JobGone": (
-        # Its agents were killed: entries are there, and nobody answers.
+        # Its agents were killed: the entries exist, but no endpoint answers.
         Case({_UP: "1x10 0x30", _UP_PEER: "1x10 0x30"}, "20m", ((_job(), ""),)),
         Case({_UP: "1x10 0x30", _UP_PEER: "1x40"}, "20m"),
-        # A clean end removes the entries; a failed one says so.
+        # A clean end removes the entries; a failed end is reported.
         Case({_UP: "1x10 stale", _UP_PEER: "1x10 stale"}, "20m"),
         Case({_UP: "1x10 0x30", _UP_FAILED: "_x10 0x30"}, "20m"),
-        # A new Prometheus never saw it alive; over HTTP nobody can tell an end from a death.
+        # A new Prometheus never scraped it alive; HTTP discovery cannot distinguish an end from a death.
         Case({_UP: "0x40"}, "20m"),
         Case({_UP_BY_HTTP: "1x10 0x30"}, "20m"),
-        # The file for node-exporter is not written any more.
+        # The file for node-exporter is no longer written.
         Case({_WRITTEN: "0+60x10 600x30"}, "20m", ((_job(), ""),)),
         Case({_WRITTEN: "0+60x10 600x30", _COMPLETED_AT: "_x10 600x30"}, "20m"),
         Case({_WRITTEN: "0+60x10 600x480"}, "450m"),
@@ -102,7 +101,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_UP: "1x10 stale", _UP_FAILED: "_x10 0x30"}, "12m", ((_job(), ""),)),
         Case({_UP: "1x10 stale", _UP_FAILED: "_x10 0x30", _RUN_INFO: "1x10 stale"}, "12m", ((_job(), ""),), _FOLDER),
         Case({_UP: "1x10 stale"}, "12m"),
-        Case({_UP: "1x40", _UP_FAILED: "_x10 0x30"}, "12m"),  # of one node; the others go on
+        Case({_UP: "1x40", _UP_FAILED: "_x10 0x30"}, "12m"),  # only one node; the others continue
         Case({_UP_FAILED: "0x40"}, "12m"),  # long ago, before this Prometheus
         Case({_WRITTEN: "0+60x10 600x30", _FAILED_AT: "_x10 600x30"}, "12m", ((_job(), ""),)),
         Case({_WRITTEN: "0+60x10 600x30", _COMPLETED_AT: "_x10 600x30"}, "12m"),
@@ -124,7 +123,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             {"culprit": "rank 3 on n0, silent for 24m 0s"},
         ),
         Case({_ACTIVE: "8x40", _BEATS: "0+60x40"}, "35m"),
-        # Steps go on, heartbeats are not sent any more: no stall. And a job that has ended stalls no more.
+        # Steps continue without heartbeats: no stall. A job that has ended does not stall either.
         Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30", _STEP: "0+5x40"}, "35m"),
         Case({_ACTIVE: "8x10 stale", _BEATS: "0+60x10 600x30", _BEGAN: "0x10 stale", _BEGAN_PEER: "0x10 stale"}, "35m"),
     ),
@@ -135,7 +134,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             ((_job(node="n0", rank="3"), "9m 0s"),),
         ),
         Case({_SILENCE: "13x30", _RANK_ACTIVE: "1x30"}, "20m"),
-        # A rank inside a section is that section's affair, and one that is gone nobody's.
+        # The section's limit covers a rank inside a section. A rank that is gone raises no alert.
         Case({_SILENCE: "0x10 0+60x20", _RANK_ACTIVE: "1x30", _OPEN: "0+60x30"}, "20m"),
         Case({_SILENCE: "0x10 0+60x20", _RANK_ACTIVE: "1x10 stale"}, "20m"),
     ),
@@ -144,15 +143,15 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_USED: "0.5x20"}, "10m"),
     ),
     "RestartLoop": (
-        # The first restart is what brings its counter into being.
+        # The first restart creates the counter.
         Case({_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20"}, "15m", ((_job(), "5"),)),
         Case(
             {_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20", _faults("n1"): "_x6 1+1x4 5x20"},
             "15m",
             ((_job(), "5"),),
-            {"culprit": "node n1, where 5 faults began within 6 hours"},
+            {"culprit": "node n1, where 5 faults started within 6 hours"},
         ),
-        # Of two nodes' verdicts the newest.
+        # The newest of two nodes' verdicts.
         Case(
             {
                 _ITERATION: "0x5 1+1x4 5x20",
@@ -165,14 +164,14 @@ CASES: dict[str, tuple[Case, ...]] = {
             {"verdict": "rank 3 failed first (SIGKILL)"},
         ),
         Case({_ITERATION: "0x5 1+1x2 3x20", _ENDED: "_x6 1+1x2 3x20"}, "15m"),
-        # Who exports has changed: the same counters under another instance.
+        # The exporter has changed: the same counters have another instance.
         Case({_ITERATION: "0x5 1+1x2 3x20", _ENDED: "_x6 1+1x2 stale", _ENDED_ELSEWHERE: "_x9 3x20"}, "15m"),
         Case({_ITERATION: "0x5 1+1x4 5x60", _ENDED: "_x6 1+1x4 5x60"}, "50m"),
     ),
     "RestartBudgetLow": (
         Case({_BUDGET: "3x5 1x10"}, "10m", ((_job(layer="launcher"), "1"),)),
         Case({_BUDGET: "3x5 2x10"}, "10m"),
-        Case({_BUDGET: "1x20"}, "10m"),  # nothing was used up: the job was given no more
+        Case({_BUDGET: "1x20"}, "10m"),  # nothing was used up: the budget was this small from the start
     ),
     "NodeRepeatOffender": (
         Case(
@@ -193,7 +192,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             },
             "80m",
         ),
-        Case({_faults("n0"): "_x10 1x30 3x60", _ACTIVE: "8x100"}, "80m"),  # of one node alone, who else should fail?
+        Case({_faults("n0"): "_x10 1x30 3x60", _ACTIVE: "8x100"}, "80m"),  # the job has only one node
     ),
     "RestartSlow": (
         Case(
@@ -225,7 +224,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "GoodputLow": (
         Case({_PRODUCTIVE: "0+480x240", _LOST: "_x100 0+120x140"}, "200m", ((_job(), "80%"),)),
         Case({_PRODUCTIVE: "0+480x240", _LOST: "_x100 0+10x140"}, "200m"),
-        Case({_PRODUCTIVE: "_x20 0+480x40", _LOST: "960x60"}, "45m"),  # too young: it has only just started
+        Case({_PRODUCTIVE: "_x20 0+480x40", _LOST: "960x60"}, "45m"),  # too young: the job has just started
     ),
     "SparesExhausted": (
         Case({_ACTIVE: "8x30", _SPARE: "1x10 stale"}, "20m", ((_job(), ""),)),
@@ -257,7 +256,7 @@ assert set(CASES) == {alert.name for alert in ALERTS}
 
 
 def unit_tests(alert: Alert, grafana: str) -> dict[str, Any]:
-    """Return an alert's unit tests, as a file for promtool that lies in a folder beside the rules."""
+    """Return an alert's unit tests as a file for promtool, for a folder next to the rules."""
     return unit_test_file(
         [
             {
@@ -270,7 +269,7 @@ def unit_tests(alert: Alert, grafana: str) -> dict[str, Any]:
                         "eval_time": case.at,
                         "alertname": alert.name,
                         "exp_alerts": [
-                            _expected(alert, labels, value, grafana, case.said) for labels, value in case.fires
+                            _expected(alert, labels, value, grafana, case.annotations) for labels, value in case.fires
                         ],
                     }
                 ],
@@ -280,14 +279,16 @@ def unit_tests(alert: Alert, grafana: str) -> dict[str, Any]:
     )
 
 
-def _expected(alert: Alert, labels: dict[str, str], value: str, grafana: str, known: dict[str, str]) -> dict[str, Any]:
+def _expected(
+    alert: Alert, labels: dict[str, str], value: str, grafana: str, filled_in: dict[str, str]
+) -> dict[str, Any]:
     texts = {}
-    for name, template in said(alert, grafana).items():
-        if name in known:
-            texts[name] = known[name]
+    for name, template in annotations_of(alert, grafana).items():
+        if name in filled_in:
+            texts[name] = filled_in[name]
             continue
-        text = re.sub(r"\{\{ with .*?\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1", template)
-        text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
-        texts[name] = re.sub(r"\{\{ \$value[^}]*\}\}", value, text)
-    own = {"severity": alert.severity, "level": alert.level}
-    return {"exp_labels": {**labels, **own}, "exp_annotations": texts}
+        without_queries = re.sub(r"\{\{ with .*?\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1", template)
+        without_queries = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], without_queries)
+        texts[name] = re.sub(r"\{\{ \$value[^}]*\}\}", value, without_queries)
+    alert_labels = {"severity": alert.severity, "level": alert.level}
+    return {"exp_labels": {**labels, **alert_labels}, "exp_annotations": texts}

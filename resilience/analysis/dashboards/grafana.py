@@ -1,8 +1,8 @@
-"""How does a board look to Grafana?  Its JSON, built with Grafana's own types.
+"""Converts boards to Grafana's JSON, with Grafana's own types.
 
-Needs grafana-foundation-sdk, the extra `dashboards`. Every panel asks the data source that the dashboard's
-variable names, so that one file fits every installation; links lead to the runbook of an alert, and to
-traces and logs of the job where data sources for them are chosen."""
+Needs grafana-foundation-sdk, the extra `dashboards`. All panels query the data source in the dashboard's variable, so
+one file fits every installation. Links lead to the runbook of an alert, and to traces and logs of the job if data
+sources for them are selected."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import urllib.parse
 import warnings
 from typing import Any
 
-from resilience.analysis.dashboards.panels import Board, Panel, Place, places
+from resilience.analysis.dashboards.panels import Board, GridPlace, Panel, places
 from resilience.analysis.dashboards.queries import JOB, fold, matched, select, stepped
 from resilience.analysis.dashboards.rules import ALERTS, RUNBOOKS_UID, runbook_place
 from resilience.errors import ConfigurationError
 
 try:
     with warnings.catch_warnings():
-        # It announces a newer form of dashboards, which Grafana before 12 cannot read.
+        # The SDK warns about a newer dashboard format, which Grafana before 12 cannot read.
         warnings.simplefilter("ignore", DeprecationWarning)
         from grafana_foundation_sdk.builders import (
             bargauge,
@@ -38,19 +38,19 @@ try:
         from grafana_foundation_sdk.models import text as text_model
 except ImportError as error:
     raise ConfigurationError(
-        f"dashboards are built with grafana-foundation-sdk, which needs Python 3.11 and is not here ({error}): "
+        f"dashboards need grafana-foundation-sdk, which needs Python 3.11 and is not installed ({error}): "
         "pip install 'torch-resilience[dashboards]'"
     ) from error
 
 TAG = "resilience"
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _TO_JOB = {"title": "Overview of the job", "url": "/d/resilience-overview?var-job=${__data.fields.job_id}"}
-ROOM = 4  # of a runbook's height for its heading
+ROOM = 4  # height for a runbook's heading
 
-# Metrics are labelled with the name of the run, such as job@1, spans and log lines with the job's id.
+# Metrics have the name of the run as label, such as job@1; spans and log lines have the job's id.
 ID_OF_RUN = "/^([^@]*)/"
 
-# Series that a variable finds its values in, and the label that holds them.
+# The series and the label from which each variable takes its values.
 VARIABLES = {
     "job": ("resilience_job_info", "job_id"),
     "node": (select("resilience_monitor_up", scope=(JOB,)), "node"),
@@ -64,8 +64,8 @@ ANNOTATIONS = {
 
 
 def board_json(board: Board, others: tuple[Board, ...], datasource: str, matchers: tuple[str, ...] = ()) -> str:
-    """Return a dashboard as Grafana reads it. datasource: name of the Prometheus that is chosen at first. matchers: of
-    labels, for all that is asked."""
+    """Return a dashboard as Grafana's JSON. datasource: name of the default Prometheus. matchers: label matchers for
+    all selectors."""
     built = _dashboard(board.title, board.uid, board.description)
     for variable in _variables(datasource, matchers, board.is_of_one_job):
         built.with_variable(variable)
@@ -74,28 +74,30 @@ def board_json(board: Board, others: tuple[Board, ...], datasource: str, matcher
     for link in _links(others, board.is_of_one_job):
         built.link(link)
     number = 0
-    for row, (heading, within) in zip(board.rows, places(board), strict=True):
+    for row, (heading, panel_places) in zip(board.rows, places(board), strict=True):
         number += 1
         built.with_row(dashboard.Row(row.title).id(number).grid_pos(_grid(heading)))
-        for panel, place in zip(row.panels, within, strict=True):
+        for panel, place in zip(row.panels, panel_places, strict=True):
             number += 1
             built.with_panel(_panel(panel, matchers, board.is_of_one_job).id(number).grid_pos(_grid(place)))
-    made = json.loads(_text(built))
-    for panel, shown in zip(board.panels(), [each for each in made["panels"] if each["type"] != "row"], strict=True):
+    content = json.loads(_text(built))
+    for panel, panel_json in zip(
+        board.panels(), [candidate for candidate in content["panels"] if candidate["type"] != "row"], strict=True
+    ):
         if panel.leads_to_job:
-            shown["fieldConfig"]["defaults"]["links"] = [_TO_JOB]
-    return json.dumps(made, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+            panel_json["fieldConfig"]["defaults"]["links"] = [_TO_JOB]
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def runbooks_json() -> str:
-    """Return the dashboard that holds the runbooks, so that links to them work wherever Grafana runs."""
+    """Return the dashboard with the runbooks, so that links to them work in any Grafana."""
     built = _dashboard("Resilience / Runbooks", RUNBOOKS_UID, "What each alert means, what to look at, what to do.")
     y = 0
     for alert in ALERTS:
         content = alert.runbook.markdown()
         height = ROOM + content.count("\n") // 2 + len(content) // 160
         panel = text.Panel().title(alert.name).description(alert.summary).mode(text_model.TextMode.MARKDOWN)
-        panel.content(content).id(runbook_place(alert.name)).grid_pos(_grid(Place(0, y, 24, height)))
+        panel.content(content).id(runbook_place(alert.name)).grid_pos(_grid(GridPlace(0, y, 24, height)))
         built.with_panel(panel)
         y += height
     return _text(built)
@@ -108,15 +110,15 @@ def _dashboard(title: str, uid: str, description: str) -> dashboard.Dashboard:
 
 
 def _text(built: dashboard.Dashboard) -> str:
-    made = json.loads(json.dumps(built.build(), cls=JSONEncoder))
-    # What the builders add beyond Grafana's own schema.
-    for variable in made.get("templating", {}).get("list", ()):
-        for key in ("auto", "auto_count", "auto_min"):  # only a variable of intervals has them
+    content = json.loads(json.dumps(built.build(), cls=JSONEncoder))
+    # Remove keys that the builders add beyond Grafana's schema.
+    for variable in content.get("templating", {}).get("list", ()):
+        for key in ("auto", "auto_count", "auto_min"):  # only interval variables have them
             variable.pop(key, None)
-    return json.dumps(made, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _grid(place: Place) -> model.GridPos:
+def _grid(place: GridPlace) -> model.GridPos:
     return model.GridPos(h=place.h, w=place.w, x=place.x, y=place.y)
 
 
@@ -147,7 +149,7 @@ def _variables(datasource: str, matchers: tuple[str, ...], is_of_one_job: bool) 
 
 def _query_variable(name: str, label: str, query: str) -> Any:
     variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE)
-    # A job that has ended is still found in the range that is looked at.
+    # Find jobs that have ended within the displayed range too.
     variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     return variable.query({"qryType": 1, "query": query, "refId": f"variable-{name}"})
 
@@ -183,7 +185,7 @@ def _link(title: str, url: str) -> Any:
 
 
 def _explore(source: str, query: dict[str, str]) -> str:
-    """A link into Grafana's Explore. Its variables must stay readable for Grafana."""
+    """Return a link to Grafana's Explore. Its variables stay unescaped, so that Grafana replaces them."""
     pane = {
         "datasource": f"${{{source}}}",
         "queries": [{"refId": "A", "datasource": {"uid": f"${{{source}}}"}, **query}],
@@ -234,7 +236,7 @@ def _panel_link(title: str, url: str) -> Any:
 
 
 def runbook_path(alert: str) -> str:
-    """Return where in Grafana an alert's runbook is."""
+    """Return the path of an alert's runbook in Grafana."""
     return f"/d/{RUNBOOKS_UID}/runbooks?viewPanel={runbook_place(alert)}"
 
 

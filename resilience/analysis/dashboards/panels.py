@@ -1,7 +1,7 @@
-"""What is a dashboard?  Boards of rows of panels of queries, as values; Grafana's form of them is in `grafana`.
+"""What is a dashboard?  Boards contain rows, rows contain panels, panels contain queries; `grafana` converts them.
 
-A panel that has to be empty while all is well says so in `empty`; every other one has data in every run.
-The grid is calculated: panels flow from left to right, and a line is as high as its highest panel."""
+A panel that is empty in a healthy run has a text for that in `empty`; every other panel has data in every run. The grid
+is calculated: panels flow from left to right, and a line is as high as its highest panel."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Color = Literal["green", "yellow", "orange", "red", "blue", "text"]
 
 
 class Query(msgspec.Struct, frozen=True):
-    """One PromQL expression. legend: a template over labels; a table shows labels as columns instead."""
+    """One PromQL expression. legend: a template with labels; a table shows labels as columns instead."""
 
     expr: str
     legend: str = ""
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
-    """One panel. unit: Grafana's name of it. empty: why there may be no data, shown in its place; "" if there
-    always is. steps: colours from a value on. runbook: an alert whose runbook says what to do about what is seen here.
-    leads_to_job: each row, of any job, links to that job's overview."""
+    """One panel. unit: Grafana's name of the unit. empty: text shown without data, "" if there always are data. steps:
+    thresholds and their colours. runbook: an alert whose runbook explains what to do. leads_to_job: each row links to
+    the overview of its job."""
 
     title: str
     description: str
@@ -43,7 +43,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     leads_to_job: bool = False
 
 
-class Row(msgspec.Struct, frozen=True):
+class PanelRow(msgspec.Struct, frozen=True):
     """Panels under a heading."""
 
     title: str
@@ -51,12 +51,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Board(msgspec.Struct, frozen=True):
-    """A dashboard. name: of its file and, after `resilience-`, its uid."""
+    """A dashboard. name: its file name; the uid is `resilience-` and the name."""
 
     name: str
     title: str
     description: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
     is_of_one_job: bool = True
 
     @property
@@ -69,8 +69,8 @@ class Board(msgspec.Struct, frozen=True):
             yield from row.panels
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where something stands in the grid."""
+class GridPlace(msgspec.Struct, frozen=True):
+    """A rectangle in the grid."""
 
     x: int
     y: int
@@ -78,19 +78,19 @@ class Place(msgspec.Struct, frozen=True):
     h: int
 
 
-def places(board: Board) -> list[tuple[Place, list[Place]]]:
-    """Return of each row the place of its heading and of its panels."""
-    found = []
+def places(board: Board) -> list[tuple[GridPlace, list[GridPlace]]]:
+    """Return the rectangles of each row's heading and of its panels."""
+    rows = []
     y = 0
     for row in board.rows:
-        heading = Place(0, y, COLUMNS, 1)
+        heading = GridPlace(0, y, COLUMNS, 1)
         y += 1
-        x, line, within = 0, 0, []
+        x, line_height, panel_places = 0, 0, []
         for panel in row.panels:
             if x + panel.width > COLUMNS:
-                x, y, line = 0, y + line, 0
-            within.append(Place(x, y, panel.width, panel.height))
-            x, line = x + panel.width, max(line, panel.height)
-        y += line
-        found.append((heading, within))
-    return found
+                x, y, line_height = 0, y + line_height, 0
+            panel_places.append(GridPlace(x, y, panel.width, panel.height))
+            x, line_height = x + panel.width, max(line_height, panel.height)
+        y += line_height
+        rows.append((heading, panel_places))
+    return rows

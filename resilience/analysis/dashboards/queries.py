@@ -1,9 +1,8 @@
-"""How is a question put to Prometheus?  PromQL over the metric catalogue, for dashboards and for rules.
+"""Builds PromQL over the metric catalogue, for dashboards and rules.
 
-Counters here often appear with their first event, and then with a value at once: the first restart of a job is
-a series that did not exist before. `increase` and `rate` need two samples of a series and would not see it, so
-what happens seldom is counted by `grown`: the value now, less the value at the beginning, if that is known.
-`rate` is used for what happens all the time (heartbeats, sections)."""
+Many counters here appear with their first event, and so with a value above 0: the first restart of a job creates a new
+series. `increase` and `rate` need two samples of a series and would miss it. So rare events are counted by `grown`: the
+value now minus the value at the beginning, if that is known. `rate` is for frequent events (heartbeats, sections)."""
 
 from __future__ import annotations
 
@@ -12,19 +11,19 @@ from collections.abc import Sequence
 
 from resilience.telemetry.catalogue import BY_NAME
 
-TARGET_LABELS = ("job", "instance", "job_id", "node", "cluster")  # what discovery adds to every series
+TARGET_LABELS = ("job", "instance", "job_id", "node", "cluster")  # labels that discovery adds to every series
 JOB = 'job_id="$job"'
 NODE = 'node=~"$node"'
 SCOPE = (JOB, NODE)  # matchers of every selector in a dashboard
-ALL_JOBS = ('job_id!=""',)  # of a dashboard of all jobs
+ALL_JOBS = ('job_id!=""',)  # matchers of the dashboard for all jobs
 OF_JOB = ("cluster", "job_id")  # labels that every aggregation in a rule keeps
 RATE = "$__rate_interval"
 RANGE = "$__range"
 STEP = "$__interval"
-# Windows in seconds, to compare times with.
+# Windows in seconds, for comparison with times.
 SECONDS = {RANGE: "$__range_s", STEP: "$__interval_ms / 1000", RATE: "$__rate_interval_ms / 1000"}
 SECONDS |= {"15m": "900", "30m": "1800", "1h": "3600", "6h": "21600"}
-BRIDGED = "2m"  # of a rule: the exporter of a node may change, and leave a short gap
+BRIDGED = "2m"  # for rules: the exporter of a node may change, which leaves a short gap
 BEGAN = "resilience_start_timestamp_seconds"
 _OF_NODE = f"on ({', '.join(OF_JOB)}, node)"
 
@@ -32,7 +31,7 @@ Scope = Sequence[str]
 
 
 def select(metric: str, *matchers: str, scope: Scope = SCOPE) -> str:
-    """Return a selector: a metric of the job and the nodes that are looked at."""
+    """Return a selector of a metric for the selected job and nodes."""
     inside = ", ".join((*scope, *matchers))
     return f"{metric}{{{inside}}}" if inside else metric
 
@@ -42,18 +41,18 @@ _MATCHER = re.compile(r'[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}]*"')
 
 
 def is_matcher(text: str) -> bool:
-    """Whether a text is a matcher of labels, such as `cluster="a"`."""
+    """Return True if a text is a label matcher such as `cluster="a"`."""
     return _MATCHER.fullmatch(text) is not None
 
 
 def matched(expression: str, matchers: Sequence[str]) -> str:
-    """Return an expression that looks at nothing but series with these labels. Recorded series have them already."""
+    """Return an expression restricted to series with these labels. Recorded series have them already."""
     if not matchers:
         return expression
 
-    def narrowed(found: re.Match[str]) -> str:
-        inside = [found[2][1:-1]] if found[2] else []
-        return f"{found[1]}{{{', '.join((*inside, *matchers))}}}"
+    def narrowed(match: re.Match[str]) -> str:
+        inside = [match[2][1:-1]] if match[2] else []
+        return f"{match[1]}{{{', '.join((*inside, *matchers))}}}"
 
     return _NAMES.sub(narrowed, expression)
 
@@ -64,11 +63,11 @@ def fold(operator: str, by: Sequence[str], expression: str) -> str:
 
 
 def grown(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
-    """Return by how much a counter grew within a window, its first appearance included."""
+    """Return the growth of a counter within a window, including its first appearance."""
     selector = select(metric, *matchers, scope=scope)
-    # A dashboard shows a job that has ended; a rule forgets it.
+    # A dashboard shows ended jobs; a rule ignores them.
     latest = f"last_over_time({selector}[{window if scope else BRIDGED}])"
-    # The largest of some minutes: an exporter that has just taken over may not have read everything yet.
+    # The maximum of some minutes: an exporter that has just taken over may not have read everything yet.
     earlier = f"{selector} offset {window}" if scope else f"max_over_time({selector}[5m] offset {window})"
     scraped = f"count_over_time({select(BEGAN, scope=scope)}[{window}])"
     has_appeared = (
@@ -80,7 +79,7 @@ def grown(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RAN
 
 
 def stepped(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = SCOPE) -> str:
-    """Return by how much a counter grew between two points of a graph, its first appearance included."""
+    """Return the growth of a counter between two points of a graph, including its first appearance."""
     selector = select(metric, *matchers, scope=scope)
     began = fold("max", (*OF_JOB, "node"), f"{select(BEGAN, scope=scope)} offset {STEP}")
     has_appeared = f"{of_nodes(metric, selector)} * 0 and {_OF_NODE} {began}"
@@ -90,10 +89,10 @@ def stepped(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = 
 def _growth(metric: str, latest: str, earlier: str, window: str, scope: Scope, otherwise: Sequence[str]) -> str:
     """Return the growth of each node's counter since the beginning of a window.
 
-    A counter began at 0 if its node's part of the job began within the window. If Prometheus scraped it then, its
-    value is known. Otherwise it was 0 if Prometheus scraped the node and found no such series, for a counter appears
-    with its first event; else it counts from the first value that Prometheus saw, or there is no growth to show. A
-    missing sample is never a 0 by itself: a gap, or a new Prometheus, would make all that ever happened new."""
+    A counter started at 0 if its node's part of the job started within the window. If Prometheus scraped the counter at
+    the beginning, its value is known. If Prometheus scraped the node but found no such series, the value was 0, because
+    a counter appears with its first event. Otherwise growth counts from the first scraped value, or is unknown. A
+    missing sample alone never means 0: after a gap, or with a new Prometheus, all past events would look new."""
     began = fold("max", (*OF_JOB, "node"), select(BEGAN, scope=scope))
     now = of_nodes(metric, latest)
     is_young = f"{now} * 0 and {_OF_NODE} (time() - {began} < {SECONDS[window]})"
@@ -101,32 +100,32 @@ def _growth(metric: str, latest: str, earlier: str, window: str, scope: Scope, o
 
 
 def of_nodes(metric: str, expression: str, operator: str = "max") -> str:
-    """Return one value a node. Who exports may change, and with it the port: the same counters under another
-    `instance`, which must not be counted twice."""
+    """Return one value per node. The exporting process may change, and with it the port: the same counters then have
+    another `instance` and must not be counted twice."""
     name = metric.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
     labels = BY_NAME[name if name in BY_NAME else metric].labels
     return fold(operator, (*OF_JOB, "node", *labels, *(("le",) if metric.endswith("_bucket") else ())), expression)
 
 
 def rate(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RATE, scope: Scope = SCOPE) -> str:
-    """Return how fast a counter grows, per second."""
+    """Return the growth of a counter per second."""
     return fold("sum", by, f"rate({select(metric, *matchers, scope=scope)}[{window}])")
 
 
 def quantile(q: float, buckets: str) -> str:
-    """Return a quantile of what the buckets of a histogram hold."""
+    """Return a quantile of a histogram's buckets."""
     return f"histogram_quantile({q:g}, {buckets})"
 
 
 def or_zero(expression: str, of: str) -> str:
-    """Return an expression that is 0 where it has no value but `of` has one."""
+    """Return an expression that is 0 if it has no value but `of` has one."""
     return f"({expression} or {of} * 0)"
 
 
 def goodput(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
     """Return the share of rank-seconds that were productive, as `history.rank_time` defines it.
 
-    Hangs and rework are lost while ranks are at work and so are part of those seconds; the other causes are not."""
+    Hangs and rework are lost while ranks work, so they are part of those seconds; the other causes are not."""
     inside = grown("resilience_productive_seconds_total", by=by, window=window, scope=scope)
     lost = grown("resilience_lost_seconds_total", by=by, window=window, scope=scope)
     outside = grown("resilience_lost_seconds_total", 'cause!~"hang|rework"', by=by, window=window, scope=scope)
@@ -134,14 +133,14 @@ def goodput(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -
 
 
 def restarts(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
-    """Return how often a job restarted, in processes and by the launcher; each node counts all, so the most."""
-    of_node = grown(
+    """Return the number of restarts of a job, in place and by the launcher. Each node counts all: take the maximum."""
+    by_node = grown(
         "resilience_restart_iterations_total",
         'outcome="interrupted"',
         by=(*by, "layer", "node"),
         window=window,
         scope=scope,
     )
-    each = fold("max", (*by, "layer"), select("resilience_restart_iteration", scope=scope))
-    counted = or_zero(fold("max", (*by, "layer"), of_node), each)
+    iteration = fold("max", (*by, "layer"), select("resilience_restart_iteration", scope=scope))
+    counted = or_zero(fold("max", (*by, "layer"), by_node), iteration)
     return fold("sum", by, counted)

@@ -1,8 +1,8 @@
-"""What is recorded, and what wakes somebody?  Recording rules and alerts, each with its runbook.
+"""Which series are recorded, and which conditions raise an alert?  Each alert has a runbook.
 
-Rules look at all jobs of all clusters at once, so every aggregation keeps `cluster` and `job_id` (a label that
-no series has costs nothing). A critical alert about a job silences those about its ranks and sections
-(`alertmanager.yaml`). Thresholds are starting points: they are numbers here, and in the exported files."""
+Rules cover all jobs of all clusters at once, so every aggregation keeps `cluster` and `job_id`. (A label that no
+series has costs nothing.) A critical alert about a job silences the alerts about its ranks and sections
+(`alertmanager.yaml`). Thresholds are starting points: plain numbers here and in the exported files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ RUNBOOKS_UID = "resilience-runbooks"
 EVERY, SLOW = "30s", "2m"  # between two evaluations
 GROUPS = ("resilience.recording", "resilience.recording.slow", "resilience.alerts")  # evaluated in this order
 NO_SCOPE = ()
-NEAR = 0.67  # of a limit; `core.timeouts.NEAR_MISS` calls the limit too short from there on
-START_LIMIT_S = 3600  # a first step of 960 s was seen on healthy jobs
-ENOUGH = 500  # samples of a section from which a limit can be learned
+NEAR = 0.67  # share of a limit; from here on `core.timeouts.NEAR_MISS` considers the limit too short
+START_LIMIT_S = 3600  # healthy jobs were observed with a first step of 960 s
+ENOUGH = 500  # samples of a section; enough to learn a limit
 
 Severity = Literal["critical", "warning", "info"]
 Level = Literal["end", "job", "node", "rank", "section"]
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A recording rule. is_slow: it looks back an hour or more, which costs too much to do all the time."""
+    """A recording rule. is_slow: it looks back an hour or more, which is too expensive for every evaluation."""
 
     record: str
     expr: str
@@ -64,8 +64,8 @@ class Runbook(msgspec.Struct, frozen=True):
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert. wait: how long it must hold. summary and board: what it says, and the dashboard it leads to. culprit:
-    who is blamed, as far as metrics know. command: the subcommand of `resilience` to run."""
+    """An alert. wait: how long the condition must hold. summary: its text. board: the dashboard that it links to.
+    culprit: the rank or node to blame, as far as metrics show. command: the subcommand of `resilience` to run."""
 
     name: str
     expr: str
@@ -82,13 +82,13 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 _OF_JOB = "{cluster=%q, job_id=%q}"
 
 
-def _asked(query: str, found: str, otherwise: str) -> str:
-    """A part of an annotation that Prometheus fills in from a query about the alert's job."""
-    ask = f'printf "{query}" $labels.cluster $labels.job_id | query'
-    return f"{{{{ with {ask} }}}}{found}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+def _asked(promql: str, if_found: str, otherwise: str) -> str:
+    """Return a template that Prometheus fills in from a query about the alert's job."""
+    template_query = f'printf "{promql}" $labels.cluster $labels.job_id | query'
+    return f"{{{{ with {template_query} }}}}{if_found}{{{{ else }}}}{otherwise}{{{{ end }}}}"
 
 
-RUN = "RUN"  # where nobody knows the run folder
+RUN = "RUN"  # placeholder if the run folder is unknown
 _FOLDER = _asked(f"last_over_time(resilience_run_info{_OF_JOB}[6h])", '{{ . | first | label "folder" }}', RUN)
 UNKNOWN = "unknown"
 _SILENT_RANK = _asked(
@@ -99,7 +99,7 @@ _SILENT_RANK = _asked(
 )
 _FAULTY_NODE = _asked(
     f"topk(1, last_over_time(node:resilience_faults:count6h{_OF_JOB}[6h]) > 0)",
-    'node {{ . | first | label "node" }}, where {{ . | first | value | humanize }} faults began within 6 hours',
+    'node {{ . | first | label "node" }}, where {{ . | first | value | humanize }} faults started within 6 hours',
     UNKNOWN,
 )
 
@@ -110,19 +110,19 @@ _VERDICT = _asked(
 )
 
 _JOB = ", ".join(OF_JOB)
-_FIRST = 'origin="first", interruption!="unresponsive"'  # another node counts a node that is lost
+_FIRST = 'origin="first", interruption!="unresponsive"'  # another node counts the loss of a node
 _BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
 _ENDS = fold("sum", OF_JOB, "resilience_section_duration_seconds_count")
 _RANKS = fold("sum", OF_JOB, "resilience_ranks")
 
-# How long a lost or failed job pages. Prometheus must have seen it alive within that time.
+# How long the alert for a lost or failed job lasts. Prometheus must have scraped the job alive within that time.
 _REMEMBERED, _REMEMBERED_S = "6h", 21_600
 _NODE = f"{_JOB}, node"
 _FILE_AGE = f"(time() - max by ({_NODE}) (resilience_written_timestamp_seconds))"
 _FILE_ENDED = f"max by ({_NODE}) (resilience_ended_timestamp_seconds)"
 _FRESH_FILES = f"max by ({_JOB}) ({_FILE_AGE} < 180 unless on ({_NODE}) {_FILE_ENDED})"
 _OLD_FILES = f"(({_FILE_AGE} > 180) < {_REMEMBERED_S} unless on ({_NODE}) {_FILE_ENDED})"
-# Targets whose entry lies in the run directory: it goes when the job ends well. What came over HTTP stays for ever.
+# Targets with an entry in the run directory. A job that ends well removes it; an entry from HTTP discovery remains.
 _TARGETS = 'job_id!="", outcome=""'
 _ANNOUNCED = f'{_TARGETS}, discovery!="http"'
 
@@ -168,7 +168,7 @@ _ENDED_FAILED = f'max by ({_JOB}) (time() - resilience_ended_timestamp_seconds{{
 
 
 def _unchanged(recorded: str) -> str:
-    """What is known to be what it was 15 minutes ago. After a gap of Prometheus nothing is known."""
+    """Return an expression for a series with the same value as 15 minutes ago. After a scrape gap it has no value."""
     return f"({recorded} == {recorded} offset 15m)"
 
 
@@ -186,22 +186,22 @@ ALERTS = (
         wait="5m",
         severity="critical",
         level="end",
-        summary="Job {{ $labels.job_id }} is gone: nobody has said how it ended",
+        summary="Job {{ $labels.job_id }} is gone without a report of how it ended",
         board="overview",
         runbook=Runbook(
-            "No node of the job answers Prometheus, and no agent or monitor has said that the job ended. It was killed "
-            "(out of memory, power, `kill -9`, a scheduler without a grace period), or its network is cut. A job that "
-            "ends well removes its entries from `.targets` of the run directory, and in the file for node-exporter it "
-            "says so. The alert ends after 6 hours.",
+            "No node of the job answers Prometheus, and no agent or monitor reported the end of the job. It was killed "
+            "(out of memory, power, `kill -9`, a scheduler without a grace period), or its network is down. A job that "
+            "ends well removes its entries from `.targets` in the run directory and reports its end in the file for "
+            "node-exporter. The alert ends after 6 hours.",
             (
-                "The scheduler: does the job still exist, and how did it end (`sacct`, `kubectl describe pod`)?",
+                "The scheduler: does the job still exist? How did it end (`sacct`, `kubectl describe pod`)?",
                 "On the node of rank 0: `dmesg` (out of memory), processes named `resilience`, the network.",
                 "`resilience report RUN`: the last records, and where each rank was.",
             ),
             (
-                "It is gone: start it again; the run folder keeps its account.",
-                "It runs, and only the network between Prometheus and it is cut: mend that.",
-                "It was ended on purpose by SIGKILL: delete its files in `.targets`, or let the alert expire.",
+                "The job is gone: start it again. The run folder keeps its records.",
+                "The job runs, but Prometheus cannot reach it: repair the network.",
+                "Someone stopped it with SIGKILL on purpose: delete its files in `.targets`, or let the alert expire.",
             ),
         ),
     ),
@@ -218,17 +218,17 @@ ALERTS = (
         board="restarts",
         culprit=_FAULTY_NODE,
         runbook=Runbook(
-            "The job ended without having completed: its budget of restarts was used up, no restart can cure its "
-            "failure, or every call of the wrapped function failed. The alert ends after 6 hours. A failure before the "
-            "first scrape shows only in the file for node-exporter.",
+            "The job ended without completing: its restart budget is used up, a restart cannot fix its failure, or "
+            "every call of the wrapped function failed. The alert ends after 6 hours. A failure before the first "
+            "scrape is visible only in the file for node-exporter.",
             (
                 "`resilience report RUN`: the last incident, its verdict and the exception.",
-                "Dashboard *Restarts*: what used the restarts up.",
+                "Dashboard *Restarts*: what used up the restarts.",
                 "The launcher's last lines on standard error: its table of failures.",
             ),
             (
-                "Remove the cause, and start the job again from its last checkpoint.",
-                "The failures were the machines': drain the nodes that the report names; more `--max-restarts`.",
+                "Fix the cause, and start the job again from its last checkpoint.",
+                "The machines failed: drain the nodes that the report names, and raise `--max-restarts`.",
             ),
         ),
     ),
@@ -243,21 +243,21 @@ ALERTS = (
         wait="1m",
         severity="warning",
         level="job",
-        summary="Job {{ $labels.job_id }} began {{ $value | humanizeDuration }} ago and has shown no progress since",
+        summary="Job {{ $labels.job_id }} started {{ $value | humanizeDuration }} ago and has made no progress yet",
         board="hangs",
         command="status",
         runbook=Runbook(
-            "An hour after its start the job has given no sign of progress: no step, no heartbeat, no section that "
-            "ended, and no wrapped function was entered. It waits for nodes, it loads for very long, it hangs, or the "
-            "program gives no signs at all. In the last case no hang of it can be noticed either.",
+            "An hour after its start the job has shown no progress: no step, no heartbeat, no finished section, no "
+            "call of a wrapped function. It waits for nodes, loads for very long, hangs, or the program sends no "
+            "signals of progress at all. In the last case, hangs cannot be detected either.",
             (
-                "`resilience status RUN`: does it wait in the rendezvous for nodes, or do workers run?",
-                "Workers run: `py-spy dump --pid PID` of one of them; do they read data, compile, or wait?",
+                "`resilience status RUN`: does the job wait for nodes in the rendezvous, or do workers run?",
+                "If workers run: `py-spy dump --pid PID` on one of them. Does it read data, compile, or wait?",
             ),
             (
-                "Nodes are missing: bring them, or let the job start with fewer (`--nnodes MIN:MAX`).",
-                "It loads: mark that as a section with a limit, so that a hang in it is ended.",
-                "The program gives no signs: call `resilience.step(n)` in its loop; one line.",
+                "Nodes are missing: add them, or let the job start with fewer (`--nnodes MIN:MAX`).",
+                "It loads: mark loading as a section with a limit, so that a hang in it is detected.",
+                "The program sends no signals: call `resilience.step(n)` in its loop. That is one line.",
             ),
         ),
     ),
@@ -272,25 +272,25 @@ ALERTS = (
         wait="5m",
         severity="critical",
         level="job",
-        summary="Job {{ $labels.job_id }} makes no progress: no heartbeat, no section ended, no step in 15 minutes",
+        summary="Job {{ $labels.job_id }} makes no progress: no heartbeat, finished section or step in 15 minutes",
         board="hangs",
         culprit=_SILENT_RANK,
         command="status",
         runbook=Runbook(
-            "Ranks of the job are there, but for 15 minutes none of them has sent a heartbeat, left a section or told "
-            "a higher step. Either all wait for one (a hang that no limit ends), or all do something long that says "
-            "nothing of itself. The toolkit restarts what exceeds a limit; this alert is for what has none.",
+            "The ranks run, but for 15 minutes no rank has sent a heartbeat, left a section or reported a higher step. "
+            "Either all wait for one rank (a hang without a limit), or all do something long without signals of "
+            "progress. The toolkit restarts ranks that exceed a limit; this alert covers work without a limit.",
             (
-                "Dashboard *Hangs*: is one rank silent for longer than the others? Is a section open?",
-                "`resilience report RUN`: its last incident, and which ranks wait at which line.",
-                "`resilience status RUN`: steps of all ranks; one that is behind is who the others wait for.",
-                "If nothing stands out: `py-spy dump --pid PID` of two ranks, `dmesg` of their nodes, the storage.",
+                "Dashboard *Hangs*: has one rank been silent longer than the others? Is a section open?",
+                "`resilience report RUN`: the last incident, and the line at which each rank waits.",
+                "`resilience status RUN`: steps of all ranks. The others wait for the rank that is behind.",
+                "If nothing stands out: `py-spy dump --pid PID` on two ranks, `dmesg` on their nodes, the storage.",
             ),
             (
-                "One rank stands out: end its process (`kill PID`); the others restart without it or with a spare.",
-                "All wait at the same collective: suspect the network or different shapes; end one rank to restart.",
-                "The program works, but silently: mark what it does as a section, or send heartbeats.",
-                "Set a limit, so that the next time nobody is woken: `resilience calibrate RUN`.",
+                "One rank stands out: kill its process (`kill PID`). The others restart without it or with a spare.",
+                "All wait at the same collective: suspect the network or mismatched shapes; kill one rank to restart.",
+                "The program works without signals of progress: mark its work as a section, or send heartbeats.",
+                "Set a limit, so that the next hang is restarted automatically: `resilience calibrate RUN`.",
             ),
         ),
     ),
@@ -304,25 +304,25 @@ ALERTS = (
         wait="1m",
         severity="warning",
         level="rank",
-        summary="Rank {{ $labels.rank }} of job {{ $labels.job_id }} on {{ $labels.node }} has given no sign of life "
+        summary="Rank {{ $labels.rank }} of job {{ $labels.job_id }} on {{ $labels.node }} has shown no sign of life "
         "for {{ $value | humanizeDuration }}",
         board="hangs",
         culprit="rank {{ $labels.rank }} on {{ $labels.node }}",
         command="status",
         runbook=Runbook(
-            "A rank that takes part gave its last sign of life (heartbeat, ping, step, end of a section) more than two "
-            "minutes ago, and no section of it is open that would explain it. Its limit, if it has one, is longer than "
-            "that. Of all such ranks of a job the alert names the one that has been silent for longest.",
+            "An active rank sent its last sign of life (heartbeat, ping, step, end of a section) more than two minutes "
+            "ago, and it has no open section that would explain the silence. Its limit, if any, is longer. If several "
+            "ranks of a job are silent, the alert names the one with the longest silence.",
             (
-                "Dashboard *Node* with the rank's node: do its neighbours go on?",
-                "Dashboard *Hangs*: step skew. If the others stand still too, they wait for this one.",
-                "On the node: is the process there, in which state (`ps -o stat,wchan`), is the host out of memory?",
+                "Dashboard *Node*, the rank's node: do the other ranks there make progress?",
+                "Dashboard *Hangs*: step skew. If the other ranks have stopped too, they wait for this one.",
+                "On the node: does the process exist? In which state (`ps -o stat,wchan`)? Is the host out of memory?",
             ),
             (
-                "State D or T: storage or somebody's signal; see to the node.",
-                "The process is gone or its monitor is: see MonitorDown.",
-                "It works, but silently for long stretches: mark them as sections, or lengthen the alert's 120 s.",
-                "It hangs: end it (`kill PID`), and set a limit for heartbeats so that this is done for you.",
+                "State D: storage; state T: stopped by a signal. Check the node.",
+                "The process or its monitor is gone: see MonitorDown.",
+                "It works for long without signals: mark that work as sections, or raise the 120 s of this alert.",
+                "It hangs: kill it (`kill PID`), and set a heartbeat limit, so that this happens automatically.",
             ),
         ),
     ),
@@ -337,18 +337,18 @@ ALERTS = (
         board="sections",
         command="calibrate",
         runbook=Runbook(
-            "A section of the program took, or is taking, more than two thirds of its limit. At the limit its rank is "
-            "restarted or ended. Either it hangs, and that is right, or the limit is too short and is about to end a "
-            "healthy job.",
+            "A section took, or is taking, more than two thirds of its limit. At the limit its rank is restarted or "
+            "killed. Either the section hangs and the restart is right, or the limit is too short and is about to "
+            "interrupt a healthy job.",
             (
-                "Dashboard *Sections & calibration*: have durations grown slowly, or did one stand out?",
-                "Dashboard *Hangs*, open sections: is it one rank, or all?",
-                "What the section waits for: storage, network, a larger batch, a new data set.",
+                "Dashboard *Sections & calibration*: have durations grown slowly, or is one an outlier?",
+                "Dashboard *Hangs*, open sections: one rank, or all?",
+                "Possible causes: storage, network, a larger batch, a new data set.",
             ),
             (
-                "Durations have grown for a reason: calibrate anew (`resilience calibrate RUN`) or set a longer limit.",
-                "One rank only: see to its node before it is restarted again and again.",
-                "It hangs: do nothing; the limit will fire, and `resilience report RUN` will tell.",
+                "Durations grew for a good reason: calibrate again (`resilience calibrate RUN`) or set a longer limit.",
+                "One rank only: check its node before it is restarted repeatedly.",
+                "It hangs: do nothing. The limit will fire, and `resilience report RUN` will show the cause.",
             ),
         ),
     ),
@@ -362,18 +362,18 @@ ALERTS = (
         board="restarts",
         culprit=_FAULTY_NODE,
         runbook=Runbook(
-            "The job fails again and again: five restarts, in processes or by the launcher, within half an hour. It "
-            "costs machines and hardly moves.",
+            "The job fails repeatedly: five restarts, in place or by the launcher, within half an hour. It uses its "
+            "machines but makes hardly any progress.",
             (
                 "Dashboard *Restarts*: one kind of interruption, or several? One node, or all?",
-                "`resilience report RUN`: is it the same exception, the same rank, the same step?",
-                "Dashboard *Overview*, progress: does the step grow between restarts?",
+                "`resilience report RUN`: the same exception, rank and step each time?",
+                "Dashboard *Overview*, progress: does the step increase between restarts?",
             ),
             (
                 "The same node each time: see NodeRepeatOffender.",
-                "The same step and exception: data or code; stop the job, and begin after the bad batch.",
-                "Out of memory: smaller batch, or find the leak; a restart does not cure it.",
-                "The store or the network: see to them; restarts will go on until they work.",
+                "The same step and exception: data or code. Stop the job, and resume after the bad batch.",
+                "Out of memory: use a smaller batch, or find the leak. A restart does not fix it.",
+                "The store or the network: repair it. Restarts continue until it works.",
             ),
         ),
     ),
@@ -390,16 +390,16 @@ ALERTS = (
         board="restarts",
         culprit=_FAULTY_NODE,
         runbook=Runbook(
-            "The launcher counts restarts against `--max-restarts`, and one at most is left of it. When none is left, "
-            "the next failure ends the job.",
+            "The launcher counts restarts against `--max-restarts`, and at most one is left. When none is left, the "
+            "next failure ends the job.",
             (
-                "Dashboard *Restarts*: restarts left, and what used them up.",
-                "The launcher's last lines: its table of failures tells cycle, rank, node and what for each.",
+                "Dashboard *Restarts*: restarts left, and what used up the others.",
+                "The launcher's last lines: its table of failures shows cycle, rank, node and kind of each.",
             ),
             (
                 "Make sure that the last checkpoint is recent.",
-                "Remove the cause (see RestartLoop, NodeRepeatOffender).",
-                "If the failures are the machines' and the job is long, start it anew with a larger `--max-restarts`.",
+                "Fix the cause (see RestartLoop, NodeRepeatOffender).",
+                "If machines fail and the job is long, start it again with a larger `--max-restarts`.",
             ),
         ),
     ),
@@ -417,18 +417,18 @@ ALERTS = (
         board="restarts",
         culprit="node {{ $labels.node }}",
         runbook=Runbook(
-            "Three faults or more within six hours began on this node, of a job that has others. What only followed "
-            "from another node's fault is not counted, nor is a node that was lost: another one counts it. That names "
-            "where the symptom is; it proves no broken hardware.",
+            "Three or more faults within six hours started on this node, in a job with several nodes. Consequences of "
+            "another node's fault do not count. The loss of a node does not count either: another node counts it. The "
+            "alert names the place of the symptom; it does not prove broken hardware.",
             (
-                "Dashboard *Restarts*, nodes that failed first: does it stand out from the others?",
-                "`resilience report RUN`: the verdicts that name its ranks, and how sure they are.",
+                "Dashboard *Restarts*, nodes that failed first: does this node stand out?",
+                "`resilience report RUN`: the verdicts that name its ranks, and their confidence.",
                 "On the node: `dmesg` (Xid, MCE, link down), temperature, ECC counters, disk, free memory.",
             ),
             (
-                "The verdicts that name its ranks have a confidence of 0.9 or more: drain the node, and let the job go "
-                "on with a spare; run the vendor's diagnosis before it comes back.",
-                "All its faults are one exception of user code at one rank: the data of that rank, not the node.",
+                "The verdicts that name its ranks have a confidence of 0.9 or more: drain the node, and let the job "
+                "continue with a spare. Run the vendor's diagnosis before you use the node again.",
+                "All its faults are the same user exception on one rank: suspect the data of that rank, not the node.",
             ),
         ),
     ),
@@ -445,17 +445,17 @@ ALERTS = (
         board="restarts",
         culprit=_FAULTY_NODE,
         runbook=Runbook(
-            "From the detection to the first progress it took 5 % of the ranks more than 30 s within the processes, or "
-            "more than 4 min by the launcher, within the last hour. A restart waits for the slowest rank.",
+            "Within the last hour, 5 % of the ranks needed more than 30 s for a restart in place, or more than 4 min "
+            "for a restart by the launcher, from detection to first progress. A restart waits for the slowest rank.",
             (
                 "Dashboard *Restarts*, phases: which one is slow, at the median or only at the 95th percentile?",
                 "`resilience report RUN`: which rank was last in that phase.",
-                "A point in the heat map leads to the trace of that restart.",
+                "A point in the heat map links to the trace of that restart.",
             ),
             (
-                "`abort`, `finalize`, `check`: hooks of yours; give them limits, or do less in them.",
-                "`agree`, `regroup`, `rendezvous`: the store or the network; a node that is slow to answer.",
-                "`resume`, `import`, `spawn`: loading of code, data or a checkpoint; nearer storage, or fewer imports.",
+                "`abort`, `finalize`, `check`: your hooks. Give them limits, or do less in them.",
+                "`agree`, `regroup`, `rendezvous`: the store or the network, or a slow node.",
+                "`resume`, `import`, `spawn`: loading of code, data or checkpoints. Use faster storage, fewer imports.",
             ),
         ),
     ),
@@ -472,18 +472,18 @@ ALERTS = (
         board="overview",
         culprit=_FAULTY_NODE,
         runbook=Runbook(
-            "Less than 90 % of the rank-seconds of the last hour were productive: at work, and neither silent in a "
-            "hang nor done again after a restart.",
+            "Less than 90 % of the rank-seconds of the last hour were productive, that is, spent at work that was "
+            "neither silent in a hang nor repeated after a restart.",
             (
                 "Dashboard *Overview*, lost time by cause.",
-                "`resilience report RUN`: cost of each incident, and the steps that were lost.",
+                "`resilience report RUN`: the cost and the lost steps of each incident.",
             ),
             (
-                "startup: loading takes long; it is paid again at each start by the launcher.",
-                "restart: see RestartSlow if they are long, RestartLoop if they are many.",
-                "hang: limits are longer than they need to be; `resilience calibrate RUN`.",
-                "rework: checkpoints are far apart; it is unknown, and counts as nothing, where no step is reported.",
-                "idle: spares, and ranks that have finished before the others.",
+                "startup: loading takes long, and repeats at each start by the launcher.",
+                "restart: see RestartSlow for long restarts, RestartLoop for many.",
+                "hang: limits are longer than necessary; `resilience calibrate RUN`.",
+                "rework: checkpoints are far apart. Without reported steps, rework is unknown and counts as 0.",
+                "idle: spares, and ranks that finished before the others.",
             ),
         ),
     ),
@@ -497,14 +497,14 @@ ALERTS = (
         board="overview",
         command="status",
         runbook=Runbook(
-            "The job had inactive ranks, ready to take the place of a lost one, and has none now. The next loss makes "
-            "it go on with fewer ranks, or wait, or end, as its rank assignment says.",
+            "The job had inactive ranks, ready to replace a lost one, and has none now. After the next loss it "
+            "continues with fewer ranks, waits, or ends, depending on its rank assignment.",
             (
-                "Dashboard *Overview*, ranks by state: which were terminated or excluded, and when?",
-                "`resilience report RUN`: why they were lost; are their nodes healthy?",
+                "Dashboard *Overview*, ranks by state: when were ranks terminated or excluded?",
+                "`resilience report RUN`: why were they lost? Are their nodes healthy?",
             ),
             (
-                "Bring nodes back, or add new ones; by the launcher they join at the next cycle.",
+                "Bring nodes back, or add new ones. Under the launcher they join at the next cycle.",
                 "Make sure that the last checkpoint is recent.",
             ),
         ),
@@ -519,23 +519,23 @@ ALERTS = (
         wait="2m",
         severity="warning",
         level="node",
-        summary="Ranks of job {{ $labels.job_id }} on {{ $labels.node }} are not watched, or their endpoint does not "
+        summary="Ranks of job {{ $labels.job_id }} on {{ $labels.node }} are not monitored, or their endpoint does not "
         "answer",
         board="self",
         culprit="node {{ $labels.node }}",
         command="status",
         runbook=Runbook(
-            "Either a rank's monitor is gone, so that nobody would end the rank when it hangs, or the node's endpoint "
-            "does not answer while those of other nodes do, so that nothing is known of it.",
+            "Either a rank's monitor is gone, so a hang of the rank would not be detected, or the node's endpoint does "
+            "not answer while those of other nodes do, so its state is unknown.",
             (
                 "Dashboard *Self*, endpoints; dashboard *Node*, monitors and states of ranks.",
-                "On the node: are processes named `resilience` there? Out of memory? Was the node itself lost?",
-                "`resilience report RUN` names a node that fell silent.",
+                "On the node: do processes named `resilience` run? Is it out of memory? Was the node itself lost?",
+                "`resilience report RUN` names a node that went silent.",
             ),
             (
-                "Monitors under the launcher are replaced; of a Wrapper's they are with the next restart.",
-                "The endpoint alone is gone: another monitor of the node takes over; if not, end any rank of it.",
-                "The node is gone: drain it. Its entry in `.targets` goes with the end of the job.",
+                "The launcher replaces a lost monitor. A Wrapper replaces it at its next restart.",
+                "Only the endpoint is gone: another monitor of the node takes over. If not, kill any rank of the node.",
+                "The node is gone: drain it. The end of the job removes its entry in `.targets`.",
             ),
         ),
     ),
@@ -548,15 +548,15 @@ ALERTS = (
         summary="Job {{ $labels.job_id }} loses telemetry ({{ $labels.signal }}: {{ $labels.reason }})",
         board="self",
         runbook=Runbook(
-            "Records, spans or measurements were lost within 15 minutes. The job itself does not notice, but its "
-            "account has gaps.",
+            "Records, spans or measurements were lost within 15 minutes. The job is not affected, but its records and "
+            "reports have gaps.",
             (
-                "Dashboard *Self*: which signal, for which reason, and whether an exporter fails.",
-                "`sink`: the disk of the run folder is full or cannot be written. `queue`, `export`: the collector.",
+                "Dashboard *Self*: which signal, for which reason? Does an exporter fail?",
+                "`sink`: the disk of the run folder is full or not writable. `queue`, `export`: the collector.",
             ),
             (
-                "Make room, or mend the collector; nothing has to be restarted.",
-                "`overrun`: sections that end faster than the monitor reads them; mark longer ones.",
+                "Free disk space, or repair the collector. No restart is needed.",
+                "`overrun`: sections end faster than the monitor reads them. Mark longer ones.",
             ),
         ),
     ),
@@ -574,15 +574,15 @@ ALERTS = (
         board="sections",
         command="calibrate",
         runbook=Runbook(
-            f"A section has run {ENOUGH} times or more without a learned limit, or its learned limit no longer agrees "
-            "with what is seen, so that a longer one holds in its place. Hangs in it are found late, or not at all.",
+            f"A section has run {ENOUGH} times or more without a learned limit, or its learned limit disagrees with "
+            "current durations, so a longer limit applies instead. Hangs in it are detected late, or not at all.",
             (
-                "Dashboard *Sections & calibration*: durations, limits and where they come from.",
-                "`resilience calibrate RUN`: what it would set, and with how many false alarms.",
+                "Dashboard *Sections & calibration*: durations, limits and their sources.",
+                "`resilience calibrate RUN`: the limits it would set, with their false-alarm rates.",
             ),
             (
-                "`resilience calibrate RUN`, then start the next run with the file that it writes.",
-                "On trial first: with RESILIENCE_TIMEOUTS_SHADOW=1 it is only told what the limits would have done.",
+                "`resilience calibrate RUN --out FILE`, then start the next run with that file.",
+                "To try limits first, set RESILIENCE_TIMEOUTS_SHADOW=1: they only report what they would have done.",
             ),
         ),
     ),
@@ -591,13 +591,13 @@ ALERTS = (
 
 def runbook_place(alert: str) -> int:
     """Return the number of an alert's runbook, from 1."""
-    return 1 + [each.name for each in ALERTS].index(alert)
+    return 1 + [other.name for other in ALERTS].index(alert)
 
 
-def said(alert: Alert, grafana: str) -> dict[str, str]:
-    """Return what an alert says; one about restarts has the last verdict, in the words of the terminal.
+def annotations_of(alert: Alert, grafana: str) -> dict[str, str]:
+    """Return the annotations of an alert. Alerts about restarts include the text of the last verdict.
 
-    grafana: URL under which Grafana is reached."""
+    grafana: URL of Grafana."""
     culprit = {"culprit": alert.culprit} if alert.culprit else {}
     if alert.board == "restarts":
         culprit["verdict"] = _VERDICT
@@ -612,7 +612,7 @@ def said(alert: Alert, grafana: str) -> dict[str, str]:
 
 
 def recording_rules(matchers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the file of recording rules. matchers: of labels, for all that is asked."""
+    """Return the file of recording rules. matchers: label matchers for all selectors."""
     groups = []
     for name, every, is_slow in ((GROUPS[0], EVERY, False), (GROUPS[1], SLOW, True)):
         rules = [
@@ -625,14 +625,14 @@ def recording_rules(matchers: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def alert_rules(grafana: str, matchers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the file of alerts. matchers: of labels, for all that is asked."""
+    """Return the file of alerts. matchers: label matchers for all selectors."""
     rules = [
         {
             "alert": alert.name,
             "expr": matched(alert.expr, matchers),
             "for": alert.wait,
             "labels": {"severity": alert.severity, "level": alert.level},
-            "annotations": said(alert, grafana),
+            "annotations": annotations_of(alert, grafana),
         }
         for alert in ALERTS
     ]
@@ -640,7 +640,7 @@ def alert_rules(grafana: str, matchers: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 _ABOUT_PROGRESS = "JobStalled|StartStalled|RankHeartbeatStale|SectionNearLimit"
-# What makes which other alerts of the same job, or node, needless: one cause is one page.
+# Which alerts silence which others of the same job or node: one cause, one page.
 SILENCES = (
     ("JobFailed", "JobGone", ("cluster", "job_id")),
     (
@@ -661,16 +661,16 @@ SILENCES = (
 )
 
 
-def _silences(cause: str, others: str, equal: tuple[str, ...]) -> dict[str, Any]:
+def _silences(cause: str, silenced: str, equal: tuple[str, ...]) -> dict[str, Any]:
     return {
         "source_matchers": [f'alertname=~"{cause}"'],
-        "target_matchers": [f'alertname=~"{others}"'],
+        "target_matchers": [f'alertname=~"{silenced}"'],
         "equal": list(equal),
     }
 
 
 def alertmanager() -> dict[str, Any]:
-    """Return an example for Alertmanager: one message a job, and what a job's alert makes needless."""
+    """Return an example for Alertmanager: one message per job, and the alerts that another one silences."""
     return {
         "route": {
             "receiver": "training",
@@ -689,10 +689,10 @@ def alertmanager() -> dict[str, Any]:
 
 
 def unit_test_file(tests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a file for `promtool test rules` that lies in a folder beside the rules.
+    """Return a file for `promtool test rules` that is stored in a folder next to the rules.
 
-    promtool evaluates groups without a given order in any order, at the same instant: an alert would
-    see its recording rules now or one evaluation later."""
+    Without a given order, promtool evaluates groups in any order at the same instant: an alert would see the values of
+    its recording rules of now or of one evaluation earlier."""
     return {
         "rule_files": ["../recording.yaml", "../alerts.yaml"],
         "evaluation_interval": EVERY,

@@ -1,8 +1,7 @@
-"""What must not page anybody?  Situations of Prometheus and of a job, with the alerts that may fire in them.
+"""What must not raise an alert?  Situations of Prometheus and of a job, with the alerts that may fire in them.
 
-`examples` shows each alert alone. Here all series of a job are there, and all alerts are looked at, minute by
-minute. Series are in the notation of `promtool test rules`; times count from 0, and a job may have begun
-before that."""
+`examples` tests each alert alone. Here all series of a job exist, and all alerts are checked minute by minute. Series
+are in the notation of `promtool test rules`. Times count from 0; a job may have started earlier."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from resilience.analysis.dashboards.rules import unit_test_file
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """series: selector and values. looked_at: the minutes. fires: alert -> minutes at which it fires, once; no other
-    does. paged: the job that they are about."""
+    """One situation. series: selector and values. looked_at: the checked minutes. fires: alert -> minutes at which
+    exactly one fires; no other alert may fire. paged: the job of the alerts."""
 
     name: str
     series: Mapping[str, str]
@@ -28,39 +27,38 @@ class Scenario(msgspec.Struct, frozen=True):
 def job(
     *, pattern: str, began: float = -36_000, restarts: str = "7", job_id: str = "j", node: str = "n0", ranks: int = 8
 ) -> dict[str, str]:
-    """Return the series of a job that works.
+    """Return the series of a healthy job.
 
-    pattern: values of what does not change, with X for the value. restarts: a number, or values in the same
-    notation."""
+    pattern: values of a constant series, with X for the value. restarts: a number, or values in the same notation."""
     labels = f'job_id="{job_id}", node="{node}"'
 
     def constant(value: float) -> str:
         return pattern.replace("X", f"{value:g}")
 
     def growing(by: int, from_value: int = 0) -> str:
-        """A counter that grows by so much a minute, wherever the pattern has samples."""
-        parts, at = [], from_value
+        """Return a counter that grows by `by` per minute where the pattern has samples."""
+        value_parts, at = [], from_value
         for part in pattern.split():
-            what, _, times = part.partition("x")
-            if what == "_":
-                parts.append(part)
+            kind, _, times = part.partition("x")
+            if kind == "_":
+                value_parts.append(part)
                 at += by * int(times or 1)
-            elif what == "X":
-                parts.append(f"{at}+{by}x{int(times or 0)}")
+            elif kind == "X":
+                value_parts.append(f"{at}+{by}x{int(times or 0)}")
                 at += by * (int(times or 0) + 1)
             else:
-                parts.append(part)
-        return " ".join(parts)
+                value_parts.append(part)
+        return " ".join(value_parts)
 
-    told = constant(float(restarts)) if restarts.isdecimal() else restarts
+    restart_values = constant(float(restarts)) if restarts.isdecimal() else restarts
     return {
         f'up{{{labels}, job="resilience", instance="{node}:9400"}}': constant(1),
         f"resilience_start_timestamp_seconds{{{labels}}}": constant(began),
         f'resilience_ranks{{{labels}, state="active"}}': constant(ranks),
-        f'resilience_restart_iteration{{{labels}, layer="launcher"}}': told,
-        f'resilience_restart_iterations_total{{{labels}, layer="launcher", outcome="interrupted"}}': told,
+        f'resilience_restart_iteration{{{labels}, layer="launcher"}}': restart_values,
+        f'resilience_restart_iterations_total{{{labels}, layer="launcher", outcome="interrupted"}}': restart_values,
         f'resilience_interruptions_total{{{labels}, interruption="exception", category="user_code", origin="first"}}': (
-            told
+            restart_values
         ),
         f'resilience_telemetry_dropped_total{{{labels}, signal="span", reason="queue"}}': constant(
             12 if began < 0 else 0
@@ -68,12 +66,12 @@ def job(
         f'resilience_rank_step{{{labels}, rank="0"}}': growing(60, 5000),
         f"resilience_heartbeat_interval_seconds_count{{{labels}}}": growing(60, 5000),
         f"resilience_productive_seconds_total{{{labels}}}": growing(480, 100_000),
-        f'resilience_lost_seconds_total{{{labels}, cause="restart"}}': told,
+        f'resilience_lost_seconds_total{{{labels}, cause="restart"}}': restart_values,
     }
 
 
 def silent(ranks: int, since: int) -> dict[str, str]:
-    """Return the series of ranks that give no sign of life from a minute on."""
+    """Return the series of ranks without signs of life from a minute on."""
     series = {}
     for rank in range(ranks):
         labels = f'job_id="j", node="n{rank // 8}", rank="{rank}"'
@@ -83,7 +81,7 @@ def silent(ranks: int, since: int) -> dict[str, str]:
 
 
 def hung(since: int) -> dict[str, str]:
-    """Return the series of a job whose counters stand still from a minute on."""
+    """Return the series of a job whose counters stop at a minute."""
     return {
         name: f"{values} {_last(values)}x90" if "+" in values else values.replace(f"x{since}", "x120")
         for name, values in job(pattern=f"Xx{since}").items()
@@ -91,9 +89,9 @@ def hung(since: int) -> dict[str, str]:
 
 
 def _last(values: str) -> int:
-    """The last value of `first+stepxtimes`."""
-    first, _, rest = values.partition("+")
-    step, _, times = rest.partition("x")
+    """Return the last value of `first+stepxtimes`."""
+    first, _, progression = values.partition("+")
+    step, _, times = progression.partition("x")
     return int(first) + int(step) * int(times)
 
 
@@ -102,21 +100,21 @@ _LOOP = "0x10 1+1x6 7x60"  # seven restarts from the eleventh minute on
 
 SCENARIOS = (
     Scenario("Prometheus did not scrape for 10 minutes", job(pattern="Xx60 _x10 Xx60"), QUIET),
-    Scenario("a new Prometheus meets a job that has restarted before", job(pattern="Xx120"), QUIET),
+    Scenario("a new Prometheus scrapes a job that has restarted before", job(pattern="Xx120"), QUIET),
     Scenario("Prometheus was restarted and missed one minute", job(pattern="Xx30 _ Xx90"), QUIET),
     Scenario(
         "a job that restarted often has completed",
         job(pattern="Xx20 stale", restarts="0x10 1+1x6 7x2 stale", began=0),
         tuple(range(1, 60)),
-        {"RestartLoop": tuple(range(15, 23))},  # at once, and 2 minutes after the end no more,
+        {"RestartLoop": tuple(range(15, 23))},  # immediately, until 2 minutes after the end
     ),
     Scenario(
-        "a counter is reset, for another exporter has not read everything yet",
+        "a counter is reset, because a new exporter has not read everything yet",
         job(pattern="Xx120", restarts="7x40 0 3 7x80"),
         QUIET,
     ),
     Scenario(
-        "a job of the same name began anew in an emptied folder",
+        "a job of the same name starts again in an emptied folder",
         job(pattern="Xx120", began=2400, restarts="7x30 _x10 0x10 1x70"),
         tuple(range(41, 120)),
     ),
@@ -161,7 +159,7 @@ SCENARIOS = (
 
 
 def unit_tests() -> dict[str, Any]:
-    """Return all scenarios as a file for promtool that lies in a folder beside the rules."""
+    """Return all scenarios as a file for promtool, for a folder next to the rules."""
     return unit_test_file(
         [
             {

@@ -1,8 +1,8 @@
-"""What happens to my job if ranks break?  Breaks some, by a seed.
+"""What happens to my job if ranks break?  Breaks some, chosen by a seed.
 
-Every rank calls `inject_fault` with the same arguments and comes to the same draw; a rank that was drawn
-has its fault a while later, from a thread of its own. The faults are real: memory is read where there is
-none, the GIL is held in C, the process is killed by a signal it sends to itself."""
+Every rank calls `inject_fault` with the same arguments and draws the same result. A drawn rank breaks some time
+later, from a thread of its own. The faults are real: a read from unmapped memory, a C call that holds the GIL,
+a signal with which the process kills itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from resilience.adapters.environment import rank_and_world_size
 from resilience.errors import ConfigurationError, ConfigurationTypeError
 from resilience.inprocess import options
+from resilience.inprocess.later_releases import missing
 from resilience.inprocess.monitor_thread import async_raise
 
 
@@ -29,20 +30,29 @@ class Fault(Enum):
     """How a rank breaks."""
 
     GPU = auto()  # an index out of bounds on the device, which breaks its context
-    GPU_SLEEP = auto()  # the device is busy for ever
+    GPU_SLEEP = auto()  # the device stays busy forever
     ASYNC_EXC = auto()  # a RuntimeError set on the main thread
     SIGNAL_EXC = auto()  # a RuntimeError raised by the handler of SIGUSR1
     ABORT = auto()  # abort()
-    GIL = auto()  # a call in C that holds the interpreter's lock for ever
+    GIL = auto()  # a C call that holds the interpreter's lock forever
     SEGFAULT = auto()
     INT = auto()  # SIGINT
     KILL = auto()  # SIGKILL
     TERM = auto()  # SIGTERM
     STOP = auto()  # SIGSTOP
 
+    # Names of later releases of the compatible API.
+    GPU_ERROR = GPU
+    OS_ABORT = ABORT
+    LOCK_GIL = GIL
+    SIGINT = INT
+    SIGKILL = KILL
+    SIGTERM = TERM
+    SIGSTOP = STOP
+
 
 class Draw(msgspec.Struct, frozen=True):
-    """What a seed comes to: which ranks break, how, and after how many seconds."""
+    """The result of a draw: which ranks break, how, and after how many seconds."""
 
     ranks: tuple[int, ...]
     fault: Fault
@@ -57,12 +67,12 @@ def inject_fault(
     seed: int,
     callback: Callable[[], Any] | None = None,
 ) -> None:
-    """Break some ranks of the world that RANK and WORLD_SIZE tell of. Returns at once.
+    """Break some ranks of the world given by RANK and WORLD_SIZE. Returns at once.
 
-    faults: one of them is drawn. num_faults: how many ranks break, or bounds to draw between, both
-    included. keep_alive: ranks below it never break. delay: seconds until then, or bounds to draw between.
-    seed: equal on all ranks. callback: called on a rank right before it breaks. To be called in the main
-    thread. Raises: ConfigurationError; RuntimeError from torch for GPU_SLEEP without CUDA."""
+    faults: one of them is drawn. num_faults: how many ranks break, or inclusive bounds to draw between.
+    keep_alive: ranks below it never break. delay: seconds before the fault, or bounds to draw between.
+    seed: equal on all ranks. callback: called on a rank right before it breaks. Call this in the main thread.
+    Raises: ConfigurationError; RuntimeError from torch for GPU_SLEEP without CUDA."""
     rank, world_size = rank_and_world_size()
     drawn = draw(faults, num_faults, keep_alive, delay, seed, world_size)
     if rank in drawn.ranks:
@@ -77,7 +87,7 @@ def draw(
     seed: int,
     world_size: int,
 ) -> Draw:
-    """Return what the arguments come to, on every rank alike. Raises: ConfigurationError."""
+    """Return what the arguments yield, the same on every rank. Raises: ConfigurationError."""
     if not faults or not all(isinstance(fault, Fault) for fault in faults):
         raise ConfigurationTypeError(f"faults is {faults!r}, expected one or more of Fault", option="faults")
     options.whole("keep_alive", keep_alive, 0)
@@ -119,7 +129,7 @@ _SIGNALS = {
 
 
 def _prepared(fault: Fault) -> Callable[[], object]:
-    """Return what breaks this process; what only the main thread can do or know is done here."""
+    """Return a function that breaks this process. Parts that need the main thread run here."""
     if fault in _SIGNALS:
         if fault is Fault.SIGNAL_EXC:
             signal.signal(signal.SIGUSR1, _raise_injected)
@@ -157,11 +167,17 @@ def _cuda() -> Any:
 def _break_device() -> None:
     import torch
 
-    one = torch.ones(1, dtype=torch.int64, device="cuda")
-    one[one] = 0  # index 1 of one element
+    ones = torch.ones(1, dtype=torch.int64, device="cuda")
+    ones[ones] = 0  # index 1 of one element
 
 
 def _sleep_on(device: int) -> None:
     cuda = _cuda()
     cuda.set_device(device)
     cuda._sleep(1 << 62)
+
+
+if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+    def __getattr__(name: str) -> object:
+        raise missing(__name__, name)

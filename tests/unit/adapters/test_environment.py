@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from resilience.adapters.environment import (
     DISTRIBUTED,
     PREFIX,
-    Rendezvous,
+    LauncherRendezvous,
     Settings,
     keep_nccl_watchdog_from_raising,
     local_rank,
@@ -192,10 +192,10 @@ def test_meeting_point_is_read_from_the_launchers_variables(monkeypatch: pytest.
     for name, value in {"MASTER_ADDR": "host", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert Rendezvous.from_environment() == Rendezvous("host", 29500, 4, True)
+    assert LauncherRendezvous.from_environment() == LauncherRendezvous("host", 29500, 4, True)
     for name in DISTRIBUTED:
         monkeypatch.delenv(name, raising=False)
-    assert Rendezvous.from_environment() == Rendezvous(None, None, None, False)
+    assert LauncherRendezvous.from_environment() == LauncherRendezvous(None, None, None, False)
 
 
 def test_local_rank_is_none_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

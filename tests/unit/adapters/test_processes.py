@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 
-from resilience.adapters.processes import memory_files, to_exit
+from resilience.adapters.processes import Runnable, memory_files, runnable, to_exit
 from resilience.core.attribution import Exit
 
 
@@ -41,3 +42,33 @@ def test_count_of_kills_for_memory_is_looked_for_where_either_kind_of_cgroup_kee
     memberships: str, expected: list[str]
 ) -> None:
     assert [str(file) for file in memory_files(memberships)] == [f"/sys/fs/cgroup/{path}" for path in expected]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_runnable", "expected"),
+    [
+        (Runnable(5.0, 7), Runnable(5.0, 7), False, 0.0),  # it slept all the time
+        (Runnable(5.0, 7), Runnable(5.2, 9), False, 0.2),
+        (Runnable(5.0, 7), Runnable(5.2, 9), True, 0.2),
+        (Runnable(5.0, 7), Runnable(5.0, 7), True, 0.5),  # others had the processors: its wait is counted at its end
+        (Runnable(5.0, 7), Runnable(9.0, 8), True, 0.5),  # a wait that began before the first look
+    ],
+)
+def test_time_on_a_processor_or_waiting_for_one(
+    then: Runnable, now: Runnable, is_runnable: bool, expected: float
+) -> None:
+    assert now.since(then, 0.5, is_runnable) == pytest.approx(expected)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="this kernel has no /proc/PID/schedstat")
+def test_this_thread_has_run_and_an_ended_process_is_not_counted() -> None:
+    first = runnable(os.getpid())
+    second = runnable(os.getpid())
+    assert first is not None and second is not None
+    assert second.turns >= first.turns >= 1
+    assert second.seconds >= first.seconds > 0
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert runnable(child) is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.store import execute
+from resilience.adapters.store import execute, wait
 from resilience.core.restart import Read, Set
 
 
@@ -63,3 +63,26 @@ def test_read_wakes_nobody_who_waits_for_the_key() -> None:
     execute(Set("awaited", "1"), server)
     thread.join(60)
     assert ended.is_set()
+
+
+class Unanswering:
+    """A store whose waits run out at once, until it has had so many of them."""
+
+    def __init__(self, waits: int) -> None:
+        self.left = waits
+        self.timeouts: list[timedelta] = []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.timeouts.append(timeout)
+        self.left -= 1
+        if self.left:
+            raise dist.DistStoreError("the wait ran out")
+
+    def check(self, keys: list[str]) -> bool:
+        return False
+
+
+def test_no_single_wait_is_longer_than_a_chunk() -> None:
+    store = Unanswering(waits=5)
+    assert wait(store, "key", limit=600.0, chunk=29.5)  # type: ignore[arg-type]
+    assert store.timeouts == [timedelta(seconds=29.5)] * 5

@@ -57,7 +57,7 @@ def test_checkpoints_leave_half_of_their_distance_undone() -> None:
     found = [incident(1, rework_s=150.0), incident(2, rework_s=50.0)]
     answer = saved_more_often(TIMES, found, 60.0, None)
     assert answer.saved_s == 200.0 - 2 * 30.0
-    assert "not on record" in answer.inputs
+    assert "not recorded" in answer.inputs
 
 
 def test_writing_checkpoints_costs_what_it_takes() -> None:

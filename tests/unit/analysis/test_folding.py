@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.analysis import folding
-from resilience.analysis.folding import MOMENT_NS, Said, fold, template, templates
+from resilience.analysis.folding import MOMENT_NS, FoldedLine, fold, template, templates
 from resilience.analysis.lines import Line
-from resilience.analysis.merge import Timeline
+from resilience.analysis.merge import MergedLines
 from tests.support.lines import AT, SECOND, log_line, write
 
 
@@ -87,7 +87,7 @@ def test_every_line_is_told_by_exactly_one_fold(spoken: list[tuple[int, str, int
     for rank, words, pause in spoken:
         at += pause * SECOND
         lines.append(text(words, rank, at))
-    found: list[Said] = list(fold(lines))
+    found: list[FoldedLine] = list(fold(lines))
     assert sum(one.count for one in found) == len(lines)
     times = [one.line.at_ns for one in found]
     assert times == sorted(times)
@@ -124,5 +124,5 @@ def test_template_is_the_same_for_lines_that_differ_in_what_holds_digits() -> No
 def test_lines_of_a_good_run_are_known(tmp_path: Path) -> None:
     write(tmp_path / "good", "logs/node-0.jsonl", log_line("step done", AT, step_time=1.5))
     write(tmp_path / "bad", "logs/node-0.jsonl", log_line("step done", AT, step_time=9.5), log_line("retry", AT))
-    known = templates(Timeline(tmp_path / "good"))
-    assert [line.event for line in Timeline(tmp_path / "bad") if hash(template(line)) not in known] == ["retry"]
+    known = templates(MergedLines(tmp_path / "good"))
+    assert [line.event for line in MergedLines(tmp_path / "bad") if hash(template(line)) not in known] == ["retry"]

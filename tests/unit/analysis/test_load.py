@@ -15,10 +15,10 @@ from resilience.analysis.load import NOTED, Missing, is_run, load, runs_in
 from resilience.analysis.report import as_json, report
 from resilience.core.events import TelemetryDropped
 from resilience.core.records import to_line
-from resilience.telemetry.recording import Job
+from resilience.telemetry.recording import JobRecord
 from tests.support.record_streams import Fault, job
 
-JOB = Job("job", created_wall_ns=5, function="train.main", world_size=4, torch_version="2.13.0")
+JOB = JobRecord("job", created_wall_ns=5, function="train.main", world_size=4, torch_version="2.13.0")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_whole_run_misses_nothing(run: Path) -> None:
 
 
 def test_job_file_is_written_once(run: Path) -> None:
-    assert not Job("another").write(run)
+    assert not JobRecord("another").write(run)
     assert load(run).job == JOB
 
 
@@ -62,14 +62,24 @@ def test_torn_line_in_the_middle_costs_that_line_only(run: Path) -> None:
     bad, gap = found.missing
     assert (bad.file, bad.line) == ("records/node-2.jsonl", 4)
     assert bad.what.startswith("not a record")
-    assert gap.what == "1 record missing by their numbers"
+    assert gap.what == "1 record missing in the sequence"
+
+
+def test_two_records_on_a_line_are_damage_whatever_else_is_in_the_file(run: Path) -> None:
+    path = records_of(run, 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].rstrip(b"\n")
+    path.write_bytes(b"".join(lines))
+    bad, gap = load(run).missing
+    assert (bad.line, bad.what.startswith("not a record")) == (4, True)
+    assert gap.what == "2 records missing in the sequence"
 
 
 def test_records_that_are_not_there_show_by_their_numbers(run: Path) -> None:
     path = records_of(run, 0)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2] + lines[5:]))
-    assert [missing.what for missing in load(run).missing] == ["3 records missing by their numbers"]
+    assert [missing.what for missing in load(run).missing] == ["3 records missing in the sequence"]
 
 
 def test_records_reported_as_dropped_are_told_as_such(run: Path) -> None:
@@ -79,12 +89,12 @@ def test_records_reported_as_dropped_are_told_as_such(run: Path) -> None:
     with records_of(run, 0).open("ab") as file:
         file.write(to_line(dropped))
     (missing,) = load(run).missing
-    assert missing.what == "2 records missing by their numbers, 2 of them reported as dropped"
+    assert missing.what == "2 records missing in the sequence, 2 of them reported as dropped"
 
 
 def test_rank_without_a_file_is_named(run: Path) -> None:
     records_of(run, 3).unlink()
-    assert Missing("records", "nothing of rank 3") in load(run).missing
+    assert Missing("records", "no records of rank 3") in load(run).missing
 
 
 def test_unreadable_file_is_told_and_the_others_are_read(run: Path) -> None:

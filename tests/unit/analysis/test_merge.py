@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilience.analysis import lines, merge
-from resilience.analysis.clocks import Clock
-from resilience.analysis.lines import Known, Source, said
-from resilience.analysis.merge import Choice, Timeline, history_of, last_ns, window
+from resilience.analysis.clocks import NodeClock
+from resilience.analysis.lines import FileLines, KnownFile, line_text
+from resilience.analysis.merge import LineFilter, MergedLines, history_of, last_ns, window
 from resilience.attribution.incidents import fold, incidents_of
 from resilience.core import events
 from tests.support.lines import AT, SECOND, log_line, record_line, write
@@ -24,8 +24,8 @@ def worker(rank: int) -> events.WorkerStarted:
     return events.WorkerStarted(local_rank=rank, worker_rank=rank, worker_pid=7, how="warm")
 
 
-def texts(folder: Path, choice: Choice | None = None) -> list[str]:
-    return [line.event for line in Timeline(folder, choice)]
+def texts(folder: Path, choice: LineFilter | None = None) -> list[str]:
+    return [line.event for line in MergedLines(folder, choice)]
 
 
 # -- order -------------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ def test_no_line_is_lost_whatever_it_holds(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"\n".join(content) + (b"" if torn else b"\n"))
         paths.append(path)
-    sources = [Source(path, Known(path.name, "text"), chunk) for path in paths]
+    sources = [FileLines(path, KnownFile(path.name, "text"), chunk) for path in paths]
     seen = [[line.raw for line in iter(source.next, None)] for source in sources]
     assert seen == [[line for line in content if line] for content in files]
-    assert sorted(line.raw for line in Timeline(folder)) == sorted(line for file in seen for line in file)
+    assert sorted(line.raw for line in MergedLines(folder)) == sorted(line for file in seen for line in file)
 
 
 # -- what is no record -------------------------------------------------------------------------
@@ -80,11 +80,11 @@ def test_no_line_is_lost_whatever_it_holds(
 def test_bad_and_torn_lines_are_shown_as_they_are_and_counted(tmp_path: Path) -> None:
     whole = record_line(events.MonitorStarted(5), AT, rank=0)
     write(tmp_path, "records/node-0.jsonl", whole, b"\xff\x00 not a record\n", whole, whole[:40])
-    timeline = Timeline(tmp_path)
+    timeline = MergedLines(tmp_path)
     found = list(timeline)
     assert [line.kind for line in found] == ["record", "bad", "record", "bad"]
     assert [line.raw for line in found if line.kind == "bad"] == [b"\xff\x00 not a record", whole[:40]]
-    assert said(found[1]) == "\\xff\x00 not a record"
+    assert line_text(found[1]) == "\\xff\x00 not a record"
     assert {line.rank for line in found} == {0}
     assert timeline.bad == {"records/node-0.jsonl": 2}
 
@@ -92,7 +92,7 @@ def test_bad_and_torn_lines_are_shown_as_they_are_and_counted(tmp_path: Path) ->
 def test_record_of_a_newer_release_keeps_its_tag_and_place(tmp_path: Path) -> None:
     line = record_line(events.MonitorStarted(5), AT, rank=3).replace(b"monitor.started", b"new.thing")
     write(tmp_path, "records/node-3.jsonl", line)
-    (found,) = Timeline(tmp_path)
+    (found,) = MergedLines(tmp_path)
     assert (found.kind, found.event, found.rank) == ("record", "new.thing", 3)
 
 
@@ -101,7 +101,7 @@ def test_plain_lines_without_a_time_stand_between_the_start_of_their_process_and
 ) -> None:
     write(tmp_path, "records/n-agent.jsonl", record_line(worker(4), AT, cycle=1))
     write(tmp_path, "output/1/4.out", b"a" * 9 + b"\n", b"b" * 9 + b"\n", changed_ns=AT + 2 * SECOND)
-    first, second = (line for line in Timeline(tmp_path) if line.kind == "text")
+    first, second = (line for line in MergedLines(tmp_path) if line.kind == "text")
     assert (first.at_ns, second.at_ns) == (AT + SECOND, AT + 2 * SECOND)
     assert first.is_placed and second.is_placed
     assert (first.rank, first.cycle, first.node) == (4, 1, "n")
@@ -111,7 +111,7 @@ def test_plain_line_with_a_time_has_that_time_and_gives_it_to_the_lines_after_it
     write(
         tmp_path, "output/0/0.err", b"[2023-11-14T22:13:21.5Z] stamped\n", b"  more\n", b"2023-11-14 22:13:22+00:00\n"
     )
-    found = list(Timeline(tmp_path))
+    found = list(MergedLines(tmp_path))
     half = SECOND // 2
     assert [(line.at_ns - AT, line.is_placed) for line in found] == [
         (SECOND + half, False),
@@ -127,7 +127,7 @@ def test_time_without_a_zone_is_this_machines(tmp_path: Path, monkeypatch: pytes
     lines._seconds_of.clear()
     try:
         write(tmp_path, "output/0/0.err", stamp.encode(), changed_ns=AT + 20 * 3600 * SECOND)
-        (line,) = Timeline(tmp_path)
+        (line,) = MergedLines(tmp_path)
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -137,7 +137,7 @@ def test_time_without_a_zone_is_this_machines(tmp_path: Path, monkeypatch: pytes
 
 def test_what_looks_like_a_time_and_is_none_is_text(tmp_path: Path) -> None:
     write(tmp_path, "output/0/0.err", b"2023-99-14T22:13:21Z x\n", b"9999-01-01 00:00:00Z y\n", changed_ns=AT)
-    assert [line.is_placed for line in Timeline(tmp_path)] == [True, True]
+    assert [line.is_placed for line in MergedLines(tmp_path)] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -155,26 +155,26 @@ def test_what_looks_like_a_time_and_is_none_is_text(tmp_path: Path) -> None:
 )
 def test_level_of_a_plain_line_is_what_it_says(tmp_path: Path, text: list[str], levels: list[str]) -> None:
     write(tmp_path, "output/0/0.err", "\n".join(text).encode())
-    assert [line.level for line in Timeline(tmp_path)] == levels
+    assert [line.level for line in MergedLines(tmp_path)] == levels
 
 
 def test_endless_line_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LONGEST", 1000)
     monkeypatch.setattr(merge, "MOST_CHUNK", 300)
     write(tmp_path, "output/0/0.out", b"x" * 2500, b"\nend\n")
-    assert [len(line.raw) for line in Timeline(tmp_path)] == [1000, 1000, 500, 3]
+    assert [len(line.raw) for line in MergedLines(tmp_path)] == [1000, 1000, 500, 3]
 
 
 def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     write(tmp_path, "logs/node-0.jsonl", log_line("a", AT))
     (tmp_path / "logs" / "node-1.jsonl").mkdir()
-    timeline = Timeline(tmp_path)
+    timeline = MergedLines(tmp_path)
     assert [line.event for line in timeline] == ["a"]
     assert list(timeline.unreadable) == ["logs/node-1.jsonl"]
 
 
 def test_folder_that_is_no_run_gives_nothing(tmp_path: Path) -> None:
-    assert list(Timeline(tmp_path / "nowhere")) == []
+    assert list(MergedLines(tmp_path / "nowhere")) == []
     assert last_ns(tmp_path) == 0
 
 
@@ -184,17 +184,17 @@ def test_folder_that_is_no_run_gives_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [
-        (Choice(ranks=frozenset({1})), ["one", "out"]),
-        (Choice(level="warning"), ["warned"]),
-        (Choice(event="wa*"), ["warned"]),
-        (Choice(event="worker.*"), ["worker.started"]),
-        (Choice(iteration=2), ["one"]),
-        (Choice(cycle=1), ["out"]),
-        (Choice(since_ns=AT + 2 * SECOND), ["warned", "out"]),
-        (Choice(until_ns=AT + SECOND), ["worker.started", "one"]),
+        (LineFilter(ranks=frozenset({1})), ["one", "out"]),
+        (LineFilter(level="warning"), ["warned"]),
+        (LineFilter(event="wa*"), ["warned"]),
+        (LineFilter(event="worker.*"), ["worker.started"]),
+        (LineFilter(iteration=2), ["one"]),
+        (LineFilter(cycle=1), ["out"]),
+        (LineFilter(since_ns=AT + 2 * SECOND), ["warned", "out"]),
+        (LineFilter(until_ns=AT + SECOND), ["worker.started", "one"]),
     ],
 )
-def test_choice(tmp_path: Path, choice: Choice, wanted: list[str]) -> None:
+def test_choice(tmp_path: Path, choice: LineFilter, wanted: list[str]) -> None:
     write(tmp_path, "logs/node-0.jsonl", log_line("warned", AT + 2 * SECOND, level="warning"))
     write(tmp_path, "logs/node-1.jsonl", log_line("one", AT + SECOND, 1, iteration=2))
     write(tmp_path, "records/node-agent.jsonl", record_line(worker(0), AT))
@@ -208,7 +208,7 @@ def test_incidents_come_from_the_files_one_record_at_a_time(tmp_path: Path) -> N
     (incident,) = incidents_of(history_of(folder))
     assert (incident,) == fold(told.records)
     begin, end = window(incident) or (0, 0)
-    seen = [line.event for line in Timeline(folder, Choice(since_ns=begin, until_ns=end))]
+    seen = [line.event for line in MergedLines(folder, LineFilter(since_ns=begin, until_ns=end))]
     assert "rank.interrupted" in seen and "restart.ended" in seen
 
 
@@ -234,7 +234,7 @@ def test_following_tells_what_comes_and_waits_for_the_rest_of_a_line(tmp_path: P
         seen_at.append(list(seen))
         return next(steps)
 
-    for line in Timeline(tmp_path).follow(wait):
+    for line in MergedLines(tmp_path).follow(wait):
         if line is not None:
             seen.append(line.event)
     assert seen_at == [["a"], ["a", "b"], ["a", "b", "c"]]
@@ -260,7 +260,7 @@ def test_following_reads_what_was_left_of_a_file_that_is_rotated(tmp_path: Path)
         yield False
 
     steps = later()
-    for line in Timeline(tmp_path).follow(lambda: next(steps)):
+    for line in MergedLines(tmp_path).follow(lambda: next(steps)):
         if line is not None:
             seen.append(line.event)
     assert seen == ["a", "b", "c", "d"]
@@ -282,31 +282,31 @@ def met(folder: Path, node: str, rank: int, ahead: int, came: tuple[int, ...], l
 
 def test_one_node_has_one_clock(tmp_path: Path) -> None:
     job([Fault("kill", 1, 0)]).write(tmp_path / "run")
-    assert Timeline(tmp_path / "run").clocks == ()
+    assert MergedLines(tmp_path / "run").clocks == ()
 
 
 def test_clock_that_meetings_prove_wrong_is_corrected_within_the_bound(tmp_path: Path) -> None:
     met(tmp_path, "a", 0, 0, (10, 1000), (110, 1200))
     met(tmp_path, "b", 1, 5000, (100, 1190), (112, 1201))
-    first, second = Timeline(tmp_path).clocks
-    assert first == Clock("a", 0, 0)
+    first, second = MergedLines(tmp_path).clocks
+    assert first == NodeClock("a", 0, 0)
     assert second.meetings == 2
     assert second.uncertainty_ns is not None
     assert abs(second.offset_ns - 5000) <= second.uncertainty_ns <= 200
-    found = [line for line in Timeline(tmp_path) if line.event == "iteration.started"]
+    found = [line for line in MergedLines(tmp_path) if line.event == "iteration.started"]
     assert [line.iteration for line in found] == [0, 0, 1, 1]
 
 
 def test_clock_that_may_be_right_is_left_alone_and_its_bound_is_told(tmp_path: Path) -> None:
     met(tmp_path, "a", 0, 0, (10,), (110,))
     met(tmp_path, "b", 1, 3, (100,), (112,))
-    assert Timeline(tmp_path).clocks[1] == Clock("b", 0, 105, 1)
+    assert MergedLines(tmp_path).clocks[1] == NodeClock("b", 0, 105, 1)
 
 
 def test_clock_that_was_set_during_the_run_is_told_with_its_whole_error(tmp_path: Path) -> None:
     met(tmp_path, "a", 0, 0, (10, 10000), (110, 10110))
     met(tmp_path, "b", 1, 0, (100, 10100 + 9000), (112, 10112 + 9000))
-    clock = Timeline(tmp_path).clocks[1]
+    clock = MergedLines(tmp_path).clocks[1]
     assert clock.uncertainty_ns is not None
     assert clock.uncertainty_ns >= 4000
 
@@ -314,7 +314,7 @@ def test_clock_that_was_set_during_the_run_is_told_with_its_whole_error(tmp_path
 def test_node_that_never_met_the_others_is_told_as_unknown(tmp_path: Path) -> None:
     met(tmp_path, "a", 0, 0, (10,), (110,))
     write(tmp_path, "records/b-1.jsonl", record_line(events.MonitorStarted(5), AT, "b", 1))
-    assert Timeline(tmp_path).clocks[1] == Clock("b", 0, None, 0)
+    assert MergedLines(tmp_path).clocks[1] == NodeClock("b", 0, None, 0)
 
 
 def test_agents_meet_at_the_rendezvous(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_agents_meet_at_the_rendezvous(tmp_path: Path) -> None:
         began = record_line(events.CyclePhaseStarted("rendezvous"), AT + ahead, node)
         ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + 1000 + ahead, node)
         write(tmp_path, f"records/{node}-agent.jsonl", began, ended)
-    assert Timeline(tmp_path).clocks[1] == Clock("b", 7000, 1000, 1)
+    assert MergedLines(tmp_path).clocks[1] == NodeClock("b", 7000, 1000, 1)
 
 
 # -- size --------------------------------------------------------------------------------------
@@ -356,5 +356,5 @@ def test_buffers_of_many_files_stay_within_the_budget(tmp_path: Path, monkeypatc
         write(tmp_path, f"logs/node-{number}.jsonl", *(log_line("x", AT + i * 1000, number) for i in range(100)))
     monkeypatch.setattr(merge, "BUFFERS", 50 * 4096)
     monkeypatch.setattr(Path, "open", counting)
-    assert sum(1 for _ in Timeline(tmp_path)) == 5000
+    assert sum(1 for _ in MergedLines(tmp_path)) == 5000
     assert len(opened) > 50 * 3  # each file in several pieces, closed in between

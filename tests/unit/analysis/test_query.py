@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.analysis.load import load
-from resilience.analysis.query import VIEWS, asked
+from resilience.analysis.query import VIEWS, run_query
 from resilience.analysis.report import report
 from resilience.cli import main
 from resilience.core import events
@@ -29,7 +29,7 @@ pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
 
 
 def answers(folder: Path, sql: str) -> list[tuple[Any, ...]]:
-    with asked(folder, sql) as answer:
+    with run_query(folder, sql) as answer:
         return list(answer.rows)
 
 
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_view_has_the_columns_it_promises_and_the_docs_explain_them(run: Path, view: str) -> None:
-    with asked(run, f"SELECT * FROM {view}") as answer:
+    with run_query(run, f"SELECT * FROM {view}") as answer:
         assert answer.columns == VIEWS[view]
         assert list(answer.rows)
     page = (ROOT / "docs" / "logs.md").read_text()
@@ -103,7 +103,7 @@ def test_lines_that_cannot_be_read_are_counted(run: Path, capsys: pytest.Capture
     assert main(["logs", str(run), "--sql", "SELECT count(*) AS n FROM logs"]) == 0
     said = capsys.readouterr()
     assert said.out.split() == ["n", "2"]
-    assert "2 lines not understood and left out" in said.err
+    assert "2 lines could not be parsed, left out" in said.err
 
 
 def test_json_gives_an_object_a_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,12 +40,12 @@ def test_run_that_is_under_way_has_no_end() -> None:
     told = job(world=2)
     told.files[1] = [record for record in told.files[1] if not isinstance(record.event, events.CallEnded)]
     told.files[1] = [record for record in told.files[1] if not isinstance(record.event, events.RankExited)]
-    assert report_of(told).end == "completed on rank 0; no end on record of rank 1: running, or cut off"
+    assert report_of(told).end == "completed on rank 0; no end recorded for rank 1: running, or cut off"
 
 
 def test_empty_run_says_so() -> None:
     found = report(Run(Path("runs/x"), None, (), ()))
-    assert (found.job_id, found.end, found.lost_s) == ("x", "nothing on record", None)
+    assert (found.job_id, found.end, found.lost_s) == ("x", "no records", None)
 
 
 def test_losses_are_summed_over_the_incidents() -> None:
@@ -66,13 +66,13 @@ def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
     told.files[2].append(noted(told.files[2][-1], events.RankSuspected("section:train", 2.0, 1.5, 9.0)))
     told.files[2].append(noted(told.files[2][-1], events.TimeoutExceededInShadow("step", 3.0, 3.1)))
     assert report_of(told).notes == (
-        Note("nothing was armed that shows progress: a loop that gets nowhere would not be noticed", (0, 2)),
-        Note("a hang was suspected in section 'save', where no limit is set; allowed were 600 s", (0,)),
-        Note("hangs: only these limits hold: step 9 s; the detection of hangs is switched off", (0,)),
+        Note("no limit on progress was armed: a loop that makes no progress would go unnoticed", (0, 2)),
+        Note("a hang was suspected in section 'save', where no limit is set; a rank is ended there after 600 s", (0,)),
+        Note("hangs: only these limits are in force: step 9 s; the detection of hangs is switched off", (0,)),
         Note("the abort hook raised: ValueError: no", (1,)),
         Note("metrics are served at http://x: port 9 is taken", (1,)),
-        Note("a rank was late in train: longer than 1.5 s, and its limit is 9 s", (2,)),
-        Note("a limit on trial would have ended a rank in step: 3 s (nothing was done)", (2,)),
+        Note("a rank was late in train: longer than ever before (1.5 s); limit 9 s", (2,)),
+        Note("a shadow limit would have ended a rank in step: 3 s (nothing was done)", (2,)),
     )
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from resilience.adapters import files
-from resilience.analysis.lines import Known, Source, last_stamp
+from resilience.analysis.lines import FileLines, KnownFile, last_stamp
 from resilience.analysis.stamps import Stamps
 from tests.support.lines import AT, SECOND, write
 
@@ -22,7 +22,7 @@ def stamped(folder: Path, name: str = "0.err", times: bytes | None = None) -> Pa
 
 
 def lines_of(path: Path, offset_ns: int = 0) -> list[tuple[str, int, bool]]:
-    source = Source(path, Known(path.name, "text", offset_ns=offset_ns, began_ns=AT - SECOND), 16)
+    source = FileLines(path, KnownFile(path.name, "text", offset_ns=offset_ns, began_ns=AT - SECOND), 16)
     found = []
     while (line := source.next()) is not None:
         found.append((line.raw.decode(), line.at_ns, line.is_placed))

@@ -15,7 +15,7 @@ from resilience.analysis.status import Failure, Now, RankNow, Section, Watcher, 
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record, to_line
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
 from tests.support import large_run, record_streams
 from tests.support.agreement import written
 from tests.support.launch_streams import Fault, Kind, Launched, launched
@@ -36,12 +36,14 @@ def show(
 ) -> None:
     """Leave signs as a monitor does. Its monotonic clock is at 100 when the job begins."""
     origin = Origin("job", node, "monitor", 500 + rank, cycle=cycle, initial_rank=rank, world_size=4)
-    opened = tuple(signs.Open(name, 100.0 + at, 60.0 if name == "data" else None) for name, at in more.items())
-    made = signs.Signs(
+    opened = tuple(
+        rank_snapshot.SnapshotSection(name, 100.0 + at, 60.0 if name == "data" else None) for name, at in more.items()
+    )
+    made = rank_snapshot.RankSnapshot(
         origin, "run", 158.0, START - 100, step=7 + rank, step_at=157.0, heartbeat_at=157.5, sections=opened
     )
     made = msgspec.structs.replace(made, alive_at=alive_at)
-    assert signs.write(folder, made)
+    assert rank_snapshot.write(folder, made)
 
 
 def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
     assert (now.phase, now.is_well, now.detail) == (
         "lost",
         False,
-        "no sign of life for 540 s; there should be one every 10 s",
+        "no sign of life for 540 s; expected every 10 s",
     )
 
 

@@ -15,7 +15,7 @@ from resilience.analysis import timings
 from resilience.analysis.calibrate import Target, backtest, calibrate
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import Start
-from resilience.core.timeouts import Deadline, Seen, Timeouts, in_force, of_rank, staleness
+from resilience.core.timeouts import Deadline, SeenInJob, Timeouts, in_force, of_rank, staleness
 from resilience.core.watch import Limits
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Header, Recorder
@@ -80,7 +80,7 @@ def test_values_that_the_file_has_no_room_for_are_taken_from_the_histogram_and_i
     assert max(observed.counts(0)) >= max(32.0, rising[-1]) * 0.999
     found = limits(folder).deadlines["train"]
     assert found.timeout_s is not None and found.timeout_s > found.max_s >= 32.0
-    assert any("from the histogram only" in warning for warning in found.warnings)
+    assert any("only from the histogram" in warning for warning in found.warnings)
 
 
 def test_no_recorded_duration_lies_above_its_limit(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_unlike_ranks_have_limits_of_their_own_and_none_is_stale_at_once(tmp_pat
     for rank, median in enumerate((0.1, 0.105, 0.4, 0.41)):
         own = of_rank(enforced, rank, 4)
         assert own.sections["train"].hard == (fast, slow)[rank // 2]
-        assert staleness(own.learned["train"], Seen(2000, median, median, 0, 2000)) == ""
+        assert staleness(own.learned["train"], SeenInJob(2000, median, median, 0, 2000)) == ""
     other_world = of_rank(enforced, 0, 8)
     assert other_world.sections["train"].hard == known.timeout_s
     assert calibrate(timings.read(folders), msgspec.structs.replace(SOON, ranks=8)).deadlines["train"].groups == ()
@@ -159,7 +159,7 @@ def test_like_ranks_whose_slowest_differs_each_time_are_not_stale(tmp_path: Path
     found = limits(folder)
     assert found.deadlines["train"].groups == ()
     known = of_rank(in_force(found, Limits()), 0, 8).learned["train"]
-    assert staleness(known, Seen(2000, 0.2, 0.1, 0, 2000)) == ""
+    assert staleness(known, SeenInJob(2000, 0.2, 0.1, 0, 2000)) == ""
 
 
 def with_evaluations(seed: int, n: int = 3000, at: Sequence[int] = (1000, 2000)) -> list[float]:
@@ -213,7 +213,7 @@ def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
     given = timings.read([first, copy, first])
     assert len(given.runs) == 1
     assert any("counts once" in note for note in given.notes)
-    assert any("named twice" in note for note in given.notes)
+    assert any("given twice" in note for note in given.notes)
     other = record(tmp_path / "c" / "job", [("cold", steps(300, 3))], launch="two")
     assert len(timings.read([first, other]).runs) == 2
 
@@ -268,4 +268,4 @@ def test_backtest_tests_everything_that_was_recorded(tmp_path: Path) -> None:
     assert [each.exceeded for each in test.answers] == [0, 0]
     alone = backtest(timings.read(folders[:1]).runs, SOON)
     assert (alone.tested, alone.answers) == (0, [])
-    assert "a second run is needed" in alone.untested["train"]
+    assert "give a second run" in alone.untested["train"]

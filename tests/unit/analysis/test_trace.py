@@ -205,8 +205,8 @@ def test_what_has_no_end_on_record_lasts_to_the_end_of_its_file(tmp_path: Path) 
     write(tmp_path, "records/n-0.jsonl", started, later)
     shown = [event for event in perfetto(tmp_path) if event["ph"] == "X"]
     assert [(event["name"], event["ts"], event["dur"]) for event in shown] == [
-        ("inprocess.iteration (no end on record)", 0.0, 1e6),
-        ("run (no end on record)", 1e6, 0.0),
+        ("inprocess.iteration (end not recorded)", 0.0, 1e6),
+        ("run (end not recorded)", 1e6, 0.0),
     ]
 
 

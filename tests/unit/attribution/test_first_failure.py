@@ -54,7 +54,7 @@ def test_rank_without_a_record_is_named_with_its_class() -> None:
 def test_ranks_that_failed_alike_are_named_together() -> None:
     verdict = Verdict("common", "user_code", culprits=tuple(Culprit(rank, "exception", 0.5, 14) for rank in range(3)))
     text = failure_in_words(incident(verdict, ECHO))
-    assert text == "ranks 0-2 failed alike (RuntimeError: connection closed)"
+    assert text == "ranks 0-2 failed in the same way (RuntimeError: connection closed)"
 
 
 @pytest.mark.parametrize(

@@ -539,7 +539,7 @@ def test_swallowed_interruption_is_named_with_its_place() -> None:
 def test_rank_without_a_monitor_goes_on_and_nothing_restarts() -> None:
     incident = only(job([Fault("monitor", 1, 0)]))
     assert (incident.status, incident.phases, incident.restart) == ("continued", (), None)
-    assert incident.actions == ("rank 1 went on without a monitor",)
+    assert incident.actions == ("rank 1 continued without a monitor",)
 
 
 def test_interruption_without_an_end_is_unfinished() -> None:

@@ -70,7 +70,7 @@ def test_neighbour_that_saw_its_connection_close_only_followed() -> None:
     assert incident.where is not None and incident.where.function == "next_batch"
     assert incident.verdict.cascade == (3,)
     reasons = {rank: group.reason for group in incident.verdict.exonerated for rank in group.ranks}
-    assert reasons[3] == "its error left a communication call, where a peer's end shows too"
+    assert reasons[3] == "its error came out of a communication call, which also fails when a peer ends"
 
 
 def test_legs_of_the_restart_are_timed_by_node_and_worker() -> None:

@@ -72,6 +72,28 @@ def test_rank_that_has_seen_itself_wait_is_cleared_though_its_monitor_looked_whe
 
 
 @pytest.mark.parametrize(
+    "known",
+    [
+        {"collectives": (Collective(1, 3, "all_reduce", left=False),)},  # its page showed so
+        {"hangs": {3: "in_collective"}},  # it has seen so itself
+    ],
+)
+def test_rank_whose_stack_could_not_be_taken_is_not_blamed_for_waiting(known: dict[str, object]) -> None:
+    """On a busy host the thread that is asked for stacks does not answer in time."""
+    waits = InterruptionRecord(
+        3,
+        Interruption.SOFT_TIMEOUT,
+        detector=Detector("step", 3.0),
+        last_collectives=known.get("collectives", ()),  # type: ignore[arg-type]
+    )
+    hangs: dict[int, Hang] = known.get("hangs", {})  # type: ignore[assignment]
+    records = (waits, silent(1, LOADS, hang="on_lock"))
+    verdict = judge(Evidence(records, first=3, active=RANKS, stacks={1: LOADS}, hangs=hangs, answered=RANKS))
+    assert [(each.rank, each.what) for each in verdict.culprits] == [(1, "waits_for_lock")]
+    assert [each.ranks for each in verdict.exonerated if 3 in each.ranks] == [(3,)]
+
+
+@pytest.mark.parametrize(
     ("error", "expected"),
     [
         (CLOSED, [(2, "went_on")]),
@@ -175,7 +197,7 @@ def test_rank_that_is_told_to_stop_when_another_one_has_died_only_follows(at_s: 
     assert blamed(seen) == [(1, "killed")]
     assert judge(seen).first == 1
     (cleared,) = judge(seen).exonerated
-    assert (cleared.ranks, cleared.reason) == ((0,), "told to stop when another rank's process had died")
+    assert (cleared.ranks, cleared.reason) == ((0,), "was asked to stop after another rank's process died")
 
 
 def test_rank_that_was_told_to_stop_long_before_another_one_died_is_blamed() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.cli.demo_faults import KINDS, Fault, schedule
+from resilience.cli.demo_faults import KINDS, DemoFault, schedule
 from resilience.errors import ConfigurationError
 
 
@@ -16,7 +16,7 @@ def test_three_kinds_are_planned_unasked() -> None:
 
 def test_what_is_asked_for_is_planned_in_the_order_of_steps() -> None:
     planned = schedule(["kill@40:1", "hang@20:0"], ranks=2, steps=60, seed=0)
-    assert planned == (Fault("hang", 20, 0), Fault("kill", 40, 1))
+    assert planned == (DemoFault("hang", 20, 0), DemoFault("kill", 40, 1))
 
 
 def test_none_plans_nothing() -> None:
@@ -50,9 +50,9 @@ def test_every_fault_has_a_step_of_its_own_within_the_run(texts: list[str], rank
         (["kill@60"], "1 to 59"),
         (["kill@0"], "1 to 59"),
         (["kill@10:4"], "0 to 3"),
-        (["kill@10", "hang@10"], "a step of its own"),
-        (["none", "kill"], "`none` alone"),
-        (["kill"] * 7, "allowed are 6"),
+        (["kill@10", "hang@10"], "its own step"),
+        (["none", "kill"], "only `none`"),
+        (["kill"] * 7, "the limit is 6"),
     ],
 )
 def test_what_is_not_allowed_is_answered_with_what_is(texts: list[str], allowed: str) -> None:

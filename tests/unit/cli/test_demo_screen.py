@@ -6,22 +6,26 @@ import io
 
 import pytest
 
-from resilience.cli.demo_board import Board, Doing, Return, Row, Strike
-from resilience.cli.demo_faults import Fault
-from resilience.cli.demo_screen import Happened, Screen, View, happened_line, picture
+from resilience.cli.demo_board import DemoActivity, DemoBoard, DemoRow, Return, Strike
+from resilience.cli.demo_faults import DemoFault
+from resilience.cli.demo_screen import DemoScreen, DemoView, FaultProgress, fault_line, picture
 from resilience.cli.render import plain
 
 STRIKE = Strike(process=1, iteration=0, at=100.0)
 
 
-def _view(*happened: Happened, rows: tuple[Row, ...] = (), ended: dict[int, int] | None = None) -> View:
-    training = tuple(Row(Doing.TRAINING, rank, 1, 57, 2.5) for rank in range(4))
-    rows = rows or (*training, Row(Doing.WAITING, 4, 1, 0, 0.0))
-    return View(rows, tuple(range(4_000_000, 4_000_000 + len(rows))), ended or {}, happened, ranks=4, steps=200)
+def _view(
+    *fault_progress: FaultProgress, rows: tuple[DemoRow, ...] = (), ended: dict[int, int] | None = None
+) -> DemoView:
+    training = tuple(DemoRow(DemoActivity.TRAINING, rank, 1, 57, 2.5) for rank in range(4))
+    rows = rows or (*training, DemoRow(DemoActivity.WAITING, 4, 1, 0, 0.0))
+    return DemoView(
+        rows, tuple(range(4_000_000, 4_000_000 + len(rows))), ended or {}, fault_progress, ranks=4, steps=200
+    )
 
 
-def _hit(*returns: Return, kind: str = "kill") -> Happened:
-    return Happened(Fault(kind, 57, 1), STRIKE, returns, ranks=4)  # type: ignore[arg-type]
+def _hit(*returns: Return, kind: str = "kill") -> FaultProgress:
+    return FaultProgress(DemoFault(kind, 57, 1), STRIKE, returns, ranks=4)  # type: ignore[arg-type]
 
 
 def test_fault_is_recovered_from_when_as_many_ranks_as_before_train_again() -> None:
@@ -36,18 +40,18 @@ def test_spare_that_steps_in_later_does_not_prolong_an_earlier_recovery() -> Non
 
 
 def test_line_of_a_fault_tells_whom_it_struck_and_what_it_cost() -> None:
-    text = plain(happened_line(_hit(*[Return(100.5, 50)] * 4)))
+    text = plain(fault_line(_hit(*[Return(100.5, 50)] * 4)))
     assert "SIGKILL" in text
     assert "process 1, rank 1" in text
-    assert "back after 500 ms, 7 steps again" in text
+    assert "back after 500 ms, 7 steps redone" in text
 
 
 def test_states_are_those_of_the_processes() -> None:
     rows = (
-        Row(Doing.TRAINING, 0, 2, 60, 2.5),
-        Row(Doing.TRAINING, 1, 1, 57, 2.6),
-        Row(Doing.RESTARTING, 2, 2, 57, 2.6),
-        Row(Doing.WAITING, 4, 2, 0, 0.0),
+        DemoRow(DemoActivity.TRAINING, 0, 2, 60, 2.5),
+        DemoRow(DemoActivity.TRAINING, 1, 1, 57, 2.6),
+        DemoRow(DemoActivity.RESTARTING, 2, 2, 57, 2.6),
+        DemoRow(DemoActivity.WAITING, 4, 2, 0, 0.0),
     )
     lines = [plain(line) for line in picture(_view(_hit(), rows=rows, ended={1: -9}))]
     for line, state in zip(lines[1:5], ("training", "SIGKILL", "restarting", "spare"), strict=True):
@@ -55,7 +59,7 @@ def test_states_are_those_of_the_processes() -> None:
 
 
 def test_progress_is_that_of_the_newest_iteration() -> None:
-    old, new = Row(Doing.TRAINING, 1, 0, 57, 2.5), Row(Doing.TRAINING, 0, 1, 50, 2.6)
+    old, new = DemoRow(DemoActivity.TRAINING, 1, 0, 57, 2.5), DemoRow(DemoActivity.TRAINING, 0, 1, 50, 2.6)
     assert _view(rows=(new, old)).step == 50
 
 
@@ -67,20 +71,20 @@ def test_picture_fits_eighty_columns() -> None:
 
 def test_nothing_is_redrawn_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
-    screen = Screen(stream)
+    screen = DemoScreen(stream)
     screen.say(("told", "bold"))
     assert not screen.is_live
     assert stream.getvalue() == "told\n"
 
 
 def test_board_tells_what_was_put_on_it() -> None:
-    board = Board(processes=3, faults=2)
-    board.seat(2, Doing.WAITING, rank=2, iteration=1)
+    board = DemoBoard(processes=3, faults=2)
+    board.seat(2, DemoActivity.WAITING, rank=2, iteration=1)
     board.progress(1, step=7, loss=2.25)
     board.strike(1, process=2)
     board.came_back(1, process=0, step=4)
-    assert board.row(2) == Row(Doing.WAITING, 2, 1, 0, 0.0)
-    assert board.row(1) == Row(Doing.TRAINING, 0, 0, 7, 2.25)
+    assert board.row(2) == DemoRow(DemoActivity.WAITING, 2, 1, 0, 0.0)
+    assert board.row(1) == DemoRow(DemoActivity.TRAINING, 0, 0, 7, 2.25)
     strike = board.struck(1)
     assert strike is not None
     assert (strike.process, strike.iteration) == (2, 1)

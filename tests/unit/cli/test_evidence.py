@@ -7,7 +7,7 @@ from pathlib import Path
 from resilience.cli.evidence import exception_lines, last_lines
 from resilience.cli.render import plain
 from resilience.core.attribution import Cause, ExceptionInfo, Frame, Interruption, InterruptionRecord
-from resilience.core.cycle import Verdict
+from resilience.core.cycle import CycleDecision
 from resilience.launcher.summary import summary
 
 MAIN = Frame("/home/me/train.py", 90, "<module>")
@@ -90,6 +90,6 @@ def test_last_lines_are_shown_as_a_person_wrote_them() -> None:
 
 def test_last_words_of_the_launcher_show_them_so_too() -> None:
     record = InterruptionRecord(1, Interruption.TERMINATED, "process 7 ended", log_tail=(LOGGED,))
-    text = summary(Verdict("failed", "node"), Path("/runs/job"), record)
+    text = summary(CycleDecision("failed", "node"), Path("/runs/job"), record)
     assert "07:50:12.123 error    cannot read  path=a.bin" in text
     assert "mono_ns" not in text

@@ -13,7 +13,8 @@ from markdown_it import MarkdownIt
 
 from resilience.analysis.dashboards import collecting
 from resilience.cli import main
-from resilience.cli.logs import ranks_of, since_ns
+from resilience.cli.arguments import ranks_of
+from resilience.cli.logs import since_ns
 from resilience.core import events
 from resilience.errors import ConfigurationError
 from tests.support.lines import AT, SECOND, log_line, record_line, write
@@ -63,7 +64,7 @@ def test_ranks_that_say_the_same_are_told_once_and_the_other_stands_out(
 def test_what_was_not_understood_is_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(run)]) == 0
     said = capsys.readouterr().err
-    assert "1 line not understood, shown as they are: records/n0-agent.jsonl (1)" in said
+    assert "1 line could not be parsed, shown unchanged: records/n0-agent.jsonl (1)" in said
     assert "nothing is known of the clock of n1" not in said  # one node has records
 
 
@@ -142,8 +143,8 @@ def test_order_between_nodes_is_told_with_its_uncertainty(tmp_path: Path, capsys
         write(tmp_path, f"records/{node}-agent.jsonl", began, ended)
     assert main(["logs", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
-    assert "clock of b was 7 s ± 100 ms ahead; taken off" in said.err
-    assert "2 nodes: their clocks agree to within 100 ms, by 1 meeting of all ranks" in said.err
+    assert "the clock of b was 7 s ± 100 ms ahead; corrected" in said.err
+    assert "2 nodes: their clocks agree to within 100 ms, by 1 barrier of all ranks" in said.err
     of_b = [entry for entry in map(json.loads, said.out.splitlines()) if entry["node"] == "b"]
     assert {(entry["clock_offset_s"], entry["clock_uncertainty_s"]) for entry in of_b} == {(7.0, 0.1)}
     assert of_b[0]["ts"] == "2023-11-14T22:13:20.000000Z"
@@ -175,7 +176,7 @@ def test_lines_wrap_on_a_terminal_of_80_columns(
         (["--rank", "7-1"], "write ranks as 0-7,12"),
         (["--rank", "x"], "write ranks as 0-7,12"),
         (["--since", "tomorrow"], "write 2026-01-31T12:00:00"),
-        (["--grep", "("], "no regular expression"),
+        (["--grep", "("], "not a regular expression"),
         (["--around", "1"], "has no incidents"),
         (["--diff", "nowhere"], "does not exist"),
     ],

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 
-from resilience.cli import VERBS, main
+from resilience.cli import COLLECT_EVERY, VERBS, main
+from resilience.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -28,3 +32,25 @@ def test_help_alone_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> No
 def test_help_of_a_wrong_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "reprot"]) == 2
     assert "did you mean 'report'?" in capsys.readouterr().err
+
+
+def test_python_looks_for_cycles_rarely_while_a_command_reads_and_as_before_afterwards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before, during = gc.get_threshold(), []
+
+    def run(arguments: object) -> int:
+        during.append(gc.get_threshold()[0])
+        raise ConfigurationError("something is wrong")
+
+    monkeypatch.setattr("resilience.cli.report.run", run)
+    assert main(["report", str(tmp_path)]) == 2
+    assert during == [COLLECT_EVERY] and gc.get_threshold() == before
+
+
+def test_help_of_a_nested_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["dashboards", "export"], ["calibrate", "diff"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["help", *words])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: resilience {' '.join(words)} ")

@@ -19,7 +19,7 @@ from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
 from resilience.cli.render import cut, painted, plain, seconds, show, table, wrap
 from resilience.cli.report import incident_lines, report_lines
-from resilience.cli.report_html import Told
+from resilience.cli.report_html import ReportPage
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
 
@@ -71,11 +71,11 @@ def test_report_of_a_run_without_an_end_says_until_when_it_reaches(tmp_path: Pat
     at = time.strftime("%H:%M:%S", time.gmtime(last_ns / 1e9))
     lines = lines_of(folder, now_ns=last_ns + 37 * 10**9)
     assert lines[1].split() == ["as", "of", at, "UTC,", "37", "s", "ago", "(the", "last", "record)"]
-    page = Told(folder).page()
+    page = ReportPage(folder).page()
     assert f"As of {at} UTC, " in page
     ended = launch_streams.launched().write(tmp_path / "runs" / "ended")
     assert not [line for line in lines_of(ended, now_ns=last_ns) if "as of" in line]
-    assert "As of" not in Told(ended).page()
+    assert "As of" not in ReportPage(ended).page()
 
 
 def test_json_says_whether_the_end_is_on_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
     text = "\n".join(lines_of(told.write(tmp_path / "runs" / "launched")))
     for part in (
         "4 ranks on 2 nodes: node0, node1",
-        "on record for 9.36 s, 2 cycles",
+        "records cover 9.36 s, 2 cycles",
         "completed on ranks 0-3; the launcher: completed, exit status 0",
         "% of 9.36 s productive",
         "lost: start-up 660 ms, restarts 695",
@@ -132,8 +132,8 @@ def test_one_screen_tells_what_where_since_when_and_what_it_cost(make: Callable[
         "its process ended: SIGKILL",
         "3 steps done again",
         "rank 2 excluded; rank 4 stepped in",
-        "next       look for who sent SIGKILL",
-        "job.json: not there",
+        "next       find out who sent SIGKILL",
+        "job.json: does not exist",
     ):
         assert part in text
 
@@ -141,7 +141,7 @@ def test_one_screen_tells_what_where_since_when_and_what_it_cost(make: Callable[
 def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Callable[..., Path]) -> None:
     (incident,) = report(load(make("run", [Fault("hang", 1, 0)]))).incidents
     text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
-    assert "no sign of life (watchdog) for 3.01 s, allowed are 3 s" in text
+    assert "no sign of life (watchdog) for 3.01 s, limit 3 s" in text
     assert "at /home/me/data.py:34 in next_batch" in text
     assert "section data open 3 s" in text
     assert "stack      me/data.py:34 next_batch" in text
@@ -154,7 +154,7 @@ def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable
     assert "Hang on rank 2" in text
     assert "rank 0: no sign of life" in text
     assert "rank 2 was at /home/me/data.py:34 in next_batch" in text
-    assert "rank 0 reported first, but only followed" in text
+    assert "rank 0 reported first, but its failure is a consequence" in text
 
 
 def test_unsure_verdict_names_the_rules_that_could_not_run(make: Callable[..., Path]) -> None:
@@ -211,10 +211,10 @@ def test_one_incident_can_be_shown_alone(make: Callable[..., Path], capsys: pyte
     ("arguments", "message"),
     [
         (["report", "nowhere"], "nowhere does not exist; runs in .*:\n  .*/mine"),
-        (["report", "."], "is no run folder: it has no records/; runs in"),
+        (["report", "."], "is not a run folder: it has no records/; runs in"),
         (["report", "mine", "--incident", "3"], "--incident 3: .* has incidents 1 to 1"),
-        (["reprot"], "there is no command 'reprot'; did you mean 'report'\\?"),
-        (["xyz"], "there is no command 'xyz'; the commands are: .*report"),
+        (["reprot"], "unknown command 'reprot'; did you mean 'report'\\?"),
+        (["xyz"], "unknown command 'xyz'; the commands are: .*report"),
     ],
 )
 def test_wrong_use_ends_with_2_and_says_what_there_is(
@@ -237,7 +237,7 @@ def test_folder_with_several_runs_lists_them(make: Callable[..., Path], capsys: 
     folders = [make(name, []) for name in "abcdefghijk"]
     assert main(["report", str(folders[0].parent)]) == 2
     text = capsys.readouterr().err
-    assert "holds 11 runs, not one" in text
+    assert "contains 11 runs; name one of them" in text
     assert text.endswith("… and 3 more\n")
 
 

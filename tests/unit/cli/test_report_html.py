@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.lanes import MOST_LANES, Drawn, lanes
 from resilience.analysis.load import load
 from resilience.analysis.merge import history_of
+from resilience.analysis.rank_lanes import MOST_LANES, LaneChart, lanes
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.stack_groups import stack_groups
 from resilience.cli import main, report_logs
@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return job([Fault("exception", 1, 0), Fault("kill", 2, 1)], seed=3).write(tmp_path / "run")
 
 
-def drawn_of(folder: Path) -> Drawn:
+def drawn_of(folder: Path) -> LaneChart:
     history = history_of(folder)
     return lanes(history, incidents_of(history))
 
@@ -159,4 +159,4 @@ def test_more_stories_than_lanes_are_told(tmp_path: Path) -> None:
 def test_page_that_cannot_be_written_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["report", str(folder), "--html", str(tmp_path / "file" / "x.html")]) == 2
-    assert "could not be written" in capsys.readouterr().err
+    assert "cannot write" in capsys.readouterr().err

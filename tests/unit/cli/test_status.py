@@ -106,4 +106,4 @@ def test_json_is_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_folder_without_records_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs" / "mine" / "records").mkdir(parents=True)
     assert main(["status", "mine"]) == 2
-    assert "has nothing on record yet" in capsys.readouterr().err
+    assert "has no records yet" in capsys.readouterr().err

@@ -10,12 +10,14 @@ import pytest
 from resilience.analysis.status import Now, RankNow, Section, Sort, grouped, order
 from resilience.cli.render import plain
 from resilience.cli.status_screen import keys_of
-from resilience.cli.status_view import SORTS, View, What, frame, pressed
+from resilience.cli.status_view import SORTS, StatusView, What, frame, pressed
 from tests.unit.cli.test_status import now
 
 
-def text_of(seen: Now | None, view: View | None = None, width: int = 80, height: int = 24, rate: float = 1.5) -> str:
-    drawn = frame(seen, view or View(), width, height, 0.5, rate)
+def text_of(
+    seen: Now | None, view: StatusView | None = None, width: int = 80, height: int = 24, rate: float = 1.5
+) -> str:
+    drawn = frame(seen, view or StatusView(), width, height, 0.5, rate)
     return "\n".join(plain(line) for line in drawn.lines)
 
 
@@ -32,14 +34,19 @@ def rows_of(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("what", get_args(What))
 def test_frame_is_as_large_as_the_terminal(world: int, width: int, height: int, node: str, what: What) -> None:
     seen = now(world, node)
-    for view in (View(what=what), View(what=what, top=10**9), View(is_helping=True), View(is_typing=True, text="3-")):
+    for view in (
+        StatusView(what=what),
+        StatusView(what=what, top=10**9),
+        StatusView(is_helping=True),
+        StatusView(is_typing=True, text="3-"),
+    ):
         lines = [plain(line) for line in frame(seen, view, width, height, 7.0, 2.0).lines]
         assert len(lines) == height
         assert width < 80 or max(map(len, lines)) <= width  # narrower ones are cut when they are drawn
 
 
 def test_before_anything_is_on_record_the_screen_says_so() -> None:
-    assert text_of(None).startswith("Nothing on record yet")
+    assert text_of(None).startswith("No records yet")
 
 
 def test_many_ranks_are_told_in_groups_and_the_stalest_one_by_one() -> None:
@@ -47,20 +54,20 @@ def test_many_ranks_are_told_in_groups_and_the_stalest_one_by_one() -> None:
     assert "0, 2, 4 …" in text and " 5000 " in text
     assert rows_of(text)[0][0] == "5"  # it is suspect
     assert "1-10 of 10000 ranks by staleness" in text
-    assert "step       100000 to 100002, 1.5 a second" in text
+    assert "step       100000 to 100002, 1.5 per second" in text
 
 
 def test_nodes_and_groups_can_be_asked_for() -> None:
-    by_node = rows_of(text_of(now(64), View(what="node"), width=120))
+    by_node = rows_of(text_of(now(64), StatusView(what="node"), width=120))
     assert by_node[0][:6] == ["node0", "8", "7", "active,", "1", "suspect"]
     assert len(by_node) == 8
-    alike = rows_of(text_of(now(64), View(what="alike"), width=120))
+    alike = rows_of(text_of(now(64), StatusView(what="alike"), width=120))
     assert [row[0] for row in alike] == ["5", "1,", "0,"]
 
 
 def test_only_some_ranks_can_be_asked_for() -> None:
     def ranks(**asked: object) -> list[str]:
-        return [row[0] for row in rows_of(text_of(now(64), View(sort="rank", **asked), height=60))]  # type: ignore[arg-type]
+        return [row[0] for row in rows_of(text_of(now(64), StatusView(sort="rank", **asked), height=60))]  # type: ignore[arg-type]
 
     assert ranks(only_wrong=True) == ["5"]
     assert ranks(text="3,60-61") == ["3", "60", "61"]
@@ -73,17 +80,17 @@ def test_only_some_ranks_can_be_asked_for() -> None:
 
 def test_rows_move_and_stop_at_their_ends() -> None:
     seen = now(64)
-    first = frame(seen, View(sort="rank"), 80, 24, 0.0)
-    last = frame(seen, View(sort="rank", top=10**9), 80, 24, 0.0)
+    first = frame(seen, StatusView(sort="rank"), 80, 24, 0.0)
+    last = frame(seen, StatusView(sort="rank", top=10**9), 80, 24, 0.0)
     assert first.top == 0
     assert last.top == 64 - last.page
     assert [row[0] for row in rows_of("\n".join(plain(line) for line in last.lines))][-1] == "63"
-    up = pressed(View(top=last.top), "up", last.page)
+    up = pressed(StatusView(top=last.top), "up", last.page)
     assert up is not None and up.top == last.top - 1
 
 
-def after(*keys: str, view: View | None = None) -> View | None:
-    seen: View | None = view or View()
+def after(*keys: str, view: StatusView | None = None) -> StatusView | None:
+    seen: StatusView | None = view or StatusView()
     for key in keys:
         assert seen is not None
         seen = pressed(seen, key, 10)
@@ -92,23 +99,23 @@ def after(*keys: str, view: View | None = None) -> View | None:
 
 def test_keys_change_the_view() -> None:
     assert after("q") is None
-    assert after(*["s"] * len(SORTS)) == View()
-    assert after("S") == View(sort=SORTS[-1])
-    assert after("g") == View(what="alike")
-    assert after("g", "g", "g") == View()
-    assert after("w") == View(only_wrong=True)
-    assert after(" ") == View(is_paused=True)
-    assert after("h") == View(is_helping=True)
-    assert after("h", "x") == View()
-    assert after("pagedown", "down", "pageup") == View(top=1)
-    assert after("down", "g") == View(what="alike")
-    assert after("up") == View()
+    assert after(*["s"] * len(SORTS)) == StatusView()
+    assert after("S") == StatusView(sort=SORTS[-1])
+    assert after("g") == StatusView(what="alike")
+    assert after("g", "g", "g") == StatusView()
+    assert after("w") == StatusView(only_wrong=True)
+    assert after(" ") == StatusView(is_paused=True)
+    assert after("h") == StatusView(is_helping=True)
+    assert after("h", "x") == StatusView()
+    assert after("pagedown", "down", "pageup") == StatusView(top=1)
+    assert after("down", "g") == StatusView(what="alike")
+    assert after("up") == StatusView()
 
 
 def test_letters_are_a_text_while_one_is_typed() -> None:
-    assert after("/", *"qs1", "backspace", "left", "enter") == View(text="qs")
-    assert after("/", *"abc", "escape") == View()
-    assert after("/", *"abc", "enter", "escape") == View()
+    assert after("/", *"qs1", "backspace", "left", "enter") == StatusView(text="qs")
+    assert after("/", *"abc", "escape") == StatusView()
+    assert after("/", *"abc", "enter", "escape") == StatusView()
 
 
 def test_keys_of_a_terminal_are_told_apart() -> None:

@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from resilience.analysis.waterfall import Row, Step, Waterfall
+from resilience.analysis.waterfall import PhaseRow, Step, Waterfall
 from resilience.cli import main
 from resilience.cli.render import plain
 from resilience.cli.trace import summary, waterfall_lines
-from resilience.telemetry.recording import Job as JobFile
+from resilience.telemetry.recording import JobRecord
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
 
@@ -35,9 +35,9 @@ WAITED = Waterfall(
     1_700_000_000_000_000_000,
     0.41,
     (
-        Row("abort", 0.0, 0.005, 0.006, 0.005, 0.006, 2, 8),
-        Row("finalize", 0.005, 0.006, 0.306, 0.001, 0.3, 5, 8),
-        Row("resume", 0.306, 0.32, 0.41, 0.01, 0.1, 2, 8),
+        PhaseRow("abort", 0.0, 0.005, 0.006, 0.005, 0.006, 2, 8),
+        PhaseRow("finalize", 0.005, 0.006, 0.306, 0.001, 0.3, 5, 8),
+        PhaseRow("resume", 0.306, 0.32, 0.41, 0.01, 0.1, 2, 8),
     ),
     (
         Step("abort", 5, 1_700_000_000_000_000_000, 0.006),
@@ -60,7 +60,7 @@ def test_waterfall_looks_like_this() -> None:
         "  abort       █                                       5 ms     6 ms  rank 2",
         "  finalize    █░░░░░░░░░░░░░░░░░░░░░░░░               1 ms   300 ms  rank 5",
         "  resume                               ██░░░░░░░     10 ms   100 ms  rank 2",
-        "              █ until half of them had ended it, ░ until the last one had",
+        "              █ until half had finished the phase, ░ until the last one had",
         "",
         "  Critical path",
         "       0 ms       6 ms   1 %  waiting for rank 5 in abort",
@@ -114,7 +114,7 @@ def test_trace_of_a_job_is_the_one_that_it_was_started_in(
 ) -> None:
     monkeypatch.setenv("TRACEPARENT", f"00-{'c' * 32}-{'d' * 16}-01")  # of whoever looks at it
     (run / "job.json").unlink(missing_ok=True)
-    assert JobFile("job", traceparent=f"00-{'a' * 32}-{'b' * 16}-01").write(run)
+    assert JobRecord("job", traceparent=f"00-{'a' * 32}-{'b' * 16}-01").write(run)
     assert main(["trace", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trace_id"] == "a" * 32
     assert main(["trace", str(run), "--format", "otlp-json"]) == 0

@@ -7,18 +7,18 @@ from typing import Any
 
 from resilience.core import agent_liveness
 from resilience.core.agent_protocol import (
+    AwaitKey,
     Counts,
     Delete,
     Emit,
     HighestStep,
     IsInterrupted,
-    Now,
     Protocol,
+    ReadClock,
     Sleep,
-    Watch,
 )
 from resilience.core.events import Event
-from resilience.core.gathering import Entry, Seat, decode_entry
+from resilience.core.membership import Entry, NodeSeat, decode_entry
 from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add
@@ -65,14 +65,14 @@ class Run:
 
     def perform(self, operation: Any) -> Any:
         match operation:
-            case Now():
+            case ReadClock():
                 return self.now
             case Sleep(seconds):
                 self.now += seconds
                 return None
             case IsInterrupted():
                 return self.now >= self.interrupted_at
-            case Watch(key, limit):
+            case AwaitKey(key, limit):
                 is_there = self._is_told and key in self.store.data
                 self.now += 0.0 if is_there else limit
                 return is_there
@@ -111,8 +111,8 @@ class Run:
         return sorted(key for key in self.store.data if key.startswith(beginning))
 
 
-def seat(id: str) -> Seat:
-    return Seat(id, id, "here", 1)
+def seat(id: str) -> NodeSeat:
+    return NodeSeat(id, id, "here", 1)
 
 
 def agent(run: Run, id: str, terms: Terms = TERMS) -> Rendezvous:

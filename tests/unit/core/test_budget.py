@@ -304,3 +304,9 @@ def test_table_has_a_line_a_failure_whatever_the_message() -> None:
         "0      1     node0  7     ValueError: one two three",
         "1      -     node1  -     node node1 is lost",
     ]
+
+
+def test_first_death_without_a_step_is_no_repetition_even_where_one_is_the_limit() -> None:
+    budget = Budget(max_restarts=3, same_limit=1)
+    assert decide(budget, [], made([("signal:SIGKILL", -1, 0.0, 0.0)])[0]).is_restart
+    assert not decide(budget, [], made([("exception:a", -1, 0.0, 0.0)])[0]).is_restart

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core import gathering
-from resilience.core.gathering import Arrived, Assignment, Entry, Excluded, Formation, Left, Seat
+from resilience.core import membership
 from resilience.core.group_ranks import Ranks, assign, choose, worker_ranks
+from resilience.core.membership import Arrived, Assignment, Entry, Excluded, Left, Membership, NodeSeat
 from resilience.errors import ConfigurationError
 
 
 def node(name: str, previous: int | None = None, infra: int | None = None) -> Assignment:
-    return Assignment(Seat(f"{name}/1", name, "10.0.0.1", 4000, infra), previous)
+    return Assignment(NodeSeat(f"{name}/1", name, "10.0.0.1", 4000, infra), previous)
 
 
 def ranks(*wanted: Assignment) -> dict[str, int]:
@@ -136,21 +136,21 @@ happenings = st.lists(st.tuples(st.sampled_from(["arrive", "leave", "exclude"]),
 def test_over_many_cycles_a_node_that_stays_moves_only_where_its_rank_is_gone(
     cycles: list[list[tuple[str, str]]], most: int
 ) -> None:
-    last = Formation()
+    last = Membership()
     for number, happened in enumerate(cycles):
         entries: list[Entry] = [Arrived(seat, last.cycle) for seat in last.seats]
         for what, name in happened:
-            seat = Seat(f"{name}/{number}", name, "10.0.0.1", 4000)
+            seat = NodeSeat(f"{name}/{number}", name, "10.0.0.1", 4000)
             if what == "arrive" and not any(name == other.node for other in (*last.seats, *last.spares)):
                 entries.append(Arrived(seat, last.cycle))
             elif what == "leave":
                 entries += [Left(other.id) for other in (*last.seats, *last.spares) if other.node == name]
             elif what == "exclude" and name == "g":
                 entries.append(Excluded(name))
-        now = gathering.fold(gathering.begin(last), entries)
+        now = membership.fold(membership.begin(last), entries)
         if not now.arrived:
             continue
-        formed = gathering.form(now, most, assign)
+        formed = membership.form(now, most, assign)
         assert len(formed.seats) == min(most, len(now.arrived))
         for rank, seat in enumerate(last.seats):
             if formed.rank_of(seat.id) is not None and rank < len(formed.seats):
@@ -161,8 +161,8 @@ def test_over_many_cycles_a_node_that_stays_moves_only_where_its_rank_is_gone(
 # -- workers ------------------------------------------------------------------------------------------
 
 
-def seat(name: str, workers: int, role: str) -> Seat:
-    return Seat(name, name, "10.0.0.1", 4000, workers=workers, role=role)
+def seat(name: str, workers: int, role: str) -> NodeSeat:
+    return NodeSeat(name, name, "10.0.0.1", 4000, workers=workers, role=role)
 
 
 def test_workers_follow_one_another_in_the_order_of_the_nodes() -> None:

@@ -179,7 +179,7 @@ def test_state_survives_json() -> None:
     ],
 )
 def test_what_is_no_state_is_refused(plain: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="no state of a RankMonitorClient"):
+    with pytest.raises(ConfigurationError, match="not a state of a RankMonitorClient"):
         limits.from_plain(plain)
 
 

@@ -1,79 +1,167 @@
-"""The ring in which nodes watch each other, built by processes that run at the same time and may die in the middle."""
+"""Who takes part next: claims about single formations, and what holds for every order of events."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from resilience.core.membership import COUNT_KEY, next_node, take_place
-from resilience.core.restart import Add, CompareSet, Read, Set
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-
-class Store:
-    """One operation at a time, like a store server."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def perform(self, operation: Any) -> Any:
-        match operation:
-            case Set(key, value):
-                self.values[key] = value
-            case Add(key, amount):
-                self.values[key] = str(int(self.values.get(key, 0)) + amount)
-                return int(self.values[key])
-            case CompareSet(key, value):
-                return self.values.setdefault(key, value)
-            case Read(keys):
-                return tuple(self.values.get(key) for key in keys)
-        return None
-
-    def run(self, protocol: Generator[Any, Any, Any]) -> Any:
-        answer = None
-        while True:
-            try:
-                answer = self.perform(protocol.send(answer))
-            except StopIteration as stop:
-                return stop.value
+from resilience.core import membership
+from resilience.core.membership import (
+    Arrivals,
+    Arrived,
+    Assignment,
+    Entry,
+    Excluded,
+    Left,
+    Membership,
+    NodeSeat,
+    Nothing,
+)
 
 
-def take_places_together(store: Store, nodes: list[str], seed: int) -> dict[str, set[int]]:
-    """Run several claims of each node, interleaved; some die after an operation. Return the places that were given."""
-    chance = random.Random(seed)
-    running = [(node, take_place(node)) for node in nodes for _ in range(chance.randint(1, 4))]
-    answers: list[Any] = [None] * len(running)
-    alive = set(range(len(running)))
-    places: dict[str, set[int]] = {node: set() for node in nodes}
-    while alive:
-        index = chance.choice(sorted(alive))
-        node, protocol = running[index]
-        try:
-            answers[index] = store.perform(protocol.send(answers[index]))
-        except StopIteration as stop:
-            places[node].add(stop.value)
-            alive.discard(index)
-        if chance.random() < 0.1:
-            alive.discard(index)
-    return places
+def seat(id: str, node: str | None = None) -> NodeSeat:
+    return NodeSeat(id, node or id[0], "10.0.0.1", 4000)
 
 
-def test_each_node_is_watched_by_exactly_one_other_node_whoever_takes_places_when() -> None:
-    for seed in range(5000):
-        judge_ring([f"node-{number}" for number in range(1 + seed % 5)], seed)
+def in_order(wanted: Sequence[Assignment]) -> Mapping[str, int]:
+    return {each.seat.id: rank for rank, each in enumerate(wanted)}
 
 
-def judge_ring(nodes: list[str], seed: int) -> None:
-    store = Store()
-    given = take_places_together(store, nodes, seed)
-    places = {node: store.run(take_place(node)) for node in nodes}  # each node's leader, at the latest
-    assert all(given[node] <= {places[node]} for node in nodes)
-    watched = [store.run(next_node(places[node])) for node in nodes]
-    assert sorted(watched) == (sorted(nodes) if len(nodes) > 1 else [""])
-    assert all(name != node for name, node in zip(watched, nodes, strict=True))
+def formed(*ids: str, cycle: int = 0, spares: Sequence[str] = ()) -> Membership:
+    seats = tuple(map(seat, ids))
+    return Membership(cycle, seats, tuple(map(seat, spares)), holders=tuple(each.node for each in seats))
 
 
-def test_single_node_watches_nobody() -> None:
-    store = Store()
-    assert store.run(next_node(store.run(take_place("a")))) == ""
-    assert store.values[COUNT_KEY] == "1"
+def after(last: Membership, *entries: Entry) -> Arrivals:
+    return membership.fold(membership.begin(last), entries)
+
+
+def arrived(*ids: str) -> list[Entry]:
+    return [Arrived(seat(id), known=9) for id in ids]
+
+
+def previous(last: Membership, now: Arrivals, most: int = 9) -> dict[str, int | None]:
+    """What `form` tells of the ranks that its nodes had."""
+    told: dict[str, int | None] = {}
+
+    def note(wanted: Sequence[Assignment]) -> Mapping[str, int]:
+        told.update({each.seat.id: each.previous for each in wanted})
+        return in_order(wanted)
+
+    membership.form(now, most, note)
+    return told
+
+
+def test_first_cycle_waits_for_the_last_call_unless_it_is_full() -> None:
+    now = after(Membership(), *arrived("a", "b"))
+    assert not membership.is_due(now, 2, 3, last_call_is_over=False)
+    assert membership.is_due(now, 2, 3, last_call_is_over=True)
+    assert membership.is_due(now, 1, 2, last_call_is_over=False)
+    assert not membership.is_due(now, 3, 3, last_call_is_over=True)
+
+
+def test_later_cycle_is_formed_once_all_of_the_last_are_there() -> None:
+    last = formed("a", "b")
+    assert not membership.is_due(after(last, *arrived("a")), 1, 3, last_call_is_over=True)
+    assert membership.is_due(after(last, *arrived("a", "b")), 1, 3, last_call_is_over=False)
+
+
+@pytest.mark.parametrize("entry", [Left("b"), Excluded("b")])
+def test_node_that_is_gone_is_not_waited_for(entry: Entry) -> None:
+    now = after(formed("a", "b"), *arrived("a"), entry)
+    assert now.missing == []
+    assert [each.id for each in membership.form(now, 2, in_order).seats] == ["a"]
+
+
+def test_nodes_of_the_last_cycle_go_before_those_that_waited() -> None:
+    now = after(formed("a", "b"), *arrived("new", "b", "a"))
+    made = membership.form(now, 2, in_order)
+    assert {each.id for each in made.seats} == {"a", "b"}
+    assert [each.id for each in made.spares] == ["new"]
+
+
+def test_arrival_of_an_agent_that_did_not_know_of_its_place_yet_is_no_arrival_for_the_next_cycle() -> None:
+    last = formed("a", "b", cycle=3)
+    now = after(last, Arrived(seat("a"), known=2), Arrived(seat("c"), known=2))
+    assert set(now.arrived) == {"c"}
+    assert [each.id for each in now.missing] == ["a", "b"]
+    assert set(after(last, Left("a"), Arrived(seat("a"), known=2)).gone) == {"a"}
+    assert set(after(last, Left("a"), Arrived(seat("a"), known=3)).arrived) == {"a"}
+
+
+def test_spares_get_free_places_in_the_order_in_which_they_came() -> None:
+    now = after(formed("a", "b", spares=["c", "d"]), Left("b"), *arrived("a"))
+    made = membership.form(now, 2, in_order)
+    assert ({each.id for each in made.seats}, [each.id for each in made.spares]) == ({"a", "c"}, ["d"])
+
+
+def test_waiting_counts_those_that_would_take_part() -> None:
+    last = formed("a", "b", spares=["c"])
+    assert after(last).waiting(2) == 0
+    assert after(last, Left("b")).waiting(2) == 1
+    assert after(last).waiting(3) == 1
+    assert after(last, *arrived("a")).waiting(2) == 1  # it is through with the cycle
+
+
+def test_node_keeps_its_rank_and_has_it_again_when_it_returns() -> None:
+    last = formed("a1", "b1", "c1")
+    smaller = membership.form(after(last, Left("c1"), *arrived("a1", "b1")), 3, in_order)
+    now = after(smaller, *arrived("c2", "b1", "a1"))
+    assert previous(smaller, now) == {"a1": 0, "b1": 1, "c2": 2}
+
+
+def test_node_that_was_never_there_has_no_former_rank() -> None:
+    last = formed("a1", "b1", "c1")
+    now = after(last, Left("b1"), Left("c1"), *arrived("a1", "d1", "c2"))
+    assert previous(last, now) == {"a1": 0, "d1": None, "c2": 2}
+
+
+def test_two_agents_of_one_node_do_not_share_a_rank() -> None:
+    last = formed("a1", "a2", "b1")
+    now = after(last, Left("a2"), *arrived("a3", "a4", "a1", "b1"))
+    assert previous(last, now) == {"a1": 0, "b1": 2, "a3": 1, "a4": None}
+
+
+def test_excluded_node_stays_away_for_good() -> None:
+    made = membership.form(after(formed("a", "b"), Excluded("b"), *arrived("a")), 2, in_order)
+    assert made.excluded == ("b",)
+    assert [each.id for each in after(made, *arrived("b", "a")).candidates] == ["a"]
+
+
+def test_agent_that_gave_up_may_come_again() -> None:
+    now = after(formed("a"), *arrived("b"), Left("b"), *arrived("b"))
+    assert "b" in now.arrived and "b" not in now.gone
+
+
+IDS, NODES = st.sampled_from(["a1", "a2", "b1", "c1", "d1"]), st.sampled_from("abcd")
+ENTRIES = st.one_of(
+    st.builds(Arrived, st.builds(NodeSeat, IDS, NODES, st.just("h"), st.just(1))),
+    st.builds(Left, IDS),
+    st.builds(Excluded, NODES),
+    st.just(Nothing()),
+)
+
+
+@given(st.lists(st.lists(ENTRIES, max_size=12), max_size=5), st.integers(1, 3), st.integers(0, 3))
+def test_every_formation_is_whole_and_nobody_is_forgotten(log: list[list[Entry]], least: int, more: int) -> None:
+    most, last = least + more, Membership()
+    for entries in log:
+        now = membership.fold(membership.begin(last), entries)
+        one_by_one = membership.begin(last)
+        for entry in entries:
+            one_by_one = membership.fold(one_by_one, [entry])
+        assert one_by_one == now
+        if not membership.is_due(now, least, most, last_call_is_over=True):
+            continue
+        made = membership.form(now, most, in_order)
+        placed = [each.id for each in (*made.seats, *made.spares)]
+        assert sorted(placed) == sorted(now.arrived)  # a place or a turn for everybody, once
+        assert least <= len(made.seats) <= most
+        assert len(made.seats) == most or not made.spares
+        assert not any(each.node in made.excluded for each in made.seats)
+        assert (made.cycle, made.entries) == (last.cycle + 1, last.entries + len(entries))
+        assert membership.decode_formation(membership.encode(made)) == made
+        last = made

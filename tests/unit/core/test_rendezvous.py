@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core import gathering
+from resilience.core import membership
 from resilience.core.agent_protocol import Delete
-from resilience.core.gathering import Arrived, Excluded, Formation, Left, Nothing
+from resilience.core.membership import Arrived, Excluded, Left, Membership, Nothing
 from resilience.core.rendezvous import LEAVE_LIMIT, NOTICES, Refusal, Rendezvous, Terms
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, Read, Set
@@ -20,13 +20,13 @@ from tests.unit.core.agents import TERMS, Run, agent, seat
 ALONE = msgspec.structs.replace(TERMS, least=1)
 
 
-def join(run: Run, own: Rendezvous) -> Formation | Refusal:
+def join(run: Run, own: Rendezvous) -> Membership | Refusal:
     return run.run(own.join(seat(own.id)))
 
 
-def formed(run: Run, last: Formation, *ids: str, **changes: Any) -> Formation:
+def formed(run: Run, last: Membership, *ids: str, **changes: Any) -> Membership:
     """Another agent forms the next cycle."""
-    made = Formation(last.cycle + 1, tuple(map(seat, ids)), holders=ids, by="other", before=last.by)
+    made = Membership(last.cycle + 1, tuple(map(seat, ids)), holders=ids, by="other", before=last.by)
     entries = int(run.store.data["log/count"])
     return run.run(RendezvousLog().write(last, msgspec.structs.replace(made, entries=entries, **changes)))
 
@@ -61,8 +61,8 @@ def running(run: Run, *ids: str, terms: Terms = TERMS) -> Rendezvous:
     own = agent(run, "own", terms)
     for id in ids:
         run.counts(id)
-    own.formation = formed(run, Formation(), *ids, "own")
-    own.gathering = gathering.begin(own.formation)
+    own.formation = formed(run, Membership(), *ids, "own")
+    own.gathering = membership.begin(own.formation)
     return own
 
 
@@ -72,7 +72,7 @@ def running(run: Run, *ids: str, terms: Terms = TERMS) -> Rendezvous:
 def test_first_agent_leads_and_forms_the_cycle_at_the_last_call() -> None:
     run = Run()
     found = join(run, agent(run, "own", msgspec.structs.replace(ALONE, last_call=5.0)))
-    assert isinstance(found, Formation) and [each.id for each in found.seats] == ["own"]
+    assert isinstance(found, Membership) and [each.id for each in found.seats] == ["own"]
     assert 5.0 <= run.now < 8.0
     assert run.store.data["leader/0/0"] == "own"
 
@@ -81,9 +81,9 @@ def test_agent_that_does_not_lead_waits_for_the_formation_and_writes_its_arrival
     run = Run()
     led(run)
     own = agent(run, "own")
-    at(run, 3.0, lambda: formed(run, Formation(), "leader", "own"))
+    at(run, 3.0, lambda: formed(run, Membership(), "leader", "own"))
     found = join(run, own)
-    assert isinstance(found, Formation) and found.rank_of("own") == 1
+    assert isinstance(found, Membership) and found.rank_of("own") == 1
     assert run.log() == [Arrived(seat("own"))]
     assert run.keys("leader/") == ["leader/0/0"] and run.store.data["leader/0/0"] == "leader"
 
@@ -92,11 +92,11 @@ def test_agent_that_finds_no_place_waits_for_the_next_cycle_as_a_spare() -> None
     run = Run()
     led(run)
     own = agent(run, "own")
-    done: list[Formation] = []
+    done: list[Membership] = []
 
     def before(operation: object) -> None:
         if run.now >= 3.0 and not done:
-            done.append(formed(run, Formation(), "a", "b", spares=(seat("own"),)))
+            done.append(formed(run, Membership(), "a", "b", spares=(seat("own"),)))
             led(run, 1)
         elif run.now >= 6.0 and len(done) == 1:
             done.append(formed(run, done[0], "a", "own"))
@@ -125,7 +125,7 @@ def test_excluded_node_is_refused_before_it_arrives_and_while_it_waits() -> None
 
 def test_misconfigured_job_is_an_error_for_those_who_come_later_too() -> None:
     run = Run()
-    run.run(RendezvousLog().write(Formation(), Formation(cycle=0, closed="wrong", error="rank 1 is missing")))
+    run.run(RendezvousLog().write(Membership(), Membership(cycle=0, closed="wrong", error="rank 1 is missing")))
     with pytest.raises(ConfigurationError, match="rank 1 is missing"):
         join(run, agent(run, "own"))
     assert run.log() == []
@@ -134,18 +134,18 @@ def test_misconfigured_job_is_an_error_for_those_who_come_later_too() -> None:
 def test_rendezvous_that_is_closed_while_an_agent_waits_refuses_it() -> None:
     run = Run()
     led(run)
-    at(run, 3.0, lambda: run.run(RendezvousLog().write(Formation(), Formation(cycle=0, closed="over"))))
+    at(run, 3.0, lambda: run.run(RendezvousLog().write(Membership(), Membership(cycle=0, closed="over"))))
     assert join(run, agent(run, "own")) == Refusal("closed", "over")
 
 
 def test_agent_that_comes_late_waits_for_the_newest_cycle_and_leads_no_older_one() -> None:
     run = Run()
-    last = Formation()
+    last = Membership()
     for _ in range(3):
         last = formed(run, last, "a", "b")
     led(run, 3)
     at(run, 3.0, lambda: formed(run, last, "a", "own"))
-    assert isinstance(join(run, agent(run, "own")), Formation)
+    assert isinstance(join(run, agent(run, "own")), Membership)
     assert run.keys("leader/") == ["leader/3/0"]
 
 
@@ -156,7 +156,7 @@ def test_agent_that_joins_again_reads_no_entry_twice() -> None:
     run.run(own.look())
     read: list[str] = []
     run.before = lambda operation: isinstance(operation, Read) and read.extend(operation.keys)
-    assert isinstance(join(run, own), Formation)
+    assert isinstance(join(run, own), Membership)
     assert [key for key in read if key.startswith("log/")] == ["log/6"]
 
 
@@ -187,7 +187,7 @@ def test_leader_that_is_told_to_stop_gives_up_and_another_one_leads_at_once() ->
     assert run.store.data[NOTICES] == "1"
     run.interrupted_at, began = float("inf"), run.now
     own = agent(run, "own", msgspec.structs.replace(ALONE, last_call=0.0))
-    assert isinstance(join(run, own), Formation)
+    assert isinstance(join(run, own), Membership)
     assert run.store.data["leader/0/1"] == "own"
     assert run.now - began < TERMS.interval  # `first` still counts
 
@@ -201,7 +201,7 @@ def test_leader_that_gives_up_while_another_one_waits_is_succeeded_at_the_next_l
         run.store.perform(Add(NOTICES, 1))
 
     at(run, 5.0, give_up)
-    assert isinstance(join(run, agent(run, "own", msgspec.structs.replace(ALONE, last_call=0.0))), Formation)
+    assert isinstance(join(run, agent(run, "own", msgspec.structs.replace(ALONE, last_call=0.0))), Membership)
     assert run.now < 5.0 + 2 * TERMS.interval
 
 
@@ -213,7 +213,7 @@ def test_lost_leader_is_succeeded_and_gets_no_place() -> None:
     run.writes(Arrived(seat("leader")), Arrived(seat("other")))
     run.before = lambda operation: run.store.perform(Add(NOTICES, 1))  # of something else, all the time
     found = join(run, agent(run, "own", msgspec.structs.replace(TERMS, most=3, least=1, last_call=0.0)))
-    assert isinstance(found, Formation) and [each.id for each in found.seats] == ["other", "own"]
+    assert isinstance(found, Membership) and [each.id for each in found.seats] == ["other", "own"]
     assert TERMS.lost_after <= run.now < TERMS.lost_after + 3 * TERMS.interval
     assert run.store.data["leader/0/1"] == "own"
     assert run.store.data["leader/0/0"] == "leader"
@@ -226,8 +226,8 @@ def test_agent_that_another_one_was_faster_than_does_not_lead_and_writes_nothing
     run.counts("faster")
     run.store.data["leader/0/1"] = "faster"
     own = agent(run, "own")
-    at(run, 14.0, lambda: formed(run, Formation(), "faster", "own"))
-    assert isinstance(join(run, own), Formation)
+    at(run, 14.0, lambda: formed(run, Membership(), "faster", "own"))
+    assert isinstance(join(run, own), Membership)
     assert run.log() == [Arrived(seat("own"))]
     assert run.store.data["leader/0/1"] == "faster"
 
@@ -237,7 +237,7 @@ def test_leader_that_stood_still_takes_the_formation_that_another_one_has_writte
     own = agent(run, "own")
     for id in "ab":
         run.counts(id)
-    at(run, 0.5, lambda: formed(run, Formation(), "a", "b", spares=(seat("own"),)))
+    at(run, 0.5, lambda: formed(run, Membership(), "a", "b", spares=(seat("own"),)))
     run.interrupted_at = 5.0
     assert isinstance(join(run, own), Refusal)
     assert own.gathering.last.cycle == 0
@@ -381,7 +381,7 @@ def test_agent_that_was_taken_for_lost_while_it_ran_arrives_once() -> None:
     run.store.perform(Set("lost/own", "1"))  # of an earlier wait, that ended before it was read
     run.store.perform(Add(NOTICES, 1))
     run.writes(Left("a"), Arrived(seat("b"), known=0))
-    assert isinstance(join(run, own), Formation)
+    assert isinstance(join(run, own), Membership)
     assert [entry.seat for entry in run.log() if isinstance(entry, Arrived)] == [seat("b"), seat("own")]
     assert run.keys("lost/") == []
 
@@ -390,7 +390,7 @@ def test_leader_that_was_taken_for_lost_arrives_again_also_if_nobody_told_it() -
     run = Run()
     at(run, 1.0, lambda: run.writes(Left("own", "gave no sign of life")))
     found = join(run, agent(run, "own", ALONE))
-    assert isinstance(found, Formation) and found.rank_of("own") == 0
+    assert isinstance(found, Membership) and found.rank_of("own") == 0
     assert run.log() == [Arrived(seat("own")), Left("own", "gave no sign of life"), Arrived(seat("own"))]
 
 
@@ -405,7 +405,7 @@ def test_leader_that_is_overtaken_by_several_cycles_as_it_reads_takes_the_newest
         if run.now > 0.5 and operation == Add("log/count", 0) and not done:
             done.append(operation)
             run.writes(Left("own", "gave no sign of life"))
-            last = Formation()
+            last = Membership()
             for _ in range(4):
                 last = formed(run, last, "a", "b", spares=(seat("own"),))
             del run.store.data["log/1"]  # as its writer does
@@ -420,7 +420,7 @@ def test_leader_that_is_overtaken_by_several_cycles_as_it_reads_takes_the_newest
 def test_leader_that_has_not_read_its_own_arrival_yet_arrives_once() -> None:
     run = Run()
     run.store.perform(Add("log/count", 1))  # whose writer has died
-    assert isinstance(join(run, agent(run, "own", ALONE)), Formation)
+    assert isinstance(join(run, agent(run, "own", ALONE)), Membership)
     assert run.log() == [Nothing(), Arrived(seat("own"))]
 
 
@@ -431,7 +431,7 @@ def test_agent_that_a_formation_has_left_out_arrives_again() -> None:
 
     def form_without() -> None:
         run.writes(Left("own", "gave no sign of life"))
-        formed(run, Formation(), "leader", "other")
+        formed(run, Membership(), "leader", "other")
 
     at(run, 3.0, form_without)
     run.interrupted_at = 6.0
@@ -448,7 +448,7 @@ def test_leader_waits_for_nodes_of_the_last_cycle_until_they_are_lost() -> None:
     run.writes(Arrived(seat("a"), known=0))
     run.falls_silent("b")
     found = join(run, own)
-    assert isinstance(found, Formation) and {each.id for each in found.seats} == {"a", "own"}
+    assert isinstance(found, Membership) and {each.id for each in found.seats} == {"a", "own"}
     assert TERMS.lost_after <= run.now < TERMS.lost_after + 3 * TERMS.interval
 
 
@@ -462,10 +462,13 @@ def test_leader_asks_whether_the_job_goes_on_before_each_cycle_but_the_first() -
         return "the budget is used" if len(asked) > 1 else ""
 
     own = agent(run, "own", msgspec.structs.replace(ALONE, last_call=0.0))
-    own.why_not_continued = why_not
-    assert isinstance(join(run, own), Formation) and asked == []
-    assert isinstance(join(run, own), Formation) and asked == [0]
-    assert join(run, own) == Refusal("closed", "the budget is used") and asked == [0, 1]
+
+    def joined() -> Any:
+        return run.run(own.join_if_continued(seat(own.id), why_not))
+
+    assert isinstance(joined(), Membership) and asked == []
+    assert isinstance(joined(), Membership) and asked == [0]
+    assert joined() == Refusal("closed", "the budget is used") and asked == [0, 1]
 
 
 def test_second_node_with_a_rank_is_refused_unless_the_first_one_turns_out_to_be_lost() -> None:
@@ -479,13 +482,13 @@ def test_second_node_with_a_rank_is_refused_unless_the_first_one_turns_out_to_be
         ranked = [msgspec.structs.replace(seat(id), infra=1) for id in ("first", "second")]
         run.writes(*map(Arrived, ranked))
         found = run.run(own.join(msgspec.structs.replace(seat("own"), infra=0)))
-        assert isinstance(found, Formation)
+        assert isinstance(found, Membership)
         assert [each.id for each in found.seats] == ["own", "second" if is_lost else "first"]
         assert ("refused/second" in run.store.data) == (not is_lost)
         assert (Left("second", "its rank is taken") in run.log()) == (not is_lost)
         if not is_lost:
             assert run.store.data[NOTICES] == "1"
-            with pytest.raises(ConfigurationError, match="each node needs a rank of its own"):
+            with pytest.raises(ConfigurationError, match="give each node its own rank"):
                 join(run, Rendezvous("second", "second", TERMS))
 
 
@@ -508,10 +511,10 @@ def test_ranks_that_cannot_be_for_a_while_have_the_whole_last_call_in_each_cycle
     run.counts("b")
     run.writes(Arrived(ranked["b"]))
     at(run, 7.0, lambda: run.writes(Arrived(ranked["a"])))  # the first last call is over by then
-    assert isinstance(run.run(own.join(ranked["own"])), Formation)
+    assert isinstance(run.run(own.join(ranked["own"])), Membership)
     run.writes(Arrived(ranked["b"], known=0), Left("a"))
     at(run, run.now + 4.0, lambda: run.writes(Arrived(ranked["a"], known=0)))
-    assert isinstance(run.run(own.join(ranked["own"])), Formation)
+    assert isinstance(run.run(own.join(ranked["own"])), Membership)
 
 
 # -- while workers run --------------------------------------------------------------------------------
@@ -637,7 +640,7 @@ def test_rendezvous_is_closed_once_with_the_first_reason_also_where_another_cycl
 
 def running_beside(run: Run, own: Rendezvous) -> Rendezvous:
     other = agent(run, "a")
-    other.formation, other.gathering = own.formation, gathering.begin(own.formation)
+    other.formation, other.gathering = own.formation, membership.begin(own.formation)
     return other
 
 

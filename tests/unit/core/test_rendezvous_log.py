@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from resilience.core import gathering
-from resilience.core.gathering import Arrived, Formation, Left, Nothing, encode
+from resilience.core import membership
+from resilience.core.membership import Arrived, Left, Membership, Nothing, encode
 from resilience.core.rendezvous_log import HOLE_LIMIT, RendezvousLog
 from resilience.core.restart import Add, CompareSet
 from resilience.errors import StoreError
@@ -15,10 +15,10 @@ from tests.unit.core.agents import Run, seat
 FOUR = tuple(map(seat, "abcd"))
 
 
-def formed(run: Run, last: Formation, by: str = "a", **changes: object) -> Formation:
+def formed(run: Run, last: Membership, by: str = "a", **changes: object) -> Membership:
     """Write the next formation, as this agent does."""
     formation = msgspec.structs.replace(
-        Formation(last.cycle + 1, FOUR, holders=tuple("abcd"), by=by, before=last.by), **changes
+        Membership(last.cycle + 1, FOUR, holders=tuple("abcd"), by=by, before=last.by), **changes
     )
     return run.run(RendezvousLog().write(last, formation))
 
@@ -27,7 +27,7 @@ def test_place_whose_writer_does_not_write_is_waited_for_and_then_given_up() -> 
     run = Run()
     run.store.perform(Add("log/count", 1))  # and its writer dies
     run.writes(Arrived(seat("b")))
-    log, known = RendezvousLog(), gathering.begin(Formation())
+    log, known = RendezvousLog(), membership.begin(Membership())
     assert run.run(log.read(known)).entries == 0
     run.now += HOLE_LIMIT - 0.1
     assert run.run(log.read(known)).entries == 0
@@ -40,7 +40,7 @@ def test_place_whose_writer_does_not_write_is_waited_for_and_then_given_up() -> 
 def test_entry_that_is_written_just_before_its_place_is_given_up_is_read() -> None:
     run = Run()
     run.store.perform(Add("log/count", 1))
-    log, known = RendezvousLog(), gathering.begin(Formation())
+    log, known = RendezvousLog(), membership.begin(Membership())
     run.run(log.read(known))
     run.now += HOLE_LIMIT
     late = encode(Arrived(seat("late")))
@@ -63,8 +63,8 @@ def test_reader_that_is_two_cycles_behind_starts_from_the_newest_formation() -> 
     writer = RendezvousLog()
     for name in "ab":
         run.run(writer.append(Arrived(seat(name))))
-    first = formed(run, Formation(), entries=2)
-    behind = gathering.begin(first)
+    first = formed(run, Membership(), entries=2)
+    behind = membership.begin(first)
     run.run(writer.append(Left("a")))
     second = formed(run, first, entries=3)
     third = formed(run, second, entries=3)
@@ -79,7 +79,7 @@ def test_nothing_new_costs_no_operation() -> None:
     run = Run()
     run.writes(Left("a"))
     log = RendezvousLog()
-    known = run.run(log.read(gathering.begin(Formation())))
+    known = run.run(log.read(membership.begin(Membership())))
     run.operations = 0
     assert run.run(log.read(known, count=1)) == known
     assert run.operations == 0
@@ -87,7 +87,7 @@ def test_nothing_new_costs_no_operation() -> None:
 
 def test_next_formation_costs_one_operation_where_little_has_changed_and_the_last_one_few() -> None:
     run = Run()
-    first = formed(run, Formation())
+    first = formed(run, Membership())
     second = formed(run, first, entries=4)
     run.operations = 0
     assert run.run(RendezvousLog().following(first)) == second
@@ -98,9 +98,9 @@ def test_next_formation_costs_one_operation_where_little_has_changed_and_the_las
     assert run.run(RendezvousLog().newest(third)) == fourth
     assert run.operations == 2
     run.operations = 0
-    assert run.run(RendezvousLog().newest(Formation())) == fourth
+    assert run.run(RendezvousLog().newest(Membership())) == fourth
     assert run.operations == 4
-    closed = run.run(RendezvousLog().write(fourth, Formation(cycle=4, closed="over", by="a")))
+    closed = run.run(RendezvousLog().write(fourth, Membership(cycle=4, closed="over", by="a")))
     run.operations = 0
     assert run.run(RendezvousLog().newest(closed)).closed == "over"
     assert run.operations == 0
@@ -108,7 +108,7 @@ def test_next_formation_costs_one_operation_where_little_has_changed_and_the_las
 
 def test_formation_whose_seats_have_changed_is_read_as_a_whole() -> None:
     run = Run()
-    first = formed(run, Formation())
+    first = formed(run, Membership())
     second = formed(run, first, seats=tuple(map(seat, "wxyz")), holders=tuple("wxyz"), spares=(seat("s"),))
     third = formed(run, second, seats=second.seats, holders=second.holders, excluded=("q",))
     assert run.run(RendezvousLog().following(first)) == second
@@ -116,43 +116,43 @@ def test_formation_whose_seats_have_changed_is_read_as_a_whole() -> None:
     assert (third.spares, third.excluded) == ((), ("q",))
     fourth = formed(run, third, seats=second.seats, holders=second.holders, excluded=("q",))
     assert run.run(RendezvousLog().following(third)) == fourth
-    change = gathering.difference(third, fourth)
+    change = membership.difference(third, fourth)
     assert (change.seats, change.spares, change.excluded) == ((), None, None)
 
 
 def test_pointer_to_a_formation_that_is_missing_is_an_error() -> None:
     run = Run()
     run.store.data["newest"] = "3"
-    with pytest.raises(StoreError, match="the formation of cycle 3 is missing"):
-        run.run(RendezvousLog().newest(Formation()))
+    with pytest.raises(StoreError, match="the membership of cycle 3 is missing"):
+        run.run(RendezvousLog().newest(Membership()))
 
 
 def test_newcomer_finds_the_newest_formation_where_the_pointer_lags_behind_and_where_it_is_closed() -> None:
     run = Run()
-    last = Formation()
+    last = Membership()
     assert run.run(RendezvousLog().newest(last)) == last
     for _ in range(3):
         last = formed(run, last)
     run.store.data["newest"] = "0"  # the agent that formed the later ones died before it wrote more
     assert run.keys("formation/") == ["formation/1/a", "formation/2/a"]
-    assert run.run(RendezvousLog().newest(Formation())) == last
-    run.run(RendezvousLog().write(last, Formation(cycle=3, closed="over", by="a")))
-    assert run.run(RendezvousLog().newest(Formation())).closed == "over"
+    assert run.run(RendezvousLog().newest(Membership())) == last
+    run.run(RendezvousLog().write(last, Membership(cycle=3, closed="over", by="a")))
+    assert run.run(RendezvousLog().newest(Membership())).closed == "over"
 
 
 def test_first_formation_of_a_cycle_stands_and_only_what_is_needed_stays() -> None:
     run = Run()
-    first = formed(run, Formation(), by="a")
-    assert formed(run, Formation(), by="b", entries=9) == first
-    assert formed(run, Formation(), by="a") == first  # its answer was lost, and it asks again
-    assert run.run(RendezvousLog().write(Formation(), Formation(cycle=0, closed="over", by="a"))) == first
+    first = formed(run, Membership(), by="a")
+    assert formed(run, Membership(), by="b", entries=9) == first
+    assert formed(run, Membership(), by="a") == first  # its answer was lost, and it asks again
+    assert run.run(RendezvousLog().write(Membership(), Membership(cycle=0, closed="over", by="a"))) == first
     assert run.keys("formation/") == ["formation/0/a"]
     assert run.store.data["newest"] == "0"
     second = formed(run, first, by="b")
     assert run.keys("formation/") == ["formation/0/a", "formation/1/b"]  # the first one may be just being read
     third = formed(run, second, by="c")
     assert run.keys("formation/") == ["formation/1/b", "formation/2/c"]
-    assert run.run(RendezvousLog().write(third, Formation(cycle=3, closed="over", by="d"))).closed == "over"
+    assert run.run(RendezvousLog().write(third, Membership(cycle=3, closed="over", by="d"))).closed == "over"
     assert run.keys("formation/") == ["formation/2/c"]
     assert run.keys("cycle/") == [f"cycle/{number}" for number in range(4)]
     assert run.store.data["newest"] == "3"
@@ -161,7 +161,7 @@ def test_first_formation_of_a_cycle_stands_and_only_what_is_needed_stays() -> No
 def test_formation_without_one_before_deletes_nothing() -> None:
     run = Run()
     run.store.data["formation/-2/"] = "of another"
-    formed(run, Formation())
+    formed(run, Membership())
     assert "formation/-2/" in run.store.data
 
 

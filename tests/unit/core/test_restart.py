@@ -14,12 +14,12 @@ import pytest
 
 from resilience.core import restart
 from resilience.core.attribution import FaultOrigin
+from resilience.core.encoding import to_json_text
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
     INTERRUPTED,
     LEFT,
-    Add,
     Assign,
     Await,
     Check,
@@ -27,18 +27,18 @@ from resilience.core.restart import (
     End,
     Ending,
     Keys,
-    Limits,
     Read,
     Result,
-    Run,
+    RunStage,
     Seat,
     Settle,
     Stage,
+    WaitLimits,
 )
 from resilience.errors import BarrierOverflow, BarrierTimeout
 from resilience.testing.store import MemoryStore
 
-LIMITS = Limits()
+LIMITS = WaitLimits()
 RETURNED = Result(End.RETURNED)
 
 
@@ -64,7 +64,7 @@ def drive(
         if log is not None:
             log.append(operation)
         match operation:
-            case Run(stage):
+            case RunStage(stage):
                 answer = stages(stage)
             case Assign():
                 answer = assign(operation)
@@ -166,7 +166,7 @@ def test_lone_rank_completes(protocol: ModuleType) -> None:
     store = MemoryStore()
     log: list[Any] = []
     assert drive(protocol.iterate(alone(), LIMITS), store, log=log) == Ending(COMPLETED)
-    stages = [operation.stage for operation in log if isinstance(operation, Run)]
+    stages = [operation.stage for operation in log if isinstance(operation, RunStage)]
     assert stages == [Stage.INITIALIZE, Stage.CHECK_BEFORE, Stage.FUNCTION]
     assert store.data["0/outcome"] == COMPLETED
     assert msgspec.json.decode(store.data["seat/0"], type=Seat) == alone()
@@ -179,7 +179,7 @@ def test_exception_before_the_end_restarts(failing: Stage) -> None:
     ending = drive(restart.iterate(alone(), LIMITS), store, fails_at(failing, End.FAILED), log=log)
     assert ending == Ending(INTERRUPTED)
     assert store.data["0/records/1"] == f"{failing.value} failed"
-    stages = [operation.stage for operation in log if isinstance(operation, Run)]
+    stages = [operation.stage for operation in log if isinstance(operation, RunStage)]
     assert stages[stages.index(failing) + 1 :] == [
         Stage.ABORT,
         Stage.FINALIZE,
@@ -194,7 +194,7 @@ def test_base_exception_ends_the_rank_without_hooks(failing: Stage) -> None:
     log: list[Any] = []
     ending = drive(restart.iterate(alone(), LIMITS), store, fails_at(failing, End.FATAL), log=log)
     assert ending == Ending(LEFT)
-    assert [operation.stage for operation in log if isinstance(operation, Run)][-1] is Stage.ABORT
+    assert [operation.stage for operation in log if isinstance(operation, RunStage)][-1] is Stage.ABORT
     assert store.data["0/terminated/1"] == "0"
     assert "0/end/done" in store.data
 
@@ -263,8 +263,8 @@ def test_success_that_is_later_than_the_limit_and_earlier_than_the_report_stands
     store = MemoryStore()
     drive(protocol.arrive(Keys(0).start, 1, 2), store)
     steps, answer = protocol.iterate(Seat(0, 0, 2, 2, 0), LIMITS), None
-    while (operation := steps.send(answer)) != Await("0/outcome", LIMITS.completion):
-        answer = RETURNED if isinstance(operation, Run) else store.perform(operation)
+    while (operation := steps.send(answer)) != protocol.AwaitOutcome("0/outcome", LIMITS.completion):
+        answer = RETURNED if isinstance(operation, RunStage) else store.perform(operation)
     assert drive(protocol.iterate(Seat(1, 1, 2, 2, 0), LIMITS), store) == Ending(COMPLETED)
     ending = None
     answer = False  # the limit was reached a moment before
@@ -309,12 +309,11 @@ def test_arrival_orders_come_from_the_store_and_are_unique(protocol: ModuleType)
     assert [store.data[f"0/records/{position}"] for position in (1, 2, 3)] == ["a", "b", "c"]
 
 
-def test_operation_that_gives_a_record_its_place_is_known_from_all_others(protocol: ModuleType) -> None:
+def test_one_operation_gives_a_record_its_place_and_one_writes_it(protocol: ModuleType) -> None:
     log: list[Any] = []
     drive(protocol.stand_in(alone(3), LIMITS, "gone"), MemoryStore(), log=log)
-    places = {operation: protocol.arrival_in(operation) for operation in log}
-    assert {operation: place for operation, place in places.items() if place is not None} == {Add("3/records", 1): 3}
-    assert protocol.arrival_in(Read(("3/records",))) is None
+    assert [each for each in log if type(each).__name__ == "AddRecord"] == [protocol.AddRecord("3/records", 1, 3)]
+    assert [each for each in log if type(each).__name__ == "SetRecord"] == [protocol.SetRecord("3/records/1", "gone")]
 
 
 # -- departing ---------------------------------------------------------------------------------------------------
@@ -358,6 +357,26 @@ def test_rank_that_died_after_completion_changes_nothing(protocol: ModuleType) -
     assert "0/terminated" not in store.data
 
 
+def test_rank_that_died_after_completion_has_departed_for_the_rank_that_holds_the_store(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    seats = [Seat(rank, rank, 2, 2, 0) for rank in range(2)]
+    store.data[Keys(0).outcome] = COMPLETED
+    drive(protocol.depart(seats[0], LIMITS, False), store)
+    assert f"{Keys(0).exit}/done" not in store.data
+    assert drive(protocol.stand_in(seats[1], LIMITS, "gone"), store) == COMPLETED
+    assert f"{Keys(0).exit}/done" in store.data
+
+
+def test_last_call_waits_for_the_other_ranks_and_at_most_last_call_wait(protocol: ModuleType) -> None:
+    log: list[Any] = []
+    seat, store = Seat(0, 0, 2, 2, 0), MemoryStore()
+    drive(protocol.arrive(Keys(0).start, 1, 2), store)
+    limits = WaitLimits(barrier=2.0, completion=3.0, last_call=7.0)
+    with pytest.raises(BarrierTimeout):  # the other rank never answers
+        drive(protocol.iterate(seat, limits), store, fails_at(Stage.FUNCTION, End.FAILED), log=log)
+    assert Await(f"{Keys(0).last_call}/done", 7.0) in log
+
+
 def test_rank_that_died_after_the_agreement_is_followed_and_interrupts_the_next_iteration(protocol: ModuleType) -> None:
     store = MemoryStore()
     assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == Ending(INTERRUPTED)
@@ -372,6 +391,77 @@ def test_rank_that_gets_no_seat_needs_no_stand_in(protocol: ModuleType) -> None:
     store = MemoryStore()
     drive(protocol.enter(alone(ENTRY), LIMITS), store)
     assert drive(protocol.stand_in(alone(ENTRY), LIMITS, "gone"), store, assign=lambda operation: None) == "discarded"
+
+
+# Initial rank 3 was rank 2 of three. Rank 0 of these is terminated; initial rank 2 becomes rank 0 of two.
+UNASSIGNED = Seat(3, 2, 3, 3, 0)
+OTHER = Seat(2, 0, 2, 2, 1)
+PLACE = Seat(3, 1, 2, 2, 1)
+
+
+def look_for_a_place(
+    protocol: ModuleType, store: MemoryStore, limit: float = 120.0, log: list[Any] | None = None
+) -> Any:
+    return drive(protocol._place_left(UNASSIGNED, frozenset((0,)), 4, limit), store, log=log)
+
+
+def take_place(store: MemoryStore, seat: Seat) -> None:
+    store.data[restart.seat_key(seat.initial_rank)] = to_json_text(seat)
+    drive(restart.arrive(Keys(seat.iteration).start, seat.rank, seat.world_size), store)
+
+
+def test_rank_whose_assignment_failed_takes_the_place_that_is_left_without_a_wait(protocol: ModuleType) -> None:
+    store, log = MemoryStore(), []  # type: ignore[var-annotated]
+    take_place(store, OTHER)
+    assert look_for_a_place(protocol, store, log=log) == PLACE
+    assert not [operation for operation in log if isinstance(operation, Await)]
+    assert (store.data["1/unassigned/3"], store.data["1/claim/1"]) == ("1", "3")
+    assert store.data["seat/3"] == to_json_text(PLACE)
+
+
+def test_place_is_found_again_when_the_others_have_gone_on(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    take_place(store, OTHER)
+    assert look_for_a_place(protocol, store) == PLACE
+    take_place(store, msgspec.structs.replace(OTHER, iteration=2))
+    assert look_for_a_place(protocol, store) == PLACE
+
+
+def test_place_is_waited_for_until_the_others_have_come(protocol: ModuleType) -> None:
+    class Late(MemoryStore):
+        looks = 0
+
+        def perform(self, operation: Any) -> Any:
+            if isinstance(operation, Await):
+                self.looks += 1
+                if self.looks == 3:
+                    take_place(self, OTHER)
+            return super().perform(operation)
+
+    store = Late()
+    assert look_for_a_place(protocol, store) == PLACE
+    assert store.looks == 3
+
+
+def test_place_that_another_rank_has_claimed_meanwhile_is_left_to_it(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    store.data["1/claim/0"] = "5"
+    assert drive(protocol._claim(Keys(1), 3, {}, [0, 1]), store) == 1
+    assert (store.data["1/claim/0"], store.data["1/claim/1"]) == ("5", "3")
+    assert drive(protocol._claim(Keys(1), 7, {}, [0, 1]), store) is None
+
+
+def test_place_that_the_rank_has_claimed_is_asked_for_first(protocol: ModuleType) -> None:
+    store, log = MemoryStore(), []  # type: ignore[var-annotated]
+    store.data |= {"1/claim/0": "5", "1/claim/1": "3"}
+    assert drive(protocol._claim(Keys(1), 3, {0: "5", 1: "3"}, []), store, log=log) == 1
+    assert [operation.key for operation in log] == ["1/claim/1"]
+
+
+def test_place_that_the_others_do_not_leave_in_time_is_given_up(protocol: ModuleType) -> None:
+    with pytest.raises(BarrierTimeout, match="initial rank 3") as caught:
+        look_for_a_place(protocol, MemoryStore(), limit=2.0)
+    assert (caught.value.rank, caught.value.rendezvous_count, caught.value.limit) == (2, 3, 2.0)
 
 
 def test_everybody_learns_the_first_agreement(protocol: ModuleType) -> None:
@@ -394,8 +484,9 @@ def test_compare_and_set_and_plain_reads_are_all_the_store_needs() -> None:
     log: list[Any] = []
     drive(restart.iterate(alone(), LIMITS), MemoryStore(), fails_at(Stage.FUNCTION, End.FAILED), log=log)
     drive(restart.stand_in(alone(1), LIMITS, "gone"), MemoryStore(), log=log)
-    kinds = {type(operation) for operation in log}
-    assert kinds == {restart.Set, restart.Add, CompareSet, Check, Read, Await, Run}
+    kinds = (restart.Set, restart.Add, CompareSet, Check, Read, Await, RunStage)
+    assert {kind for operation in log for kind in kinds if isinstance(operation, kind)} == set(kinds)
+    assert all(isinstance(operation, kinds) for operation in log)
 
 
 # -- whose fault an error is -----------------------------------------------------------------------------------------

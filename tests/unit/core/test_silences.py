@@ -13,11 +13,11 @@ from resilience.core.silences import (
     START,
     WARM_UP,
     Hearing,
-    Open,
+    PauseInSection,
     Rule,
     Shown,
-    Sign,
-    Silences,
+    SignOfLife,
+    SilencesOfKind,
     begin,
     hear,
     kinds_of_pause,
@@ -182,7 +182,7 @@ def test_program_that_only_loads_is_not_watched_as_if_it_trained() -> None:
 def test_time_in_which_the_whole_node_stood_still_is_no_silence() -> None:
     hearing = Hearing()
     for at in range(100):
-        hearing = hear(hearing, [Sign(float(at), "step")], (), float(at))
+        hearing = hear(hearing, [SignOfLife(float(at), "step")], (), float(at))
     hearing = hear(hearing, [], (), 100.0)
     hearing = hear(hearing, [], (), 5000.0)  # suspended meanwhile
     silence = present(Rule(), hearing, 0.0)
@@ -347,7 +347,7 @@ def test_kinds_outside_sections_are_told_apart_by_a_factor_of_two() -> None:
         at = 0.0
         for number in range(2000):
             at += pauses[number // 50 % len(pauses)] if number % 50 == 49 else 0.1
-            hearing = hear(hearing, [Sign(at, "step")], (), at)
+            hearing = hear(hearing, [SignOfLife(at, "step")], (), at)
         return hearing.shown
 
     assert kinds_of_pause(shown(0.1)) == 0
@@ -359,23 +359,23 @@ def test_kinds_outside_sections_are_told_apart_by_a_factor_of_two() -> None:
 
 def test_signs_of_a_section_opened_between_two_looks_have_their_kind() -> None:
     hearing = Hearing(counts={("step", ""): 10}, last=0.0)
-    hearing = hear(hearing, [], (Open("checkpoint", 1.0),), 2.0)
-    hearing = hear(hearing, [Sign(9.0, "closed", "checkpoint", 1.0)], (), 10.0)
-    hearing = hear(hearing, [Sign(14.0, "closed", "evaluation", 11.0)], (), 15.0)
+    hearing = hear(hearing, [], (PauseInSection("checkpoint", 1.0),), 2.0)
+    hearing = hear(hearing, [SignOfLife(9.0, "closed", "checkpoint", 1.0)], (), 10.0)
+    hearing = hear(hearing, [SignOfLife(14.0, "closed", "evaluation", 11.0)], (), 15.0)
     silences = hearing.shown.silences
     assert {kind: each.longest for kind, each in silences.items()} == {"": 2.0, "checkpoint": 8.0, "evaluation": 3.0}
 
 
 def test_inner_section_is_the_kind_while_sections_nest() -> None:
     hearing = Hearing(counts={("step", ""): 10}, last=0.0)
-    signs = [Sign(30.0, "closed", "save", 10.0), Sign(37.0, "closed", "epoch", 5.0)]
+    signs = [SignOfLife(30.0, "closed", "save", 10.0), SignOfLife(37.0, "closed", "epoch", 5.0)]
     shown = hear(hearing, signs, (), 40.0).shown
     assert {kind: each.longest for kind, each in shown.silences.items()} == {"": 5.0, "epoch": 7.0, "save": 20.0}
 
 
 def test_section_that_is_found_late_does_not_move_the_last_sign_back() -> None:
     hearing = Hearing(counts={("step", ""): 10}, last=10.0)
-    hearing = hear(hearing, [Sign(30.0, "closed", "save", 9.0)], (), 31.0)
+    hearing = hear(hearing, [SignOfLife(30.0, "closed", "save", 9.0)], (), 31.0)
     assert {kind: each.longest for kind, each in hearing.shown.silences.items()} == {"save": 20.0}
 
 
@@ -390,28 +390,36 @@ def test_rounds_are_steps_else_heartbeats_else_the_section_that_was_closed_most_
 def test_sections_that_open_and_pings_are_no_rounds() -> None:
     hearing = Hearing()
     for at in range(10):
-        hearing = hear(hearing, [Sign(float(at), "other")], (Open("load", 0.0),), float(at))
+        hearing = hear(hearing, [SignOfLife(float(at), "other")], (PauseInSection("load", 0.0),), float(at))
     assert rounds_of(hearing.counts) == 0
 
 
 def test_rounds_of_the_warm_up_are_not_counted() -> None:
-    hearing = hear(Hearing(), [Sign(float(at), "step") for at in range(12)], (), 12.0)
+    hearing = hear(Hearing(), [SignOfLife(float(at), "step") for at in range(12)], (), 12.0)
     assert sum(hearing.shown.rounds.values()) == 12 - 1 - WARM_UP
     assert hearing.start == {"": 1.0}  # there was no silence before the first sign
 
 
 def test_nothing_is_a_pause_before_it_is_known_how_long_a_round_takes() -> None:
-    assert kinds_of_pause(Shown({kind: Silences(100.0, {26: 9}) for kind in "abcd"}, {})) == 0
+    assert kinds_of_pause(Shown({kind: SilencesOfKind(100.0, {26: 9}) for kind in "abcd"}, {})) == 0
 
 
 def test_a_round_takes_as_long_as_the_median_one() -> None:
-    pauses = {kind: Silences(6.0, {10: 9}) for kind in "abc"}  # of about 6 s
+    pauses = {kind: SilencesOfKind(6.0, {10: 9}) for kind in "abc"}  # of about 6 s
     assert kinds_of_pause(Shown(pauses, {-20: 10, 0: 30})) == 0  # most rounds take 1 s
     assert kinds_of_pause(Shown(pauses, {-20: 30, 0: 10})) == ENOUGH
 
 
 def test_a_cycle_keeps_what_the_job_has_shown_and_forgets_its_signs() -> None:
     hearing = Hearing(
-        Shown({"": Silences(1.0, {0: 3})}, {0: 3}), {("step", ""): 9}, {"": 2.0}, {"": 1.0}, (), 5.0, 4.0, 5.0, 4.0
+        Shown({"": SilencesOfKind(1.0, {0: 3})}, {0: 3}),
+        {("step", ""): 9},
+        {"": 2.0},
+        {"": 1.0},
+        (),
+        5.0,
+        4.0,
+        5.0,
+        4.0,
     )
     assert begin(hearing) == Hearing(shown=hearing.shown)

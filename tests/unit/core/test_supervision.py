@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core import cycle, events, gathering
-from resilience.core.agent_protocol import Emit, HighestStep
+from resilience.core import cycle, events, membership
+from resilience.core.agent_protocol import Emit, NodeOperation, NodeProtocol, T
 from resilience.core.budget import Budget, Failure
 from resilience.core.control import Policy, Request
-from resilience.core.cycle import Verdict
-from resilience.core.gathering import Arrived, Formation, Left, Seat
+from resilience.core.cycle import CycleDecision
+from resilience.core.membership import Arrived, Left, Membership, NodeSeat
 from resilience.core.rendezvous import Rendezvous, Terms
-from resilience.core.supervision import Rules, Supervision, Workers
+from resilience.core.supervision import Rules, Supervision, WorkerStates
 from resilience.launcher.driving import Driver
 from tests.unit.core.agents import TERMS, Run, agent, seat
 from tests.unit.launcher.stores import Store
@@ -30,45 +30,47 @@ class Agent:
         self, name: str, store: Store, least: int, is_host: bool = False, has_seat: bool = True, back: str = ""
     ) -> None:
         """back: nodes that wait for the next cycle."""
-        seats = tuple(Seat(each, each, "here", 1) for each in NODES if has_seat or each != name)
+        seats = tuple(NodeSeat(each, each, "here", 1) for each in NODES if has_seat or each != name)
         rendezvous = Rendezvous(name, name, Terms(least, len(NODES)))
-        rendezvous.formation = Formation(cycle=4, seats=seats)
-        rendezvous.gathering = gathering.fold(
-            gathering.begin(rendezvous.formation),
-            [Arrived(Seat(each, each, "here", 1), known=4) for each in NODES if each in back],
+        rendezvous.formation = Membership(cycle=4, seats=seats)
+        rendezvous.gathering = membership.fold(
+            membership.begin(rendezvous.formation),
+            [Arrived(NodeSeat(each, each, "here", 1), known=4) for each in NODES if each in back],
         )
-        self._rendezvous = rendezvous
         self.emitted: list[events.Event] = []
         self._supervision = Supervision(rendezvous, Rules("any-failed", Budget(3)), is_host)
-        self._run = Driver(store, lambda: False).run
+        self._driver = Driver(store, lambda: False)
 
-    def asked(self, *signals: int) -> Verdict | None:
+    def asked(self, *signals: int) -> CycleDecision | None:
         for number in signals:
-            self._run(self._supervision.signalled(number, signal.Signals(number).name), self._perform)
+            self._run(self._supervision.signalled(number, signal.Signals(number).name))
         return self._supervision.stop
 
-    def look(self, workers: Workers) -> Verdict | None:
+    def look(self, workers: WorkerStates) -> CycleDecision | None:
         return self._run(self._supervision.look(workers))
 
-    def stops(self, number: int) -> Verdict:
+    def stops(self, number: int) -> CycleDecision:
         self.asked(number)
-        return self._run(self._supervision.stopped_while_waiting(), self._perform)
+        return self._run(self._supervision.stopped_while_waiting())
 
     def why_not_continued(self) -> str:
-        return self._run(self._rendezvous.why_not_continued(4), self._perform)
+        return self._run(self._supervision.why_not_continued(4))
 
-    def over(self, verdict: Verdict) -> None:
+    def over(self, verdict: CycleDecision) -> None:
         self._run(self._supervision.over(verdict))
 
-    def breaks(self) -> Verdict:
+    def breaks(self) -> CycleDecision:
         return self._run(self._supervision.ended_by_error("RuntimeError"))
 
-    def _perform(self, operation: Emit | HighestStep) -> None:
+    def _run(self, protocol: NodeProtocol[T]) -> T:
+        return self._driver.run_for_node(protocol, self._perform)
+
+    def _perform(self, operation: NodeOperation) -> None:
         assert isinstance(operation, Emit)
         self.emitted.append(operation.event)
 
 
-def what(verdict: Verdict | None) -> str:
+def what(verdict: CycleDecision | None) -> str:
     assert verdict is not None and verdict.outcome == "preempted"
     return "stop" if verdict.again is None else "leave"
 
@@ -132,7 +134,7 @@ def test_agent_that_fails_ends_its_cycle_if_it_has_a_seat_and_the_job_also_if_it
         assert Agent("a", store, 3, has_seat=has_seat).breaks().outcome == "failed"
         assert ("end/4" in store.data) is has_seat
     store = Store()
-    store.set("end/4", cycle.encode(Verdict("interrupted", "b", again="membership")))
+    store.set("end/4", cycle.encode(CycleDecision("interrupted", "b", again="membership")))
     ended = Agent("a", store, 3).breaks()
     assert (ended.outcome, ended.again) == ("failed", None)
     assert Agent("b", store, 3).stops(signal.SIGINT) == ended
@@ -140,7 +142,7 @@ def test_agent_that_fails_ends_its_cycle_if_it_has_a_seat_and_the_job_also_if_it
 
 def test_agent_that_leaves_and_then_fails_does_not_end_the_job() -> None:
     store = Store()
-    store.set("end/4", cycle.encode(Verdict("interrupted", "b", again="membership")))
+    store.set("end/4", cycle.encode(CycleDecision("interrupted", "b", again="membership")))
     agent = Agent("a", store, 1)
     agent.stops(signal.SIGTERM)
     agent.breaks()
@@ -166,20 +168,20 @@ def test_node_that_leaves_is_put_on_record_and_does_not_end_the_job() -> None:
     agent.over(verdict)
     assert "cycle/5" not in store.data
     other = Agent("b", store, 1)
-    other.over(Verdict("failed", "b", exit_code=1, detail="its workers cannot be started"))
+    other.over(CycleDecision("failed", "b", exit_code=1, detail="its workers cannot be started"))
     assert "cycle/5" in store.data
 
 
 def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None:
     agent = Agent("a", Store(), 1)
-    verdict = agent.look(Workers(True, 300.0, (2,)))
+    verdict = agent.look(WorkerStates(True, 300.0, (2,)))
     assert verdict is not None and verdict.outcome == "failed" and "rank 2" in verdict.detail
 
 
 # -- while workers run ----------------------------------------------------------------------------------------------
 
 FOUR = msgspec.structs.replace(TERMS, most=4)
-REASON = Verdict("failed", "other", exit_code=1, detail="its workers cannot be started")
+REASON = CycleDecision("failed", "other", exit_code=1, detail="its workers cannot be started")
 
 
 def supervise(run: Run, *others: str, policy: Policy = "any-failed", most: int = 3, id: str = "own") -> Supervision:
@@ -187,11 +189,11 @@ def supervise(run: Run, *others: str, policy: Policy = "any-failed", most: int =
     own = agent(run, id, FOUR)
     for other in others:
         run.counts(other)
-    formation = Formation(cycle=0, seats=(seat(id), *map(seat, others)), by="leader")
+    formation = Membership(cycle=0, seats=(seat(id), *map(seat, others)), by="leader")
     found = Supervision(own, Rules(policy, Budget(most), apart=30.0), hosts_store=False)
     run.run(found.budget.open())
-    run.run(own._log.write(Formation(), formation))
-    own.formation, own.gathering = formation, gathering.begin(formation)
+    run.run(own._log.write(Membership(), formation))
+    own.formation, own.gathering = formation, membership.begin(formation)
     assert run.run(found.began()) is None
     run.now += 10.0
     return found
@@ -201,11 +203,11 @@ def failure(what: str = "ValueError: bad", **changes: Any) -> Failure:
     return msgspec.structs.replace(Failure(0, "exception:1", what, "own", 1, -1), **changes)
 
 
-def looks(run: Run, own: Supervision, seconds: float, are_living: bool = True) -> Verdict | None:
+def looks(run: Run, own: Supervision, seconds: float, are_living: bool = True) -> CycleDecision | None:
     """Look once a second until there is a verdict."""
     until = run.now + seconds
     while run.now < until:
-        verdict = run.run(own.look(Workers(are_living)))
+        verdict = run.run(own.look(WorkerStates(are_living)))
         if verdict is not None:
             return verdict
         run.now += 1.0
@@ -242,14 +244,14 @@ def test_failure_ends_the_job_where_no_restart_is_left_and_says_both_what_failed
 def test_agent_that_obeys_a_verdict_charges_the_budget_for_one_that_died_before_it_could() -> None:
     run = Run()
     own = supervise(run, "other")
-    run.store.data["end/0"] = cycle.encode(Verdict("failed", "other", "failure", failure=failure()))
+    run.store.data["end/0"] = cycle.encode(CycleDecision("failed", "other", "failure", failure=failure()))
     for _ in range(2):
         verdict = run.run(own.standing())
         assert verdict is not None and verdict.again == "failure"
         assert run.run(own.budget.used()) == 1
     run = Run()
     own = supervise(run, "other")
-    run.store.data["end/0"] = cycle.encode(Verdict("interrupted", "other", "membership"))
+    run.store.data["end/0"] = cycle.encode(CycleDecision("interrupted", "other", "membership"))
     assert run.run(own.standing()) is not None
     assert run.run(own.budget.used()) == 0
 
@@ -295,7 +297,7 @@ def test_node_whose_workers_end_well_waits_for_the_others_and_not_for_ever() -> 
 
 
 def test_agent_that_the_others_went_on_without_obeys_what_stands_by_then() -> None:
-    closed = cycle.encode(Verdict("completed", "other"))
+    closed = cycle.encode(CycleDecision("completed", "other"))
     for told, is_closed, interrupted_at, outcome in (
         (True, True, 1000.0, "failed"),
         (False, True, 0.0, None),  # its signal is looked at first
@@ -306,7 +308,7 @@ def test_agent_that_the_others_went_on_without_obeys_what_stands_by_then() -> No
         own = supervise(run, "other")
         run.interrupted_at = interrupted_at
         if told:
-            run.store.data["end/0"] = cycle.encode(Verdict("failed", "other", "failure", failure=failure()))
+            run.store.data["end/0"] = cycle.encode(CycleDecision("failed", "other", "failure", failure=failure()))
         if is_closed:
             run.run(agent(run, "closes").close(closed))
         verdict = run.run(own._went_on())
@@ -327,7 +329,7 @@ def test_closed_rendezvous_is_an_end_of_the_job_with_its_verdict_or_of_this_node
     own = supervise(run, "other")
     verdict = run.run(own.closed("node own is excluded"))
     assert (verdict.outcome, verdict.detail, own.leaves) == ("excluded", "node own is excluded", "node own is excluded")
-    for words, ends in ((cycle.encode(REASON), REASON), ("over", Verdict("failed", "own", None, 1, "over"))):
+    for words, ends in ((cycle.encode(REASON), REASON), ("over", CycleDecision("failed", "own", None, 1, "over"))):
         run = Run()
         own = supervise(run, "other")
         run.run(agent(run, "closes").close(words))

@@ -10,7 +10,7 @@ from resilience.core.watched import MOST, suspicion_in_words, watched, watched_i
 
 def test_no_limit_and_no_rule_is_said_plainly() -> None:
     line = watched_in_words(watched(Limits()))
-    assert line == "hangs: nothing is watched, for no limit is set; the detection of hangs is switched off"
+    assert line == "hangs: not detected, because no limit is set; the detection of hangs is switched off"
 
 
 def test_limits_are_named_by_what_they_hold_for() -> None:
@@ -38,6 +38,4 @@ def test_line_names_a_few_limits_and_counts_the_others() -> None:
 
 def test_suspicion_without_a_stack_says_who_and_for_how_long() -> None:
     line = suspicion_in_words(3, HangSuspected("", 75.2, 0.5, 600.0, False))
-    assert line.startswith(
-        "rank 3 shows no sign of life for 75 s, the longest time before was 0.5 s; it is ended after"
-    )
+    assert line.startswith("rank 3 has been silent for 75 s, the longest silence before was 0.5 s; it is ended after")

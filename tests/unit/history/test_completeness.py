@@ -49,7 +49,7 @@ def test_run_of_which_most_files_are_damaged_tells_no_share_and_is_not_green(
     assert main(["report", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "incomplete: records of ranks 1-4 are missing" in text
-    assert "time       not known: too many records are missing" in text
+    assert "time       unknown: too many records are missing" in text
     assert main(["report", str(folder), "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert set(plain["times"].values()) == {None}

@@ -18,7 +18,7 @@ from resilience.attribution.stack_groups import stack_groups
 from resilience.cli import main
 from resilience.core.identity import Origin
 from resilience.history.history import History
-from resilience.telemetry import signs
+from resilience.telemetry import rank_snapshot
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.timings import Timings
 from tests.support import launch_streams, rank_timings
@@ -85,7 +85,9 @@ def test_sections_of_all_ranks_beside_the_shortest_limit(tmp_path: Path) -> None
         (tmp_path / "timings").mkdir(exist_ok=True)
         rank_timings.write(tmp_path, "n", rank, timings)
         origin = Origin("job", "n", "monitor", 1, initial_rank=rank)
-        signs.write(tmp_path, signs.Signs(origin, "ended", limits=(signs.Allowed("checkpoint", limit),)))
+        rank_snapshot.write(
+            tmp_path, rank_snapshot.RankSnapshot(origin, "ended", limits=(rank_snapshot.Allowed("checkpoint", limit),))
+        )
     (tmp_path / "timings" / "n-9.hist").write_text("{torn")
     found = {section.name: section for section in sections_of(tmp_path)}
     checkpoint = found["checkpoint"]

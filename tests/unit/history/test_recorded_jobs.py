@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from resilience.analysis.load import load
-from resilience.analysis.query import asked
+from resilience.analysis.query import run_query
 from resilience.analysis.report import Report, report
 from resilience.analysis.status import Watcher
 from resilience.analysis.trace import otlp, spans_of
@@ -199,11 +199,11 @@ def test_file_for_trace_viewers_holds_every_span(job: Recorded) -> None:
 
 def test_sql_has_the_restarts_and_phases_that_were_counted(job: Recorded) -> None:
     pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
-    with asked(job.folder, "SELECT layer, max(restart_s) FROM incidents GROUP BY layer") as answer:
+    with run_query(job.folder, "SELECT layer, max(restart_s) FROM incidents GROUP BY layer") as answer:
         longest = dict(answer.rows)
     for layer in set(job.plan.layers):
         assert (longest[layer] or 0.0) == pytest.approx(max(job.restarts(layer), default=0.0), abs=1e-6)
-    with asked(job.folder, "SELECT layer, phase, sum(duration_s) FROM phases GROUP BY ALL") as answer:
+    with run_query(job.folder, "SELECT layer, phase, sum(duration_s) FROM phases GROUP BY ALL") as answer:
         phases = {(layer, phase): s for layer, phase, s in answer.rows}
     expected = {(layer, phase): s for layer in LAYERS for phase, s in job.phases(layer).items()}
     assert phases.keys() == expected.keys()
@@ -212,7 +212,9 @@ def test_sql_has_the_restarts_and_phases_that_were_counted(job: Recorded) -> Non
             layer for name, layer in GIVEN_UP if name == job.name
         ]:
             assert seconds == pytest.approx(expected[key], abs=1e-6), key
-    with asked(job.folder, "SELECT sum(startup_s), sum(restart_s), sum(hang_s), sum(idle_s) FROM seconds") as answer:
+    with run_query(
+        job.folder, "SELECT sum(startup_s), sum(restart_s), sum(hang_s), sum(idle_s) FROM seconds"
+    ) as answer:
         (row,) = answer.rows
     if job.counted["spent"] is not None:
         assert row == pytest.approx([job.counted["spent"][cause] for cause in CAUSES], abs=1e-6)

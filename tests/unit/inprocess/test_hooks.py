@@ -60,7 +60,7 @@ def test_rank_that_fails_too_often_is_excluded() -> None:
     counter, state, error = FaultCounter(2), State(rank=1, world_size=4), ValueError("again")
     assert counter(state, error) == (state, error)
     assert counter(state, error) == (state, error)
-    with pytest.raises(FaultCounterExceeded, match=r"failed 3 times, allowed are 2 .*ValueError: again") as raised:
+    with pytest.raises(FaultCounterExceeded, match=r"failed 3 times, limit 2 .*ValueError: again") as raised:
         counter(state, error)
     assert isinstance(raised.value, HealthCheckError)
     assert raised.value.__cause__ is error

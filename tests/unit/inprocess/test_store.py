@@ -77,9 +77,7 @@ def test_arrival_of_a_killed_rank_can_be_repeated(count: int, seed: int, killed_
 def test_more_ranks_than_a_barrier_is_made_for_are_told_so(store: Any) -> None:
     store.barrier(5, "here", 1, SECOND)
     store.barrier(5, "here", 1, SECOND)  # the same one again
-    with pytest.raises(
-        BarrierOverflow, match="rank 7 is number 2 to reach barrier 'here', which is made for 1"
-    ) as raised:
+    with pytest.raises(BarrierOverflow, match="rank 7 is number 2 to reach barrier 'here', which is for 1") as raised:
         store.barrier(7, "here", 1, SECOND)
     assert isinstance(raised.value, BarrierError)
     assert isinstance(raised.value, RestartError)
@@ -172,7 +170,7 @@ def test_iterations_do_not_see_each_other() -> None:
 def test_tcp_store_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigurationError, match="MASTER_ADDR is not set and the store was given no host_name"):
+    with pytest.raises(ConfigurationError, match="MASTER_ADDR is not set and the store got no host_name"):
         TCPStore()
     with pytest.raises(ConfigurationError, match="MASTER_PORT is not set"):
         TCPStore("localhost")

@@ -55,8 +55,8 @@ def test_mapping_is_read_as_configuration_files_give_it() -> None:
     [
         ({"fault_type": "rank_gone", "base_delay": 1.0}, "expected one of rank_killed, rank_hung, random"),
         ({"fault_type": "random", "base_delay": -1.0}, "expected 0 or more"),
-        ({"fault_type": "random"}, "there are fault_type, base_delay, rand_delay, rank_to_fail"),
-        ({"fault_type": "random", "base_delay": 1.0, "rank": 3}, "has the keys fault_type, base_delay, rank;"),
+        ({"fault_type": "random"}, "expected fault_type, base_delay, rand_delay, rank_to_fail"),
+        ({"fault_type": "random", "base_delay": 1.0, "rank": 3}, "has the keys fault_type, base_delay, rank, expected"),
     ],
 )
 def test_wrong_plan_is_refused(params: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import maxima
+from resilience.adapters import rank_reductions
 from resilience.errors import ConfigurationError
 from resilience.integrations import watching
 from resilience.integrations.watching import CHECKPOINT, FEWEST_STEPS, FILE, SETUP, STEP, VALIDATION, Watching
@@ -180,7 +180,7 @@ def test_broken_file_of_limits_is_told_and_left_alone(
 ) -> None:
     (tmp_path / FILE).write_text("{")
     assert begun(tmp_path).is_initialized
-    assert "kept limits are not taken up" in caplog.text
+    assert "stored limits are not used" in caplog.text
 
 
 def test_folder_in_an_object_store_keeps_nothing(
@@ -190,7 +190,7 @@ def test_folder_in_an_object_store_keeps_nothing(
     one = Watching(False, True, None, None, "test")
     one.begin("s3://bucket/run", 0, 1)
     steps(one)
-    assert "not kept" in caplog.text and not list(tmp_path.iterdir())
+    assert "not stored" in caplog.text and not list(tmp_path.iterdir())
 
 
 def test_only_rank_0_keeps(told: list[str], tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_no_rank_calculates_while_one_is_not_watched(
         asked.append(values["unwatched"])
         return {"unwatched": 1.0}
 
-    monkeypatch.setattr(maxima, "over_ranks", over_ranks)
+    monkeypatch.setattr(rank_reductions, "over_ranks", over_ranks)
     if is_here:
         FakeClient.refuses.add("attach")
     one = begun(tmp_path)

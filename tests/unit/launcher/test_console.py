@@ -61,27 +61,27 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
         (events.CycleStarted("first", 0, 10), "16 ranks on 2 nodes; records in /runs/job"),
         (
             events.CycleStarted("membership", 1, 10),
-            "all workers start again after a change of nodes: 16 ranks on 2 nodes",
+            "all workers restart after a change of nodes: 16 ranks on 2 nodes",
         ),
         (events.NodeUnhealthy("disk", "12 MiB free"), "node a is unhealthy (disk): 12 MiB free"),
         (events.NodeWarned("disk", "12 MiB free"), "node a: warning (disk): 12 MiB free"),
-        (events.NodeExcluded("bad memory"), "node a takes no further part: bad memory"),
+        (events.NodeExcluded("bad memory"), "node a leaves the job: bad memory"),
         (events.ControlRequested("Stop", "", 1), "local rank 1 asks for Stop"),
         (events.ControlRequested("Stop", "enough", 1), "local rank 1 asks for Stop: enough"),
         (
             events.StopRequested("SIGTERM to rank 1", 30.0),
             "the job stops (SIGTERM to rank 1); workers have 30 s to write a checkpoint",
         ),
-        (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone: killed; another one starts"),
+        (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone: killed; a new monitor starts"),
         (
             events.ModulesPreloaded((), ("wandb",), "2 threads run"),
             "wandb cannot be preloaded (2 threads run); each worker imports it",
         ),
         (
             events.VariablesTooLate(3, "torch", ("TORCH_LOGS", "TORCH_TRACE")),
-            "rank 3 has set TORCH_LOGS, TORCH_TRACE before it imported torch, which a warm worker has imported "
-            "already: without effect in this cycle, workers start cold from the next one on; set it for the launcher, "
-            "or use --cold",
+            "rank 3 set TORCH_LOGS, TORCH_TRACE before it imported torch, but a warm worker imports torch in advance: "
+            "no effect in this cycle; from the next cycle on, workers start cold. Set it for the launcher, or use "
+            "--cold",
         ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
     ],
@@ -119,9 +119,9 @@ def test_ranks_that_fall_silent_together_are_one_line(pipe: tuple[int, int]) -> 
     for rank in (3, 1, 2):
         console.suspected(rank, suspicion)
     assert read(pipe[0]) == [
-        "resilience run: rank 3 shows no sign of life in section 'save' for 61 s, the longest time before was 3 s "
+        "resilience run: rank 3 has been silent in section 'save' for 61 s, the longest silence before was 3 s "
         "(running, in a loop, at train.py:7 in save); it is ended after 600 s; if it is healthy, set "
-        "RESILIENCE_HANG_FIRST_LIMIT, or RESILIENCE_DETECT_HANGS=0"
+        "RESILIENCE_HANG_FIRST_LIMIT or RESILIENCE_DETECT_HANGS=0"
     ]
 
 

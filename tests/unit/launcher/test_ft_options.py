@@ -93,7 +93,7 @@ def test_value_of_an_alias_is_checked_as_that_of_our_option(capsys: pytest.Captu
 
 
 def test_alias_of_the_configuration_file_names_one_that_is_missing() -> None:
-    with pytest.raises(ConfigurationError, match=r"'nowhere\.yaml', and there is no such file"):
+    with pytest.raises(ConfigurationError, match=r"'nowhere\.yaml', but there is no such file"):
         seen("--fault-tol-cfg-path", "nowhere.yaml")
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from resilience.core import gathering
-from resilience.core.gathering import Formation, Seat
+from resilience.core import membership
+from resilience.core.membership import Membership, NodeSeat
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.launcher import rendezvous
-from resilience.launcher.meeting import Meeting
 from resilience.launcher.rendezvous import Handler
+from resilience.launcher.rendezvous_store import RendezvousStore
 from tests.unit.launcher.stores import Store
 
 COUNTS = (4, 50, 200)
@@ -28,24 +28,24 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     def begin(count: int) -> tuple[Store, list[Handler]]:
         store = Store()
-        place = Meeting(lambda: store, ("127.0.0.1", 1), "here")
+        place = RendezvousStore(lambda: store, ("127.0.0.1", 1), "here")
         monkeypatch.setattr(rendezvous, "meet", lambda *_: place)
         monkeypatch.setattr("torch.distributed.PrefixStore", lambda _, inner: inner)
         conf: dict[str, Any] = {"keep_alive_interval": 3600, "keep_alive_max_attempt": 2}
         parameters = RendezvousParameters("c10d", "here:1", "job", 1, count, **conf)
         handlers = [Handler(parameters, _NoStores(), f"node{number}") for number in range(count)]  # type: ignore[arg-type]
         made.extend(handlers)
-        seats = tuple(Seat(each.id, each.node, "here", 1) for each in handlers)
-        formation = Formation(cycle=0, seats=seats, entries=0)
+        seats = tuple(NodeSeat(each.id, each.node, "here", 1) for each in handlers)
+        formation = Membership(cycle=0, seats=seats, entries=0)
         store.add("log/count", 0)
-        handlers[0].run(RendezvousLog().write(Formation(), formation))
+        handlers[0].run(RendezvousLog().write(Membership(), formation))
         for each in handlers:
-            each.rendezvous.formation, each.rendezvous.gathering = formation, gathering.begin(formation)
+            each.rendezvous.formation, each.rendezvous.gathering = formation, membership.begin(formation)
         return store, handlers
 
     yield begin
     for handler in made:
-        handler._beating._stop.set()
+        handler._heartbeat._stop.set()
         os.close(handler.watch._read)  # an agent keeps its pipe until its process ends
         os.close(handler.watch._write)
 
@@ -93,7 +93,7 @@ def test_who_watches_is_the_nearest_that_is_not_gone(make: Make) -> None:
 
 def watched_by(handler: Handler) -> str | None:
     """Return the node that an agent watches now."""
-    seat = gathering.neighbour(handler.rendezvous.gathering, handler.formation, handler.id)
+    seat = membership.neighbour(handler.rendezvous.gathering, handler.formation, handler.id)
     return None if seat is None else seat.node
 
 

@@ -12,14 +12,19 @@ from resilience.errors import MonitorError
 from resilience.monitor import client, connect, messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 
-Linked = tuple[connect.Link, MonitorSide, Channel]
+Linked = tuple[connect.WorkerLink, MonitorSide, Channel]
 
 
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has not used the client yet."""
     monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET", raising=False)
-    for name, value in (("_page", None), ("_wrapper", None), ("_own", None), ("_is_tried", False)):
+    for name, value in (
+        ("_page", None),
+        ("_wrapper_page", None),
+        ("_launcher_link", None),
+        ("_has_looked_for_link", False),
+    ):
         monkeypatch.setattr(client, name, value)
     monkeypatch.setattr(connect, "_link", None)
 
@@ -29,7 +34,7 @@ def linked(untouched: None) -> Iterator[Linked]:
     """A link to the launcher's monitor, as if it had been attached."""
     page = Page.create()
     ours, theirs = pair()
-    link = connect.Link(RankSide(page), ours, messages.Welcome(rank=1, world_size=4, limits=Limits()))
+    link = connect.WorkerLink(RankSide(page), ours, messages.Welcome(rank=1, world_size=4, limits=Limits()))
     link.resume()
     connect._link = link
     connect.on_change(link)
@@ -56,7 +61,7 @@ def test_signs_go_nowhere_without_a_monitor() -> None:
 def test_monitor_that_cannot_be_reached_is_tried_once_and_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def attach() -> connect.Link:
+    def attach() -> connect.WorkerLink:
         tried.append(1)
         raise MonitorError("gone")
 
@@ -132,7 +137,7 @@ def test_rank_sets_limits_and_asks(linked: Linked) -> None:
     limits = Limits(step=Limit(None, 5.0))
     assert link.limit(limits) and link.limits == limits
     assert link.request("Continue", "all is well")
-    assert heard(line) == [messages.Limited(limits), messages.Request("Continue", "all is well")]
+    assert heard(line) == [messages.NewLimits(limits), messages.RankRequest("Continue", "all is well")]
 
 
 def test_attaching_without_a_launcher_says_what_to_do() -> None:

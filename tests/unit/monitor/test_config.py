@@ -270,7 +270,7 @@ def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
         ("", "has no mappings"),
         ("a: {fault_tolerance: {}}\nfault_tolerance: {}", "has 2 mappings .*: a.fault_tolerance, fault_tolerance"),
         ("fault_tolerance: [1]", "is a list, expected a mapping"),
-        ("fault_tolerance: {1: 2}", "no names"),
+        ("fault_tolerance: {1: 2}", "not names"),
         ("a: b: c", "is not YAML"),
         ("fault_tolerance: {step_timeout: -1}", "step_timeout is -1, expected seconds above 0, or none"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilience.core.restart import Seat
-from resilience.core.silences import Rule, Shown, Silence, Silences
+from resilience.core.silences import Rule, Shown, Silence, SilencesOfKind
 from resilience.core.watch import Doing
 from resilience.monitor.listening import Listener
 from resilience.monitor.page import MonitorSide, Page, RankSide
@@ -135,5 +135,5 @@ def test_warm_up_begins_again_with_each_iteration(watched: Watched) -> None:
 
 
 def test_next_worker_of_a_rank_begins_with_what_the_job_has_shown() -> None:
-    shown = Shown({"": Silences(1.0, {0: 3})}, {0: 3})
+    shown = Shown({"": SilencesOfKind(1.0, {0: 3})}, {0: 3})
     assert Listener(shown).shown == shown

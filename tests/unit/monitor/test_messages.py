@@ -22,23 +22,23 @@ DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
     messages.decode_for_monitor: [
         messages.Attached(True),
         messages.Armed(),
-        messages.Request("Continue", "why"),
-        messages.Limited(LIMITS),
+        messages.RankRequest("Continue", "why"),
+        messages.NewLimits(LIMITS),
     ],
     messages.decode_for_rank: [messages.Welcome(1, 4, LIMITS), messages.Refused("why"), messages.Ready()],
     messages.decode_from_agent: [
-        messages.Open(1),
-        messages.Assigned(7, 123, ORIGIN, b"/run", LIMITS, (b"out",), link=messages.Link(7, True, 1.5, LIMITS)),
+        messages.OpenMonitor(1),
+        messages.Assigned(7, 123, ORIGIN, b"/run", LIMITS, (b"out",), link=messages.Attachment(7, True, 1.5, LIMITS)),
         messages.Adopt("job", "node", b"/run", LIMITS),
         messages.Dismissed("why"),
         messages.Look(),
-        messages.Probe(3),
+        messages.ProbeMonitor(3),
         messages.Leave(),
     ],
     messages.decode_for_agent: [
         messages.Found(InterruptionRecord(1, Interruption.HARD_TIMEOUT), ended=False),
         messages.Requested("Continue", "why", 1, 7),
-        messages.Connected(7, messages.Link(7, False)),
+        messages.Connected(7, messages.Attachment(7, False)),
         messages.Looked(7),
         messages.Alive(3),
     ],
@@ -56,7 +56,7 @@ def test_messages_of_another_line_are_refused(decode: Callable[[bytes], Any]) ->
     own = {type(message) for message in DECODERS[decode]}
     for other in DECODERS.values():
         for message in other:
-            if type(message) not in own and not isinstance(message, messages.Limited | messages.Ready):
+            if type(message) not in own and not isinstance(message, messages.NewLimits | messages.Ready):
                 with pytest.raises(DecodeError):
                     decode(messages.encode(message))
 
@@ -72,7 +72,7 @@ def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
 
 
 def test_longer_message_than_a_line_carries_is_refused() -> None:
-    whole = messages.encode(messages.Request("Continue", "x" * LIMIT))
+    whole = messages.encode(messages.RankRequest("Continue", "x" * LIMIT))
     with pytest.raises(DecodeError, match="more than"):
         messages.decode_for_monitor(whole)
 

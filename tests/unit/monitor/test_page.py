@@ -278,7 +278,7 @@ def test_name_that_is_not_unicode_is_escaped() -> None:
 def test_section_opened_twice_is_refused() -> None:
     rank, monitor = both_sides()
     rank.enter("data")
-    with pytest.raises(ConfigurationError, match="section 'data' is open already"):
+    with pytest.raises(ConfigurationError, match="section 'data' is already open"):
         rank.enter("data")
     assert names(monitor) == ["data"]
     rank.leave("data")
@@ -296,7 +296,7 @@ def test_too_many_open_sections_are_refused() -> None:
     rank, monitor = both_sides()
     for number in range(SECTIONS):
         rank.enter(f"section {number}")
-    with pytest.raises(ConfigurationError, match=f"{SECTIONS} sections are open"):
+    with pytest.raises(ConfigurationError, match=f"{SECTIONS} sections are already open"):
         rank.enter("one more")
     assert len(names(monitor)) == SECTIONS
 

@@ -33,7 +33,7 @@ class Monitor:
 
     page: Page
     channel: Channel
-    link: connect.Link
+    link: connect.WorkerLink
 
     def hear(self) -> list[Any]:
         """What the rank has said since the last call."""
@@ -50,7 +50,7 @@ class Monitor:
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
     page, (ours, theirs) = Page.create(), pair()
-    link = connect.Link(RankSide(page), ours, messages.Welcome(rank=0, world_size=1, limits=LIMITS))
+    link = connect.WorkerLink(RankSide(page), ours, messages.Welcome(rank=0, world_size=1, limits=LIMITS))
     link.resume()
     monkeypatch.setattr(connect, "attach", lambda: link)
     yield Monitor(page, theirs, link)
@@ -104,13 +104,13 @@ def test_number_of_warm_up_iterations_is_told_to_the_monitor(monitor: Monitor) -
     made.init_workload_monitoring(num_warmup_iters=7)
     assert made.cfg is not None and made.cfg.num_warmup_iterations == 7
     told, armed = monitor.hear()
-    assert told == messages.Limited(msgspec.structs.replace(LIMITS, warmup_occurrences=7))
+    assert told == messages.NewLimits(msgspec.structs.replace(LIMITS, warmup_occurrences=7))
     assert armed == messages.Armed()
 
 
 @pytest.mark.usefixtures("monitor")
 def test_beginning_twice_is_an_error(begun: RankMonitorClient) -> None:
-    with pytest.raises(RankMonitorClientError, match="initialized already"):
+    with pytest.raises(RankMonitorClientError, match="already initialized"):
         begun.init_workload_monitoring()
 
 
@@ -176,7 +176,7 @@ def test_sections_nest_and_overlap_and_all_are_closed(monitor: Monitor, begun: R
 @pytest.mark.usefixtures("monitor")
 def test_wrong_use_of_sections_is_an_error_in_the_rank(begun: RankMonitorClient) -> None:
     begun.start_section("step")
-    with pytest.raises(RankMonitorClientError, match="'step' is open already"):
+    with pytest.raises(RankMonitorClientError, match="'step' is already open"):
         begun.start_section("step")
     with pytest.raises(RankMonitorClientError, match="'save' was closed and is not open; open are \\['step'\\]"):
         begun.end_section("save")
@@ -257,7 +257,7 @@ def test_heartbeats_that_came_before_the_announcement_do_not_make_a_limit_of_not
 def test_monitor_that_does_not_read_does_not_stop_the_rank(monitor: Monitor, begun: RankMonitorClient) -> None:
     seen(monitor, first=1, gap=3)
     monitor.channel.close()
-    with pytest.warns(UserWarning, match="could not be told"):
+    with pytest.warns(UserWarning, match="did not accept"):
         assert begun.calculate_and_set_hb_timeouts()
     assert begun.hb_timeouts.subsequent == 12.0
     begun.send_heartbeat()
@@ -292,7 +292,7 @@ def test_calculated_limits_are_loaded_before_or_after_the_beginning(
         assert other.hb_timeouts == HeartbeatTimeouts(600.0, 60.0)
         other.load_state_dict(state)
     assert other.state_dict() == state
-    told = [message for message in monitor.hear() if isinstance(message, messages.Limited)]
+    told = [message for message in monitor.hear() if isinstance(message, messages.NewLimits)]
     assert [message.limits for message in told] == [monitor.link.limits] != [LIMITS]
     assert monitor.link.limits.heartbeat == Limit(hard=12.0)
 
@@ -321,7 +321,7 @@ def test_state_of_the_peers_client_is_in_force(monitor: Monitor, is_before: bool
     made.init_workload_monitoring()
     if not is_before:
         made.load_state_dict(state)
-    (told,) = [message for message in monitor.hear() if isinstance(message, messages.Limited)]
+    (told,) = [message for message in monitor.hear() if isinstance(message, messages.NewLimits)]
     assert told.limits.sections == {"step": Limit(hard=9.0)}
     assert (told.limits.out_of_section, told.limits.heartbeat) == (Limit(hard=8.0), LIMITS.heartbeat)
 
@@ -343,7 +343,7 @@ def test_state_of_something_else_is_refused_and_changes_nothing(monitor: Monitor
 
 
 def test_state_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no state of a RankMonitorClient"):
+    with pytest.raises(ConfigurationError, match="not a state of a RankMonitorClient"):
         RankMonitorClient().load_state_dict({"hb_timeouts": "never"})
 
 
@@ -353,7 +353,7 @@ def test_state_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("action", WorkloadAction)
 def test_request_is_sent_by_its_name(monitor: Monitor, begun: RankMonitorClient, action: WorkloadAction) -> None:
     begun.send_workload_control_request(WorkloadControlRequest(action, "bad memory"))
-    assert monitor.hear() == [messages.Request(action.name, "bad memory")]
+    assert monitor.hear() == [messages.RankRequest(action.name, "bad memory")]
 
 
 def test_request_that_cannot_be_sent_is_an_error(monitor: Monitor, begun: RankMonitorClient) -> None:

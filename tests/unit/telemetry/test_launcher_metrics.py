@@ -133,7 +133,7 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
     view = MetricView(lambda: 30 * 10**9, ranks)
     for record in told.interleaved(0)[:until]:
         view.take(record)
-    view.take_signs({0: shown(0), 1: shown(1)})
+    view.take_snapshots({0: shown(0), 1: shown(1)})
     found = view.samples()
     for name in ("state", "step", "silence_seconds", "section_open_seconds"):
         assert {labels[0] for metric, labels in found if metric == f"resilience_rank_{name}"} == seen
@@ -145,14 +145,14 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
 
 def test_signs_of_the_worker_before_do_not_count() -> None:
     view = view_of(launched([Fault("kill", 1)], is_running=True).records)
-    view.take_signs({0: shown(0)})
+    view.take_snapshots({0: shown(0)})
     assert not [name for name, _ in view.samples() if name == "resilience_rank_step"]
 
 
 def test_present_signs_are_gauges() -> None:
     view = view_of(launched(is_running=True).records)
     view._clock = lambda: 30 * 10**9
-    view.take_signs({0: shown(0)})
+    view.take_snapshots({0: shown(0)})
     found = view.samples()
     assert found["resilience_rank_step", ("0",)] == 7
     assert found["resilience_rank_silence_seconds", ("0",)] == 10.5  # nothing has changed since the file was written

@@ -9,7 +9,7 @@ from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.telemetry.limit_metrics import RECENT, LimitMetrics
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.signs import Allowed, Open, Signs
+from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot, SnapshotSection
 from resilience.telemetry.timings import HEARTBEAT, Timings
 
 ORIGIN = Origin(job_id="j", node="n", role="monitor", pid=1, initial_rank=0)
@@ -17,9 +17,9 @@ STEP, SAVE = Allowed("step", 10.0, is_learned=True), Allowed("save", 100.0)
 USED = "resilience_timeout_headroom_ratio"
 
 
-def shows(*limits: Allowed, open_since: float | None = None) -> Signs:
-    sections = () if open_since is None else (Open("step", open_since, 10.0),)
-    return Signs(origin=ORIGIN, doing="run", sections=sections, limits=limits)
+def shows(*limits: Allowed, open_since: float | None = None) -> RankSnapshot:
+    sections = () if open_since is None else (SnapshotSection("step", open_since, 10.0),)
+    return RankSnapshot(origin=ORIGIN, doing="run", sections=sections, limits=limits)
 
 
 def timings(**durations: list[float]) -> Timings:
@@ -92,7 +92,7 @@ def test_stale_limit_shows_until_the_next_attempt() -> None:
 def test_node_exports_them() -> None:
     view = MetricView()
     view.take_timings(timings(step=[5.0]))
-    view.take_signs({0: shows(STEP), 1: shows(Allowed("step", 1.0))})  # rank 1 is not here
+    view.take_snapshots({0: shows(STEP), 1: shows(Allowed("step", 1.0))})  # rank 1 is not here
     view.take(Record(0, 0, 0, msgspec.structs.replace(ORIGIN, layer="launcher"), events.MonitorStarted(7)))
     view.take(stale("step"))
     found = view.samples()

@@ -200,7 +200,7 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
     origin = Origin("job", "node", "monitor", 1, iteration=0, initial_rank=0)
     extra = [
         events.TelemetryDropped("span", "queue full", 3),
-        events.ExportFailed("otlp", "cannot start: no"),
+        events.ExportFailed("otlp", "cannot start: no", is_at_start=True),
         events.MonitorEnded(dropped_records=2),
         events.TimeoutsStale("step", "it grew", 9.0),
         events.RankSuspected("section:train", 2.0, 1.5, 9.0),

@@ -14,7 +14,7 @@ from resilience.telemetry.timings import Histogram
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `otlp` is not installed")
 
-from resilience.telemetry.otlp_metrics import _Maker
+from resilience.telemetry.otlp_metrics import _Converter
 from tests.support.busy_node import busy_node
 
 
@@ -53,7 +53,7 @@ def test_nothing_and_zeros_have_no_buckets() -> None:
 def test_exported_values_are_those_of_the_endpoint() -> None:
     view = busy_node()
     found = view.samples()
-    (resource,) = _Maker("job", "node0")(view.exported()).resource_metrics
+    (resource,) = _Converter("job", "node0")(view.exported()).resource_metrics
     assert resource.resource.attributes["resilience.job.id"] == "job"
     (scope,) = resource.scope_metrics
     compared = 0

@@ -74,6 +74,15 @@ def test_ids_are_unique_and_children_lie_within_what_is_open(told: Job) -> None:
     assert {span.trace_id for span in spans} == {identity.trace_id("job", 0, 0)}
 
 
+def test_traces_of_two_attempts_share_no_id(told: Job) -> None:
+    again = [msgspec.structs.replace(r, origin=msgspec.structs.replace(r.origin, attempt=1)) for r in told.records]
+    first, second = spans_of(told.records), spans_of(again)
+    assert len(first) == len(second) > 0
+    assert {span.trace_id for span in first}.isdisjoint(span.trace_id for span in second)
+    assert by_id(first).keys().isdisjoint(by_id(second))
+    assert_whole(spans_of([*told.records, *again]))
+
+
 def test_iteration_holds_its_stages_and_the_restart_its_phases(told: Job) -> None:
     spans = spans_of(told.records)
     known = by_id(spans)

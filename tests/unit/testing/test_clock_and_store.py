@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from resilience.adapters.store import execute
-from resilience.core.restart import Add, Await, Check, CompareSet, Operation, Read, Run, Set, Stage
+from resilience.core.restart import Add, Await, Check, CompareSet, Operation, Read, RunStage, Set, Stage
 from resilience.testing.clock import VirtualClock
 from resilience.testing.store import MemoryStore
 
@@ -64,5 +64,5 @@ def test_whoever_waits_is_told_once_when_the_key_is_written() -> None:
 
 
 def test_what_is_no_store_operation_is_refused() -> None:
-    with pytest.raises(TypeError, match="Run is no store operation"):
-        MemoryStore().perform(Run(Stage.FUNCTION))
+    with pytest.raises(TypeError, match="RunStage is not a store operation"):
+        MemoryStore().perform(RunStage(Stage.FUNCTION))

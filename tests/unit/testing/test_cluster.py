@@ -11,17 +11,19 @@ import msgspec
 import pytest
 
 from resilience.core import restart
-from resilience.core.restart import Add, Await, Check, CompareSet, End, Read, Run, Set, Stage
+from resilience.core.restart import Add, Await, Check, CompareSet, End, Read, RunStage, Set, Stage
 from resilience.errors import InternalError
-from resilience.testing.cluster import Cluster, Report
+from resilience.testing.cluster import Cluster, ScheduleReport
 from resilience.testing.faults import (
     HOOKS,
+    OPERATIONS,
     VICTIMS,
     Fail,
     Fault,
     Freeze,
-    Kill,
+    KillFault,
     Linger,
+    Misassign,
     Pause,
     Schedule,
     Stall,
@@ -33,7 +35,7 @@ from resilience.testing.faults import (
 )
 
 
-def run(*faults: Fault, ranks: int = 4, **settings: Any) -> Report:
+def run(*faults: Fault, ranks: int = 4, **settings: Any) -> ScheduleReport:
     return Cluster(Schedule(seed=1, ranks=ranks, faults=faults, **settings)).run()
 
 
@@ -64,13 +66,13 @@ def test_failing_hook_restarts_before_the_function_and_excludes_after_a_fault(st
 
 
 def test_killed_rank_is_excluded_within_seconds() -> None:
-    report = run(Kill(2, "rank", 14))
+    report = run(KillFault(2, "rank", 14))
     assert report.ends == ("completed", "completed", "killed", "completed")
     assert report.seconds < 20.0
 
 
 def test_rank_and_monitor_that_die_together_are_noticed_by_a_neighbour() -> None:
-    report = run(Kill(2, "both", 14))
+    report = run(KillFault(2, "both", 14))
     assert report.ends == ("completed", "completed", "killed", "completed")
     assert 30.0 < report.seconds < 60.0
     assert report.vain_waits == ()
@@ -125,7 +127,7 @@ def test_rank_taken_for_dead_is_excluded_and_told_so() -> None:
 
 
 def test_spare_steps_in() -> None:
-    report = run(Kill(0, "rank", 14), active=3)
+    report = run(KillFault(0, "rank", 14), active=3)
     assert report.ends == ("killed", "completed", "completed", "completed")
 
 
@@ -136,13 +138,40 @@ def test_several_faults_at_once_are_one_restart() -> None:
 
 
 def test_last_rank_goes_on_alone() -> None:
-    report = run(*(Kill(rank, "rank", 14 + rank) for rank in range(1, 4)))
+    report = run(*(KillFault(rank, "rank", 14 + rank) for rank in range(1, 4)))
     assert report.ends == ("completed", "killed", "killed", "killed")
 
 
 def test_job_without_anybody_left_ends() -> None:
-    report = run(*(Kill(rank, "both", 12) for rank in range(4)))
+    report = run(*(KillFault(rank, "both", 12) for rank in range(4)))
     assert report.ends == ("killed",) * 4
+
+
+@pytest.mark.parametrize("unassigned", [(2,), (1, 2), (0, 3)])
+@pytest.mark.parametrize("entry", [True, False])
+def test_assignment_that_fails_on_some_ranks_costs_these_ranks_only(unassigned: tuple[int, ...], entry: bool) -> None:
+    faults = [Misassign(rank, restart.ENTRY if entry else 0) for rank in unassigned]
+    report = run(Fail(1, 0, Stage.FUNCTION), *faults)
+    assert report.ends == tuple("raised" if rank in unassigned else "completed" for rank in range(4))
+    assert report.seconds < 20.0
+    assert report.vain_waits == ()
+
+
+def test_assignment_that_fails_on_every_rank_ends_the_job_at_once() -> None:
+    report = run(*(Misassign(rank, restart.ENTRY) for rank in range(4)))
+    assert report.ends == ("raised",) * 4
+    assert report.seconds < 20.0
+
+
+def test_assignment_that_fails_on_all_ranks_but_one_leaves_that_one_alone() -> None:
+    assert run(*(Misassign(rank, restart.ENTRY) for rank in range(3))).ends == ("raised",) * 3 + ("completed",)
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_rank_that_looks_for_a_place_may_die_at_each_of_its_operations(victim: Victim) -> None:
+    for operation in range(1, OPERATIONS + 1):
+        faults = (Misassign(1, 0), Fail(2, 0, Stage.FUNCTION), KillFault(1, victim, operation), Misassign(3, 0))
+        Cluster(Schedule(seed=operation, ranks=5, faults=faults)).run()
 
 
 # -- many schedules ----------------------------------------------------------------------------------------------
@@ -186,15 +215,15 @@ def test_protocol_that_does_not_meet_is_found_out() -> None:
         Cluster(draw(0), protocol=broken).run()
 
 
-def _iterate_and_wait(seat: restart.Seat, limits: restart.Limits) -> restart.Protocol[restart.Ending]:
+def _iterate_and_wait(seat: restart.Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
     yield Set(restart.seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
     yield Await("nothing", limits.barrier)
     return restart.Ending(restart.COMPLETED)
 
 
-def _iterate_without_meeting(seat: restart.Seat, limits: restart.Limits) -> restart.Protocol[restart.Ending]:
+def _iterate_without_meeting(seat: restart.Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
     yield Set(restart.seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
-    yield Run(Stage.INITIALIZE)
+    yield RunStage(Stage.INITIALIZE)
     return restart.Ending(restart.COMPLETED)
 
 
@@ -207,7 +236,7 @@ class Measured:
     def __init__(self, ranks: int) -> None:
         self.largest = 0
         self.operations: dict[str, int] = {}
-        self.cluster = Cluster(Schedule(seed=0, ranks=ranks, faults=(Kill(7, "rank", 14),)), trace=self.take)
+        self.cluster = Cluster(Schedule(seed=0, ranks=ranks, faults=(KillFault(7, "rank", 14),)), trace=self.take)
         self.report = self.cluster.run()
 
     def take(self, now: float, who: str, operation: object) -> None:
@@ -225,6 +254,12 @@ class Measured:
                 return
         self.operations[who] = self.operations.get(who, 0) + 1
         self.largest = max(self.largest, size)
+
+
+def test_restart_of_160_ranks_costs_each_what_it_costs_each_of_40_and_no_operation_carries_the_world() -> None:
+    small, large = Measured(40), Measured(160)  # two levels of blocks in each barrier
+    assert max(large.operations.values()) <= max(small.operations.values())
+    assert large.largest <= restart.BLOCK * len("99/completion/0/9999 ")
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""Which dashboards are there?  One of all jobs, and six of one job, down to the exporter itself.
+"""Which dashboards exist?  One for all jobs, and six for one job.
 
-Fleet shows which job needs somebody, Overview whether a job is worth its machines, Restarts what interrupts it and
-where the time of a restart goes, Hangs which ranks are silent, Sections whether limits fit, Node what single ranks do,
-Self whether what is shown can be believed. All work on raw metrics; recording rules are for alerts only."""
+Fleet: which job needs attention. Overview: is the job using its machines well. Restarts: what interrupts it, and where
+the time of a restart goes. Hangs: which ranks are silent. Sections: do the limits fit. Node: what single ranks do.
+Self: is the telemetry complete. All use raw metrics; recording rules are for alerts only."""
 
 from __future__ import annotations
 

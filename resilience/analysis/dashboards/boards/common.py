@@ -1,14 +1,14 @@
-"""What do several dashboards ask?  Names of metrics, recurring queries, and what stands where there are no data."""
+"""Parts that several dashboards share: metric names, recurring queries, and texts for panels without data."""
 
 from __future__ import annotations
 
 from resilience.analysis.dashboards.queries import select
 
 QUIET = "No interruption in this range"
-NO_STEPS = "No rank has told a step, or metrics of ranks are switched off"
-NO_BEATS = "No rank sends heartbeats, or metrics of ranks are switched off"
+NO_STEPS = "No rank has reported a step, or per-rank metrics are off"
+NO_BEATS = "No rank sends heartbeats, or per-rank metrics are off"
 NO_SECTIONS = "The program marks no sections"
-NONE_OPEN = "No section is open, or metrics of ranks are switched off"
+NONE_OPEN = "No section is open, or per-rank metrics are off"
 
 SILENCE = "resilience_rank_silence_seconds"
 STEP = "resilience_rank_step"
@@ -16,21 +16,21 @@ DURATION = "resilience_restart_duration_seconds"
 SECTION = "resilience_section_duration_seconds"
 OPEN = "resilience_rank_section_open_seconds"
 LIMIT = "resilience_section_timeout_seconds"
-FAULTS = "resilience_interruptions_total"  # and what followed from them
+FAULTS = "resilience_interruptions_total"  # faults and their consequences
 FIRST = 'origin="first"'
-LISTED = 20  # rows that a table shows
+LISTED = 20  # rows in a table
 
 
-# Ranks that have a state to be asked about: spares and lost ones show old steps.
+# Ranks that take part. Spares and lost ranks still have a series with their old step.
 TAKING_PART = select("resilience_rank_state", 'state=~"active|suspect|unmonitored"')
 STEPS = f"({select(STEP)} and on (node, rank) {TAKING_PART})"
 
 
 def top(expression: str) -> str:
-    """Return the largest values."""
+    """Return an expression for the LISTED largest values."""
     return f"topk({LISTED}, {expression})"
 
 
 def silence(by: str) -> str:
-    """Return the time since the last sign of life, at the moment of the scrape."""
+    """Return an expression for the time since the last sign of life, at the time of the scrape."""
     return f"max by ({by}) ({select(SILENCE)})"

@@ -1,9 +1,9 @@
-"""Which job needs somebody?  All jobs of the cluster, the worst first."""
+"""Which job needs attention?  All jobs of the cluster, worst first."""
 
 from __future__ import annotations
 
 from resilience.analysis.dashboards.boards.common import LISTED, NO_BEATS, NO_STEPS, SILENCE, STEP
-from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
 from resilience.analysis.dashboards.queries import ALL_JOBS, OF_JOB, RATE, fold, goodput, grown, restarts, select
 
 _firing = fold(
@@ -17,14 +17,14 @@ _ended = "last_over_time({}[$__range])"
 FLEET = Board(
     "fleet",
     "Resilience / Fleet",
-    "All jobs, the worst first. A job's name leads to its overview.",
+    "All jobs, worst first. Each job links to its overview.",
     (
-        Row(
-            "Needs somebody",
+        PanelRow(
+            "Needs attention",
             (
                 Panel(
-                    title="Alerts that fire",
-                    description="Of all jobs; an alert that another one silences is listed too.",
+                    title="Firing alerts",
+                    description="Alerts of all jobs, including those that another alert silences.",
                     unit="none",
                     queries=(Query(_firing),),
                     view="table",
@@ -33,7 +33,7 @@ FLEET = Board(
                 ),
                 Panel(
                     title="How jobs ended",
-                    description="Jobs that ended within the range and told Prometheus so through node-exporter.",
+                    description="Jobs that ended within the range and reported their end through node-exporter.",
                     unit="dateTimeAsIso",
                     queries=(
                         Query(
@@ -47,13 +47,13 @@ FLEET = Board(
                         ),
                     ),
                     view="table",
-                    empty="No job has ended, or none writes a file for node-exporter",
+                    empty="No job has ended, or no job writes a file for node-exporter",
                     runbook="JobFailed",
                     leads_to_job=True,
                 ),
                 Panel(
                     title="Lowest goodput",
-                    description="Share of rank-seconds within the range that were not lost, the lowest first.",
+                    description="Share of rank-seconds within the range that were not lost, lowest first.",
                     unit="percentunit",
                     queries=(Query(f"sort(bottomk({LISTED}, {goodput(OF_JOB, scope=ALL_JOBS)}))"),),
                     view="table",
@@ -64,7 +64,7 @@ FLEET = Board(
                 ),
                 Panel(
                     title="Most restarts",
-                    description="Restarts within the range, in processes and by the launcher, the most first.",
+                    description="Restarts within the range, in place and by the launcher, most first.",
                     unit="none",
                     queries=(Query(f"sort_desc(topk({LISTED}, {restarts(OF_JOB, scope=ALL_JOBS)} > 0))"),),
                     view="table",
@@ -73,8 +73,8 @@ FLEET = Board(
                     leads_to_job=True,
                 ),
                 Panel(
-                    title="Silent for longest",
-                    description="Of each job the rank whose last sign of life is oldest, the most silent first.",
+                    title="Longest silence",
+                    description="The longest time since the last sign of life of any rank, per job, longest first.",
                     unit="s",
                     queries=(
                         Query(f"sort_desc(topk({LISTED}, {fold('max', OF_JOB, select(SILENCE, scope=ALL_JOBS))}))"),
@@ -86,7 +86,7 @@ FLEET = Board(
                 ),
                 Panel(
                     title="Most lost time",
-                    description="Rank-seconds lost within the range, the most first.",
+                    description="Rank-seconds lost within the range, most first.",
                     unit="s",
                     queries=(
                         Query(
@@ -95,25 +95,25 @@ FLEET = Board(
                         ),
                     ),
                     view="table",
-                    empty="Nothing was lost in this range",
+                    empty="No time was lost in this range",
                     runbook="GoodputLow",
                     leads_to_job=True,
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "All jobs",
             (
                 Panel(
-                    title="Steps per second of each job",
-                    description="Of the fastest rank of each job; 0 while a job restarts.",
+                    title="Steps per second by job",
+                    description="Step rate of the fastest rank of each job; 0 while the job restarts.",
                     unit="none",
                     queries=(Query(fold("max", OF_JOB, _steps), "{{cluster}} {{job_id}}"),),
                     empty=NO_STEPS,
                     runbook="JobStalled",
                 ),
                 Panel(
-                    title="Active ranks of each job",
+                    title="Active ranks by job",
                     description="Ranks that take part in the training.",
                     unit="none",
                     queries=(
@@ -127,7 +127,7 @@ FLEET = Board(
                 ),
                 Panel(
                     title="Run folders",
-                    description="Where the account of each job is: RUN of every command.",
+                    description="The run folder of each job: the RUN argument of all commands.",
                     unit="none",
                     queries=(Query(fold("max", (*OF_JOB, "folder"), select("resilience_run_info", scope=ALL_JOBS))),),
                     view="table",
@@ -136,7 +136,7 @@ FLEET = Board(
                 ),
                 Panel(
                     title="Age of files for node-exporter",
-                    description="Of each node's file; one that runs is written every 15 s.",
+                    description="Age of each node's file; a running job writes it every 15 s.",
                     unit="s",
                     queries=(
                         Query(

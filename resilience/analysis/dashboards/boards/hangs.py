@@ -1,9 +1,9 @@
-"""Who is silent, in which section, and how near to its limit?"""
+"""Which ranks are silent, in which section, and how close are they to the limit?"""
 
 from __future__ import annotations
 
 from resilience.analysis.dashboards.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
-from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
 from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
 
 _INTERVAL = "resilience_heartbeat_interval_seconds"
@@ -14,15 +14,15 @@ _open_of_limit = f"max by (node, rank, section) ({select(OPEN)}) / on (section) 
 HANGS = Board(
     "hangs",
     "Resilience / Hangs",
-    "Who is silent, in which section, and how near to its limit.",
+    "Which ranks are silent, in which section, and how close they are to the limit.",
     (
-        Row(
+        PanelRow(
             "Silence",
             (
                 Panel(
-                    title="Stalest ranks",
+                    title="Most silent ranks",
                     description=(
-                        "Time since the last sign of life of a rank (heartbeat, ping, step, end of a section), the "
+                        "Time since the last sign of life of each rank (heartbeat, ping, step, end of a section), "
                         "longest first."
                     ),
                     unit="s",
@@ -32,8 +32,8 @@ HANGS = Board(
                     runbook="RankHeartbeatStale",
                 ),
                 Panel(
-                    title="Sections that are open",
-                    description="How long a section of a rank has been open, the longest first.",
+                    title="Open sections",
+                    description="How long each rank's section has been open, longest first.",
                     unit="s",
                     queries=(Query(top(f"max by (node, rank, section) ({select(OPEN)})")),),
                     view="table",
@@ -43,19 +43,19 @@ HANGS = Board(
                 Panel(
                     title="Open sections against their limits",
                     description=(
-                        "How much of its limit a section has used, the most first; at 100 % the rank restarts or is "
-                        "ended."
+                        "Share of its limit that an open section has used, most first; at 100 % the rank is restarted "
+                        "or killed."
                     ),
                     unit="percentunit",
                     queries=(Query(top(_open_of_limit)),),
                     view="table",
-                    empty="No section with a limit is open, or metrics of ranks are switched off",
+                    empty="No section with a limit is open, or per-rank metrics are off",
                     steps=((None, "green"), (0.67, "orange"), (1, "red")),
                     runbook="SectionNearLimit",
                 ),
                 Panel(
                     title="Oldest sign of life",
-                    description="Of the most silent rank of each node: time since its last sign of life.",
+                    description="Longest time since the last sign of life of any rank, per node.",
                     unit="s",
                     queries=(Query(top(f"max by (node) ({silence('node, rank')})"), "{{node}}"),),
                     empty=NO_BEATS,
@@ -63,14 +63,14 @@ HANGS = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Progress",
             (
                 Panel(
                     title="Step skew",
                     description=(
-                        "Steps between the first and the last rank. What grows is a straggler or a hang; ranks are "
-                        "seen every 2 s."
+                        "Difference in steps between the first and the last rank. Growth means a straggler or a hang; "
+                        "steps are read every 2 s."
                     ),
                     unit="none",
                     queries=(Query(f"max({STEPS}) - min({STEPS})", "skew"),),
@@ -78,8 +78,8 @@ HANGS = Board(
                     runbook="JobStalled",
                 ),
                 Panel(
-                    title="Ranks that are furthest behind",
-                    description="Steps behind the first rank, the most first.",
+                    title="Ranks furthest behind",
+                    description="Steps behind the first rank, most first.",
                     unit="none",
                     queries=(Query(top(f"scalar(max({STEPS})) - max by (node, rank) ({STEPS})")),),
                     view="table",
@@ -87,10 +87,10 @@ HANGS = Board(
                     runbook="JobStalled",
                 ),
                 Panel(
-                    title="Limits that were exceeded",
+                    title="Exceeded limits",
                     description=(
-                        "In each interval, by detector and section. Suspected: later than ever, below the limit. "
-                        "On trial: a limit that only reports."
+                        "Per interval, by detector and section. Suspected: longer than ever before, but below the "
+                        "limit. On trial: a limit that only reports."
                     ),
                     unit="none",
                     queries=(
@@ -113,9 +113,7 @@ HANGS = Board(
                 ),
                 Panel(
                     title="Heartbeat interval",
-                    description=(
-                        "Median and 99th percentile of the time from one heartbeat to the next, over all ranks."
-                    ),
+                    description=("Median and 99th percentile of the time between two heartbeats, over all ranks."),
                     unit="s",
                     queries=tuple(
                         Query(quantile(q, rate(_INTERVAL + "_bucket", by=("le",))), name)

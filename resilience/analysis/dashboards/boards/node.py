@@ -1,4 +1,4 @@
-"""What do the ranks of one node, or of some, do now?"""
+"""What do the ranks of the selected nodes do now?"""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from resilience.analysis.dashboards.boards.common import (
     silence,
     top,
 )
-from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
 from resilience.analysis.dashboards.queries import grown, select, stepped
 
 NODE = Board(
     "node",
     "Resilience / Node",
-    "What the ranks of one node, or of some, do now. For ranks, RESILIENCE_METRICS_RANKS must not be `none`.",
+    "What the ranks of the selected nodes do now. Per-rank panels need RESILIENCE_METRICS_RANKS other than `none`.",
     (
-        Row(
+        PanelRow(
             "Ranks",
             (
                 Panel(
                     title="State of each rank",
-                    description="The state a rank is in.",
+                    description="The current state of each rank.",
                     unit="none",
                     queries=(Query(f"max by (node, rank, state) ({select('resilience_rank_state')})"),),
                     view="table",
-                    empty="No rank is here, or metrics of ranks are switched off",
+                    empty="This node has no ranks, or per-rank metrics are off",
                     runbook="RankHeartbeatStale",
                 ),
                 Panel(
                     title="Step of each rank",
-                    description="The highest step a rank has told.",
+                    description="The highest step that each rank has reported.",
                     unit="none",
                     queries=(Query(f"max by (node, rank) ({select(STEP)})", "{{node}} rank {{rank}}"),),
                     empty=NO_STEPS,
@@ -43,7 +43,7 @@ NODE = Board(
                 ),
                 Panel(
                     title="Time since the last sign of life",
-                    description="Of each rank: a heartbeat, a ping, a step or the end of a section.",
+                    description="Time since the last heartbeat, ping, step or end of a section, per rank.",
                     unit="s",
                     queries=(Query(silence("node, rank"), "{{node}} rank {{rank}}"),),
                     empty=NO_BEATS,
@@ -61,12 +61,12 @@ NODE = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Node",
             (
                 Panel(
                     title="Ranks by state and node",
-                    description="Ranks of each node.",
+                    description="Number of ranks of each node, by state.",
                     unit="none",
                     queries=(Query(f"sum by (node, state) ({select('resilience_ranks')})", "{{node}} {{state}}"),),
                     view="stacked",
@@ -74,7 +74,7 @@ NODE = Board(
                 ),
                 Panel(
                     title="Interruptions by node",
-                    description="In each interval: faults, and what followed from another rank's.",
+                    description="Interruptions per interval: faults, and consequences of another rank's fault.",
                     unit="none",
                     queries=(
                         Query(
@@ -88,7 +88,7 @@ NODE = Board(
                 ),
                 Panel(
                     title="Lost time by node",
-                    description="Rank-seconds lost within the range.",
+                    description="Rank-seconds lost within the range, by cause.",
                     unit="s",
                     queries=(Query(top(grown("resilience_lost_seconds_total", by=("node", "cause")))),),
                     view="table",
@@ -96,7 +96,7 @@ NODE = Board(
                 ),
                 Panel(
                     title="Monitors",
-                    description="Monitors of the node that watch their rank.",
+                    description="Number of running monitors per node.",
                     unit="none",
                     queries=(Query(f"sum by (node) ({select('resilience_monitor_up')})", "{{node}}"),),
                     runbook="MonitorDown",

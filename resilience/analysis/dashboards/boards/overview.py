@@ -1,4 +1,4 @@
-"""Is the job worth its machines?  Goodput, restarts, ranks, lost time."""
+"""Does the job use its machines well?  Goodput, restarts, ranks, lost time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience.analysis.dashboards.boards.common import (
     STEPS,
     TAKING_PART,
 )
-from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
 from resilience.analysis.dashboards.queries import RANGE, RATE, goodput, grown, or_zero, restarts, select, stepped
 
 _ACTIVE = select("resilience_ranks", 'state="active"')
@@ -28,17 +28,17 @@ _active = f"sum(avg_over_time({_ACTIVE}[{RANGE}]))"
 OVERVIEW = Board(
     "overview",
     "Resilience / Overview",
-    "Is the job worth its machines: goodput, restarts, ranks, lost time.",
+    "How well the job uses its machines: goodput, restarts, ranks, lost time.",
     (
-        Row(
+        PanelRow(
             "The job",
             (
                 Panel(
                     title="Goodput",
                     description=(
-                        "Share of rank-seconds within the range that went into the function and were not lost to a "
-                        "start, a restart or a hang. Steps that were done again are not taken off, and of a hang only "
-                        "the silent ranks' time is."
+                        "Share of rank-seconds within the range that were spent in the function and not lost to a "
+                        "start, a restart or a hang. Repeated steps are not subtracted; for a hang, only the time of "
+                        "the silent ranks is."
                     ),
                     unit="percentunit",
                     queries=(Query(goodput()),),
@@ -52,8 +52,8 @@ OVERVIEW = Board(
                 Panel(
                     title="Restarts",
                     description=(
-                        "Iterations and cycles that ended by an interruption, within the range; each once, whatever "
-                        "the number of ranks."
+                        "Iterations and cycles within the range that ended with an interruption; each counts once for "
+                        "all ranks."
                     ),
                     unit="none",
                     queries=(Query(restarts()),),
@@ -66,7 +66,7 @@ OVERVIEW = Board(
                 Panel(
                     title="Time between restarts",
                     description=(
-                        "Mean time that an active rank spent in the function for each restart within the range (MTBF)."
+                        "Mean time that an active rank spent in the function per restart within the range (MTBF)."
                     ),
                     unit="s",
                     queries=(Query(f"{_productive} / {_active} / ({restarts()} > 0)"),),
@@ -78,9 +78,7 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Time to recover",
-                    description=(
-                        "Mean time from the detection to the first progress afterwards, within the range (MTTR)."
-                    ),
+                    description=("Mean time from detection to the first progress afterwards, within the range (MTTR)."),
                     unit="s",
                     queries=(
                         Query(
@@ -102,14 +100,12 @@ OVERVIEW = Board(
                     view="stat",
                     width=3,
                     height=5,
-                    empty="No rank is active: the job has not begun, restarts, or has ended",
+                    empty="No rank is active: the job has not started, is restarting, or has ended",
                     runbook="JobStalled",
                 ),
                 Panel(
                     title="Spares",
-                    description=(
-                        "Ranks that wait to take the place of one that is lost; 0 also where none were asked for."
-                    ),
+                    description=("Ranks that wait to replace a lost rank; 0 if the job has no spares."),
                     unit="none",
                     queries=(
                         Query(
@@ -122,17 +118,17 @@ OVERVIEW = Board(
                     view="stat",
                     width=4,
                     height=5,
-                    empty="No rank is here: the job has not begun, or has ended",
+                    empty="No ranks: the job has not started, or has ended",
                     runbook="SparesExhausted",
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Over time",
             (
                 Panel(
                     title="Goodput over time",
-                    description="As above, for each interval of the graph by itself.",
+                    description="Goodput of each interval of the graph.",
                     unit="percentunit",
                     queries=(Query(goodput(window=RATE), "goodput"),),
                     maximum=1,
@@ -141,7 +137,7 @@ OVERVIEW = Board(
                 Panel(
                     title="Ranks by state",
                     description=(
-                        "Ranks of the chosen nodes: active, inactive (spares), suspect (a limit was exceeded), "
+                        "Ranks of the selected nodes: active, inactive (spares), suspect (a limit was exceeded), "
                         "terminated, excluded, unmonitored (their monitor is gone)."
                     ),
                     unit="none",
@@ -152,8 +148,8 @@ OVERVIEW = Board(
                 Panel(
                     title="Lost time by cause",
                     description=(
-                        "Rank-seconds lost in each interval: startup until the function is entered, restart from the "
-                        "detection to the first progress, hang from the last sign of life until a limit fired."
+                        "Rank-seconds lost per interval. startup: until the function is entered; restart: from "
+                        "detection to the first progress; hang: from the last sign of life until a limit fired."
                     ),
                     unit="s",
                     queries=(Query(stepped("resilience_lost_seconds_total", by=("cause",)), "{{cause}}"),),
@@ -162,7 +158,7 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Interruptions by kind",
-                    description="Faults in each interval, without what only followed from them.",
+                    description="Faults per interval, without their consequences.",
                     unit="none",
                     queries=(Query(stepped(FAULTS, FIRST, by=("interruption",)), "{{interruption}}"),),
                     view="bars",
@@ -171,7 +167,7 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Steps per second",
-                    description="Of the middle rank and of the slowest one; 0 while the job restarts.",
+                    description="Step rate of the median rank and of the slowest one; 0 while the job restarts.",
                     unit="none",
                     queries=(
                         Query(f"clamp_min(quantile(0.5, {_SPEED}), 0)", "median"),
@@ -182,7 +178,7 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Progress",
-                    description="The highest step that any rank has told, and the lowest.",
+                    description="The highest and the lowest step of the ranks.",
                     unit="none",
                     queries=(
                         Query(f"max({STEPS})", "first"),
@@ -193,7 +189,7 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Alerts",
-                    description="Alerts about this job that fire or are pending.",
+                    description="Firing and pending alerts about this job.",
                     unit="none",
                     queries=(Query(f"max by (alertname, alertstate, severity, node) ({_ALERTS})"),),
                     view="table",

@@ -1,27 +1,27 @@
-"""Can what is shown be believed?  Scrapes, losses, number of series."""
+"""Is the telemetry complete?  Scrapes, losses, number of series."""
 
 from __future__ import annotations
 
 from resilience.analysis.dashboards.boards.common import top
-from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
 from resilience.analysis.dashboards.queries import RANGE, grown, of_nodes, quantile, select, stepped
 
-# The last value in the range, also of a job that has ended.
+# The last value in the range, even if the job has ended.
 _versions = of_nodes("resilience_build_info", f"last_over_time({select('resilience_build_info')}[{RANGE}])")
 _values = f"last_over_time({select('resilience_elastic_value')}[{RANGE}])"
-_NO_AGENT = "No launcher in this range: only `resilience run` is built on torch's agent"
+_NO_AGENT = "No launcher in this range: only `resilience run` uses torch's agent"
 
 OWN = Board(
     "self",
     "Resilience / Self",
-    "Can what is shown be believed: scrapes, losses, number of series.",
+    "Whether the telemetry is complete: scrapes, losses, number of series.",
     (
-        Row(
+        PanelRow(
             "Scrapes",
             (
                 Panel(
                     title="Endpoints",
-                    description="1 where a node's endpoint answers.",
+                    description="1 if the node's endpoint answers.",
                     unit="none",
                     queries=(Query(f"min by (node, instance) ({select('up')})", "{{node}} {{instance}}"),),
                     runbook="MonitorDown",
@@ -34,10 +34,10 @@ OWN = Board(
                     runbook="MonitorDown",
                 ),
                 Panel(
-                    title="Samples a scrape",
+                    title="Samples per scrape",
                     description=(
-                        "Values that a node's endpoint answers with; a node of 8 ranks and 10 sections has 1,200 at "
-                        "most."
+                        "Samples in each answer of a node's endpoint; a node with 8 ranks and 10 sections has at most "
+                        "1,200."
                     ),
                     unit="none",
                     queries=(Query(f"max by (node) ({select('scrape_samples_scraped')})", "{{node}}"),),
@@ -46,19 +46,19 @@ OWN = Board(
                 ),
                 Panel(
                     title="Series of the job",
-                    description="Values of all chosen nodes together: what the job costs Prometheus.",
+                    description="Samples of all selected nodes: the load of the job on Prometheus.",
                     unit="none",
                     queries=(Query(f"sum({select('scrape_samples_scraped')})", "series"),),
                     runbook="TelemetryDropping",
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Losses",
             (
                 Panel(
                     title="Telemetry dropped",
-                    description="Records, spans or measurements that were lost, in each interval.",
+                    description="Records, spans and measurements lost per interval.",
                     unit="none",
                     queries=(
                         Query(
@@ -71,8 +71,8 @@ OWN = Board(
                     runbook="TelemetryDropping",
                 ),
                 Panel(
-                    title="Exporters that failed",
-                    description="Exporters that could not start or send, in each interval.",
+                    title="Exporter failures",
+                    description="Exporters that could not start or send, per interval.",
                     unit="none",
                     queries=(
                         Query(
@@ -86,7 +86,7 @@ OWN = Board(
                 ),
                 Panel(
                     title="Records by event",
-                    description="What was put on record in each interval, the most frequent events.",
+                    description="Records written per interval, most frequent events.",
                     unit="none",
                     queries=(Query(top(stepped("resilience_events_total", by=("event",))), "{{event}}"),),
                     view="bars",
@@ -94,20 +94,20 @@ OWN = Board(
                 ),
                 Panel(
                     title="Versions",
-                    description="Of the toolkit and of torch; more than one line is a mixed installation.",
+                    description="Versions of the toolkit and of torch; more than one row means a mixed installation.",
                     unit="none",
                     queries=(Query(f"count by (version, torch) ({_versions})"),),
                     view="table",
-                    empty="Only ranks with a Wrapper tell their versions",
+                    empty="Only ranks with a Wrapper report their versions",
                 ),
             ),
         ),
-        Row(
-            "What torchelastic says of itself",
+        PanelRow(
+            "torchelastic",
             (
                 Panel(
                     title="Calls of torch's agent",
-                    description="Calls that ended in each interval, as torch names and counts them.",
+                    description="Calls that ended per interval, with torch's names and counts.",
                     unit="none",
                     queries=(
                         Query(
@@ -119,8 +119,8 @@ OWN = Board(
                     runbook="RestartLoop",
                 ),
                 Panel(
-                    title="Duration of these calls, 95th percentile",
-                    description="Within the range. A rendezvous waits for the slowest node.",
+                    title="Duration of calls of torch's agent, 95th percentile",
+                    description="95th percentile within the range. A rendezvous waits for the slowest node.",
                     unit="s",
                     queries=(
                         Query(
@@ -137,7 +137,7 @@ OWN = Board(
                 ),
                 Panel(
                     title="Events of torch's agent and of workers",
-                    description="Told in each interval, by the state that they tell.",
+                    description="Events per interval, by source and state.",
                     unit="none",
                     queries=(
                         Query(
@@ -150,11 +150,11 @@ OWN = Board(
                 ),
                 Panel(
                     title="Other values",
-                    description="The last of each: how the run ended, in torch's words, and how flaky it was.",
+                    description="Last values that torch reported, such as how the run ended and how flaky it was.",
                     unit="none",
                     queries=(Query(f"max by (node, name) ({_values})"),),
                     view="table",
-                    empty="Told when the job ends under `resilience run`",
+                    empty="Reported when the job ends under `resilience run`",
                     runbook="RestartLoop",
                 ),
             ),

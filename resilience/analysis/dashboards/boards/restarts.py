@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resilience.analysis.dashboards.boards.common import DURATION, FAULTS, FIRST, QUIET, top
-from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
 from resilience.analysis.dashboards.queries import grown, quantile, select, stepped
 
 _PHASE = "resilience_restart_phase_duration_seconds"
@@ -13,14 +13,14 @@ RESTARTS = Board(
     "Resilience / Restarts",
     "What interrupts the job, where, and where the time of a restart goes.",
     (
-        Row(
+        PanelRow(
             "How long",
             (
                 Panel(
                     title="Restart duration",
                     description=(
-                        "From detection to first progress, a sample a rank. A point is one restart; it leads to the "
-                        "trace of its cycle."
+                        "From detection to first progress, one sample per rank. A point is one restart and links to "
+                        "the trace of its cycle."
                     ),
                     unit="s",
                     queries=(Query(stepped(DURATION + "_bucket", by=("le",)), "{{le}}"),),
@@ -32,8 +32,8 @@ RESTARTS = Board(
                 Panel(
                     title="Restart duration, quantiles",
                     description=(
-                        "Median and 95th percentile over all ranks that restarted, by layer; each point looks back "
-                        "over a whole range."
+                        "Median and 95th percentile over all ranks that restarted, by layer; each point covers the "
+                        "preceding range."
                     ),
                     unit="s",
                     queries=tuple(
@@ -45,7 +45,7 @@ RESTARTS = Board(
                 ),
                 Panel(
                     title="Phases, median",
-                    description="Where the time goes in half of the ranks, within the range.",
+                    description="Median duration of each phase over ranks, within the range.",
                     unit="s",
                     queries=(
                         Query(
@@ -60,7 +60,7 @@ RESTARTS = Board(
                 Panel(
                     title="Phases, 95th percentile",
                     description=(
-                        "Where the time goes in the slowest ranks, within the range. A restart waits for the slowest."
+                        "95th percentile of each phase over ranks, within the range. A restart waits for the slowest."
                     ),
                     unit="s",
                     queries=(
@@ -75,14 +75,15 @@ RESTARTS = Board(
                 ),
             ),
         ),
-        Row(
-            "What and where",
+        PanelRow(
+            "What failed, and where",
             (
                 Panel(
                     title="Interruptions by kind and category",
                     description=(
-                        "Faults within the range. The category is what the record shows by itself; the verdict of "
-                        "`resilience report` weighs all ranks against each other."
+                        "Faults within the range. The category comes from each record alone; the verdict of "
+                        "`resilience report` compares all ranks. If ranks of two nodes die at the same time, that is "
+                        "two faults and one restart."
                     ),
                     unit="none",
                     queries=(Query(grown(FAULTS, FIRST, by=("interruption", "category")) + " > 0"),),
@@ -92,7 +93,7 @@ RESTARTS = Board(
                 ),
                 Panel(
                     title="Nodes that failed first",
-                    description="Faults of each node within the range, without what only followed from another node's.",
+                    description="Faults of each node within the range, without consequences of other nodes' faults.",
                     unit="none",
                     queries=(Query(top(grown(FAULTS, FIRST, by=("node",)) + " > 0"), "{{node}}"),),
                     view="table",
@@ -101,7 +102,7 @@ RESTARTS = Board(
                 ),
                 Panel(
                     title="Iterations and cycles by outcome",
-                    description="How iterations (in processes) and cycles (of the launcher) ended, in each interval.",
+                    description="How iterations (in place) and cycles (launcher) ended, per interval.",
                     unit="none",
                     queries=(
                         Query(
@@ -115,15 +116,15 @@ RESTARTS = Board(
                     runbook="RestartLoop",
                 ),
                 Panel(
-                    title="Iteration and cycle under way",
-                    description="Counts from 0; each step up is a restart.",
+                    title="Current iteration and cycle",
+                    description="Both count from 0; each increase is a restart.",
                     unit="none",
                     queries=(Query(f"max by (layer) ({select('resilience_restart_iteration')})", "{{layer}}"),),
                     runbook="RestartLoop",
                 ),
                 Panel(
                     title="Restarts left",
-                    description="What is left of the launcher's budget (`--max-restarts`).",
+                    description="Restarts left in the launcher's budget (`--max-restarts`).",
                     unit="none",
                     queries=(Query(f"min by (layer) ({select('resilience_restart_budget_remaining')})", "{{layer}}"),),
                     empty="The job was not started by `resilience run`, so it has no budget",
@@ -132,7 +133,7 @@ RESTARTS = Board(
                 ),
                 Panel(
                     title="Cascades",
-                    description="Interruptions in each interval that only followed from another rank's fault.",
+                    description="Interruptions per interval that are consequences of another rank's fault.",
                     unit="none",
                     queries=(
                         Query(

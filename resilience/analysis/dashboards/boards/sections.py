@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resilience.analysis.dashboards.boards.common import LIMIT, NO_SECTIONS, SECTION
-from resilience.analysis.dashboards.panels import Board, Panel, Query, Row
+from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
 from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
 
 NO_LIMITS = "No section has a limit"
@@ -15,14 +15,14 @@ SECTIONS = Board(
     "Resilience / Sections & calibration",
     "How long sections take, against the limits that end them.",
     (
-        Row(
+        PanelRow(
             "Durations",
             (
                 Panel(
                     title="Section duration, 99th percentile, and limit",
                     description=(
-                        "Lines named after a section alone are what was measured; those with a source are its limit: "
-                        "from the config, or calibrated."
+                        "Lines named only after a section are measured durations. Lines with a source are limits: "
+                        "configured or calibrated."
                     ),
                     unit="s",
                     queries=(
@@ -46,7 +46,7 @@ SECTIONS = Board(
                 ),
                 Panel(
                     title="All sections",
-                    description="How many sections ended after how long, over all ranks.",
+                    description="Distribution of section durations over all ranks.",
                     unit="s",
                     queries=(Query(rate(SECTION + "_bucket", COMPLETED, by=("le",)), "{{le}}"),),
                     view="heatmap",
@@ -54,8 +54,8 @@ SECTIONS = Board(
                     runbook="SectionNearLimit",
                 ),
                 Panel(
-                    title="Sections that failed",
-                    description="Sections in each interval that an exception left.",
+                    title="Failed sections",
+                    description="Sections per interval that an exception ended.",
                     unit="none",
                     queries=(Query(stepped(SECTION + "_count", 'outcome="failed"', by=("section",)), "{{section}}"),),
                     view="bars",
@@ -64,14 +64,14 @@ SECTIONS = Board(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Limits",
             (
                 Panel(
                     title="Used share of the limit",
                     description=(
-                        "A section's largest recent or open duration, divided by its limit. At 100 % the rank is "
-                        "restarted or ended; past two thirds the limit is about to end healthy ranks."
+                        "Longest recent or open duration of a section, divided by its limit. At 100 % the rank is "
+                        "restarted or killed; above two thirds the limit risks killing healthy ranks."
                     ),
                     unit="percentunit",
                     queries=(
@@ -83,7 +83,7 @@ SECTIONS = Board(
                 ),
                 Panel(
                     title="Limits in force",
-                    description="Of sections and of heartbeats, and where they come from.",
+                    description="Limits of sections and heartbeats, with their source.",
                     unit="s",
                     queries=(
                         Query(f"min by (section, source) ({select(LIMIT)})"),
@@ -96,7 +96,7 @@ SECTIONS = Board(
                 Panel(
                     title="Samples",
                     description=(
-                        "Sections that were timed in this job so far: what `resilience calibrate` can learn from."
+                        "Section durations recorded so far in this job, from which `resilience calibrate` can learn."
                     ),
                     unit="none",
                     queries=(Query(f"sum by (section) ({_SAMPLES})", "{{section}}"),),
@@ -106,7 +106,7 @@ SECTIONS = Board(
                 Panel(
                     title="Stale limits",
                     description=(
-                        "Learned limits that do not agree with what is seen now; a longer one holds in their place."
+                        "Learned limits that disagree with current durations; a longer limit applies instead."
                     ),
                     unit="none",
                     queries=(Query(f"max by (section) ({select('resilience_calibration_stale')}) > 0", "{{section}}"),),

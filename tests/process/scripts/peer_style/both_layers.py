@@ -1,6 +1,8 @@
-"""In the style of the peer's example of both layers: a rank monitor's client is attached anew in every iteration."""
+"""In the style of the peer's example of both layers: a rank monitor's client is attached anew in every iteration, and
+its state is part of the checkpoint."""
 
 import os
+import pathlib
 import sys
 
 import torch
@@ -16,6 +18,7 @@ import resilience.inprocess as inprocess
 def train(
     client: fault_tolerance.RankMonitorClient,
     base_store: torch.distributed.Store,
+    checkpoint: pathlib.Path,
     call_wrapper: inprocess.CallWrapper | None = None,
 ) -> None:
     assert call_wrapper is not None
@@ -29,12 +32,22 @@ def train(
         rank=rank,
         world_size=world_size,
     )
-    for step in range(4):
+    first = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        client.load_state_dict(state["client"])
+        first = state["step"]
+    for step in range(first, 4):
+        if step == 1:
+            torch.distributed.barrier()
+            if rank == 0:
+                with call_wrapper.atomic():
+                    torch.save({"client": client.state_dict(), "step": step}, checkpoint)
         if (step, rank, call_wrapper.iteration) == (2, 1, 0):
             raise RuntimeError(f"example fault in step {step}")
         torch.distributed.all_reduce(torch.ones(4))
         client.send_heartbeat()
-    sys.stdout.write(f"done in iteration {call_wrapper.iteration} size {world_size}\n")
+    sys.stdout.write(f"done in iteration {call_wrapper.iteration} size {world_size} from step {first}\n")
 
 
 def main() -> None:
@@ -47,7 +60,7 @@ def main() -> None:
     )
     client = fault_tolerance.RankMonitorClient()
     try:
-        train(client, store)
+        train(client, store, pathlib.Path(sys.argv[1], "checkpoint.pt"))
     finally:
         if client.is_initialized:
             client.shutdown_workload_monitoring()

@@ -1,0 +1,17 @@
+"""What runs on a rank when its call has completed?  A hook of the compatible API from its release 0.4 on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from resilience.inprocess.state import State
+
+
+class Completion(ABC):
+    """Called once on every rank, active or not, after all ranks have completed and before the call returns.
+
+    No other rank waits for it, so it has no limit. An Exception is recorded, not raised: the call has completed."""
+
+    @abstractmethod
+    def __call__(self, state: State) -> State:
+        """Report or clean up; return the state, which a Compose hands on."""

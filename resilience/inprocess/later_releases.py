@@ -1,0 +1,80 @@
+"""Names and signatures of later releases of the compatible API that are not here: what to write instead.
+
+The API here is that of the releases 0.1 and 0.2, whose hooks take two arguments. Code written for 0.3 and later is
+refused when it is loaded or when the Wrapper is constructed, not in the middle of a restart."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from resilience.errors import ConfigurationTypeError
+
+_LEVELS = (
+    "write Compose(ShiftRanks(), FilterGroupedByKey(key_or_fn, condition)) for the groups that leave as a whole, and "
+    "rank_filter=MaxActiveWorldSize(n) for the number of active ranks"
+)
+_RAISE = "raise the exception in the wrapped function"
+_STATE = {"FrozenState": "write State, which hooks may change", "Mode": "write state.Status"}
+INSTEAD: dict[str, dict[str, str]] = {
+    "": _STATE,
+    "state": _STATE,
+    "rank_assignment": {
+        "RankAssignmentCtx": "write the hook as (state, terminated_ranks) -> (state, terminated_ranks)",
+        "FilterCountGroupedByKey": "write FilterGroupedByKey; it calls key_or_fn(rank, world_size)",
+        "Tree": _LEVELS,
+        "Layer": _LEVELS,
+        "LayerFlag": _LEVELS,
+        "ActivateAllRanks": "leave it out: all ranks are active before the rank_filter runs",
+        "RankFilter": "write rank_filter.RankFilter, and pass the hook as rank_filter=",
+        "MaxActiveWorldSize": "write rank_filter=rank_filter.MaxActiveWorldSize(n)",
+        "ActiveWorldSizeDivisibleBy": "write rank_filter=rank_filter.WorldSizeDivisibleBy(n)",
+    },
+    "rank_filter": {"ActiveWorldSizeDivisibleBy": "write WorldSizeDivisibleBy"},
+    "tools.inject_fault": {
+        "maybe_raise_workload_exception": _RAISE,
+        "clear_workload_exception": _RAISE,
+        "register_fault": "pass a callback to inject_fault, or break the rank in your own code",
+        "dispatch_fault_injection": "call inject_fault",
+    },
+}
+# What each hook is called with.
+_ARGUMENTS = {
+    "initialize": "state",
+    "abort": "state",
+    "finalize": "state, exc",
+    "health_check": "state, exc",
+    "rank_assignment": "state, terminated_ranks",
+    "rank_filter": "state",
+    "completion": "state",
+    "terminate": "state",
+}
+
+
+def missing(module: str, name: str) -> AttributeError:
+    """Return the error for a name that the module has not; it says what to write if a later release has the name."""
+    instead = INSTEAD.get(module.partition("inprocess")[2].removeprefix("."), {}).get(name)
+    reason = f": it is of nvidia-resiliency-ext 0.3 or later; {instead}" if instead else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{reason}", name=name)
+
+
+def check_signature(option: str, hook: Any) -> None:
+    """Check that a hook, or each part of a composed one, can be called as the Wrapper calls it.
+
+    Raises: ConfigurationTypeError."""
+    for part in getattr(hook, "instances", (hook,)):
+        if part is not hook:
+            check_signature(option, part)
+            continue
+        expected = _ARGUMENTS[option]
+        try:
+            inspect.signature(part).bind(*expected.split(", "))
+        except TypeError:
+            raise ConfigurationTypeError(
+                f"{option} is {part!r}, which cannot be called with ({expected}); hooks of nvidia-resiliency-ext 0.3 "
+                f"and later take one argument, here write def __call__(self, {expected})",
+                option=option,
+                value=part,
+            ) from None
+        except ValueError:  # a callable without a signature, such as one written in C
+            pass

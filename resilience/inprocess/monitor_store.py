@@ -1,0 +1,383 @@
+"""What does a rank's monitor do in the shared store?  It hosts it, reports interruptions, and stands in for ranks.
+
+One worker thread owns the monitor's store clients and performs the loop's requests in order. The loop itself never
+waits for the store, except at its end: `finish` waits for the stand-in, at most barrier_timeout, and for the clients
+of the stores hosted here."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from resilience.adapters import open_sockets, patience
+from resilience.adapters.client_sockets import short_lookups
+from resilience.adapters.listening_sockets import are_next_free, listen_beside_free_ports, local_address
+from resilience.adapters.patience import Patience
+from resilience.adapters.store import StoreLike, drive, execute
+from resilience.attribution.symptoms import symptom
+from resilience.core import encoding, events, restart, watch
+from resilience.core.attribution import InterruptionRecord, encode
+from resilience.core.identity import Origin
+from resilience.core.restart import (
+    Add,
+    Assign,
+    Check,
+    Keys,
+    Read,
+    Seat,
+    Set,
+    Unassigned,
+    arrive,
+    report,
+    seat_key,
+    stand_in,
+    terminated_of,
+    unwitnessed,
+    witness,
+)
+from resilience.core.watched import suspicion_in_words
+from resilience.errors import ResilienceError, StoreError
+from resilience.inprocess import telling
+from resilience.inprocess.assigning import Hooks, seat_after
+from resilience.inprocess.joining import connect, join, serving_key
+from resilience.inprocess.operations import note_arrival
+from resilience.inprocess.store import Notice, hosting
+from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
+from resilience.monitor import messages
+from resilience.telemetry import standard
+from resilience.telemetry.restart_lines import RestartLine
+
+LOOKS = 100  # consecutive checks, LOOK_EVERY seconds apart, that must find no client, unless all are known to have left
+LOOK_EVERY = 0.02
+JOIN_LIMIT = 300.0  # seconds for this call's store to replace an earlier one on the same port
+CONNECT_LIMIT = 5.0  # seconds for a monitor to find the store if its rank is already gone
+MONITORS_LIMIT = 2.0  # seconds that the host waits for the other monitors once all ranks have left
+LEFT_KEY = "left"  # counts the monitors whose ranks' ends are on record
+KEPT_SERVERS = 2  # the present iteration's and the previous one's: old clients must be able to leave
+
+
+class MonitorStore:
+    """The store side of the in-process monitor. All store work happens in its one thread."""
+
+    def __init__(
+        self,
+        store_factory: Callable[..., Any],
+        store_kwargs: dict[str, Any],
+        hooks: Hooks,
+        is_host: bool,
+        notice: Notice,
+        ready: Callable[[str], None],
+        emit: Callable[..., None],
+        alert: Callable[[str], object],
+        terminal: str = "",
+    ) -> None:
+        """alert: prints a line on the rank's terminal while the rank lives. terminal: its path, if stderr is one."""
+        self._factory = store_factory
+        self._kwargs = store_kwargs
+        self._hooks = hooks
+        self._is_host = is_host
+        self._notice = notice
+        self._ready = ready
+        self._emit = emit
+        self._alert = alert
+        self._terminal = terminal
+        self._base_store: Any = None
+        self._hosting_s = 0.0  # time to connect to the base store, or to host it
+        self._patience: Patience | None = None
+        self._store: StoreLike
+        self._call_begin: messages.Begin
+        self._is_begun = False
+        self._folder = Path()
+        self._line: RestartLine | None = None  # for the last restart
+        self._is_representing = False
+        self._are_others_seen = False
+        self._witnessed_iteration: int | None = None  # the last iteration in which the other ranks were waited for
+        self._exit_key = ""  # exists once all ranks have left the last iteration
+        self._all_left_since: float | None = None  # when this monitor first saw that key
+        self._waits = restart.WaitLimits()
+        self._servers: list[Any] = []
+        self._spare: Any = None
+        self._final_event: events.Event | None = None
+        self._job_goes_on = False  # without this rank; other ranks still need the store hosted here
+        self._supervisor: Supervisor | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="resilience-store", daemon=True)
+
+    def start(self) -> None:
+        """Connect in the background, and host the store if that is this monitor's task."""
+        self._thread.start()
+
+    # -- the loop's requests --------------------------------------------------------------------
+
+    def begin(self, begin: messages.Begin) -> None:
+        self._is_begun = True
+        self._folder = Path(os.fsdecode(begin.folder))
+        self._tasks.put(lambda: self._begin(begin))
+
+    def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
+        self._alert(suspicion_in_words(rank, suspicion))
+
+    def started(self, origin: Origin) -> None:
+        self._line = telling.of_restart(self._folder, origin, self._alert, self._emit) or self._line
+
+    def hung_up(self) -> None:
+        if self._line is not None:
+            self._line.finish()
+            self._line = None
+
+    def interrupt(self, record: InterruptionRecord) -> None:
+        self._are_others_seen = False
+        self._tasks.put(lambda: self._interrupt(record))
+
+    @property
+    def are_others_seen(self) -> bool:
+        return self._are_others_seen
+
+    def host(self, iteration: int) -> None:
+        self._tasks.put(lambda: self._host(iteration))
+
+    def stand_in(self, record: InterruptionRecord) -> None:
+        if self._is_begun:
+            self._is_representing = True
+            self._tasks.put(lambda: self._stand_in(record))
+
+    def finish(self) -> events.Event | None:
+        """Finish all requests, then return once no process needs the stores hosted here.
+
+        If the rank has not begun its call, there are no requests, and this monitor may never have found the store."""
+        if self._notice.refusal is not None:
+            self._notice.refusal.await_read()
+        if not self._is_begun:
+            return None
+        deadline = time.monotonic() + CONNECT_LIMIT
+        while self._base_store is None and self._thread.is_alive() and not self._is_representing:
+            if time.monotonic() >= deadline:
+                return None  # the rank left before this monitor found the store, so nothing is open there
+            self._thread.join(LOOK_EVERY)
+        self._tasks.put(self._finish)
+        self._tasks.put(None)
+        while self._thread.is_alive():
+            self._thread.join(LOOK_EVERY)
+            if self._patience is not None:
+                self._patience.check()  # this process must end even if the store never answers
+        self._await_last_client()
+        return self._final_event
+
+    # -- the worker -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        began = time.monotonic()
+        try:
+            if self._is_host:
+                with hosting(True, self._notice):
+                    self._base_store, opened = patience.connect(lambda: self._factory(**self._kwargs))
+                execute(Set(serving_key(self._notice), "1"), self._base_store)
+            else:
+                self._base_store, opened = join(self._factory, self._kwargs, self._notice, JOIN_LIMIT)
+            self._patience = Patience(self._base_store, opened, self._waits.barrier)
+            self._hosting_s = time.monotonic() - began
+            self._ready("")
+        except Exception as error:  # a user's factory may raise anything; the rank gets the reason
+            self._ready(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")
+            return
+        with patience.bounded(self._patience):
+            self._perform_tasks()
+
+    def _perform_tasks(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except (ResilienceError, RuntimeError, OSError, ValueError) as error:
+                self._emit(events.StoreLost(f"{type(error).__name__}: {error}"[:500]))
+
+    def _begin(self, begin: messages.Begin) -> None:
+        self._call_begin = begin
+        self._waits = begin.waits
+        if getattr(self._base_store, "is_hosted_here", False):
+            self._emit(events.StoreHosted("wrapper", self._base_store.host, self._base_store.port, self._hosting_s))
+        if self._patience is not None:
+            self._patience.limit = begin.waits.barrier
+        self._store = dist.PrefixStore(begin.prefix, self._base_store)
+        folder = agree_on_folder(self._store, begin.origin.node)
+        self._supervisor = Supervisor(begin, folder, self._connect, self._represent, self._emit)
+        self._supervisor.start()
+
+    def _connect(self) -> Any:
+        return connect(self._factory, self._kwargs, self._notice)
+
+    def _represent(self, record: InterruptionRecord) -> None:
+        """Stand in for a rank whose own monitor is gone. Runs in its own thread."""
+        store = dist.PrefixStore(self._call_begin.prefix, self._connect())
+        self._emit(self._drive_stand_in(record, store)[0])
+
+    def _interrupt(self, record: InterruptionRecord) -> None:
+        assert record.iteration is not None
+        keys = Keys(record.iteration)
+        seat = self._last_seat(record.rank, self._store)
+        if seat.iteration == record.iteration:  # its stacks are on record, and it may be unable to confirm that itself
+            drive(arrive(keys.witnessed, seat.rank, seat.world_size), self._store)
+        protocol = report(keys, encode(record), symptom(record).is_own)
+        drive(protocol, self._store, lambda operation: note_arrival(operation, self._store, record, self._emit))
+        if record.iteration != self._witnessed_iteration:
+            self._witnessed_iteration = record.iteration
+            self._await_witnesses(keys, seat)
+        self._are_others_seen = True
+
+    def _await_witnesses(self, keys: Keys, seat: Seat) -> None:
+        """Emit which of the other ranks have recorded their stacks before anything was cut."""
+        began = time.monotonic()
+        missing: list[int] = []
+        if not drive(witness(keys, seat.rank, seat.world_size, watch.EVIDENCE), self._store):
+            absent = drive(unwitnessed(keys, seat.world_size), self._store)
+            missing = [
+                initial for initial in range(self._world_size) if self._has_seat(initial, keys.iteration, absent)
+            ]
+        self._emit(events.OthersSeen(seat.initial_rank, tuple(missing), duration_s=time.monotonic() - began))
+
+    def _has_seat(self, initial_rank: int, iteration: int, ranks: Collection[int]) -> bool:
+        """Return True if a rank has one of these seats in an iteration."""
+        if not ranks:
+            return False
+        seat = self._last_seat(initial_rank, self._store)
+        return seat.iteration == iteration and seat.rank in ranks
+
+    def _host(self, iteration: int) -> None:
+        """Publish a store for the process groups of one iteration; create the next one ahead of time."""
+        began = time.monotonic()
+        server = publish_server(iteration, self._call_begin.base_host, self._store, self._spare)
+        self._spare = None
+        self._emit(events.StoreHosted("iteration", server.host, server.port, time.monotonic() - began))
+        self._servers.append(server)
+        del self._servers[:-KEPT_SERVERS]
+        self._spare = iteration_server(server.host)
+
+    def _stand_in(self, record: InterruptionRecord) -> None:
+        self._final_event, seat = self._drive_stand_in(record, self._store)
+        self._job_goes_on = True
+        if record.exit is not None and self._terminal and telling.ends_with_ranks() and self._was_last_rank_0(seat):
+            standard.end_of_killed(self._terminal, self._folder, record.exit)
+
+    def _was_last_rank_0(self, seat: Seat | None) -> bool:
+        """Return True if the rank that died in this seat was rank 0 and no rank continues. No rank continues if the
+        store is lost."""
+        if seat is None or seat.rank != 0:
+            return False
+        try:
+            terminated = drive(terminated_of(seat, 0.0), self._store)
+        except (ResilienceError, RuntimeError, OSError):
+            return True
+        return terminated is None or len(terminated) == seat.world_size
+
+    def _drive_stand_in(
+        self, record: InterruptionRecord, store: StoreLike
+    ) -> tuple[events.RankStoodInFor, Seat | None]:
+        """Represent a rank. Return the result, and the rank's last seat."""
+        began = time.monotonic()
+        result: Any
+        seat: Seat | None = None
+
+        def perform(operation: restart.Operation) -> Any:
+            nonlocal seat
+            if not isinstance(operation, Assign):
+                return note_arrival(operation, store, record, self._emit)
+            following = self._assign(operation)
+            seat = following if isinstance(following, Seat) else None
+            return following
+
+        try:
+            seat = self._last_seat(record.rank, store)
+            result = drive(stand_in(seat, self._call_begin.waits, encode(record)), store, perform, chunk=3600.0)
+            error = ""
+        except (ResilienceError, RuntimeError, OSError) as stand_in_error:
+            result, error = "failed", f"{type(stand_in_error).__name__}: {stand_in_error}"[:500]
+        return events.RankStoodInFor(record.rank, result, time.monotonic() - began, error), seat
+
+    def _last_seat(self, initial_rank: int, store: StoreLike) -> Seat:
+        """Return the seat that the rank published last, or its seat at the start of the call."""
+        (text,) = execute(Read((seat_key(initial_rank),)), store)
+        if text is not None:
+            return encoding.from_json(text, Seat)
+        size = self._world_size
+        return Seat(initial_rank, initial_rank, size, size, restart.ENTRY)
+
+    @property
+    def _world_size(self) -> int:
+        """Return how many ranks began the call."""
+        size = self._call_begin.origin.world_size
+        assert size is not None
+        return size
+
+    def _assign(self, operation: Assign) -> Seat | Unassigned | None:
+        store = hook_store(self._call_begin.prefix, self._base_store)
+        following = seat_after(self._hooks, operation, store, self._world_size)
+        if isinstance(following, Seat) and following.rank == 0:
+            self._host(following.iteration)
+        return following
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Tell the neighbours and the store's host that this rank's end is on record and its connections are closed."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+            rank = self._call_begin.origin.initial_rank
+            assert rank is not None
+            execute(Set(finished_key(rank), "1"), self._store)
+            last = Keys(self._last_seat(rank, self._store).iteration)
+            self._job_goes_on |= execute(Read((last.outcome,)), self._store) != (restart.COMPLETED,)
+            self._exit_key = f"{last.exit}/done"
+            execute(Add(LEFT_KEY, 1), self._store)  # the last operation of this rank and its monitor
+
+    def _have_all_left(self) -> bool:
+        """Return True if each rank and its monitor have done their last operation, or all ranks have and the monitors
+        had time to. Later connections belong to the next call, whose ranks wait for this one to leave."""
+        try:
+            if execute(Add(LEFT_KEY, 0), self._store) >= self._world_size:
+                return True
+            if self._all_left_since is None and execute(Check((self._exit_key,)), self._store):
+                self._all_left_since = time.monotonic()
+            return self._all_left_since is not None and time.monotonic() - self._all_left_since >= MONITORS_LIMIT
+        except ResilienceError:
+            return True
+
+    def _await_last_client(self) -> None:
+        """Wait until all have left or no other process is connected. After a completed call the wait ends at the latest
+        when the barrier's limit has passed. If the job continues without this monitor's rank, dead or left, there is no
+        limit."""
+        ports = {server.port for server in self._servers}
+        if self._is_host and isinstance(self._base_store, dist.TCPStore):
+            ports.add(self._base_store.port)
+        deadline = float("inf") if self._job_goes_on else time.monotonic() + self._waits.barrier
+        looks = 0
+        while ports and looks < LOOKS and time.monotonic() < deadline and not self._have_all_left():
+            looks = 0 if open_sockets.has_foreign_clients(ports) else looks + 1
+            time.sleep(LOOK_EVERY)
+
+
+def iteration_server(address: str) -> dist.TCPStore:
+    """Return a fresh server for the process groups of one iteration, on a port of its own."""
+    listener = listen_beside_free_ports(address)
+    port = listener.getsockname()[1]
+    with short_lookups():
+        return dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any = None) -> Any:
+    """Publish `server`, or a fresh one, as the store for the process groups of one iteration."""
+    # A server created ahead of time is of no use once its next ports are taken.
+    if server is None or not are_next_free(server.host, server.port):
+        server = iteration_server(local_address(base_host))
+    execute(Set(Keys(iteration).server, f"{server.host}:{server.port}"), store)
+    return server
+
+
+def hook_store(prefix: str, base: Any) -> Any:
+    """Return the part of the store for hooks, separate from the protocol's own keys."""
+    return dist.PrefixStore(f"{prefix}hooks", base)

@@ -1,0 +1,16 @@
+"""What runs on a rank that leaves its call with an exception?  A hook of the compatible API from its release 0.4 on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from resilience.inprocess.state import State
+
+
+class Terminate(ABC):
+    """Called once on a rank that leaves the call with an exception, after the store says so and before the exception
+    reaches the caller. An exception that the hook raises takes its place."""
+
+    @abstractmethod
+    def __call__(self, state: State) -> State:
+        """Report or clean up; return the state, which a Compose hands on."""

@@ -1,0 +1,80 @@
+"""Which agents are still alive?  Each one increments a counter in the job's store; others time the changes.
+
+An agent that is killed, stopped or cut off stops counting. No code compares clocks of two hosts. A gap in which we
+ourselves, or the store, stood still counts little, because silence is summed up over several checks.
+
+A lost agent may still run behind a failed network. So an agent whose counts do not reach the store considers itself
+lost before the others may, and ends all its use of the store: of two parts of a job, only the part that has the store
+continues."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from resilience.adapters.store import StoreLike, execute
+from resilience.core.agent_liveness import LOOKS, Lease, key
+from resilience.core.restart import Add
+from resilience.errors import StoreError
+
+
+class AgentHeartbeat:
+    """Counts for this agent until stopped, with its own client, and checks that the counts reach the store.
+
+    Two threads: one counts, and blocks if the store blocks; the other watches it. When the lease has expired, the agent
+    is cut off for good: `cut` closes every connection to the store."""
+
+    def __init__(
+        self, connect: Callable[[], Any], id: str, interval: float, limit: float, cut: Callable[[], object]
+    ) -> None:
+        """interval: seconds between counts; limit: seconds of silence after which others consider this agent lost.
+
+        Raises: StoreError if the first count does not reach the store."""
+        self._interval = interval
+        self._lease = Lease(limit)
+        self._cut = cut
+        self._key = key(id)
+        store = connect()
+        execute(Add(self._key, 1), store)
+        self._counted = 1
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(store, connect), name="resilience heartbeat", daemon=True),
+            threading.Thread(target=self._watch, name="resilience lease", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def lease(self) -> float:
+        """Return the seconds within which a count must reach the store."""
+        return self._lease.seconds
+
+    @property
+    def time_left(self) -> float | None:
+        """Return the seconds until others may continue without this agent; None unless it is cut off."""
+        return self._lease.time_left(time.monotonic())
+
+    def stop(self) -> None:
+        """Stop counting."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * self._interval)
+
+    def _run(self, store: StoreLike, connect: Callable[[], Any]) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                execute(Add(self._key, 1), store)
+                self._counted += 1
+            except StoreError:  # if the store is gone, every thread that waits for it notices by itself
+                with contextlib.suppress(StoreError):
+                    store = connect()
+
+    def _watch(self) -> None:
+        self._lease.look(self._counted, time.monotonic())
+        while not self._stop.wait(self.lease / LOOKS):
+            if self._lease.look(self._counted, time.monotonic()):
+                self._cut()  # at each check, because a thread may just have connected

@@ -1,0 +1,380 @@
+"""What does one node's agent do when something happens in a cycle?
+
+The shell around `core.supervision`, which decides what ends a cycle and what follows. `witnesses` holds what workers
+and monitors have reported."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed.elastic.utils import macros
+
+from resilience.adapters import processes
+from resilience.attribution.symptoms import symptom
+from resilience.core import cycle, events
+from resilience.core.agent_protocol import Emit, HighestStep, NodeOperation, NodeProtocol
+from resilience.core.attribution import InterruptionRecord
+from resilience.core.budget import Budget, table
+from resilience.core.control import Policy, Request
+from resilience.core.cycle import CycleDecision
+from resilience.core.job_budget import failure_of
+from resilience.core.silences import Rule
+from resilience.core.supervision import Rules, Supervision, WorkerStates
+from resilience.core.watch import Limits
+from resilience.errors import StoreError
+from resilience.launcher import program
+from resilience.launcher.driving import T
+from resilience.launcher.stopping import NodeSignals
+from resilience.launcher.unkillable import in_words
+from resilience.launcher.warm_start import WarmStart
+from resilience.launcher.witnesses import LOOK, Witnesses
+
+if TYPE_CHECKING:
+    from resilience.launcher.arguments import Options
+    from resilience.launcher.event_reporter import NodeEvents
+    from resilience.launcher.monitors import Monitors
+    from resilience.launcher.output import DrainProcess
+    from resilience.launcher.preflight import Gate, PeriodicCheck, PreflightFailure
+    from resilience.launcher.rendezvous import Handler
+    from resilience.launcher.signals import Signals
+    from resilience.launcher.worker_processes import EndedWorker, RunningWorkers
+    from resilience.launcher.zygote import Zygote
+
+RankMode = Literal["infrastructure", "deterministic", "backend"]
+READY = 5.0  # seconds that the first workers wait for their monitors; a monitor needs 0.2 s
+
+
+class CycleSupervisor:
+    """One node's part of the job. Main thread only."""
+
+    def __init__(
+        self,
+        reporter: NodeEvents,
+        handler: Handler,
+        monitors: Monitors,
+        zygote: Zygote | None,
+        drain: DrainProcess | None,
+        signals: Signals,
+        preflight: Gate,
+        periodic_check: PeriodicCheck,
+        options: Options,
+        limits: Limits,
+        policy: Policy,
+        spec: WorkerSpec,
+        mode: RankMode,
+    ) -> None:
+        """mode: the source of group ranks."""
+        self.name = reporter.node
+        self.reporter = reporter
+        self.handler = handler
+        self.monitors = monitors
+        self.zygote = zygote
+        self.drain = drain
+        self.signals = signals
+        self.failure: InterruptionRecord | None = None  # the last failure on this node
+        self._preflight = preflight
+        self._periodic_check = periodic_check
+        self._options = options
+        self._limits = limits
+        self.policy = policy
+        self._spec = spec
+        self._mode = mode
+        self._known_nodes: set[str] = set()  # names of the nodes of all cycles
+        self._warned: set[str] = set()  # checks whose last warning was reported
+        self._unusable = ""  # why workers may not start here: processes that cannot be killed
+        self.warm_start = WarmStart(reporter, zygote)
+        self.witnesses = Witnesses(reporter, monitors, limits)
+        self._supervision = Supervision(handler.rendezvous, rules_of(policy, spec, options), handler.is_host)
+        handler.join = lambda seat: self._run(self._supervision.join(seat))
+        self.stopping = NodeSignals(self._supervision, self._run, monitors, signals, self.witnesses)
+        self._run(self._supervision.budget.open())
+
+    def _run(self, protocol: NodeProtocol[T]) -> T:
+        """Run a protocol of this agent. Raises: StoreError."""
+        return self.handler.run_for_node(protocol, self._perform)
+
+    def _perform(self, operation: NodeOperation) -> int | None:
+        match operation:
+            case HighestStep():
+                return self.witnesses.highest_step()
+            case Emit(event, cycle):
+                self.reporter.emit_of_cycle(cycle, event)
+                return None
+
+    @property
+    def restarts_used(self) -> int:
+        """Return how many of the job's restarts were used when this cycle began."""
+        return self._supervision.restarts_used
+
+    @property
+    def has_left(self) -> bool:
+        """Return True if this node leaves while others may stay."""
+        return bool(self._supervision.leaves)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that become readable when a monitor, signal, store key or drain process has news."""
+        drain = [] if self.drain is None else self.drain.filenos()
+        return [*self.monitors.filenos(), self.signals.fileno(), self.handler.watch.fileno(), *drain]
+
+    @property
+    def may_be_over(self) -> bool:
+        """Return True if another agent may have ended the cycle."""
+        return self.handler.watch.is_rung
+
+    @property
+    def rule(self) -> Rule | None:
+        """Return the rule for silences without a limit; None if it is switched off."""
+        return self._limits.rule
+
+    @property
+    def shortest_limit(self) -> float | None:
+        """Return the shortest silence in seconds after which a monitor kills its rank."""
+        limits = self._limits
+        all_limits = (limits.step, limits.heartbeat, limits.out_of_section, *limits.sections.values())
+        return min((limit.hard for limit in all_limits if limit.hard is not None), default=None)
+
+    # -- before a cycle -------------------------------------------------------------------------
+
+    def run_preflight(self) -> CycleDecision | None:
+        """Check this node's health; return a verdict if it must leave. Raises: StoreError."""
+        if self.stopping.asked() is not None:
+            return self._stopped_while_waiting()
+        verdict = self._run(self._supervision.excluded())
+        if verdict is not None:
+            return verdict
+        if self._unusable:
+            return self._leave(f"unhealthy: {self._unusable}")
+        outcomes = self._preflight.refusals(self.signals.has_any)
+        self._warn([refusal for refusal in outcomes if refusal.is_warning])
+        refusals = [refusal for refusal in outcomes if not refusal.is_warning]
+        for refusal in refusals:
+            self.reporter.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
+        if not refusals:
+            return None
+        return self._leave("unhealthy: " + "; ".join(f"{refusal.check}: {refusal.detail}" for refusal in refusals))
+
+    def _warn(self, warnings: Sequence[PreflightFailure]) -> None:
+        """Report each warning once, until its check passes again."""
+        for warning in warnings:
+            if warning.check not in self._warned:
+                self.reporter.emit(events.NodeWarned(warning.check, warning.detail[:500]))
+        self._warned = {warning.check for warning in warnings}
+
+    def closed(self, reason: str) -> CycleDecision:
+        """Return what follows if the rendezvous no longer accepts this node. Raises: StoreError."""
+        if self.signals.has_any():
+            return self._stopped_while_waiting()
+        return self._run(self._supervision.closed(reason))
+
+    def late(self, reason: str) -> CycleDecision:
+        """Return what follows if this node waited in vain for a place or for enough nodes."""
+        return self._supervision.late(reason)
+
+    def cut_off(self, reason: str) -> CycleDecision:
+        """Return what follows from the loss of the job's store."""
+        reason = self.handler.why_cut_off or reason
+        self.reporter.emit(events.StoreLost(reason[:500]))
+        detail = f"the job's store is lost, because its node or the network to it failed: {reason}"
+        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=detail)
+
+    def _stopped_while_waiting(self) -> CycleDecision:
+        """Return what follows from a signal that came while no workers ran, or during a cycle with another verdict.
+
+        Raises: StoreError."""
+        self.stopping.asked()
+        verdict = self._run(self._supervision.stopped_while_waiting())
+        if self.has_left and not self.handler.is_host:
+            self.handler.leave(verdict.detail)  # now, because the others form the next cycle
+        return verdict
+
+    def began(self, group: WorkerGroup) -> CycleDecision | None:
+        """Begin a cycle. Return its verdict if it is over already, None if workers may start. Raises: StoreError."""
+        self.witnesses.forget()
+        verdict = self._run(self._supervision.began())
+        if verdict is not None:
+            return verdict
+        seats = self.handler.formation.seats
+        nodes = {seat.node for seat in seats}
+        self.witnesses.is_cold = not self._known_nodes.issuperset(nodes)
+        self._known_nodes |= nodes
+        self.reporter.emit(
+            events.RendezvousCompleted(
+                group.group_rank or 0,
+                len(seats),
+                group.workers[0].world_size,
+                self._mode,
+                f"{group.master_addr}:{group.master_port}",
+            )
+        )
+        deadline = time.monotonic() + READY
+        while not all(map(self.monitors.is_monitored, range(self._spec.local_world_size))):
+            self.witnesses.hear()
+            if time.monotonic() > deadline:
+                break  # workers run unmonitored until their monitors are ready
+            time.sleep(LOOK)
+        return None
+
+    # -- what happens ---------------------------------------------------------------------------
+
+    def reap(self, running: RunningWorkers) -> None:
+        """Reap orphaned processes of workers, take news of the drain process and notes of the workers."""
+        drain_pid = 0 if self.drain is None else self.drain.pid
+        known_pids = {*running.pids(), self.handler.store_pid, *self.warm_start.pids, drain_pid}
+        known_pids |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
+        processes.reap_strangers(known_pids)
+        if self.drain is not None:
+            self.drain.hear()
+        self.warm_start.look(running.notes())
+
+    def mark_unusable(self, unkillable: Sequence[EndedWorker]) -> None:
+        """Start no worker here again: processes that cannot be killed still hold devices, memory and files."""
+        self._unusable = in_words(unkillable)
+        self.reporter.emit(events.NodeUnhealthy("processes", self._unusable[:500]))
+
+    def request(self) -> CycleDecision | None:
+        """Return the decision that a signal or a rank requests, once it stands. Raises: StoreError."""
+        if self.stopping.asked() is None:
+            self._check_devices()
+        verdict = self._run(self._supervision.requested(self.witnesses.requests))
+        if verdict is None:
+            self.stopping.end_terminated_workers()
+        return verdict
+
+    def _check_devices(self) -> None:
+        """Request that this node leave if its devices fail, as if one of its ranks had requested it."""
+        refusal = self._periodic_check.refusal(time.monotonic())
+        if refusal is not None:
+            self.reporter.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
+            self.witnesses.requests.append(Request("ExcludeThisNode", f"{refusal.check}: {refusal.detail}"[:500]))
+
+    # -- verdicts -------------------------------------------------------------------------------
+
+    def after_failure(self, failures: Sequence[EndedWorker]) -> CycleDecision | None:
+        """Return what follows from workers that failed here; None if the others continue. Raises: StoreError."""
+        failure = self.witnesses.record_of(failures[0])
+        self.failure = failure
+        standing_verdict = self._run(self._supervision.standing())
+        if standing_verdict is not None:
+            return standing_verdict  # if workers fail on all nodes at once, one agent has already decided for all
+        job_failure = failure_of(
+            failure,
+            self.handler.cycle,
+            self.name,
+            self.witnesses.highest_step(),
+            self._run(self._supervision.ran()),
+            self._why_cannot_start(failures[0]),
+        )
+        return self._run(self._supervision.failed(job_failure))
+
+    def _why_cannot_start(self, failed: EndedWorker) -> str:
+        """Return why a failed worker's program cannot start, empty if it can."""
+        if failed.code <= 0:
+            return ""
+        assert isinstance(self._spec.entrypoint, str)
+        arguments = macros.substitute(list(self._spec.args), str(failed.local_rank))
+        return program.why_not(self._spec.entrypoint, arguments)
+
+    def look(self, running: RunningWorkers) -> CycleDecision | None:
+        """Return what follows from others: a verdict, the end of the last worker, a node that is lost or wants to join.
+
+        Raises: StoreError, RendezvousConnectionError."""
+        done = tuple(sorted(ended.rank for ended in running.ended if ended.code == 0))
+        return self._run(self._supervision.look(WorkerStates(bool(running.living), running.apart, done)))
+
+    def failure_of(self, first: InterruptionRecord | None) -> InterruptionRecord | None:
+        """Return the failure for the last message: the first failure of the job, else this node's own, unless that
+        was only a consequence of another failure."""
+        if first is None and self.failure is not None and symptom(self.failure).is_own:
+            return self.failure
+        return first
+
+    def failures(self) -> list[str]:
+        """Return the job's failures as lines of a table; no lines if the store is lost."""
+        try:
+            return table(self._run(self._supervision.budget.history()))
+        except StoreError:
+            return []
+
+    def let_finish(self, running: RunningWorkers, verdict: CycleDecision) -> list[EndedWorker]:
+        """Give workers that check for a stop request time to write a checkpoint and exit; return those that exited.
+
+        Return at once if no worker checks, after the grace period, or if a person asks again (SIGINT, SIGQUIT; not
+        SIGTERM, which schedulers send twice anyway)."""
+        self.witnesses.ask_to_stop()
+        ended: list[EndedWorker] = []
+        is_heard = False  # by any worker: then the others may check later
+        deadline = time.monotonic() + self._options.stop_grace
+        while running.living and time.monotonic() < deadline:
+            if self._has_no_time_left or self._is_hurried(verdict):
+                break
+            self.witnesses.hear()
+            if self.drain is not None:
+                self.drain.hear()
+            ended += running.collect()
+            is_heard |= self.witnesses.is_stop_heard
+            if not is_heard and self.witnesses.have_answered(running.pids()):
+                break
+            time.sleep(LOOK)
+        return ended
+
+    def is_urgent(self, verdict: CycleDecision) -> bool:
+        """Return True if workers that were asked to stop must end now: the others may continue without this node, or
+        a person asks again."""
+        return self._has_no_time_left or (verdict.outcome == "preempted" and self._is_hurried(verdict))
+
+    @property
+    def _has_no_time_left(self) -> bool:
+        """Return True if this node has been cut off so long that the others may continue without it."""
+        return self.handler.time_left == 0.0
+
+    def _is_hurried(self, verdict: CycleDecision) -> bool:
+        """Return True if a person asks again. If the others continue, keep the signal: it is for this node only."""
+        return verdict.again is None and bool({signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()))
+
+    def stop_limit(self, verdict: CycleDecision, limit: float) -> float:
+        """Return how many seconds workers may take to end: `limit`, or --term-timeout if a signal stops the job. Return
+        less if the others may continue without this node: no old worker may still run beside their new ones."""
+        if verdict.outcome == "preempted" and self._options.term_timeout is not None:
+            limit = self._options.term_timeout
+        with contextlib.suppress(StoreError):
+            may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
+            if may_be_lost and self.handler.is_taken_for_lost():
+                return 0.0
+        time_left = self.handler.time_left  # read last: the request to the store may have shown that we are cut off
+        return limit if time_left is None else min(time_left, limit)
+
+    def _leave(self, reason: str) -> CycleDecision:
+        return self._run(self._supervision.leave(reason))
+
+    def over(self, verdict: CycleDecision) -> None:
+        """End the job for this node, and for all nodes unless only this one leaves. Wait for the others if they need
+        this node's store."""
+        self._end(self._supervision.over(verdict))
+
+    def failed(self, error: str) -> None:
+        """End the job for all nodes after an error of this agent. Wait as `over` does."""
+        self._end(self._supervision.ended_by_error(error))
+
+    def _end(self, protocol: NodeProtocol[object]) -> None:
+        with contextlib.suppress(StoreError):
+            self._run(protocol)
+        self.handler.leave(self._supervision.leaves)
+
+
+def rules_of(policy: Policy, spec: WorkerSpec, options: Options) -> Rules:
+    """Return the rules for the job's cycles, from the options."""
+    budget = Budget(
+        max_restarts=spec.max_restarts,
+        same_limit=options.same_failure_limit,
+        stalled_restarts=options.stalled_restarts,
+        same_in_window=options.same_failure_in_window,
+        window_s=options.failure_window,
+        same_exit_code=options.same_failure_exit_code,
+    )
+    return Rules(policy, budget, options.exit_barrier_timeout, options.on_sigterm, options.stop_grace)

@@ -1,0 +1,91 @@
+"""What happened on this node, as its agent reports it.
+
+One record file per node, `records/<node>-agent.jsonl`, complete without any server, and a few lines for people on
+standard error. The agent reports when a cycle and its phases begin and end; an exception closes open phases as
+failed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from resilience.core.cycle import CycleDecision
+from resilience.core.events import (
+    CycleEnded,
+    CyclePhase,
+    CyclePhaseEnded,
+    CyclePhaseStarted,
+    Event,
+    Outcome,
+)
+from resilience.core.identity import Origin
+from resilience.launcher.console import Console
+from resilience.telemetry.emitter import Emitter
+from resilience.telemetry.recording import RecordFile
+
+
+class NodeEvents:
+    """The agent's event reporter. Main thread only."""
+
+    def __init__(self, folder: Path, job_id: str, node: str, attempt: int, console: Console) -> None:
+        self.folder = folder
+        self.node = node
+        self._file = RecordFile(folder / "records" / f"{node}-agent.jsonl")
+        origin = Origin(job_id=job_id, node=node, role="agent", pid=os.getpid(), attempt=attempt)
+        self._emitter = Emitter(origin, [self._file, console])
+        self.console = console
+        console.emit = self.emit
+        self._cycle_began = time.monotonic()
+
+    @property
+    def origin(self) -> Origin:
+        """Return the origin of the agent's events; job, attempt and cycle apply to the whole node."""
+        return self._emitter.origin
+
+    def emit(self, *events: Event) -> None:
+        self._emitter.emit(*events)
+
+    def emit_of(self, initial_rank: int | None, event: Event) -> None:
+        """Report an event that concerns one rank of this node."""
+        self._emitter.move(initial_rank=initial_rank)
+        self._emitter.emit(event)
+        self._emitter.move(initial_rank=None)
+
+    def emit_of_cycle(self, cycle: int | None, event: Event) -> None:
+        """State what concerns a cycle, None for the one that this agent speaks of."""
+        own = self.origin.cycle
+        self._emitter.move(cycle=own if cycle is None else cycle)
+        self._emitter.emit(event)
+        self._emitter.move(cycle=own)
+
+    def cycle(self, number: int) -> None:
+        """Report events under this cycle from now on; start its clock if the cycle is new."""
+        if number != self.origin.cycle:
+            self._cycle_began = time.monotonic()
+        self._emitter.move(cycle=number)
+
+    def cycle_ended(self, verdict: CycleDecision) -> None:
+        failure = verdict.failure
+        step = failure.step if failure is not None and failure.step >= 0 else None
+        silent_for_s = None if failure is None else failure.silent_for_s
+        failed_node = failure.node if failure is not None and failure.rank >= 0 else ""
+        duration_s = time.monotonic() - self._cycle_began
+        self.emit(CycleEnded(verdict.outcome, duration_s, verdict.detail[:500], silent_for_s, step, failed_node))
+
+    @contextmanager
+    def phase(self, phase: CyclePhase) -> Iterator[None]:
+        """Report the start, end, outcome and duration of one phase of the cycle."""
+        began = time.monotonic()
+        outcome: Outcome = "failed"
+        self.emit(CyclePhaseStarted(phase))
+        try:
+            yield
+            outcome = "completed"
+        finally:
+            self.emit(CyclePhaseEnded(phase, outcome, time.monotonic() - began))
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,146 @@
+"""The workers of one cycle on this node: their processes, output and ends.
+
+Holds a pidfd for each worker, so the agent wakes the moment one ends; exit statuses come from the process handlers of
+torchelastic's context. Each end is reported once.
+
+A worker in an uninterruptible wait of the kernel (a driver, a file server that does not answer) outlives SIGKILL. The
+agent waits for it at most KILL_LIMIT, then leaves it to the kernel and lists it in `unkillable`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from torch.distributed.elastic.agent.server.api import Worker
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+from resilience.adapters.processes import signal_name
+from resilience.launcher.zygote import ForkedWorker
+
+LOOK = 0.1  # seconds between polls for an urgent stop
+KILL_LIMIT = 2.0  # seconds that a killed worker may take to end
+
+
+class EndedWorker(NamedTuple):
+    """A worker that has ended. code: negative for a signal, as in subprocess."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    code: int
+
+    @property
+    def how(self) -> str:
+        """Return the ending in words."""
+        return f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
+
+
+class RunningWorkers:
+    """One node's workers in one cycle."""
+
+    def __init__(self, context: SubprocessContext, workers: list[Worker]) -> None:
+        self._context = context
+        self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
+        self._pidfds: dict[int, int] = {}
+        for local_rank, pid in context.pids().items():
+            with contextlib.suppress(ProcessLookupError):  # ended already: `collect` finds out how
+                self._pidfds[local_rank] = os.pidfd_open(pid)
+        self.living = set(self._ranks)
+        self.unkillable: list[EndedWorker] = []  # recorded as ended by SIGKILL, but still there
+        self.ended: list[EndedWorker] = []
+        self._first_done_at: float | None = None  # when the first worker exited with 0
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that become readable when a worker ends."""
+        return [fd for local_rank, fd in self._pidfds.items() if local_rank in self.living]
+
+    def pids(self) -> list[int]:
+        """Return the pids of the living workers."""
+        return [self._context.subprocess_handlers[local_rank].proc.pid for local_rank in sorted(self.living)]
+
+    def files(self, local_rank: int) -> tuple[str, str, str]:
+        """Return the paths of a worker's stdout, stderr and error report; empty if there is none."""
+        context = self._context
+        return context.stdouts[local_rank], context.stderrs[local_rank], context.error_files[local_rank]
+
+    def notes(self) -> list[tuple[int, str]]:
+        """Return the notes of forked workers since the last call, with their ranks."""
+        processes = [
+            (self._ranks[local_rank], handler.proc) for local_rank, handler in self._context.subprocess_handlers.items()
+        ]
+        readers = [(rank, process.notes) for rank, process in processes if isinstance(process, ForkedWorker)]
+        return [(rank, line) for rank, reader in readers if reader is not None for line in reader.read()]
+
+    def collect(self) -> list[EndedWorker]:
+        """Return the workers that have ended since the last call."""
+        ended = []
+        for local_rank in sorted(self.living):
+            process = self._context.subprocess_handlers[local_rank].proc
+            code = process.poll()
+            if code is not None:
+                self.living.discard(local_rank)
+                ended.append(EndedWorker(local_rank, self._ranks[local_rank], process.pid, code))
+                if code == 0 and self._first_done_at is None:
+                    self._first_done_at = time.monotonic()
+        self.ended += ended
+        return ended
+
+    @property
+    def apart(self) -> float:
+        """Return the seconds since the first worker finished while others still run."""
+        return time.monotonic() - self._first_done_at if self._first_done_at is not None and self.living else 0.0
+
+    def give_up(self, pids: Collection[int]) -> list[EndedWorker]:
+        """Stop waiting for living workers that survive SIGKILL; return them."""
+        given_up = [
+            EndedWorker(local_rank, self._ranks[local_rank], process.pid, -signal.SIGKILL)
+            for local_rank in sorted(self.living)
+            if (process := self._context.subprocess_handlers[local_rank].proc).pid in pids
+        ]
+        self.living -= {worker.local_rank for worker in given_up}
+        self.unkillable += given_up
+        return given_up
+
+    @property
+    def ended_well(self) -> bool:
+        """Return True if all workers have exited with status 0."""
+        return not self.living and not self.unkillable and all(ended.code == 0 for ended in self.ended)
+
+    def stop(self, number: int, limit: float, is_urgent: Callable[[], bool] = lambda: False) -> list[EndedWorker]:
+        """End every living worker with this signal, and with SIGKILL after `limit` seconds or when it becomes urgent.
+        Return those that have ended."""
+        self.signal(number)
+        self.signal(signal.SIGCONT)  # a stopped process would not act on the first signal
+        ended = self._await_end(limit, is_urgent)
+        if self.living:
+            self.signal(signal.SIGKILL)
+            ended += self._await_end(KILL_LIMIT)
+            self.give_up(self.pids())
+        for fd in self._pidfds.values():
+            os.close(fd)
+        self._pidfds.clear()
+        self._context.close(signal.SIGKILL, 0)
+        return ended
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process group of every living worker."""
+        for local_rank in self.living:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._context.subprocess_handlers[local_rank].proc.pid, number)
+
+    def _await_end(self, limit: float, is_urgent: Callable[[], bool] = lambda: False) -> list[EndedWorker]:
+        deadline = time.monotonic() + limit
+        ended = self.collect()
+        while self.living and time.monotonic() < deadline and not is_urgent():
+            poll = select.poll()
+            for fd in self.descriptors:
+                poll.register(fd, select.POLLIN)
+            poll.poll(max(0.0, min(LOOK, deadline - time.monotonic())) * 1000)
+            ended += self.collect()
+        return ended

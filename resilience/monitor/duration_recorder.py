@@ -1,0 +1,282 @@
+"""Records the durations of a rank's sections, steps and heartbeats, so that limits can be learned from them.
+
+The monitor feeds it from the page's ring. `core.deadlines` defines what each deadline measures. The number of
+occurrences since the last start comes from here too: `core.watch` needs it for the limits of the first ones. An
+occurrence that did not end by itself is recorded as such: cut off by an exception or a death, or killed by one of our
+limits."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters.background import READ_LIMIT, WRITER
+from resilience.core import deadlines, encoding
+from resilience.core.configuration import Configuration
+from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
+from resilience.core.identity import Origin
+from resilience.core.phases import SLOW, Phases
+from resilience.core.timeouts import SeenInJob, fallback, staleness
+from resilience.core.watch import Doing, Finding, Learned
+from resilience.errors import DecodeError
+from resilience.monitor.page import Closed, OpenEntry, PageView
+from resilience.telemetry.durations import End, Header, Recorder
+from resilience.telemetry.timings import Timings
+
+HOUR = 3600.0
+LATER = 1e-3  # seconds by which a sign has to be later than another one to count as a different sign
+
+
+class _Seen(msgspec.Struct):
+    """This job's statistics of a deadline that has a learned limit."""
+
+    n: int = 0
+    max_s: float = 0.0
+    hour_began: float = 0.0
+    hour_n: int = 0
+    above_p99: int = 0
+    is_stale: bool = False
+
+
+class _Job(msgspec.Struct):
+    """The fields read from job.json."""
+
+    configuration: Configuration = Configuration()
+    launch: str = ""
+
+
+class _Started(msgspec.Struct, frozen=True):
+    """A start. at: monotonic seconds; nothing that began before belongs to it."""
+
+    how: Start
+    at: float
+    cycle: int
+    iteration: int
+
+
+class DurationRecorder:
+    """One rank's durations. Files are created with the first duration."""
+
+    def __init__(self, folder: Path, origin: Origin) -> None:
+        self._folder = folder
+        header = Header(
+            run=folder.name,
+            node=origin.node,
+            rank=-1 if origin.initial_rank is None else origin.initial_rank,
+            world_size=origin.world_size or 1,
+        )
+        self._recorder = Recorder(folder, header, time.time())
+        self._is_known = False  # whether the run's configuration is known
+        self._starting: _Started | None = None  # a start without any sign of life yet
+        self._counts: Counter[str] = Counter()  # occurrences since the last start
+        self._left_at: float | None = None  # when the last section was left, while none is open
+        self._learned: Mapping[str, Learned] = {}
+        self._phases: Mapping[str, Phases] = {}
+        self._was_slow: dict[str, bool] = {}  # at all expected positions so far, by deadline
+        self._statistics: dict[str, _Seen] = {}
+        self._gaps: list[
+            tuple[float, float]
+        ] = []  # begin, seconds: out of sections, unless a section was open around them
+        self._silent_from = 0.0  # for the initial heartbeat
+        self._has_beaten = False
+        self.how: Start = "cold"
+
+    @property
+    def timings(self) -> Timings:
+        """Return the histograms of this rank's sections and heartbeats, of all cycles."""
+        return self._recorder.state.timings()
+
+    def expect(self, learned: Mapping[str, Learned], phases: Mapping[str, Phases]) -> None:
+        """Compare durations with those from which limits were learned. phases: positions known to be slow."""
+        self._learned, self._phases = learned, phases
+
+    @property
+    def aligned(self) -> frozenset[str]:
+        """Return the deadlines that were slow at every position where that was expected, at least one so far."""
+        return frozenset(name for name, is_slow in self._was_slow.items() if is_slow)
+
+    def stale(self) -> list[tuple[str, str, float]]:
+        """Return (deadline, reason, fallback in seconds) of limits that no longer fit, each once."""
+        stale_limits = []
+        for name, statistics in self._statistics.items():
+            learned = self._learned.get(name)
+            if learned is None or statistics.is_stale:
+                continue
+            in_job = SeenInJob(
+                statistics.n, statistics.max_s, self._recorder.median(name), statistics.above_p99, statistics.hour_n
+            )
+            reason = staleness(learned, in_job)
+            if reason:
+                statistics.is_stale = True
+                stale_limits.append((name, reason, fallback(learned, in_job)))
+        return stale_limits
+
+    def process_started(self, cycle: int, is_cold: bool | None = None) -> None:
+        """Note the start of the rank's program. is_cold: by default True if this run has no record of it."""
+        is_cold = self._recorder.is_new if is_cold is None else is_cold
+        self._start("cold" if is_cold else "warm", 0.0, cycle, 0)
+
+    def iteration_started(self, at: float, cycle: int, iteration: int) -> None:
+        """Note the start of the rank's wrapped function. at: monotonic seconds."""
+        if iteration:  # the first one is part of the program's start
+            self._start("iteration", at, cycle, iteration)
+
+    def _start(self, how: Start, at: float, cycle: int, iteration: int) -> None:
+        self.how = how
+        self._starting = _Started(how, at, cycle, iteration)
+        self._has_beaten = False
+        self._silent_from = 0.0
+
+    def occurrences(self, deadline: str) -> int:
+        """Return how many occurrences have ended since the last start."""
+        return 0 if self._starting is not None else self._counts[deadline]
+
+    def take(
+        self,
+        closed: Iterable[Closed],
+        still_open: Iterable[OpenEntry],
+        announced: float | None = None,
+        heartbeat_at: float | None = None,
+    ) -> None:
+        """Record what has ended since the last call. Times are monotonic seconds.
+
+        announced: when heartbeats were announced. heartbeat_at: the last heartbeat before `closed` was read."""
+        closed, still_open = list(closed), list(still_open)
+        for entry in closed:
+            began = entry.at if entry.name else entry.at - entry.duration
+            self._note_start(began)
+            if entry.is_step:
+                if entry.duration > 0.0:  # the first one only starts the clock
+                    self._add(STEP, entry.duration, began)
+            elif not entry.name:
+                self._add(HEARTBEAT, entry.duration, began)
+            else:
+                self._add(deadlines.of_section(entry.name), entry.duration, began, is_failed=entry.failed)
+                self._section_ended(began, began + entry.duration)
+        first_open = min((entry.entered_at for entry in still_open), default=float("inf"))
+        for begin, seconds in self._gaps:
+            if begin < first_open:  # else it lies within a section that is still open
+                self._add(OUT_OF_SECTION, seconds, begin)
+        self._gaps = [(begin, seconds) for begin, seconds in self._gaps if begin >= first_open]
+        if announced is not None and not self._has_beaten:
+            self._take_initial(closed, still_open, announced, heartbeat_at)
+
+    def _take_initial(
+        self, closed: list[Closed], still_open: list[OpenEntry], announced: float, heartbeat_at: float | None
+    ) -> None:
+        """Record the time to the first heartbeat, once there is one."""
+        gaps = [entry.at - entry.duration for entry in closed if not entry.name and not entry.is_step]
+        first = min(gaps, default=heartbeat_at)
+        sections = [entry for entry in closed if entry.name]
+        signs = [self._silent_from, announced, *(entry.entered_at for entry in still_open)]
+        signs += [at for entry in sections for at in (entry.at, entry.at + entry.duration)]
+        if first is None:
+            self._silent_from = max(signs)
+            return
+        self._has_beaten = True
+        if first >= announced:
+            since = max(at for at in signs if at <= first)
+            self._note_start(since)
+            self._add(INITIAL_HEARTBEAT, first - since, since)
+
+    def _note_start(self, began: float) -> None:
+        """Record the pending start, because an occurrence began at this time after it."""
+        if self._starting is not None and began >= self._starting.at:
+            start, self._starting = self._starting, None
+            self._counts.clear()
+            self._was_slow.clear()
+            self._gaps.clear()
+            self._left_at = None
+            self._read_configuration()
+            self._recorder.started(start.how, time.time(), start.cycle, start.iteration)
+
+    def _section_ended(self, entered: float, left: float) -> None:
+        """Note the end of a section. Gaps within it do not count; the time before it may be a gap."""
+        while self._gaps and self._gaps[-1][0] >= entered:  # sorted by begin
+            self._gaps.pop()
+        if self._left_at is not None and entered > self._left_at:
+            self._gaps.append((self._left_at, entered - self._left_at))
+        self._left_at = left if self._left_at is None else max(self._left_at, left)
+
+    def ended_well(self, view: PageView) -> None:
+        """Record the last durations of a program or function that ended well: its end counts as the next sign."""
+        if view.doing not in (Doing.ENDING, Doing.OUTSIDE):
+            return
+        for name, at in (
+            (STEP, view.step_at),
+            (HEARTBEAT, view.heartbeat_at),
+            (OUT_OF_SECTION, view.section_left_at),
+        ):
+            if at is not None and view.since > at:
+                self._note_start(at)
+                self._add(name, view.since - at, at)
+
+    def cut(self, view: PageView, finding: Finding | None, found_at: float) -> None:
+        """Record what a dead rank left open. finding: the limit that ended it, if one did, at `found_at`. An occurrence
+        that continued after that time was healthy, and was recorded when it ended."""
+        now = time.monotonic()
+        limit = "" if finding is None else finding.limit
+        silent_for = 0.0 if finding is None else finding.silent_for
+        section = deadlines.limited(limit).section
+        killed = deadlines.of_section(section) if section else deadlines.of_limit(limit)
+        for entry in view.open_sections:
+            self._note_start(entry.entered_at)
+            name = deadlines.of_section(entry.name)
+            is_killed = name == killed
+            self._record(name, silent_for if is_killed else now - entry.entered_at, entry.entered_at, is_killed)
+        signs = {
+            STEP: view.step_at,
+            HEARTBEAT: view.heartbeat_at,
+            INITIAL_HEARTBEAT: view.heartbeat_at,
+            OUT_OF_SECTION: view.section_left_at,
+        }
+        since = found_at - silent_for
+        if killed in signs and (signs[killed] is None or signs[killed] <= since + LATER):  # type: ignore[operator]
+            self._note_start(since)
+            self._record(killed, silent_for, since, is_killed=True)
+
+    def flush(self) -> None:
+        """Write the histograms. Data that cannot be written are lost without notice."""
+        self._read_configuration()
+        self._recorder.flush(time.time())
+
+    def close(self) -> None:
+        self._read_configuration()
+        self._recorder.close(time.time())
+
+    def _add(self, name: str, seconds: float, began: float, is_failed: bool = False) -> None:
+        self._counts[name] += 1
+        wall_time = began + time.time() - time.monotonic()
+        self._recorder.add(name, seconds, wall_time, "cut" if is_failed else "ok", is_failed)
+        learned = self._learned.get(name)
+        phases = self._phases.get(name)
+        if learned is not None and phases is not None and phases.is_expected(self._counts[name] - 1):
+            is_slow = seconds >= SLOW * learned.median_s
+            self._was_slow[name] = is_slow and self._was_slow.get(name, True)
+        if learned is not None and not is_failed and self._counts[name] > learned.first:
+            statistics = self._statistics.setdefault(name, _Seen(hour_began=wall_time))
+            if wall_time - statistics.hour_began >= HOUR:
+                statistics.hour_began, statistics.hour_n, statistics.above_p99 = wall_time, 0, 0
+            statistics.n += 1
+            statistics.hour_n += 1
+            statistics.above_p99 += seconds > learned.p99_s
+            statistics.max_s = max(statistics.max_s, seconds)
+
+    def _record(self, name: str, seconds: float, began: float, is_killed: bool) -> None:
+        end: End = "killed" if is_killed else "cut"
+        self._recorder.add(name, seconds, began + time.time() - time.monotonic(), end)
+
+    def _read_configuration(self) -> None:
+        """Read the run's configuration from job.json, unless it is known."""
+        if self._is_known:
+            return
+        try:
+            job = encoding.from_json(WRITER.ask((self._folder / "job.json").read_bytes, READ_LIMIT), _Job)
+        except (OSError, DecodeError):
+            return
+        self._is_known = True
+        self._recorder.know(job.configuration, job.launch)

@@ -1,0 +1,378 @@
+"""How do metrics and spans leave a node?  Through exporters in one of its monitors, or in its agent.
+
+Under the launcher, the agent exports for its node, for all cycles, and monitors never do. Without the launcher, the
+leading monitor of the node does. `NodeExports` reads the growing record files of its node and feeds them to the views:
+a successor of a dead exporter reads the files from the start and gets the same counters. Spans leave over OTLP if the
+OTEL_* variables name an endpoint. Metrics are served if RESILIENCE_METRICS_PORT is set, and written for node-exporter
+if RESILIENCE_METRICS_TEXTFILE is set (`telemetry.prometheus`). Without any of them, `start` returns None and nothing is
+imported.
+
+Fail-open: nothing here raises, blocks or decides. A collector that is dead, slow or returns garbage costs spans, which
+are counted (`TelemetryDropped`); a full or read-only disk costs the snapshots. `close` is bounded.
+
+After a takeover, we assume that spans that ended more than MARGIN seconds before it have left already. The last ones
+may leave twice; their ids are equal, so a back end that knows ids keeps one."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resilience.adapters import files
+from resilience.adapters.background import WRITER
+from resilience.adapters.environment import Exporting, Settings, has_agent
+from resilience.core import events
+from resilience.core.records import Record
+from resilience.errors import ConfigurationError, DecodeError
+from resilience.history.timeline import Timeline
+from resilience.telemetry import durations, rank_snapshot, timings
+from resilience.telemetry.final_state import Outcome
+from resilience.telemetry.metrics import About, MetricView
+from resilience.telemetry.otlp import Emit, SpanSender
+from resilience.telemetry.recording import RecordTail
+from resilience.telemetry.span import parse_traceparent
+from resilience.telemetry.spans import SpanView
+
+if TYPE_CHECKING:
+    from resilience.telemetry.otlp_metrics import MetricSender
+    from resilience.telemetry.prometheus import Exposition, MetricsServer, TextFile
+
+MARGIN = 15.0  # an exporter sends spans that ended less than this many seconds before its start
+SNAPSHOT_EVERY = 15.0  # seconds between reads of the timing histograms, and between snapshots and node-exporter files
+LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, rarely later
+POLL_EVERY = 0.5  # seconds between the agent's reads of the record files
+CATCH_UP_LOOKS = 1000  # reads before the metrics are served; each takes up to 4 MiB of each file
+LINGER = 0.02  # seconds between reads of the files of ranks that are about to end
+
+Call = tuple[int, int, int]  # attempt, cycle, call
+
+
+class NodeExports:
+    """The exports of one node: its record files, fed to the views."""
+
+    def __init__(self, folder: Path, node: str, exports: Exports) -> None:
+        self._folder = folder
+        self._node = node
+        self._exports = exports
+        self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
+        self._read: dict[Path, RecordTail] = {}
+        self._calls: dict[Path, Call] = {}  # ranks whose process has not ended, with their current call
+        self._list_at = 0.0
+        self._list_pause = 1.0
+        self._snapshot_at = 0.0
+        self._is_agents = exports.is_agents
+        self._is_last = False
+        self._has_caught_up = False
+        exports.metrics.look = self._rank_snapshots
+
+    @classmethod
+    def start(
+        cls, folder: Path, node: str, emit: Emit, is_agents: bool = False, asked: MetricsOptions | None = None
+    ) -> NodeExports | None:
+        """Start the exporters that the environment requests; return None if it requests none, or if another process
+        exports for this node.
+
+        folder: the run folder. emit: takes events about the exporting itself. is_agents: called by the launcher's
+        agent. asked: the command line's metrics options. Never raises."""
+        if not is_agents and has_agent():
+            return None  # this node's agent exports
+        exports = Exports.from_environment(folder, node, emit, is_agents, asked or MetricsOptions())
+        return None if exports is None else cls(folder, node, exports)
+
+    def poll(self) -> None:
+        """Read what was added to the node's files since the last call. Costs one `stat` per file. Never raises."""
+        try:
+            self._poll()
+        except Exception as error:  # edge to the caller: a failure of the views must not reach it
+            self._exports.fail(f"cannot process the records: {type(error).__name__}: {error}"[:500])
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        if now >= self._list_at:
+            self._list(now)
+        self._take_added()
+        if not self._has_caught_up:
+            # A scrape before we have caught up would see smaller counters than an earlier exporter showed.
+            for _ in range(CATCH_UP_LOOKS):
+                if not self._take_added():
+                    break
+            self._has_caught_up = True
+            self._take_timings()
+            self._exports.serve()
+        if now >= self._snapshot_at:
+            self._snapshot_at = now + SNAPSHOT_EVERY
+            self._take_timings()
+            self._write_snapshot()
+            self._exports.renew()
+
+    def _take_added(self) -> bool:
+        """Feed new records to the views; return True if there were any."""
+        batch: list[tuple[int, Record]] = []
+        for path, tail in self._read.items():
+            order_ns = 0
+            for record in tail.added():
+                self._note(path, record)
+                order_ns = max(order_ns, record.mono_ns)
+                batch.append((order_ns, record))
+        # One clock orders the records of different files of a node. Within a file, keep the file's order, because
+        # several processes write into it and a replay must give the same result.
+        batch.sort(key=lambda entry: entry[0])
+        for _, record in batch:
+            self._exports.take(record)
+        return bool(batch)
+
+    def _rank_snapshots(self) -> dict[int, rank_snapshot.RankSnapshot]:
+        """Return the current snapshots of the node's ranks. Called by a scrape, in its own thread."""
+        snapshots: dict[int, rank_snapshot.RankSnapshot] = {}
+        for path in list(self._read):
+            rank = path.stem.rpartition("-")[2]
+            if rank.isdecimal():
+                try:
+                    snapshots[int(rank)] = rank_snapshot.read(
+                        rank_snapshot.path_of(self._folder, self._node, int(rank))
+                    )
+                except (OSError, DecodeError):
+                    continue  # the rank has no snapshot yet
+        return snapshots
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Read the last records and let the exporters finish, for at most `timeout` seconds.
+
+        Wait at most half of that time for ranks that are still in a call: the other ranks of an ended rank end at
+        about the same time, and a rank may have died while all were ending. The next leader exports for ranks that
+        continue."""
+        deadline = time.monotonic() + timeout
+        WRITER.flush(timeout / 2)  # the last records of this process
+        self._list_at = 0.0
+        self.poll()
+        while self._calls and time.monotonic() < deadline - timeout / 2:
+            time.sleep(LINGER)
+            self.poll()
+        self._snapshot_at, self._is_last = 0.0, True
+        self.poll()
+        # A monitor may close while ranks of the node continue; the next one takes over. An agent that has not recorded
+        # how the job ended counts like a killed one.
+        outcome = self._exports.metrics.final.outcome or (None if self._is_agents else "left")
+        self._exports.close(max(0.0, deadline - time.monotonic()), outcome)
+
+    def _note(self, path: Path, record: Record) -> None:
+        """Track which ranks are in a call."""
+        call = (record.origin.attempt, record.origin.cycle, record.origin.call)
+        match record.event:
+            case events.CallStarted():
+                self._calls[path] = call
+            case events.RankExited():
+                self._calls.pop(path, None)
+            case events.WorkerStarted():
+                self._list_at, self._list_pause = 0.0, 1.0  # its monitor is about to create a file
+            case _:  # no other event matters here
+                pass
+
+    def _list(self, now: float) -> None:
+        """List the node's files, less and less often: a folder may hold the files of 10,000 ranks."""
+        self._list_pause = min(self._list_pause * 2, LIST_AT_MOST_EVERY)
+        self._list_at = now + self._list_pause
+        try:
+            names = [path for path in (self._folder / "records").iterdir() if self._pattern.fullmatch(path.name)]
+        except OSError:
+            return
+        for path in sorted(names):
+            self._read.setdefault(path, RecordTail(path))
+
+    def _take_timings(self) -> None:
+        total = timings.Timings()
+        for path in self._read:
+            try:
+                recorded = durations.read_histograms(self._folder / "timings" / f"{path.stem}.hist")
+                total.merge(recorded.timings())
+            except (OSError, DecodeError):
+                continue  # not written yet, or unreadable now
+        self._exports.metrics.take_timings(total)
+
+    def _write_snapshot(self) -> None:
+        exposition = self._exports.exposition()
+        if exposition is not None:
+            files.replace(self._folder / "metrics" / f"{self._node}.prom", exposition)
+        if self._exports.textfile is not None:
+            self._exports.textfile.write(self._is_last)
+
+
+class MetricsOptions(msgspec.Struct, frozen=True):
+    """The command line's metrics options, which replace the settings METRICS_PORT, _HOST and _TEXTFILE."""
+
+    port: int | None = None
+    host: str | None = None
+    textfile: str | None = None
+
+    def beside(self, settings: Settings) -> MetricsOptions:
+        """Return the effective options: these, completed by the settings."""
+        return MetricsOptions(
+            settings.metrics_port if self.port is None else self.port,
+            self.host or settings.metrics_host,
+            self.textfile or settings.metrics_textfile,
+        )
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.port is None and self.textfile is None
+
+
+class AgentExports:
+    """The exporters of the launcher's agent, which run in their own thread until `close`."""
+
+    def __init__(self, folder: Path, node: str, emit: Emit, asked: MetricsOptions) -> None:
+        self._place = (folder, node, emit, asked)
+        self._done = threading.Event()
+        self._close_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="resilience-exports", daemon=True)
+
+    @classmethod
+    def start(cls, folder: Path, node: str, emit: Emit, asked: MetricsOptions | None = None) -> AgentExports | None:
+        """Export for this node from now on; return None, without a thread, if no export is requested.
+
+        Call this after the agent's last fork. folder: the run folder. emit: takes events about the exporting
+        itself, from any thread. asked: the command line's metrics options."""
+        asked = asked or MetricsOptions()
+        exporting = Exporting.from_environment()
+        if exporting.protocol is None and exporting.metrics_protocol is None:
+            try:
+                if asked.beside(Settings.from_environment()).is_nothing:
+                    return None
+            except ConfigurationError:
+                pass  # the thread reports it
+        exports = cls(folder, node, emit, asked)
+        exports._thread.start()
+        return exports
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Read the last records and let the exporters finish, within about `timeout` seconds."""
+        self._close_s = timeout
+        self._done.set()
+        self._thread.join(timeout + LINGER)
+
+    def _run(self) -> None:
+        folder, node, emit, asked = self._place
+        exports = NodeExports.start(folder, node, emit, is_agents=True, asked=asked)
+        if exports is None:
+            return
+        while not self._done.wait(POLL_EVERY):
+            exports.poll()
+        exports.close(self._close_s)
+
+
+class Exports:
+    """The exporters: a sender of spans, a server and a file for metrics, and the views that feed them."""
+
+    def __init__(self, emit: Emit, metrics: MetricView, spans: SpanView, is_agents: bool = False) -> None:
+        self.is_agents = is_agents
+        self.metrics = metrics
+        self.textfile: TextFile | None = None
+        self._emit = emit
+        self._spans = spans
+        self._sender: SpanSender | None = None
+        self._metric_sender: MetricSender | None = None
+        self._exposition: Exposition | None = None
+        self._server: MetricsServer | None = None
+        self._serve: Callable[[], MetricsServer | None] | None = None  # starts the requested server
+        self._since_ns = time.time_ns() - round(MARGIN * 1e9)
+        self._has_failed = False
+
+    @classmethod
+    def from_environment(
+        cls, folder: Path, node: str, emit: Emit, is_launched: bool, asked: MetricsOptions
+    ) -> Exports | None:
+        """Start the exporters that the environment requests; return None if it requests none. Never raises.
+
+        is_launched: the node's ranks belong to the launcher. asked: as for `NodeExports.start`."""
+        exporting = Exporting.from_environment()
+        settings = Settings()
+        try:
+            settings = Settings.from_environment()
+        except ConfigurationError as error:
+            emit(events.ExportFailed("prometheus", f"cannot start: {error}", is_at_start=True))
+        asked = asked.beside(settings)
+        from resilience import __version__
+
+        about = About(str(folder), __version__, str(getattr(sys.modules.get("torch"), "__version__", "")))
+        parent = parse_traceparent(exporting.traceparent)
+        timeline = Timeline(is_launched=is_launched)
+        view = MetricView(time.monotonic_ns, settings.metrics_ranks, about, timeline, parent)
+        exports = cls(emit, view, SpanView(parent), is_launched)
+        if exporting.protocol is not None:
+            exports._sender = SpanSender(exporting, node, emit)
+        if exporting.metrics_protocol is not None:
+            from resilience.telemetry.otlp_metrics import MetricSender  # loaded only by a node that sends metrics
+
+            exports._metric_sender = MetricSender(exporting, folder.name, node, view, emit)
+        if not asked.is_nothing:
+            exports._expose(folder, node, asked)
+        is_nothing = exports._sender is None and exports._metric_sender is None and exports._exposition is None
+        return None if is_nothing else exports
+
+    def _expose(self, folder: Path, node: str, asked: MetricsOptions) -> None:
+        """Set up the requested text file and server for metrics."""
+        from resilience.telemetry import prometheus  # a node without exports loads no server
+
+        try:
+            exposition = prometheus.Exposition(self.metrics)
+            if asked.textfile is not None:
+                self.textfile = prometheus.TextFile(Path(asked.textfile), folder.name, node, exposition, self._emit)
+            if asked.port is not None and asked.host is not None:
+                self._serve = functools.partial(
+                    prometheus.serve, asked.host, asked.port, exposition, folder, node, self._emit
+                )
+        except Exception as error:  # prometheus_client missing or broken: the job does not notice
+            self._report_failed_start(error)
+            return
+        self._exposition = exposition
+
+    def _report_failed_start(self, error: Exception) -> None:
+        reason = f"cannot start: {type(error).__name__}: {error}"[:500]
+        self._emit(events.ExportFailed("prometheus", reason, is_at_start=True))
+
+    def serve(self) -> None:
+        """Serve the metrics from now on, if a port is set. Never raises."""
+        if self._serve is not None:
+            try:
+                self._server = self._serve()
+            except Exception as error:  # the job does not notice
+                self._report_failed_start(error)
+
+    def take(self, record: Record) -> bool:
+        """Feed a record to the views. Never blocks; return True if everything was taken."""
+        intervals = self.metrics.take(record)
+        spans = [span for span in self._spans.spans(intervals) if span.end_ns >= self._since_ns]
+        return self._sender is None or all([self._sender.offer(span) for span in spans])
+
+    def fail(self, reason: str) -> None:
+        """Report a failure of the exporters, once."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._emit(events.ExportFailed("prometheus" if self._sender is None else "otlp", reason))
+
+    def exposition(self) -> bytes | None:
+        """Return the metrics as Prometheus text, None if no reader is set up."""
+        return None if self._exposition is None else self._exposition.text()
+
+    def renew(self) -> None:
+        """Renew this node's entry for Prometheus."""
+        if self._server is not None:
+            self._server.renew()
+
+    def close(self, timeout: float, outcome: Outcome | None) -> None:
+        """Let the exporters finish, within `timeout` seconds in total. outcome: of the job on this node."""
+        deadline = time.monotonic() + timeout
+        if self._metric_sender is not None:
+            self._metric_sender.close(max(0.0, (deadline - time.monotonic()) / 2))
+        if self._sender is not None:
+            self._sender.close(max(0.0, deadline - time.monotonic()))
+        if self._server is not None:
+            self._server.close(max(0.1, deadline - time.monotonic()), outcome)

@@ -1,0 +1,172 @@
+"""What is the current state of each rank?  One small file per rank, for exporters and `resilience status`.
+
+A monitor writes what it observes of its rank to `timings/<node>-<rank>.signs`. The file is replaced as a whole, at
+intervals and only after a change. These are observations, not events: nothing is counted from them, and a stale file
+only means that nothing has changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from resilience.adapters import files
+from resilience.core import encoding
+from resilience.core.deadlines import HEARTBEAT, of_section
+from resilience.core.identity import Origin
+from resilience.core.watch import Limits
+from resilience.errors import DecodeError
+
+ALIVE_EVERY = 10.0
+EVERY = 2.0  # minimum seconds between two writes of a rank's file
+A_SECOND = 128  # maximum files per second that all ranks of a job write: they may share one file server
+MOST_SECTIONS = 16
+_NAME = re.compile(r"(?P<node>.+)-(?P<rank>\d+)\.signs")
+
+
+class SnapshotSection(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An open section. at: when it was entered. limit_s: the shorter of its two limits."""
+
+    name: str
+    at: float
+    limit_s: float | None = None
+
+
+class Allowed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An active limit of a section, or of heartbeats under the name "". seconds: the shorter of its two."""
+
+    name: str
+    seconds: float
+    is_learned: bool = False
+
+
+class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The observed state of a rank. Times are seconds of its host's monotonic clock; add `offset` to get UTC.
+
+    heartbeat_at: of the last heartbeat, ping, step or end of a section. written_at: when any of this changed; a change
+    of written_at alone does not count. alive_at: when the monitor last checked its rank; updated every `alive_every`
+    seconds at least."""
+
+    origin: Origin
+    doing: str
+    written_at: float = 0.0
+    offset: float = 0.0
+    step: int | None = None
+    step_at: float | None = None
+    heartbeat_at: float | None = None
+    sections: tuple[SnapshotSection, ...] = ()
+    sections_more: int = 0  # number of open sections beyond the first MOST_SECTIONS
+    limits: tuple[Allowed, ...] = ()  # of at most MOST_SECTIONS sections
+    alive_at: float | None = None
+    schema: int = 1
+
+    def is_like(self, other: RankSnapshot | None) -> bool:
+        """Return True if the other snapshot shows the same state."""
+        if other is None:
+            return False
+        aligned: RankSnapshot = msgspec.structs.replace(
+            other, written_at=self.written_at, offset=self.offset, alive_at=self.alive_at
+        )
+        return self == aligned
+
+    def open_for(self, section: SnapshotSection, now: float) -> float:
+        """Return for how many seconds a section has certainly been open. now: on its host's monotonic clock."""
+        return max(0.0, self._known_until(now) - section.at)
+
+    def silent_for(self, now: float) -> float | None:
+        """Return for how many seconds the rank has certainly been silent, None if it never gave a sign of life."""
+        if self.heartbeat_at is None:
+            return None
+        return max(0.0, self._known_until(now) - self.heartbeat_at)
+
+    def _known_until(self, now: float) -> float:
+        """Return the time until which the file's content is certainly valid.
+
+        For a recent file, which may soon be replaced, this is the time of writing. An older file shows that nothing has
+        changed since."""
+        is_settled = now - self.written_at > 2 * pause(self.origin.world_size)
+        return now if is_settled else self.written_at
+
+    def wall(self, at: float) -> float:
+        """Return a time of this host as UTC seconds."""
+        return at + self.offset
+
+
+def allowed(limits: Limits) -> tuple[Allowed, ...]:
+    """Return the limits of heartbeats and sections, for readers of the snapshot."""
+    rows = [("", HEARTBEAT, limits.heartbeat)]
+    rows += [(name, of_section(name), limit) for name, limit in list(limits.sections.items())[:MOST_SECTIONS]]
+    active = []
+    for name, deadline, limit in rows:
+        seconds = limit.hard if limit.soft is None else limit.soft
+        if seconds is not None:
+            active.append(Allowed(name, seconds, deadline in limits.learned))
+    return tuple(active)
+
+
+def pause(world_size: int | None) -> float:
+    """Return the seconds between two writes of one rank's file."""
+    return max(EVERY, (world_size or 1) / A_SECOND)
+
+
+def alive_every(world_size: int | None) -> float:
+    """Return the seconds after which a rank's file is written again even without a change."""
+    return max(ALIVE_EVERY, 4 * pause(world_size))
+
+
+def path_of(folder: Path, node: str, rank: int) -> Path:
+    """Return the path of a rank's snapshot. folder: the run folder."""
+    return folder / "timings" / f"{node}-{rank}.signs"
+
+
+def write(folder: Path, signs: RankSnapshot) -> bool:
+    """Replace a rank's file; return True on success."""
+    rank = -1 if signs.origin.initial_rank is None else signs.origin.initial_rank
+    return files.replace(path_of(folder, signs.origin.node, rank), encoding.to_json(signs))
+
+
+_read = encoding.reader(RankSnapshot)
+
+
+def read(path: Path) -> RankSnapshot:
+    """Read a rank's file. Raises: OSError, DecodeError."""
+    return _read(path.read_bytes())
+
+
+def read_of(folder: Path, node: str, ranks: Iterable[int]) -> list[RankSnapshot]:
+    """Return the snapshots of these ranks of a node, without reading the files of others. Skip unreadable files."""
+    snapshots = []
+    for rank in ranks:
+        try:
+            snapshots.append(read(path_of(folder, node, rank)))
+        except (OSError, DecodeError):
+            continue
+    return snapshots
+
+
+def read_all(folder: Path, node: str | None = None) -> dict[int, RankSnapshot]:
+    """Return the snapshots of one node's ranks, or of all, by initial rank. Skip unreadable files."""
+    snapshots: dict[int, RankSnapshot] = {}
+    try:
+        paths = list((folder / "timings").iterdir())
+    except OSError:
+        return snapshots
+    for path in paths:
+        match = _NAME.fullmatch(path.name)
+        if match is None or node not in (None, match["node"]):
+            continue
+        try:
+            snapshot = read(path)
+        except (OSError, DecodeError):
+            continue  # it is being replaced, or is from another version
+        rank = int(match["rank"])
+        # After ranks have moved between nodes, an old file remains.
+        if rank not in snapshots or _order(snapshot) > _order(snapshots[rank]):
+            snapshots[rank] = snapshot
+    return snapshots
+
+
+def _order(signs: RankSnapshot) -> tuple[int, int, float]:
+    return signs.origin.attempt, signs.origin.cycle, signs.wall(signs.written_at)

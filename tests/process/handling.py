@@ -1,0 +1,61 @@
+"""Ranks whose signal handlers raise while they restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from types import FrameType
+
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.finalize import Finalize
+from resilience.inprocess.state import State
+from tests.support import signs
+
+CHILD = "child"
+
+
+class LoseChild(Finalize):
+    """In iteration 0, rank 1 ends rank 0's child and goes on when rank 0's handler was called: so long rank 0 waits for
+    it, in the middle of the restart."""
+
+    def __call__(self, state: State, exception: BaseException | None) -> State:
+        if state.iteration == 0 and state.initial_rank == 1:
+            signs.await_file(signs.Path(CHILD), 60.0)
+            os.kill(int(signs.Path(CHILD).read_text()), signal.SIGKILL)
+            signs.hold("lost", 1)
+        return state
+
+
+def handler_raises(again: bool) -> tuple[int, int]:
+    """Rank 0 fails in iteration 0, and its handler of SIGCHLD raises during the restart: once, as torch's does, or at
+    each call. Returns: the iteration in which this rank completed, how often its handler was called."""
+    rank = int(os.environ["RANK"])
+    called = 0
+
+    def raise_once(_: int, frame: FrameType | None) -> None:
+        nonlocal called
+        called += 1
+        signs.let_on(signs.Path.cwd(), "lost")
+        if again or called == 1:
+            if called > 1:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            raise RuntimeError("a process of mine is lost")
+
+    @Wrapper(finalize=LoseChild(), soft_timeout=timedelta(seconds=60), hard_timeout=timedelta(seconds=90))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0 and rank == 0:
+            signal.signal(signal.SIGCHLD, raise_once)
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            signs.Path("child.new").write_text(str(child.pid))
+            os.replace("child.new", CHILD)
+            raise ValueError("the first fault")
+        while call.iteration == 0:
+            time.sleep(0.005)
+        return call.iteration
+
+    return function(), called

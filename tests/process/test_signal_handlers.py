@@ -1,0 +1,68 @@
+"""A signal handler of the program that raises in the middle of a restart, or while the program's last words are
+printed, costs no rank and hides no error. Torch's handler of SIGCHLD is one: it raises an error for each process of a
+data loader that was lost, mostly when another error has told of it already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from tests.process.launching import Launched, launcher
+from tests.support.ranks import Job
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def launch(start: Start, tmp_path: Path) -> Callable[..., Launched]:
+    return launcher(start, tmp_path)
+
+
+@pytest.mark.parametrize(("again", "completed_in"), [(False, 1), (True, 2)])
+def test_handler_that_raises_during_a_restart_costs_no_rank(start: Start, again: bool, completed_in: int) -> None:
+    job = start(2, "tests.process.handling:handler_raises", again=again)
+    first, second = job.wait(120.0)
+    assert (first.error, second.error) == ("", "")
+    assert first.value == (completed_in, 2)  # put off, it is called again when the function runs
+    assert second.value == (completed_in, 0)
+    assert not job.of(events.RankLeft)
+    deferred = [(record.origin.initial_rank, record.event) for record in job.of(events.SignalDeferred)]
+    assert set(deferred) == {(0, events.SignalDeferred("SIGCHLD", "RuntimeError: a process of mine is lost"))}
+
+
+def test_handler_that_raises_while_an_error_is_printed_hides_it_from_nobody(launch: Callable[..., Launched]) -> None:
+    job = launch(
+        """
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "600"])
+        stderr = sys.stderr
+
+        class Losing:  # a process is lost with the first word of the traceback
+            def write(self, text):
+                if child.poll() is None:
+                    child.kill()
+                    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+                return stderr.write(text)
+
+            def flush(self):
+                stderr.flush()
+
+        def lost(*_):
+            raise RuntimeError("a process of mine is lost")
+
+        if cycle == 0:
+            signal.signal(signal.SIGCHLD, lost)
+            sys.stderr = Losing()
+            raise ValueError("the first error")
+        child.kill()
+        """,
+        nproc=1,
+    )
+    assert job.wait() == [0], job.job.output()
+    (error,) = [each.event.record.exception for each in job.job.of(events.Interrupted)]
+    assert (error.type, error.message) == ("ValueError", "the first error")
+    assert [frame.function for frame in error.stack] == ["<module>"]

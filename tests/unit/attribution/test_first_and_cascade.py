@@ -1,0 +1,31 @@
+"""Which interruptions does one node count as first?"""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.attribution.first_and_cascade import Interruptions
+from resilience.core import events
+from resilience.core.attribution import ExceptionInfo, Interruption, InterruptionRecord
+from resilience.core.identity import Origin
+from resilience.core.records import Record
+
+BAD = ExceptionInfo("ValueError", "bad", "mark")
+
+
+@pytest.mark.parametrize(("by", "is_own", "place"), [(0, True, "cascade"), (0, False, "first"), (1, True, "first")])
+def test_error_is_first_unless_another_nodes_rank_is_known_to_have_failed_before(
+    by: int, is_own: bool, place: str
+) -> None:
+    """Rank 1 is alone on its node; the store has the record of rank `by` first."""
+    failed = InterruptionRecord(1, Interruption.EXCEPTION, exception=BAD, origin="own")
+    origin = Origin("job", "node1", "rank", 7, iteration=0, initial_rank=1)
+    interruptions = Interruptions()
+    for event in (
+        events.IterationStarted(2, "active"),
+        events.Interrupted(failed),
+        events.OutcomeSeen(by, is_own=is_own),
+    ):
+        interruptions.take(Record(0, 5, 5, origin, event))
+    ((labels, count),) = interruptions.counted({}).items()
+    assert (labels[-1], count) == (place, 1)

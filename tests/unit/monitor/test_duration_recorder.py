@@ -1,0 +1,168 @@
+"""What a monitor sees of its rank becomes durations, each under the name of the limit that it is compared with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resilience.core.identity import Origin
+from resilience.core.phases import Phases
+from resilience.core.watch import Doing, Finding, Learned
+from resilience.monitor.duration_recorder import DurationRecorder
+from resilience.monitor.page import Closed, MonitorSide, OpenEntry, Page, PageView
+from resilience.telemetry import durations
+from resilience.telemetry.durations import Started, Value
+
+ORIGIN = Origin("job", "n", "monitor", 1, initial_rank=0, rank=0, world_size=1)
+VIEW = MonitorSide(Page.create()).read()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> DurationRecorder:
+    made = DurationRecorder(tmp_path, ORIGIN)
+    made.process_started(cycle=0)
+    return made
+
+
+def view(**changes: object) -> PageView:
+    seen: PageView = msgspec.structs.replace(VIEW, **changes)
+    return seen
+
+
+def section(name: str, at: float, seconds: float) -> Closed:
+    return Closed(name, seconds, at)
+
+
+def beat(at: float, gap: float) -> Closed:
+    return Closed("", gap, at)
+
+
+def step(at: float, gap: float) -> Closed:
+    return Closed("", gap, at, is_step=True)
+
+
+def kept(keeper: DurationRecorder, folder: Path) -> list[tuple[str, float, str]]:
+    """Return (deadline, seconds, end) of each occurrence, and the kinds of starts."""
+    keeper.close()
+    lines = [line for _, line in durations.read_values(folder / "timings" / "n-0.jsonl")]
+    return [
+        (line.section, round(line.s, 6), line.end) if isinstance(line, Value) else (line.how, line.cycle, "start")
+        for line in lines
+        if isinstance(line, Value | Started)
+    ]
+
+
+def test_each_kind_of_duration_has_its_name(keeper: DurationRecorder, tmp_path: Path) -> None:
+    first = [step(1.0, 0.0), section("data", 1.0, 0.5), beat(2.0, 0.75)]
+    keeper.take([*first, step(3.0, 2.0), section("data", 4.0, 1.0)], [])
+    assert kept(keeper, tmp_path) == [
+        ("cold", 0, "start"),
+        ("data", 0.5, "ok"),
+        ("heartbeat", 0.75, "ok"),
+        ("step", 2.0, "ok"),
+        ("data", 1.0, "ok"),
+        ("out_of_section", 2.5, "ok"),
+    ]
+
+
+@pytest.mark.parametrize("is_beating_on", [False, True])
+def test_first_heartbeat_is_timed_from_its_announcement_as_it_is_enforced(
+    keeper: DurationRecorder, tmp_path: Path, is_beating_on: bool
+) -> None:
+    keeper.take([], [], announced=10.0, heartbeat_at=None)
+    keeper.take([beat(17.0, 1.0)] if is_beating_on else [], [], announced=10.0, heartbeat_at=16.0)
+    keeper.take([beat(18.0, 1.0)], [], announced=10.0, heartbeat_at=18.0)
+    found = [row for row in kept(keeper, tmp_path) if row[0] == "initial_heartbeat"]
+    assert found == [("initial_heartbeat", 6.0, "ok")]
+
+
+def test_sections_before_the_first_heartbeat_begin_its_time_anew(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.take([section("load", 11.0, 3.0)], [OpenEntry("compile", 15.0)], announced=10.0, heartbeat_at=None)
+    keeper.take([section("compile", 15.0, 5.0)], [], announced=10.0, heartbeat_at=17.0)
+    assert ("initial_heartbeat", 2.0, "ok") in kept(keeper, tmp_path)
+
+
+def test_occurrences_are_counted_from_the_start_that_they_belong_to(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.take([section("data", 1.0, 0.5), section("data", 2.0, 0.5)], [])
+    assert keeper.occurrences("data") == 2
+    keeper.iteration_started(10.0, cycle=0, iteration=1)
+    assert (keeper.how, keeper.occurrences("data")) == ("iteration", 0)
+    # The page's ring still held one of before.
+    keeper.take([section("data", 3.0, 0.25), section("data", 11.0, 0.75)], [])
+    assert keeper.occurrences("data") == 1
+    rows = [row for row in kept(keeper, tmp_path) if row[0] != "out_of_section"]
+    assert rows[-3:] == [("data", 0.25, "ok"), ("iteration", 0, "start"), ("data", 0.75, "ok")]
+
+
+def test_start_of_a_rank_is_cold_once_and_whenever_a_node_is_new(tmp_path: Path) -> None:
+    for cycle, is_cold, how in ((0, None, "cold"), (1, None, "warm"), (2, True, "cold"), (3, False, "warm")):
+        keeper = DurationRecorder(tmp_path, ORIGIN)
+        keeper.process_started(cycle, is_cold)
+        keeper.take([section("data", 1.0, 0.5)], [])
+        assert keeper.how == how
+        keeper.close()
+
+
+def test_kill_is_kept_with_the_time_until_its_limit_fired(keeper: DurationRecorder, tmp_path: Path) -> None:
+    now = time.monotonic()
+    keeper.take([section("data", now - 100.0, 0.5)], [])
+    left_open = view(open_sections=(OpenEntry("data", now - 30.0), OpenEntry("outer", now - 60.0)))
+    keeper.cut(left_open, Finding("section:data", "hard", 2.0, 2.5), now - 20.0)
+    *_, data, outer = kept(keeper, tmp_path)
+    assert data == ("data", 2.5, "killed")
+    assert (outer[0], outer[2]) == ("outer", "cut")
+
+
+@pytest.mark.parametrize("deadline", ["heartbeat", "step", "out_of_section", "initial_heartbeat"])
+def test_kill_by_any_limit_is_kept_unless_the_rank_went_on(
+    keeper: DurationRecorder, tmp_path: Path, deadline: str
+) -> None:
+    signs = {"heartbeat": "heartbeat_at", "step": "step_at", "out_of_section": "section_left_at"}
+    at = {signs[deadline]: 98.0} if deadline in signs else {}
+    keeper.cut(view(**at), Finding(deadline, "hard", 2.0, 2.0), 100.0)
+    assert kept(keeper, tmp_path)[-1] == (deadline, 2.0, "killed")
+    again = DurationRecorder(tmp_path, ORIGIN)
+    again.process_started(cycle=1)
+    went_on = {signs.get(deadline, "heartbeat_at"): 100.5}
+    again.cut(view(**went_on), Finding(deadline, "hard", 2.0, 2.0), 100.0)
+    assert len(kept(again, tmp_path)) == 2
+
+
+def test_time_from_the_last_sign_to_the_end_of_a_program_that_ended_well_counts(
+    keeper: DurationRecorder, tmp_path: Path
+) -> None:
+    keeper.ended_well(view(doing=Doing.ENDING, since=50.0, step_at=48.0, heartbeat_at=49.0, section_left_at=47.5))
+    assert kept(keeper, tmp_path)[1:] == [
+        ("step", 2.0, "ok"),
+        ("heartbeat", 1.0, "ok"),
+        ("out_of_section", 2.5, "ok"),
+    ]
+
+
+def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) -> None:
+    keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2, first=1)}, {})
+    keeper.take([section("data", 1.0, 30.0), section("data", 40.0, 0.1)], [])
+    assert keeper.stale() == []
+    keeper.take([section("data", 41.0, 0.9)], [])
+    ((name, _, fallback),) = keeper.stale()
+    assert (name, fallback) == ("data", pytest.approx(4.5))
+
+
+def test_phases_are_believed_while_each_comes_where_it_is_expected(keeper: DurationRecorder) -> None:
+    keeper.expect({"data": Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2)}, {"data": Phases((2, 4, 6), 50)})
+
+    def take(*seconds: float) -> frozenset[str]:
+        for each in seconds:
+            keeper.take([section("data", 1.0, each)], [])
+        return keeper.aligned
+
+    assert take(0.1, 0.1) == frozenset()  # none has come yet
+    assert take(0.9) == {"data"}
+    assert take(0.1, 0.9) == {"data"}
+    assert take(0.1, 0.1) == frozenset()  # one did not come: the job is elsewhere
+    keeper.process_started(cycle=1)
+    assert take(0.1, 0.1, 0.9) == {"data"}
+    assert take(*[0.1] * 2) == frozenset()

@@ -1,0 +1,22 @@
+"""What ranks show, as files of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.core.identity import Origin
+from resilience.telemetry import rank_snapshot
+from resilience.telemetry.rank_snapshot import RankSnapshot
+
+
+def test_own_ranks_are_read_without_a_look_at_the_files_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timings").mkdir()
+    for rank in range(5):
+        origin = Origin(job_id="job", role="rank", pid=1, node=f"node{rank // 2}", initial_rank=rank)
+        assert rank_snapshot.write(tmp_path, RankSnapshot(origin=origin, doing="", step=rank))
+    monkeypatch.setattr(Path, "iterdir", lambda _: pytest.fail("nobody is to list the folder"))
+    assert [each.step for each in rank_snapshot.read_of(tmp_path, "node1", [2, 3, 9])] == [2, 3]
