@@ -41,6 +41,7 @@ class SpanSender:
         self._is_failing = False
         self._lost: collections.Counter[str] = collections.Counter()
         self._report_at = 0.0
+        self._exporter: Any = None
         self._thread = threading.Thread(target=self._run, name="resilience-spans", daemon=True)
         self._thread.start()
 
@@ -58,7 +59,8 @@ class SpanSender:
         return True
 
     def close(self, timeout: float) -> None:
-        """Send queued spans for at most `timeout` seconds; count the rest as lost."""
+        """Send queued spans for at most `timeout` seconds; count the rest as lost. A request that is under way then
+        ends by its own timeout, is not repeated, and blocks nothing."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -67,7 +69,8 @@ class SpanSender:
             if self._queue:
                 self._lost["closing"] += len(self._queue)
                 self._queue.clear()
-        # The thread may be inside a request that does not end; it is a daemon and blocks nothing.
+        if self._thread.is_alive():
+            end_retries(self._exporter)
         self._report_losses()
 
     def _run(self) -> None:
@@ -78,6 +81,7 @@ class SpanSender:
                 self._queue.clear()
             return
         exporter, convert = loaded
+        self._exporter = exporter
         while batch := self._next_batch():
             self._note_result(batch, _export(exporter, [convert(span) for span in batch]))
             if time.monotonic() >= self._report_at:
@@ -121,6 +125,13 @@ def _export(exporter: Any, spans: Sequence[Any]) -> bool:
         return getattr(exporter.export(spans), "name", "") == "SUCCESS"
     except Exception:  # edge to the exporter: an exception costs spans only, and they are counted
         return False
+
+
+def end_retries(exporter: Any) -> None:
+    """Let an exporter (None: not loaded yet) give up the request that it repeats. Does not wait for that: older
+    gRPC exporters wait up to 30 s for the request before they shut down."""
+    if exporter is not None:
+        threading.Thread(target=_shut_down, args=(exporter,), name="resilience-otlp-end", daemon=True).start()
 
 
 def _shut_down(exporter: Any) -> None:

@@ -18,7 +18,7 @@ from resilience.core import events
 from resilience.core.masking import masked_text
 from resilience.telemetry.catalogue import Labels, Metric
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.otlp import Emit, resource_of
+from resilience.telemetry.otlp import Emit, end_retries, resource_of
 from resilience.telemetry.span import SCOPE
 from resilience.telemetry.timings import Histogram, upper_bound
 
@@ -39,19 +39,25 @@ class MetricSender:
         self._place = (job_id, node)
         self._view = view
         self._emit = emit
+        self._exporter: Any = None
         self._done = threading.Event()
+        self._is_over = False  # the time for the last values has passed
         self._thread = threading.Thread(target=self._run, name="resilience-otlp-metrics", daemon=True)
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Send the last values, within `timeout` seconds. A request that does not end blocks nothing."""
+        """Send the last values, within `timeout` seconds. A request that is under way then ends by its own timeout, is
+        not repeated, and blocks nothing."""
         self._done.set()
         self._thread.join(timeout)
+        self._is_over = True
+        if self._thread.is_alive():
+            end_retries(self._exporter)
 
     def _run(self) -> None:
         try:
             name = self._exporting.metrics_protocol or ""
-            exporter = importlib.import_module(EXPORTERS[name]).OTLPMetricExporter()
+            exporter = self._exporter = importlib.import_module(EXPORTERS[name]).OTLPMetricExporter()
             convert = _Converter(*self._place)
         except Exception as error:  # the exporter reads many variables, and a bad one may raise anything
             self._emit(
@@ -60,7 +66,7 @@ class MetricSender:
             return
         has_failed = False
         is_last = False
-        while not is_last:
+        while not is_last and not self._is_over:
             is_last = self._done.wait(self._exporting.metrics_every_s)
             try:
                 is_sent = getattr(exporter.export(convert(self._view.exported())), "name", "") == "SUCCESS"

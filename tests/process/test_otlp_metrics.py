@@ -28,6 +28,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self, status: int) -> None:
         self.status = status
         self.metrics: dict[str, Any] = {}
+        self.has_been_asked = threading.Event()
         super().__init__(("127.0.0.1", 0), Handler)
 
 
@@ -43,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.metrics.update({metric.name: metric for metric in scope.metrics})
         self.send_response(self.server.status)
         self.end_headers()
+        self.server.has_been_asked.set()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -112,3 +114,18 @@ def test_collector_that_takes_no_metrics_is_told_once(folder: Path, monkeypatch:
             time.sleep(0.02)
         exports.close(60.0)
     assert emitted == [events.ExportFailed("otlp", "the collector does not take metrics")]
+
+
+def test_request_that_a_collector_refuses_for_now_is_not_repeated_after_close(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+    with collecting(503) as collector:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        )
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+        exports = NodeExports.start(folder, "node", lambda event: None)
+        assert exports is not None
+        assert collector.has_been_asked.wait(60.0)
+        exports.close(0.1)  # the fixture `exporters_end` awaits the thread
