@@ -23,7 +23,8 @@ THREAD = "resilience-writes"
 MOST = 4096  # jobs that wait for the disk
 ASK_LIMIT = 5.0  # seconds for a folder to prove that it is usable
 STALL = 1.0  # seconds for one job, after which the disk counts as one that does not answer
-LAST_LIMIT = 10.0  # seconds for a slow disk to take the last lines; one that does not answer gets STALL
+LAST_LIMIT = 10.0  # seconds for a slow disk to take the last lines
+LAST_STALL = 5.0  # seconds for one job then: waiting longer than STALL holds up nobody, and lost lines stay lost
 LOOK = 0.05  # seconds between two checks that the disk still answers
 READ_LIMIT = 2.0  # seconds for a read: longer than STALL, so only a disk that hangs exceeds it
 NO_ANSWER = "the disk does not answer"
@@ -50,8 +51,11 @@ class Writer:
     @property
     def is_stalled(self) -> bool:
         """Return True if the disk does not answer."""
+        return self._has_stalled_for(STALL)
+
+    def _has_stalled_for(self, seconds: float) -> bool:
         since = self._job_began_at
-        return since is not None and time.monotonic() - since > STALL
+        return since is not None and time.monotonic() - since > seconds
 
     def submit(self, job: Callable[[], object]) -> bool:
         """Run the job after all earlier ones. Return False if the queue is full. The job must not raise."""
@@ -107,10 +111,10 @@ class Writer:
             return True
         is_done = threading.Event()
         deadline = time.monotonic() + limit
-        if self.is_stalled or not self.submit(is_done.set):
+        if self._has_stalled_for(LAST_STALL) or not self.submit(is_done.set):
             return False
         while not is_done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
-            if self.is_stalled or time.monotonic() >= deadline:
+            if self._has_stalled_for(LAST_STALL) or time.monotonic() >= deadline:
                 return is_done.is_set()
         return True
 

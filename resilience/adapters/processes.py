@@ -181,6 +181,13 @@ def is_asleep(pid: int) -> bool:
     return not any(_is_runnable(pid, thread) for thread in threads)
 
 
+def exit_sample(pid: int) -> tuple[float, int] | None:
+    """Return a sample of a killed process: its processor seconds and its memory in bytes. Both change while the kernel
+    frees what it holds. None: it has ended, or a thread of it runs or waits for a processor."""
+    present = state(pid)
+    return None if present is None or not is_asleep(pid) else (present.cpu_s, present.rss_bytes)
+
+
 def _is_runnable(pid: int, thread: str) -> bool:
     try:
         line = Path(f"/proc/{pid}/task/{thread}/stat").read_bytes()

@@ -39,6 +39,7 @@ THREAD = "resilience-stacks"  # the answering thread in a launcher's worker; it 
 ASK_LIMIT = 0.3  # seconds for a thread of the process to answer; it needs a millisecond
 _LOOK = 0.004  # seconds between two checks for the answer
 _ALL_ASLEEP = 6  # checks that find every thread asleep: then the asked thread waits for the GIL
+_LEAST_CHECKS = 24  # before an answer is given up: on a busy host neither process gets many turns within ASK_LIMIT
 DUMP_LIMIT = 0.5  # seconds for faulthandler to answer; it needs milliseconds
 PY_SPY_LIMIT = 2.0  # seconds for py-spy, which starts as a process of its own
 _POLL = 0.0005
@@ -82,22 +83,24 @@ class Dump:
         self.fd = fd
 
     def ask(self, pid: int, ask: Ask) -> Stacks:
-        """Ask a thread of the process for its stacks. Return them, or the reason if none come within ASK_LIMIT."""
+        """Ask a thread of the process for its stacks. Return them, or the reason if none come within ASK_LIMIT and
+        _LEAST_CHECKS."""
         start = self._begin()
         number = time.monotonic_ns()
         if not ask(number):
             return Stacks("none", reason="no thread of the process can be asked")
         deadline = time.monotonic() + ASK_LIMIT
-        asleep = 0
+        checks = asleep = 0
         while True:
             text = self._text(start)
             if text.endswith(_end(number)):
                 return Stacks("own-thread", parse(text, self._main()))
             if asleep >= _ALL_ASLEEP:
                 return Stacks("none", reason="the asked thread waits for the GIL", is_gil_held=True)
-            if time.monotonic() >= deadline:
+            if checks >= _LEAST_CHECKS and time.monotonic() >= deadline:
                 return Stacks("none", reason=f"the asked thread did not answer within {ASK_LIMIT:g} s")
             time.sleep(_LOOK)
+            checks += 1
             asleep += processes.is_asleep(pid)
 
     def request(self, process: processes.Process) -> tuple[ThreadStack, ...]:

@@ -5,15 +5,12 @@ while which of the killed workers are still there."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
 from resilience.adapters import processes
 from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.launcher.worker_processes import KILL_LIMIT, EndedWorker
-
-UNINTERRUPTIBLE = "DZ"  # states of a main thread: waiting in the kernel, or ended while another thread remains
+from resilience.launcher.worker_processes import KILL_LIMIT, EndedWorker, Progress
 
 
 class Killed:
@@ -22,6 +19,7 @@ class Killed:
     def __init__(self, grace: float) -> None:
         """grace: seconds between the first signal and SIGKILL."""
         self._limit = grace + KILL_LIMIT
+        self._progress = Progress()
         self._since: dict[int, float] = {}  # by pid
 
     def note(self, record: InterruptionRecord) -> None:
@@ -34,10 +32,8 @@ class Killed:
 
     def survivors(self, pids: Sequence[int]) -> list[int]:
         """Return the workers among these living ones that do not end."""
-        late = [pid for pid in pids if time.monotonic() - self._since.get(pid, math.inf) > self._limit]
-        return [
-            pid for pid in late if (process := processes.state(pid)) is not None and process.state in UNINTERRUPTIBLE
-        ]
+        stuck = self._progress.stuck(pid for pid in pids if pid in self)
+        return [pid for pid in stuck if time.monotonic() - self._since[pid] > self._limit]
 
 
 def in_words(workers: Sequence[EndedWorker]) -> str:

@@ -3,8 +3,9 @@
 Holds a pidfd for each worker, so the agent wakes the moment one ends; exit statuses come from the process handlers of
 torchelastic's context. Each end is reported once.
 
-A worker in an uninterruptible wait of the kernel (a driver, a file server that does not answer) outlives SIGKILL. The
-agent waits for it at most KILL_LIMIT, then leaves it to the kernel and lists it in `unkillable`."""
+A worker in an uninterruptible wait of the kernel (a driver, a file server that does not answer) outlives SIGKILL. If a
+killed worker makes no progress towards its end for KILL_LIMIT, the agent leaves it to the kernel and lists it in
+`unkillable`."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from resilience.adapters import processes
 from resilience.adapters.processes import signal_name
 from resilience.launcher.zygote import ForkedWorker
 
 LOOK = 0.1  # seconds between polls for an urgent stop
-KILL_LIMIT = 2.0  # seconds that a killed worker may take to end
+KILL_LIMIT = 10.0  # seconds without progress, as while a driver frees a device, after which a killed worker is given up
+EXIT_LIMIT = 60.0  # seconds that a killed worker may take to end: freeing 1 TB takes 20
 
 
 class EndedWorker(NamedTuple):
@@ -38,6 +41,33 @@ class EndedWorker(NamedTuple):
     def how(self) -> str:
         """Return the ending in words."""
         return f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
+
+
+class Progress:
+    """How long have killed processes made no progress towards their end?  A process that frees much memory or waits for
+    a processor takes long, but it ends."""
+
+    def __init__(
+        self,
+        sample: Callable[[int], Hashable | None] = processes.exit_sample,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """sample: see `processes.exit_sample`."""
+        self._sample, self._clock = sample, clock
+        self._last: dict[int, tuple[Hashable | None, float]] = {}  # last sample and since when, by pid
+
+    def stuck(self, pids: Iterable[int]) -> list[int]:
+        """Sample these processes; return those that have made no progress for KILL_LIMIT."""
+        now, stuck = self._clock(), []
+        for pid in pids:
+            sample = self._sample(pid)
+            last, since = self._last.get(pid, (None, now))
+            if sample is None or sample != last:
+                since = now
+            self._last[pid] = sample, since
+            if now - since >= KILL_LIMIT:
+                stuck.append(pid)
+        return stuck
 
 
 class RunningWorkers:
@@ -115,12 +145,13 @@ class RunningWorkers:
     def stop(self, number: int, limit: float, is_urgent: Callable[[], bool] = lambda: False) -> list[EndedWorker]:
         """End every living worker with this signal, and with SIGKILL after `limit` seconds or when it becomes urgent.
         Return those that have ended."""
+        progress = Progress()
         self.signal(number)
         self.signal(signal.SIGCONT)  # a stopped process would not act on the first signal
         ended = self._await_end(limit, is_urgent)
         if self.living:
             self.signal(signal.SIGKILL)
-            ended += self._await_end(KILL_LIMIT)
+            ended += self._await_end(EXIT_LIMIT, lambda: len(progress.stuck(self.pids())) == len(self.living))
             self.give_up(self.pids())
         for fd in self._pidfds.values():
             os.close(fd)

@@ -36,7 +36,10 @@ MISSING = [
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"THE RENDEZVOUS ON ETCD IS NOT TESTED HERE: missing {', '.join(MISSING)}"
 )
-QUICK = "keep_alive_interval=0.2,keep_alive_max_attempt=5,last_call_timeout=20"  # lost after a second of silence
+# A node counts as lost after 10 s of silence: etcd writes each change to the disk before it answers, which takes
+# seconds where others use the disk.
+ALIVE = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 20}
+QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=20,last_call_timeout=20"
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 def test_agents_on_etcd_restart_with_a_fresh_store(
     fork_server: ForkServer, tmp_path: Path, endpoint: str, backend: str
 ) -> None:
-    with agents(fork_server, tmp_path, "2", backend=backend, endpoint=endpoint) as job:
+    with agents(fork_server, tmp_path, "2", backend=backend, endpoint=endpoint, **ALIVE) as job:
         them = [job.start("a"), job.start("b")]
         assert [agent.answer() for agent in them] == [False, False]  # nobody hosts
         first = meet(them)
@@ -75,7 +78,7 @@ def test_agents_on_etcd_restart_with_a_fresh_store(
 def test_loss_of_the_first_node_and_all_its_processes_is_survived(
     fork_server: ForkServer, tmp_path: Path, endpoint: str
 ) -> None:
-    with agents(fork_server, tmp_path, "1:3", backend="etcd", endpoint=endpoint) as job:
+    with agents(fork_server, tmp_path, "1:3", backend="etcd", endpoint=endpoint, **ALIVE) as job:
         them = [job.start(node) for node in "abc"]
         for agent in them:
             agent.answer()
@@ -91,7 +94,7 @@ def test_loss_of_the_first_node_and_all_its_processes_is_survived(
 
 def test_job_that_is_over_leaves_nothing_in_etcd(fork_server: ForkServer, tmp_path: Path, endpoint: str) -> None:
     for _ in range(2):  # the same id serves again
-        with agents(fork_server, tmp_path, "2", backend="etcd", endpoint=endpoint) as job:
+        with agents(fork_server, tmp_path, "2", backend="etcd", endpoint=endpoint, **ALIVE) as job:
             them = [job.start("a"), job.start("b")]
             for agent in them:
                 agent.answer()
@@ -104,7 +107,7 @@ def test_what_a_killed_attempt_has_left_is_not_the_next_ones(
     fork_server: ForkServer, tmp_path: Path, endpoint: str
 ) -> None:
     for attempt in range(2):
-        with agents(fork_server, tmp_path, "1", backend="etcd", endpoint=endpoint, attempt=attempt) as job:
+        with agents(fork_server, tmp_path, "1", backend="etcd", endpoint=endpoint, attempt=attempt, **ALIVE) as job:
             agent = job.start("a")
             agent.answer()
             assert [told.cycle for told in meet([agent])] == [0]

@@ -122,6 +122,20 @@ def test_process_that_holds_the_interpreter_lock_in_c_answers() -> None:
     assert "hold_the_lock" in names(found)
 
 
+def test_held_interpreter_lock_is_noticed_though_the_host_gives_us_no_turn_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hold_the_lock(line: Connection) -> None:
+        line.send("ready")
+        ctypes.PyDLL(None).usleep(60_000_000)
+
+    monkeypatch.setattr(stacks, "ASK_LIMIT", 0.0)
+    with armed(hold_the_lock) as (other, process, dump):
+        other.hear()
+        found = await_method("faulthandler", process, dump)
+    assert found.is_gil_held
+
+
 def test_lock_that_another_thread_holds_in_c_is_noticed_too() -> None:
     def hang(line: Connection) -> None:
         threading.Thread(target=ctypes.PyDLL(None).usleep, args=(60_000_000,)).start()

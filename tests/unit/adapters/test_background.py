@@ -62,7 +62,11 @@ def test_last_lines_are_waited_for_as_long_as_the_disk_answers(
         writer.submit(lambda number=number: (time.sleep(0.05), done.append(number)))  # type: ignore[misc]
     assert writer.flush()
     assert done == list(range(30))
-    monkeypatch.setattr(background, "STALL", 0.05)
+    monkeypatch.setattr(background, "STALL", 0.0)  # it writes lines late, but it may still write the last ones
+    writer.submit(lambda: (time.sleep(0.05), done.append(30)))
+    assert writer.flush()
+    assert done[-1] == 30
+    monkeypatch.setattr(background, "LAST_STALL", 0.05)
     writer.submit(answers.wait)
     assert not writer.flush(1000.0)
     answers.set()
