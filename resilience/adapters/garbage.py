@@ -10,6 +10,8 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -32,6 +34,19 @@ def freeze_once() -> None:
         gc.collect()
         gc.freeze()
         _frozen_in = os.getpid()
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Collect nothing in the body: an import creates so many objects that Python collects the whole heap of torch,
+    which takes longer than the import."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def collect() -> Collection:

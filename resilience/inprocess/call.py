@@ -134,7 +134,8 @@ class CallWrapper:
         return left_by(lambda: self._run(name))
 
     def _run(self, name: str) -> Any:
-        from resilience.inprocess.session import Session  # imports what a monitor needs, so only a call loads it
+        with garbage.postponed():
+            from resilience.inprocess.session import Session  # imports what a monitor needs, so only a call loads it
 
         garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
