@@ -6,6 +6,7 @@ machine with 2 cores and 12 GiB; a full run takes about half an hour, `--quick` 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import shutil
@@ -44,6 +45,7 @@ ENTRIES = 5  # calls of a wrapped function in one process
 # say otherwise.
 SHORT = timedelta(seconds=1)
 PEER_LIMIT = 150.0  # seconds the peer is given where gloo's timeout is left at 30 minutes
+QUIET = 1.0  # load of a machine whose figures may be published
 
 
 class Bench:
@@ -348,6 +350,30 @@ def launch_rows(bench: Bench) -> Iterator[Row]:
             )
 
 
+def orphan_rows(bench: Bench) -> Iterator[Row]:
+    """Workers whose launcher is killed, with all its processes, at once."""
+    names: tuple[launching.Launcher, ...] = ("resilience run", "resilience run --cold", "torchrun")
+    found: dict[launching.Launcher, list[float]] = {name: [] for name in names}
+    for number in range(bench.repeat(1, 5)):
+        for name in names if number % 2 == 0 else names[::-1]:
+            try:
+                found[name].append(launching.seconds_orphaned(name, 4, bench.job_folder()))
+            except RuntimeError as error:
+                bench.problems.append(str(error)[:300])
+    left = sum(map(math.isinf, found["torchrun"]))
+    for name in names[:2]:
+        yield Row(
+            what=f"SIGKILL of all processes of `{name}` at once → its last of 4 workers, deaf to signals, has ended; "
+            "peer is torchrun",
+            unit="s",
+            budget=2.0,
+            ours=[min(seconds, launching.ORPHANED) for seconds in found[name]],
+            peer=[seconds for seconds in found["torchrun"] if math.isfinite(seconds)],
+            peer_at_least=launching.ORPHANED if left else None,
+            notes=[f"torchrun: workers of {left} of {len(found['torchrun'])} jobs lived on"] if left else [],
+        )
+
+
 def _launched(
     bench: Bench, workers: int, names: Sequence[launching.Launcher], work: launching.Work
 ) -> dict[launching.Launcher, list[float]]:
@@ -511,6 +537,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "hang": hang_rows,
     "building": building_rows,
     "launch": launch_rows,
+    "orphans": orphan_rows,
     "calls": call_rows,
     "entry": entry_rows,
     "monitor": monitor_rows,
@@ -607,6 +634,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="measure nothing; judge and render what an earlier run has written",
     )
     options = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
+    if options.publish and options.source is None and load > QUIET:
+        parser.error(f"--publish needs a quiet machine: its load is {load:.1f}, expected at most {QUIET:g}")
     if options.publish and (options.only or options.side != "both"):
         parser.error("--publish needs all rows of both sides: leave --only and --side out")
     unknown = set((options.only or "").split(",")) - set(GROUPS) - {""}
