@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from resilience.analysis.dashboards.boards import BOARDS
-from resilience.analysis.dashboards.panels import Board, GridPlace, Panel, places
+from dashboards.generator.boards import BOARDS
+from dashboards.generator.panels import Board, GridPlace, Panel, places
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures" / "dashboards"
 JOB = "inprocess"  # of the two jobs the one that is drawn

@@ -1,13 +1,13 @@
 """`resilience dashboards export DIR`: write dashboards, rules and alerts for Prometheus and Grafana.
 
-All files are generated from the installed package, so they match the metrics that it exports."""
+The files are shipped with the package, so they match the metrics that it exports."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from resilience.analysis.dashboards.export import DATASOURCE, GRAFANA, write
+from resilience.analysis.dashboard_files import DATASOURCE, GRAFANA, write
 from resilience.cli.render import say
 
 
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the files; return the exit status.
 
-    Raises: ConfigurationError if the folder cannot be written, or a library that builds the dashboards is missing."""
+    Raises: ConfigurationError if the folder cannot be written, or a matcher is invalid."""
     written = write(arguments.folder, arguments.datasource, arguments.grafana.rstrip("/"), tuple(arguments.match))
     start = "RESILIENCE_RUN_DIR=<run directory> docker compose up"
     say(f"wrote {len(written)} files to {arguments.folder}; start the servers there: {start}")

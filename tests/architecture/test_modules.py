@@ -18,7 +18,6 @@ LONG = {
     "resilience/core/restart.py": "the restart protocol: its operations, values and steps, in one place",
     "resilience/inprocess/call.py": "one call of a wrapped function, from its entry to its end",
     "resilience/adapters/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
-    "resilience/analysis/dashboards/rules.py": "the list of alerts: each with its runbook, in one place",
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
 }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.analysis.dashboards.export import write
+from resilience.analysis.dashboard_files import write
 from resilience.core.events import CycleStarted
 from resilience.telemetry.exporters import AgentExports, MetricsOptions
 from tests.process.dashboard_jobs import END, LAUNCHED, LIMITS, RESTARTS

@@ -14,11 +14,11 @@ import pytest
 
 pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with it; it needs Python 3.11")
 
-from resilience.analysis.dashboards.boards import BOARDS
-from resilience.analysis.dashboards.boards.overview import OVERVIEW
-from resilience.analysis.dashboards.grafana import ANNOTATIONS, VARIABLES
-from resilience.analysis.dashboards.panels import Board, Panel
-from resilience.analysis.dashboards.rules import RECORDINGS
+from dashboards.generator.boards import BOARDS
+from dashboards.generator.boards.overview import OVERVIEW
+from dashboards.generator.grafana import ANNOTATIONS, VARIABLES
+from dashboards.generator.panels import Board, Panel
+from dashboards.generator.rules import RECORDINGS
 from tests.draw_dashboards import JOB, answers, draw
 from tests.process.dashboard_jobs import RESTARTS
 from tests.process.dashboard_scene import JOBS, Scene, filled, stage

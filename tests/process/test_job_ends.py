@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("grafana_foundation_sdk", reason="rules are exported with it; it needs Python 3.11")
-
-from resilience.analysis.dashboards.export import write
+from resilience.analysis.dashboard_files import write
 from resilience.telemetry.targets import FOLDER
 from tests.process.launching import Launched, launcher
 from tests.process.test_export import STRAIGHT

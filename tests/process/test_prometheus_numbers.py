@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from resilience.analysis.dashboards.queries import goodput, grown, quantile, restarts
+from dashboards.generator.queries import goodput, grown, quantile, restarts
 from resilience.telemetry.catalogue import BY_NAME
 from tests.fixtures import count
 from tests.process.dashboard_scene import filled

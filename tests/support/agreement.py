@@ -162,7 +162,7 @@ def seconds_counted(records: list[Record]) -> Counter[str]:
 
 
 def goodput(counters: Counter[str]) -> float:
-    """As `analysis.dashboards.queries.goodput` has it."""
+    """As `dashboards.generator.queries.goodput` has it."""
     outside = sum(counters[cause] for cause in ("startup", "restart", "idle"))
     lost = outside + counters["hang"] + counters["rework"]
     return max(0.0, 1 - lost / (counters["work"] + outside))

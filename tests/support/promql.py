@@ -13,7 +13,7 @@ from datetime import timedelta
 import msgspec
 import promql_parser as promql
 
-from resilience.analysis.dashboards.queries import OF_JOB, TARGET_LABELS
+from dashboards.generator.queries import OF_JOB, TARGET_LABELS
 from resilience.telemetry.catalogue import METRICS
 
 # Grafana's variables for times, by a length that nobody would write.

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import yaml
 
 pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with it; it needs Python 3.11")
 
-from resilience.analysis.dashboards import export
-from resilience.analysis.dashboards.boards import BOARDS
-from resilience.analysis.dashboards.examples import CASES
-from resilience.analysis.dashboards.panels import COLUMNS, Board, Panel
-from resilience.analysis.dashboards.rules import ALERTS, NEAR, RECORDINGS, SILENCES, Alert
-from resilience.analysis.dashboards.scenarios import SCENARIOS, Scenario
-from resilience.cli import main
+from dashboards.generator.boards import BOARDS
+from dashboards.generator.examples import CASES
+from dashboards.generator.panels import COLUMNS, Board, Panel
+from dashboards.generator.rules import ALERTS, NEAR, RECORDINGS, SILENCES, Alert
+from dashboards.generator.scenarios import SCENARIOS, Scenario
 from resilience.core.timeouts import NEAR_MISS
 from resilience.telemetry.catalogue import METRICS
 from tests.generate_dashboards import ROOT, files
@@ -275,70 +272,7 @@ def test_amtool_takes_the_example() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# -- export -------------------------------------------------------------------------------------------
-
-
-def test_export_writes_everything_with_the_chosen_data_source(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "out"
-    options = ["--datasource", "Mimir", "--grafana", "https://grafana.example"]
-    assert main(["dashboards", "export", str(folder), *options]) == 0
-    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert written == set(export.texts())
-    overview = json.loads((folder / "grafana/overview.json").read_text())
-    chosen = {each["name"]: each.get("current") for each in overview["templating"]["list"]}["datasource"]
-    assert chosen["value"] == "Mimir"
-    assert "https://grafana.example/d/resilience-runbooks" in (folder / "prometheus/alerts.yaml").read_text()
-    assert str(folder) in capsys.readouterr().out
-
-
-def test_export_for_one_cluster_asks_for_nothing_else(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    assert main(["dashboards", "export", str(folder), "--match", 'cluster="a"', "--match", 'team!="x"']) == 0
-    asked = [rule["expr"] for name in ("recording", "alerts") for rule in rules_of(folder, name)]
-    for path in (folder / "grafana").glob("*.json"):
-        asked += asked_in(json.loads(path.read_text()))
-    names = re.compile(r"(?<![:\w])(?:resilience_\w+|up|ALERTS)(?![:\w])({[^}]*})?")
-    selectors = [found[1] for text in asked for found in names.finditer(text)]
-    assert len(selectors) > 400
-    assert [each for each in selectors if not (each or "").endswith('cluster="a", team!="x"}')] == []
-
-
-def asked_in(content: Any) -> list[str]:
-    """The queries of a dashboard for Prometheus."""
-    if isinstance(content, list):
-        return [query for each in content for query in asked_in(each)]
-    if not isinstance(content, dict):
-        return []
-    own = [text for name, text in content.items() if name in ("expr", "query") and isinstance(text, str)]
-    return own + [query for each in content.values() for query in asked_in(each)]
-
-
-def rules_of(folder: Path, name: str) -> list[dict[str, str]]:
-    groups = yaml.safe_load((folder / "prometheus" / f"{name}.yaml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
-
-
-def test_matcher_that_is_none_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dashboards", "export", str(tmp_path / "out"), "--match", "cluster=a"]) == 2
-    assert 'cluster="a"' in capsys.readouterr().err
-
-
-def test_export_without_the_sdk_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "resilience.analysis.dashboards.grafana", raising=False)
-    monkeypatch.setitem(sys.modules, "grafana_foundation_sdk.builders", None)
-    assert main(["dashboards", "export", str(tmp_path / "out")]) == 2
-    assert "torch-resilience[dashboards]" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_export_into_what_is_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["dashboards", "export", str(tmp_path / "file")]) == 2
-    assert "cannot write" in capsys.readouterr().err
+# -- links -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", ["job", "job@1", "job@12"])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from resilience.analysis.dashboards import collecting
+from dashboards.generator import collecting
 from resilience.cli import main
 from resilience.cli.arguments import ranks_of
 from resilience.cli.logs import since_ns

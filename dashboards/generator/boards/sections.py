@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import LIMIT, NO_SECTIONS, SECTION
-from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
-from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
+from dashboards.generator.boards.common import LIMIT, NO_SECTIONS, SECTION
+from dashboards.generator.panels import Board, Panel, PanelRow, Query
+from dashboards.generator.queries import quantile, rate, select, stepped
 
 NO_LIMITS = "No section has a limit"
 COMPLETED = 'outcome="completed"'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.queries import select
+from dashboards.generator.queries import select
 
 QUIET = "No interruption in this range"
 NO_STEPS = "No rank has reported a step, or per-rank metrics are off"

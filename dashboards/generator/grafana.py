@@ -1,6 +1,6 @@
 """Converts boards to Grafana's JSON, with Grafana's own types.
 
-Needs grafana-foundation-sdk, the extra `dashboards`. All panels query the data source in the dashboard's variable, so
+Needs grafana-foundation-sdk and Python 3.11. All panels query the data source in the dashboard's variable, so
 one file fits every installation. Links lead to the runbook of an alert, and to traces and logs of the job if data
 sources for them are selected."""
 
@@ -11,36 +11,30 @@ import urllib.parse
 import warnings
 from typing import Any
 
-from resilience.analysis.dashboards.panels import Board, GridPlace, Panel, places
-from resilience.analysis.dashboards.queries import JOB, fold, matched, select, stepped
-from resilience.analysis.dashboards.rules import ALERTS, RUNBOOKS_UID, runbook_place
-from resilience.errors import ConfigurationError
+from dashboards.generator.panels import Board, GridPlace, Panel, places
+from dashboards.generator.queries import JOB, fold, select, stepped
+from dashboards.generator.rules import ALERTS, RUNBOOKS_UID, runbook_place
+from resilience.analysis.dashboard_files import DATASOURCE, json_text
 
-try:
-    with warnings.catch_warnings():
-        # The SDK warns about a newer dashboard format, which Grafana before 12 cannot read.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from grafana_foundation_sdk.builders import (
-            bargauge,
-            dashboard,
-            heatmap,
-            prometheus,
-            stat,
-            table,
-            text,
-            timeseries,
-        )
-        from grafana_foundation_sdk.builders import common as common_builders
-        from grafana_foundation_sdk.cog.encoder import JSONEncoder
-        from grafana_foundation_sdk.models import common
-        from grafana_foundation_sdk.models import dashboard as model
-        from grafana_foundation_sdk.models import prometheus as prometheus_model
-        from grafana_foundation_sdk.models import text as text_model
-except ImportError as error:
-    raise ConfigurationError(
-        f"dashboards need grafana-foundation-sdk, which needs Python 3.11 and is not installed ({error}): "
-        "pip install 'torch-resilience[dashboards]'"
-    ) from error
+with warnings.catch_warnings():
+    # The SDK warns about a newer dashboard format, which Grafana before 12 cannot read.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import (
+        bargauge,
+        dashboard,
+        heatmap,
+        prometheus,
+        stat,
+        table,
+        text,
+        timeseries,
+    )
+    from grafana_foundation_sdk.builders import common as common_builders
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models import common
+    from grafana_foundation_sdk.models import dashboard as model
+    from grafana_foundation_sdk.models import prometheus as prometheus_model
+    from grafana_foundation_sdk.models import text as text_model
 
 TAG = "resilience"
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -63,13 +57,13 @@ ANNOTATIONS = {
 }
 
 
-def board_json(board: Board, others: tuple[Board, ...], datasource: str, matchers: tuple[str, ...] = ()) -> str:
+def board_json(board: Board, others: tuple[Board, ...]) -> str:
     """Return a dashboard as Grafana's JSON. datasource: name of the default Prometheus. matchers: label matchers for
     all selectors."""
     built = _dashboard(board.title, board.uid, board.description)
-    for variable in _variables(datasource, matchers, board.is_of_one_job):
+    for variable in _variables(board.is_of_one_job):
         built.with_variable(variable)
-    for annotation in _annotations(matchers) if board.is_of_one_job else ():
+    for annotation in _annotations() if board.is_of_one_job else ():
         built.annotation(annotation)
     for link in _links(others, board.is_of_one_job):
         built.link(link)
@@ -79,14 +73,14 @@ def board_json(board: Board, others: tuple[Board, ...], datasource: str, matcher
         built.with_row(dashboard.Row(row.title).id(number).grid_pos(_grid(heading)))
         for panel, place in zip(row.panels, panel_places, strict=True):
             number += 1
-            built.with_panel(_panel(panel, matchers, board.is_of_one_job).id(number).grid_pos(_grid(place)))
+            built.with_panel(_panel(panel, board.is_of_one_job).id(number).grid_pos(_grid(place)))
     content = json.loads(_text(built))
     for panel, panel_json in zip(
         board.panels(), [candidate for candidate in content["panels"] if candidate["type"] != "row"], strict=True
     ):
         if panel.leads_to_job:
             panel_json["fieldConfig"]["defaults"]["links"] = [_TO_JOB]
-    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json_text(content)
 
 
 def runbooks_json() -> str:
@@ -115,7 +109,7 @@ def _text(built: dashboard.Dashboard) -> str:
     for variable in content.get("templating", {}).get("list", ()):
         for key in ("auto", "auto_count", "auto_min"):  # only interval variables have them
             variable.pop(key, None)
-    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json_text(content)
 
 
 def _grid(place: GridPlace) -> model.GridPos:
@@ -125,10 +119,10 @@ def _grid(place: GridPlace) -> model.GridPos:
 # -- around the panels --------------------------------------------------------------------------------
 
 
-def _variables(datasource: str, matchers: tuple[str, ...], is_of_one_job: bool) -> list[Any]:
-    jobs, nodes = (f"label_values({matched(selector, matchers)}, {label})" for selector, label in VARIABLES.values())
-    ids = f"label_values({matched(select(VARIABLES['job'][0], scope=(JOB,)), matchers)}, job_id)"
-    chosen = model.VariableOption(selected=True, text=datasource, value=datasource)
+def _variables(is_of_one_job: bool) -> list[Any]:
+    jobs, nodes = (f"label_values({selector}, {label})" for selector, label in VARIABLES.values())
+    ids = f"label_values({select(VARIABLES['job'][0], scope=(JOB,))}, job_id)"
+    chosen = model.VariableOption(selected=True, text=DATASOURCE, value=DATASOURCE)
     source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(chosen)
     if not is_of_one_job:
         return [source]
@@ -154,16 +148,16 @@ def _query_variable(name: str, label: str, query: str) -> Any:
     return variable.query({"qryType": 1, "query": query, "refId": f"variable-{name}"})
 
 
-def _annotations(matchers: tuple[str, ...]) -> list[Any]:
+def _annotations() -> list[Any]:
     return [
-        _annotation("Restarts", "blue", "{{layer}} restarts", "layer", matchers),
-        _annotation("Alerts", "red", "{{alertname}} ({{severity}})", "alertname", matchers),
+        _annotation("Restarts", "blue", "{{layer}} restarts", "layer"),
+        _annotation("Alerts", "red", "{{alertname}} ({{severity}})", "alertname"),
     ]
 
 
-def _annotation(name: str, color: str, title: str, keys: str, matchers: tuple[str, ...]) -> Any:
+def _annotation(name: str, color: str, title: str, keys: str) -> Any:
     annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(color)
-    query = prometheus.Dataquery().expr(matched(ANNOTATIONS[name], matchers)).ref_id("Anno").range().datasource(SOURCE)
+    query = prometheus.Dataquery().expr(ANNOTATIONS[name]).ref_id("Anno").range().datasource(SOURCE)
     return annotation.target(query).title_format(title).tag_keys(keys)
 
 
@@ -197,13 +191,11 @@ def _explore(source: str, query: dict[str, str]) -> str:
 # -- panels -------------------------------------------------------------------------------------------
 
 
-def _panel(panel: Panel, matchers: tuple[str, ...], is_of_one_job: bool) -> Any:
+def _panel(panel: Panel, is_of_one_job: bool) -> Any:
     built = _VIEWS[panel.view](panel)
     built.title(panel.title).description(panel.description).datasource(SOURCE).unit(panel.unit).min(0)
     for number, query in enumerate(panel.queries):
-        target = (
-            prometheus.Dataquery().expr(matched(query.expr, matchers)).ref_id(chr(ord("A") + number)).datasource(SOURCE)
-        )
+        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + number)).datasource(SOURCE)
         if query.legend:
             target.legend_format(query.legend)
         if panel.view in ("stat", "table", "gauge"):

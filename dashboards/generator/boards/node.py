@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import (
+from dashboards.generator.boards.common import (
     FAULTS,
     NO_BEATS,
     NO_STEPS,
@@ -13,8 +13,8 @@ from resilience.analysis.dashboards.boards.common import (
     silence,
     top,
 )
-from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
-from resilience.analysis.dashboards.queries import grown, select, stepped
+from dashboards.generator.panels import Board, Panel, PanelRow, Query
+from dashboards.generator.queries import grown, select, stepped
 
 NODE = Board(
     "node",

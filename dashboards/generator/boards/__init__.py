@@ -6,12 +6,12 @@ Self: is the telemetry complete. All use raw metrics; recording rules are for al
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.fleet import FLEET
-from resilience.analysis.dashboards.boards.hangs import HANGS
-from resilience.analysis.dashboards.boards.node import NODE
-from resilience.analysis.dashboards.boards.overview import OVERVIEW
-from resilience.analysis.dashboards.boards.own import OWN
-from resilience.analysis.dashboards.boards.restarts import RESTARTS
-from resilience.analysis.dashboards.boards.sections import SECTIONS
+from dashboards.generator.boards.fleet import FLEET
+from dashboards.generator.boards.hangs import HANGS
+from dashboards.generator.boards.node import NODE
+from dashboards.generator.boards.overview import OVERVIEW
+from dashboards.generator.boards.own import OWN
+from dashboards.generator.boards.restarts import RESTARTS
+from dashboards.generator.boards.sections import SECTIONS
 
 BOARDS = (FLEET, OVERVIEW, RESTARTS, HANGS, SECTIONS, NODE, OWN)

@@ -6,7 +6,6 @@ value now minus the value at the beginning, if that is known. `rate` is for freq
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from resilience.telemetry.catalogue import BY_NAME
@@ -34,27 +33,6 @@ def select(metric: str, *matchers: str, scope: Scope = SCOPE) -> str:
     """Return a selector of a metric for the selected job and nodes."""
     inside = ", ".join((*scope, *matchers))
     return f"{metric}{{{inside}}}" if inside else metric
-
-
-_NAMES = re.compile(r"(?<![:\w$])(resilience_\w+|up|ALERTS|scrape_\w+)(?![:\w])(\{[^}]*\})?")
-_MATCHER = re.compile(r'[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}]*"')
-
-
-def is_matcher(text: str) -> bool:
-    """Return True if a text is a label matcher such as `cluster="a"`."""
-    return _MATCHER.fullmatch(text) is not None
-
-
-def matched(expression: str, matchers: Sequence[str]) -> str:
-    """Return an expression restricted to series with these labels. Recorded series have them already."""
-    if not matchers:
-        return expression
-
-    def narrowed(match: re.Match[str]) -> str:
-        inside = [match[2][1:-1]] if match[2] else []
-        return f"{match[1]}{{{', '.join((*inside, *matchers))}}}"
-
-    return _NAMES.sub(narrowed, expression)
 
 
 def fold(operator: str, by: Sequence[str], expression: str) -> str:

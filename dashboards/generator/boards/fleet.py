@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import LISTED, NO_BEATS, NO_STEPS, SILENCE, STEP
-from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
-from resilience.analysis.dashboards.queries import ALL_JOBS, OF_JOB, RATE, fold, goodput, grown, restarts, select
+from dashboards.generator.boards.common import LISTED, NO_BEATS, NO_STEPS, SILENCE, STEP
+from dashboards.generator.panels import Board, Panel, PanelRow, Query
+from dashboards.generator.queries import ALL_JOBS, OF_JOB, RATE, fold, goodput, grown, restarts, select
 
 _firing = fold(
     "max",

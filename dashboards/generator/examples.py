@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from resilience.analysis.dashboards.rules import ALERTS, Alert, annotations_of, unit_test_file
+from dashboards.generator.rules import ALERTS, Alert, annotations_of, unit_test_file
 
 WHERE = 'cluster="c", job_id="j"'
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import (
+from dashboards.generator.boards.common import (
     DURATION,
     FAULTS,
     FIRST,
@@ -12,8 +12,8 @@ from resilience.analysis.dashboards.boards.common import (
     STEPS,
     TAKING_PART,
 )
-from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
-from resilience.analysis.dashboards.queries import RANGE, RATE, goodput, grown, or_zero, restarts, select, stepped
+from dashboards.generator.panels import Board, Panel, PanelRow, Query
+from dashboards.generator.queries import RANGE, RATE, goodput, grown, or_zero, restarts, select, stepped
 
 _ACTIVE = select("resilience_ranks", 'state="active"')
 _INACTIVE = select("resilience_ranks", 'state="inactive"')

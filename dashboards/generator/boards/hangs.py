@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
-from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
-from resilience.analysis.dashboards.queries import quantile, rate, select, stepped
+from dashboards.generator.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
+from dashboards.generator.panels import Board, Panel, PanelRow, Query
+from dashboards.generator.queries import quantile, rate, select, stepped
 
 _INTERVAL = "resilience_heartbeat_interval_seconds"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import top
-from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
-from resilience.analysis.dashboards.queries import RANGE, grown, of_nodes, quantile, select, stepped
+from dashboards.generator.boards.common import top
+from dashboards.generator.panels import Board, Panel, PanelRow, Query
+from dashboards.generator.queries import RANGE, grown, of_nodes, quantile, select, stepped
 
 # The last value in the range, even if the job has ended.
 _versions = of_nodes("resilience_build_info", f"last_over_time({select('resilience_build_info')}[{RANGE}])")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resilience.analysis.dashboards.boards.common import DURATION, FAULTS, FIRST, QUIET, top
-from resilience.analysis.dashboards.panels import Board, Panel, PanelRow, Query
-from resilience.analysis.dashboards.queries import grown, quantile, select, stepped
+from dashboards.generator.boards.common import DURATION, FAULTS, FIRST, QUIET, top
+from dashboards.generator.panels import Board, Panel, PanelRow, Query
+from dashboards.generator.queries import grown, quantile, select, stepped
 
 _PHASE = "resilience_restart_phase_duration_seconds"
 

@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.analysis.dashboards.queries import (
+from dashboards.generator.queries import (
     BEGAN,
     OF_JOB,
     fold,
     goodput,
     grown,
-    matched,
     or_zero,
     quantile,
     restarts,
@@ -611,25 +610,21 @@ def annotations_of(alert: Alert, grafana: str) -> dict[str, str]:
     }
 
 
-def recording_rules(matchers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the file of recording rules. matchers: label matchers for all selectors."""
+def recording_rules() -> dict[str, Any]:
+    """Return the file of recording rules."""
     groups = []
     for name, every, is_slow in ((GROUPS[0], EVERY, False), (GROUPS[1], SLOW, True)):
-        rules = [
-            {"record": rule.record, "expr": matched(rule.expr, matchers)}
-            for rule in RECORDINGS
-            if rule.is_slow == is_slow
-        ]
+        rules = [{"record": rule.record, "expr": rule.expr} for rule in RECORDINGS if rule.is_slow == is_slow]
         groups.append({"name": name, "interval": every, "rules": rules})
     return {"groups": groups}
 
 
-def alert_rules(grafana: str, matchers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the file of alerts. matchers: label matchers for all selectors."""
+def alert_rules(grafana: str) -> dict[str, Any]:
+    """Return the file of alerts. grafana: URL of Grafana."""
     rules = [
         {
             "alert": alert.name,
-            "expr": matched(alert.expr, matchers),
+            "expr": alert.expr,
             "for": alert.wait,
             "labels": {"severity": alert.severity, "level": alert.level},
             "annotations": annotations_of(alert, grafana),

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from resilience.analysis.dashboards.rules import unit_test_file
+from dashboards.generator.rules import unit_test_file
 
 
 class Scenario(msgspec.Struct, frozen=True):

@@ -1,0 +1,81 @@
+"""`resilience dashboards export` writes the shipped files, with an operator's names and labels."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from resilience.cli import main
+
+SHIPPED = Path(__file__).parents[3] / "dashboards"
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_export_writes_the_files_of_the_checkout(tmp_path: Path) -> None:
+    assert main(["dashboards", "export", str(tmp_path / "out")]) == 0
+    shipped = files_in(SHIPPED)
+    expected = {
+        name: content for name, content in shipped.items() if not name.startswith("generator/") and name != "README.md"
+    }
+    assert files_in(tmp_path / "out") == expected
+
+
+def test_export_writes_everything_with_the_chosen_data_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    options = ["--datasource", "Mimir", "--grafana", "https://grafana.example"]
+    assert main(["dashboards", "export", str(folder), *options]) == 0
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert "alertmanager.yaml" in written
+    overview = json.loads((folder / "grafana/overview.json").read_text())
+    chosen = {each["name"]: each.get("current") for each in overview["templating"]["list"]}["datasource"]
+    assert chosen["value"] == "Mimir"
+    assert "https://grafana.example/d/resilience-runbooks" in (folder / "prometheus/alerts.yaml").read_text()
+    assert str(folder) in capsys.readouterr().out
+
+
+def test_export_for_one_cluster_asks_for_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert main(["dashboards", "export", str(folder), "--match", 'cluster="a"', "--match", 'team!="x"']) == 0
+    asked = [rule["expr"] for name in ("recording", "alerts") for rule in rules_of(folder, name)]
+    for path in (folder / "grafana").glob("*.json"):
+        asked += asked_in(json.loads(path.read_text()))
+    names = re.compile(r"(?<![:\w])(?:resilience_\w+|up|ALERTS)(?![:\w])({[^}]*})?")
+    selectors = [found[1] for text in asked for found in names.finditer(text)]
+    assert len(selectors) > 400
+    assert [each for each in selectors if not (each or "").endswith('cluster="a", team!="x"}')] == []
+
+
+def asked_in(content: Any) -> list[str]:
+    """The queries of a dashboard for Prometheus."""
+    if isinstance(content, list):
+        return [query for each in content for query in asked_in(each)]
+    if not isinstance(content, dict):
+        return []
+    own = [text for name, text in content.items() if name in ("expr", "query") and isinstance(text, str)]
+    return own + [query for each in content.values() for query in asked_in(each)]
+
+
+def rules_of(folder: Path, name: str) -> list[dict[str, str]]:
+    groups = yaml.safe_load((folder / "prometheus" / f"{name}.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_matcher_that_is_none_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboards", "export", str(tmp_path / "out"), "--match", "cluster=a"]) == 2
+    assert 'cluster="a"' in capsys.readouterr().err
+
+
+def test_export_into_what_is_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["dashboards", "export", str(tmp_path / "file")]) == 2
+    assert "cannot write" in capsys.readouterr().err
