@@ -2,8 +2,8 @@
 
 Each death counts once. Each failed iteration or cycle has at most one first interruption on a node. A Wrapper under
 the launcher notices most faults before the launcher does: the launcher's records of the same fault are then left out
-or count as a cascade. A node knows only its own records. About another node it knows only whether the store's first
-record shows that rank's own fault; then nothing on this node came first. `attribution.verdict` compares all ranks."""
+or count as a cascade. A node knows only its own records. About another node it knows which rank's own fault came first
+in the store; then nothing on this node came first. `attribution.verdict` compares all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Labels = tuple[str, str, str]
 
 
 class _Seen(NamedTuple):
-    """A Wrapper's record of an interruption. is_own: None means True if this record reached the job's store first."""
+    """A Wrapper's record of an interruption. is_own: None means True if the rank was first in the store."""
 
     rank: int
     pid: int | None
@@ -44,7 +44,7 @@ class Interruptions:
 
     def __init__(self) -> None:
         self._seen: defaultdict[tuple[str, Place], list[_Seen]] = defaultdict(list)
-        self._by: dict[tuple[str, Place], tuple[int, bool]] = {}  # rank whose record is first in the store; own fault?
+        self._by: dict[tuple[str, Place], tuple[int, bool]] = {}  # rank that was first in the store; own fault?
         self._here: set[tuple[str, int | None]] = set()  # nodes and their ranks
         self._last: dict[tuple[str, Cycle], Place] = {}  # the last iteration that began
         self._over: set[tuple[Cycle, int]] = set()  # ranks whose monitor has ended
@@ -64,8 +64,10 @@ class Interruptions:
             case events.Interrupted(seen):
                 place = place if seen.iteration is None else (*place[:3], seen.iteration)
                 self._seen[origin.node, place].append(_seen(seen))
+            case events.InterruptionArrived(iteration=iteration, fault_of=int(fault_of)):
+                self._by[origin.node, (*place[:3], iteration)] = fault_of, True
             case events.OutcomeSeen(by=int(by), is_own=is_own):
-                self._by[origin.node, place] = by, is_own
+                self._by.setdefault((origin.node, place), (by, is_own))
             case events.MonitorEnded() | events.MonitorLost() if origin.initial_rank is not None:
                 self._over.add((cycle, origin.initial_rank))
 
@@ -98,7 +100,7 @@ class Interruptions:
     def _of_iteration(self, node: str, place: Place, entries: Sequence[_Seen]) -> Iterator[Labels]:
         by, is_own = self._by.get((node, place), (None, False))
         if by is None and not any((place[:2], entry.rank) in self._over for entry in entries):
-            return  # it is not yet known which record is first in the store
+            return  # it is not yet known which rank was first in the store
         own_faults = [entry for entry in entries if entry.is_own or (entry.is_own is None and by in (None, entry.rank))]
         if is_own and (node, by) not in self._here and by not in [entry.rank for entry in entries]:
             own_faults = []  # that rank's node counts it

@@ -140,13 +140,15 @@ class Interrupted(Event, frozen=True, tag="rank.interrupted"):
 
 
 class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
-    """An interruption record arrived in the store. The store's order of arrival shows which came first."""
+    """An interruption record arrived in the store. The store's order of arrival shows which came first. `fault_of`: if
+    the record is of the rank's own fault, the initial rank whose own fault was the first of the iteration."""
 
     level: ClassVar[Level] = "debug"
     initial_rank: int
     interruption: Interruption
     iteration: int
     position: int  # from 1
+    fault_of: int | None = None
 
 
 class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):

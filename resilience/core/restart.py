@@ -55,9 +55,12 @@ class Add(msgspec.Struct, frozen=True):
 
 
 class AddRecord(Add, frozen=True):
-    """Reserve the place of an interruption record among those of `iteration`. Return its number."""
+    """Reserve the place of an interruption record among those of `iteration`. Return its number.
+
+    fault_of: the initial rank whose own fault came first; None if the record is not of an own fault."""
 
     iteration: int
+    fault_of: int | None
 
 
 class SetRecord(Set, frozen=True):
@@ -359,7 +362,7 @@ def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
     result = yield from _work(seat)
     if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED:
         return Ending(COMPLETED)
-    if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:
+    if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, seat, result)) == COMPLETED:
         # A spare failed when all active ranks had already returned: the call is over, no rank restarts.
         if result.end is End.FAILED:
             return Ending(COMPLETED)
@@ -374,7 +377,7 @@ def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
     if result.end is not End.FATAL:
         result = yield from _recover()
         if result.end is not End.RETURNED:
-            yield from report(at, result.report)
+            yield from report(at, result.report, seat.initial_rank)
     is_leaving = result.end is not End.RETURNED
     if is_leaving:
         yield from _mark_terminated(at, seat.rank)
@@ -412,7 +415,7 @@ def _complete(at: Keys, seat: Seat, limits: WaitLimits) -> Protocol[str]:
     if seat.is_active and (yield from arrive(at.completion, seat.rank, seat.active_world_size)):
         yield CompareSet(at.outcome, COMPLETED)
     if not (yield AwaitOutcome(at.outcome, limits.completion)):
-        yield from report(at, missed_completion(seat, limits.completion), is_own=False)
+        yield from report(at, missed_completion(seat, limits.completion), None)
     (decided,) = yield Read((at.outcome,))
     return str(decided)
 
@@ -430,23 +433,22 @@ def _recover() -> Protocol[Result]:
 # -- interruptions and the next world ----------------------------------------------------------
 
 
-def report(at: Keys, record: str, is_own: bool = True) -> Protocol[str]:
+def report(at: Keys, record: str, fault_of: int | None) -> Protocol[str]:
     """Write an interruption record to the store and decide the iteration as interrupted.
 
     Return the outcome of the iteration: COMPLETED if success came first. The order of arrival comes from the store,
-    never from a clock. is_own: the record is of the rank's own fault, which clears every rank that has only an error
-    out of a communication call."""
-    position = yield AddRecord(at.records, 1, at.iteration)
+    never from a clock. fault_of: the initial rank if the record is of its own fault, which clears every rank that has
+    only an error out of a communication call. The first of these faults is the one that counts."""
+    first = None if fault_of is None else int((yield CompareSet(at.fault, str(fault_of))))
+    position = yield AddRecord(at.records, 1, at.iteration, first)
     yield SetRecord(f"{at.records}/{position}", record)
-    if is_own:
-        yield Set(at.fault, "1")
     outcome = str((yield CompareSet(at.outcome, INTERRUPTED)))
     yield CompareSet(at.server, NO_SERVER)  # wakes ranks that wait for the address of the iteration's store
     return outcome
 
 
-def _report_failure(at: Keys, result: Result) -> Protocol[str]:
-    return (yield from report(at, result.report, result.origin == "own"))
+def _report_failure(at: Keys, seat: Seat, result: Result) -> Protocol[str]:
+    return (yield from report(at, result.report, seat.initial_rank if result.origin == "own" else None))
 
 
 def _settle(at: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin]:
@@ -508,7 +510,7 @@ def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
     while True:
         at = Keys(seat.iteration)
         if not (yield Check((at.frozen,))):
-            if (yield from report(at, record)) == COMPLETED:
+            if (yield from report(at, record, seat.initial_rank)) == COMPLETED:
                 yield from arrive(at.exit, seat.rank, seat.world_size)
                 return COMPLETED
             for name in (at.start, at.last_call):

@@ -223,7 +223,7 @@ class MonitorStore:
         seat = self._last_seat(record.rank, self._store)
         if seat.iteration == record.iteration:  # its stacks are on record, and it may be unable to confirm that itself
             drive(arrive(keys.witnessed, seat.rank, seat.world_size), self._store)
-        protocol = report(keys, encode(record), symptom(record).is_own)
+        protocol = report(keys, encode(record), record.rank if symptom(record).is_own else None)
         drive(protocol, self._store, lambda operation: note_arrival(operation, self._store, record, self._emit))
         if record.iteration != self._witnessed_iteration:
             self._witnessed_iteration = record.iteration

@@ -22,7 +22,10 @@ def note_arrival(
     if not isinstance(operation, restart.AddRecord):
         return NotImplemented
     position = execute(operation, store)
-    emit(events.InterruptionArrived(record.rank, record.interruption, operation.iteration, position))
+    arrived = events.InterruptionArrived(
+        record.rank, record.interruption, operation.iteration, position, operation.fault_of
+    )
+    emit(arrived)
     return position
 
 

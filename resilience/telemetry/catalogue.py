@@ -156,11 +156,10 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_interruptions_total",
         "counter",
-        "Interruptions. origin: first (at most one per failed iteration or cycle) or cascade (a consequence). If ranks "
-        "of two nodes die within one iteration of a Wrapper, or one of them hangs, both nodes may count one as first, "
-        "because neither knows enough about the other.",
+        "Interruptions. origin: first (at most one per failed iteration or cycle, the first fault in the store) or "
+        "cascade (a consequence).",
         ("interruption", "category", "origin"),
-        (_E.Interrupted, _E.OutcomeSeen, _E.MonitorEnded, _E.CycleEnded),
+        (_E.Interrupted, _E.InterruptionArrived, _E.OutcomeSeen, _E.MonitorEnded, _E.CycleEnded),
     ),
     Metric(
         "resilience_hangs_detected_total",

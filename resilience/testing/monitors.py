@@ -99,7 +99,9 @@ class VirtualMonitors:
             case watch.AskRestart():
                 record = self._referee.may_say(f"{rank.seat.initial_rank}:{rank.seat.iteration}:silent")
                 errand = Errand(monitor, rank, stands_in=False)
-                errand.protocol = self._cluster.protocol.report(Keys(rank.seat.iteration), record)
+                errand.protocol = self._cluster.protocol.report(
+                    Keys(rank.seat.iteration), record, rank.seat.initial_rank
+                )
                 self._send(errand)
             case watch.Terminate():
                 since = rank.stalled_since()

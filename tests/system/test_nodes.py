@@ -11,6 +11,7 @@ import pytest
 
 from resilience.core import events
 from resilience.core.attribution import Interruption
+from tests.support.agreement import assert_agree, assert_one_first_interruption_for_each_incident
 from tests.support.ranks import Job
 from tests.system.jobs import RESULT
 
@@ -60,3 +61,19 @@ def test_lost_node_is_noticed_by_another_and_its_ranks_excluded(start: Start, no
     assert silent.silent_for_s >= silent.allowed_s
     told = {(record.rank, record.interruption) for record in job.interruptions() if record.rank in lost}
     assert told == {(rank, Interruption.UNRESPONSIVE) for rank in lost}
+
+
+def test_deaths_on_two_nodes_at_once_are_one_first_interruption(start: Start) -> None:
+    """Nobody is left on either node who could learn which of them came first."""
+    job = start(
+        3, "tests.system.jobs:train_and_hold", env_of=lambda rank: {"GROUP_RANK": str(rank)}, at="mid", step_held=5
+    )
+    for rank in range(3):
+        job.await_sign("mid", rank)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for rank in (1, 2):
+            job.signal(rank, number)
+    job.let_on("mid")
+    assert [rank.value for rank in job.wait()] == [RESULT, None, None]
+    assert_one_first_interruption_for_each_incident(job.records())
+    assert_agree(job.records())

@@ -29,3 +29,22 @@ def test_error_is_first_unless_another_nodes_rank_is_known_to_have_failed_before
         interruptions.take(Record(0, 5, 5, origin, event))
     ((labels, count),) = interruptions.counted({}).items()
     assert (labels[-1], count) == (place, 1)
+
+
+@pytest.mark.parametrize(("fault_of", "place"), [(0, "cascade"), (1, "first"), (None, "first")])
+def test_death_is_first_unless_the_store_had_the_fault_of_another_nodes_rank_before(
+    fault_of: int | None, place: str
+) -> None:
+    """Rank 1 was alone on its node, so no rank there learned how the iteration was decided."""
+    interruptions = Interruptions()
+    of_rank = Origin("job", "node1", "rank", 7, iteration=0, initial_rank=1)
+    of_monitor = Origin("job", "node1", "monitor", 8, iteration=0, initial_rank=1)
+    interruptions.take(Record(0, 5, 5, of_rank, events.IterationStarted(2, "active")))
+    for event in (
+        events.Interrupted(InterruptionRecord(1, Interruption.TERMINATED, pid=7)),
+        events.InterruptionArrived(1, Interruption.TERMINATED, 0, 2, fault_of),
+        events.MonitorEnded(0),
+    ):
+        interruptions.take(Record(0, 6, 6, of_monitor, event))
+    ((labels, count),) = interruptions.counted({}).items()
+    assert (labels[-1], count) == (place, 1)

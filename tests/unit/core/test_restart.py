@@ -202,7 +202,7 @@ def test_base_exception_ends_the_rank_without_hooks(failing: Stage) -> None:
 def test_report_ends_the_wait_for_a_store_that_is_not_published(protocol: ModuleType) -> None:
     store = MemoryStore()
     log: list[Any] = []
-    assert drive(protocol.report(Keys(0), "a record"), store, log=log) == INTERRUPTED
+    assert drive(protocol.report(Keys(0), "a record", None), store, log=log) == INTERRUPTED
     assert store.data["0/server"] == "none"
     written = [operation.key for operation in log if isinstance(operation, CompareSet)]
     assert written == ["0/outcome", "0/server"]  # a rank that wakes finds the iteration decided
@@ -211,14 +211,14 @@ def test_report_ends_the_wait_for_a_store_that_is_not_published(protocol: Module
 def test_report_keeps_the_address_of_a_published_store(protocol: ModuleType) -> None:
     store = MemoryStore()
     store.data["0/server"] = "10.0.0.1:4242"
-    drive(protocol.report(Keys(0), "a record"), store)
+    drive(protocol.report(Keys(0), "a record", None), store)
     assert store.data["0/server"] == "10.0.0.1:4242"
 
 
 @pytest.mark.parametrize("failing", [Stage.FINALIZE, Stage.CHECK_AFTER])
 def test_failing_hook_after_a_fault_excludes_the_rank(failing: Stage) -> None:
     store = MemoryStore()
-    drive(restart.report(Keys(0), "of another rank"), store)
+    drive(restart.report(Keys(0), "of another rank", 1), store)
 
     def stages(stage: Stage) -> Result:
         if stage is failing:
@@ -255,7 +255,7 @@ def test_rank_that_waits_in_vain_for_completion_interrupts(protocol: ModuleType)
 def test_success_that_came_first_stands(protocol: ModuleType) -> None:
     store = MemoryStore()
     assert drive(protocol.iterate(alone(), LIMITS), store) == Ending(COMPLETED)
-    assert drive(protocol.report(Keys(0), "late"), store) == COMPLETED
+    assert drive(protocol.report(Keys(0), "late", 0), store) == COMPLETED
     assert store.data["0/outcome"] == COMPLETED
 
 
@@ -305,14 +305,14 @@ def test_timeout_names_the_current_rank(protocol: ModuleType) -> None:
 def test_arrival_orders_come_from_the_store_and_are_unique(protocol: ModuleType) -> None:
     store = MemoryStore()
     for record in "abc":
-        assert drive(protocol.report(Keys(0), record), store) == INTERRUPTED
+        assert drive(protocol.report(Keys(0), record, None), store) == INTERRUPTED
     assert [store.data[f"0/records/{position}"] for position in (1, 2, 3)] == ["a", "b", "c"]
 
 
 def test_one_operation_gives_a_record_its_place_and_one_writes_it(protocol: ModuleType) -> None:
     log: list[Any] = []
     drive(protocol.stand_in(alone(3), LIMITS, "gone"), MemoryStore(), log=log)
-    assert [each for each in log if type(each).__name__ == "AddRecord"] == [protocol.AddRecord("3/records", 1, 3)]
+    assert [each for each in log if type(each).__name__ == "AddRecord"] == [protocol.AddRecord("3/records", 1, 3, 0)]
     assert [each for each in log if type(each).__name__ == "SetRecord"] == [protocol.SetRecord("3/records/1", "gone")]
 
 
@@ -522,7 +522,7 @@ def settled(
 
 
 def reports(protocol: ModuleType, is_own: bool) -> Callable[[MemoryStore], object]:
-    return lambda store: drive(protocol.report(Keys(0), "1 failed", is_own), store)
+    return lambda store: drive(protocol.report(Keys(0), "1 failed", 1 if is_own else None), store)
 
 
 def test_error_of_a_communication_call_is_the_ranks_own_if_nobody_else_has_a_fault(protocol: ModuleType) -> None:
@@ -571,9 +571,17 @@ def test_missed_completion_is_no_fault_of_the_rank_that_waited(protocol: ModuleT
 
 def test_fault_is_put_down_before_the_outcome_wakes_another_rank(protocol: ModuleType) -> None:
     log: list[Any] = []
-    drive(protocol.report(Keys(0), "1 failed"), MemoryStore(), log=log)
+    drive(protocol.report(Keys(0), "1 failed", 1), MemoryStore(), log=log)
     keys = [operation.key for operation in log]
     assert keys.index("0/fault") < keys.index("0/outcome")
+
+
+def test_first_of_the_faults_of_ranks_own_counts_whatever_record_came_first(protocol: ModuleType) -> None:
+    store, log = MemoryStore(), []
+    for rank, is_own in ((3, False), (2, True), (1, True), (2, True)):  # the last one: a stand-in says it again
+        drive(protocol.report(Keys(0), f"{rank} failed", rank if is_own else None), store, log=log)
+    added = [operation.fault_of for operation in log if type(operation).__name__ == "AddRecord"]
+    assert added == [None, 2, 2, 2]
 
 
 def test_rank_that_has_left_learns_who_does_not_go_on_or_nothing(protocol: ModuleType) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from resilience.core import events
+from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.identity import Origin, trace_id
 from resilience.core.records import Record
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
@@ -211,7 +212,12 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.ElasticTold("torchelastic.worker.status.SUCCEEDED", "AGENT", "SUCCEEDED"),
         events.IncidentJudged("rank 1 failed first (SIGKILL)", "killed", 0, 0, 1, 0.95),
     ]
-    told.append([Record(n, n, n, origin, event) for n, event in enumerate(extra)])  # type: ignore[arg-type]
+    alone = [
+        events.Interrupted(InterruptionRecord(0, Interruption.TERMINATED, pid=7)),
+        events.InterruptionArrived(0, Interruption.TERMINATED, 0, 2, fault_of=0),
+    ]
+    for few in (extra, alone):
+        told.append([Record(n, n, n, origin, event) for n, event in enumerate(few)])  # type: ignore[arg-type]
     for kind in get_args(launch_streams.Kind):
         for signs in (True, False):
             told.append(launched([launch_streams.Fault(kind, 1)], nodes=2, signs=signs).interleaved(0, "node0"))
