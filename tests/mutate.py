@@ -79,7 +79,7 @@ EQUIVALENT = {
     (
         "iterate",
         "swapped: if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED: / "
-        "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, result)) == COMPLETED:",
+        "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, seat, result)) == COMPLETED:",
     ): "a result satisfies at most one of the two conditions",
     (
         "Supervision.signalled",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,7 +36,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 LONGEST = 1 << 20  # bytes; a longer line, such as a progress bar without newlines, is split
 LAST_LINES = 20  # searched for a complete line
 LISTED = 60  # characters of a list shown in a line of text; for longer lists only the number of items
-AHEAD_NS = 3600 * 10**9  # a time this much after the file's last change comes from a broken clock
+AHEAD_NS = 3600 * 10**9  # a time this much after the file's end comes from a broken clock
 
 LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
 _SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^\[?([IWEF])\d{4} ")
@@ -134,6 +135,7 @@ class FileLines:
         self._number = 0
         self._size = 0
         self._changed_ns = 0
+        self._last_ns: int | None = None  # the file's last time, by its own lines
         self._stamp: int | None = None  # the last stamp of a plain line
         self._stamps = Stamps(path) if known.kind == "text" else None
         self._in_traceback = False
@@ -246,7 +248,16 @@ class FileLines:
             return self._line("bad", raw, self.key or self._changed_ns, "warning", is_placed=True)
 
     def _sane(self, at: int) -> int:
-        return at if at <= self._changed_ns + AHEAD_NS else self.key or self._changed_ns
+        return at if self._is_sane(at) else self.key or self._changed_ns
+
+    def _is_sane(self, at: int) -> bool:
+        """Return True if a time is not from a broken clock. The time of a copied file may be anything."""
+        if at <= self._changed_ns + AHEAD_NS:
+            return True
+        if self._last_ns is None:
+            last = last_stamp(self._path, self.known.kind) or 0
+            self._last_ns = min(last, time.time_ns()) - self.known.offset_ns
+        return at <= self._last_ns + AHEAD_NS
 
     def _text(self, raw: bytes, end: int) -> Line:
         text = encoding.text(raw[:200])
@@ -267,7 +278,7 @@ class FileLines:
         """Estimate a time from the position of a line, between the process's start and the file's last change."""
         last, start = self._changed_ns, self.known.began_ns
         if start is None or start >= last or end >= self._size:
-            return last
+            return max(last, start or 0)
         return start + (last - start) * end // self._size
 
     def _stamp_of(self, text: str) -> int | None:
@@ -283,7 +294,7 @@ class FileLines:
         except (ValueError, OverflowError, OSError):
             return None
         at -= self.known.offset_ns
-        return at if 0 <= at <= self._changed_ns + AHEAD_NS else None
+        return at if at >= 0 and self._is_sane(at) else None
 
     def _level_of(self, text: str) -> str:
         """Return the level that a line names. All lines of an uncaught exception are errors."""

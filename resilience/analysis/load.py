@@ -65,6 +65,7 @@ class Reader:
         """Yield all records, by file, in the order of each file."""
         size, damaged = 0, {}
         known_ranks: set[int] = set()
+        workers: set[int] = set()
         missing_before = len(self._missing)
         paths = _listed(self.folder / RECORDS, self._missing)
         if not paths and len(self._missing) == missing_before == 0:
@@ -79,6 +80,8 @@ class Reader:
                 match event:
                     case events.CallStarted():
                         size = max(size, event.world_size)
+                    case events.WorkerStarted():
+                        workers.add(event.worker_rank)
                     case events.TelemetryDropped(signal="record"):
                         dropped += event.count
                     case _:  # no other event matters here
@@ -88,7 +91,7 @@ class Reader:
             if lost:
                 damaged[path.stem] = lost
             known_ranks.update(rank for *_, rank in numbers if rank is not None)
-        absent = sorted(set(range(size)) - known_ranks)
+        absent = sorted(workers.union(range(size)) - known_ranks)
         if absent:  # these ranks must have existed, but left no records
             self._missing.append(Missing(RECORDS, f"no records of {named(absent)}"))
         self.completeness = _completeness([path.stem for path in paths], damaged, known_ranks, absent)

@@ -17,6 +17,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.cost import Times, times
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import incidents_of
+from resilience.attribution.verdict import without_records
 from resilience.core import events
 from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
@@ -115,13 +116,15 @@ class Report(msgspec.Struct, frozen=True):
             parts.append(
                 f"the launcher: {self.launched.outcome}{cleanly}, exit status {self.launched.exit_code}{detail}"
             )
+        elif self.launched is not None and not self.open:
+            parts.append("the launcher recorded no end")
         return "; ".join(parts) or "no records"
 
 
 def report(run: Run | Reader, history: History | None = None) -> Report:
     """Return the report of a run. history: of its records, if already read."""
     history = history_of(run.folder, run.records) if history is None else history
-    incidents = incidents_of(history)
+    incidents = tuple(_known(incident, run.completeness) for incident in incidents_of(history))
     ranks = history.last_calls()
     seconds = [cost for incident in incidents if (cost := incident.cost.lost_s) is not None]
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
@@ -165,6 +168,12 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         missing=run.missing,
         completeness=completeness,
     )
+
+
+def _known(incident: Incident, completeness: Completeness) -> Incident:
+    if completeness.is_whole:
+        return incident
+    return msgspec.structs.replace(incident, verdict=without_records(incident.verdict, completeness.damaged))
 
 
 def as_json(found: Report) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.attribution.symptoms import symptom
+from resilience.analysis.last_fault import LastFault
 from resilience.core import events
 from resilience.core.records import Record, beginnings
 from resilience.history.history import History
@@ -168,7 +168,7 @@ class Watcher:
         self._size: int | None = None
         self._newest = (0, 0)  # attempt and cycle of any rank
         self._iteration = (0, 0, 0)  # attempt, cycle, iteration
-        self._failure: tuple[int, int, str] | None = None  # UTC, rank, what
+        self._last_fault = LastFault()
 
     def look(self) -> Now | None:
         """Return the current state of the job; None while there are no records."""
@@ -176,7 +176,7 @@ class Watcher:
         if now >= self._list_at:
             self._list_at = now + LIST_EVERY
             self._list()
-        records = self._folder / "records"
+        records, is_first_look = self._folder / "records", None in self._tails.values()
         for name, tail in self._tails.items():
             if tail is None:
                 self._tails[name], added = _opened(records / name)
@@ -184,6 +184,8 @@ class Watcher:
                 added = tail.added()
             for record in added:
                 self._take(record)
+        if is_first_look:
+            self._last_fault.look_back(self._iteration, [records / name for name in self._tails])
         return None if self._first_ns is None else self._now(now, self._first_ns)
 
     def _list(self) -> None:
@@ -207,16 +209,7 @@ class Watcher:
         self._last_ns = max(self._last_ns, record.wall_ns)
         self._history.take(record)
         rank = origin.initial_rank
-        if isinstance(event, events.Interrupted) and symptom(event.record).is_own:
-            interruption = event.record
-            detected_ns = interruption.detected_wall_ns or record.wall_ns
-            if self._failure is None or detected_ns >= self._failure[0]:
-                description = (
-                    interruption.message
-                    if interruption.exception is None
-                    else f"{interruption.exception.type}: {interruption.exception.message}"
-                )
-                self._failure = (detected_ns, interruption.rank, description)
+        self._last_fault.take(record)
         if isinstance(event, events.WorkerStarted):
             self._pid[event.worker_rank] = event.worker_pid
         if rank is None:
@@ -266,7 +259,7 @@ class Watcher:
         if evidence:
             phase, detail = "lost", evidence
         iteration = self._iteration if place is None or self._iteration[:2] == place else (0, 0, 0)
-        failure = self._failure
+        fault = self._last_fault.newest(self._history.cycles)
         return Now(
             run=str(self._folder),
             job_id=self._job_id,
@@ -284,7 +277,7 @@ class Watcher:
             iterations=iteration[2],
             outcome=outcome,
             detail=detail,
-            failure=None if failure is None else Failure(failure[2], failure[1], max(0.0, now - failure[0] / 1e9)),
+            failure=None if fault is None else Failure(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
         )
 
     def _phase(self, now: float) -> tuple[Phase, str | None, str]:

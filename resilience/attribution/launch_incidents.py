@@ -137,11 +137,15 @@ def _records(
     for node in sorted({*lost, *_without_agent(parts)} & parts.keys()):
         # Monitors that still ran ended their workers because the agent was gone. One record stands for the whole node.
         ended = {rank for rank, worker in parts[node].workers.items() if _is_orphan(worker)}
+        detected = [record.detected_wall_ns for record in records if _is_end(record) and record.rank in ended]
         records = [record for record in records if not (_is_end(record) and record.rank in ended)]
         rank = min(parts[node].workers, default=None)
         if rank is not None and not any(record.rank == rank for record in records):
             message = f"node {node} is lost" if node in lost else f"the agent of {node} is gone"
-            records.append(InterruptionRecord(rank, Interruption.UNRESPONSIVE, message, node=node))
+            since_ns = min(filter(None, detected), default=None)
+            records.append(
+                InterruptionRecord(rank, Interruption.UNRESPONSIVE, message, node=node, detected_wall_ns=since_ns)
+            )
     return tuple(
         msgspec.structs.replace(record, arrival_order=1 if record.rank == mover else None, iteration=record.iteration)
         for record in records
@@ -210,6 +214,9 @@ def _seconds_a_step(parts: dict[str, NodeCycle], reached: int, silence: float) -
 def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], following: dict[str, NodeCycle]) -> Status:
     if following:
         return "restarted"
+    workers = [worker for part in parts.values() for worker in part.workers.values()]
+    if workers and all(_is_orphan(worker) and worker.is_gone for worker in workers):
+        return "ended"  # no agent is left to record it
     if any(part.ended is None for part in parts.values()):
         return "continued" if not any(part.ended is not None for part in parts.values()) else "unfinished"
     if any(part.ended is not None and part.ended.outcome == "completed" for part in parts.values()):

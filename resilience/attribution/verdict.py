@@ -11,7 +11,7 @@ is named, and below SURE nothing acts on a verdict."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 
 import msgspec
 
@@ -51,6 +51,7 @@ SURE = 0.9
 NAMED = 0.5
 """The confidence below which a rank is only a candidate."""
 NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
+WITHIN_LIMITS = "stayed within the limits"  # cleared because nothing else is on record
 _HUNG: Class = "hung"
 _HANGS: Mapping[Hang, Class] = {
     "stopped": "stopped",
@@ -469,9 +470,18 @@ def _exonerated(
             reasons["had completed"].append(rank)
         elif _waits(evidence, rank):
             reasons["waited in a collective for another rank"].append(rank)
-        elif verdict.what != "store_lost":
-            reasons["ran within its limits"].append(rank)
+        elif verdict.what != "store_lost" and (guilty or symptoms) and rank != evidence.first:
+            reasons[WITHIN_LIMITS].append(rank)
     return tuple(Exonerated(tuple(ranks), reason) for reason, ranks in reasons.items())
+
+
+def without_records(verdict: Verdict, ranks: Collection[int]) -> Verdict:
+    """Return the verdict without clearing these ranks because nothing is on record: their records are missing."""
+    cleared = []
+    for group in verdict.exonerated:
+        left = tuple(rank for rank in group.ranks if rank not in ranks)
+        cleared.append(group if group.reason != WITHIN_LIMITS else Exonerated(left, group.reason))
+    return msgspec.structs.replace(verdict, exonerated=tuple(group for group in cleared if group.ranks))
 
 
 def _blind(evidence: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:

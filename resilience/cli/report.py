@@ -233,8 +233,9 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
         if answer.saved_s >= WORTH * spent.total_s:
             best_answers[answer.kind] = answer
     if best_answers:
-        changes = ", ".join(
-            f"{100 * candidate.ettr:.1f} % with {what_if_in_words(candidate)}" for candidate in best_answers.values()
+        changes = "; ".join(
+            f"{100 * candidate.ettr:.1f} % with {what_if_in_words(candidate)}, if {candidate.assumes}"
+            for candidate in best_answers.values()
         )
         yield from field("what if", changes, width, indent=2)
 

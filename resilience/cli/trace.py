@@ -26,7 +26,7 @@ from resilience.errors import ConfigurationError
 from resilience.history.phases import Who
 
 FORMATS = ("text", "perfetto", "otlp-json")
-_NAME = 12
+_NAME = 14
 _NUMBERS = 30  # columns of the table's numbers
 STEPS = 12  # shown of the critical path: the longest ones
 

@@ -73,6 +73,7 @@ class Worker:
         self.started_wall_ns = 0
         self.exited_ns: int | None = None
         self.exit: events.WorkerExited | None = None
+        self.is_gone = False  # its monitor saw its process end, not with status 0
         self.progress: tuple[int, int, Sign] | None = None  # first progress: monotonic ns, UTC ns, signal
         self.first_step: tuple[int, int] | None = None  # monotonic ns, step
         self.how = ""
@@ -392,6 +393,8 @@ class CycleHistory:
                 self._part(record).worker(rank).evidence = method
             case events.WorkerSeen():
                 self._part(record).worker(rank).seen = event
+            case events.RankExited(goodbye=False, code=code) if code != 0:
+                self._part(record).worker(rank).is_gone = True
             case events.RankSignalled():
                 self._part(record).worker(rank).signals = (", ".join(event.signals), event.reason)
             case _:  # no other event matters here

@@ -251,9 +251,11 @@ _OF_RANKS = frozenset(
 
 def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool) -> None:
     end = worker.exit
-    if end is None or last.outcome is not None:
+    if last.outcome is not None:
         return
-    if end.code == 0 and end.expected and not is_preempted:
+    if end is None:  # its agent, if there still is one, has not recorded the end yet
+        last.is_lost |= worker.is_gone
+    elif end.code == 0 and end.expected and not is_preempted:
         last.outcome = "completed"
     else:
         last.is_stopped, last.is_lost = end.expected, not end.expected

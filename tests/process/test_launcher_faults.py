@@ -108,7 +108,7 @@ def test_rank_that_is_through_while_another_one_fails_runs_again_and_is_cleared(
     assert culprits(incident) == [(0, "exited")]
     assert {group.reason: group.ranks for group in incident.verdict.exonerated}.keys() <= {
         "had completed",
-        "ran within its limits",
+        "stayed within the limits",
     }
     assert {path.name for path in job.folder.glob("through.*")} == {f"through.{c}.{r}" for c in (0, 1) for r in (0, 1)}
 

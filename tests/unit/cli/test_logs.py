@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -208,6 +209,15 @@ def test_options_that_match_nothing_are_named_and_the_exit_status_is_1(
     said = capsys.readouterr()
     assert said.out == ""
     assert f"no line of {run} matches {options[0]} {options[1]}" in said.err
+
+
+def test_lines_keep_their_times_whatever_time_a_copy_gave_the_files(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = call(capsys, str(run))
+    for path in run.rglob("*.jsonl"):
+        os.utime(path, (0, 0))
+    assert call(capsys, str(run)) == told
 
 
 def test_since_counts_back_from_the_last_line_also_in_a_copy(

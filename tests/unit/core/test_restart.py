@@ -584,6 +584,16 @@ def test_first_of_the_faults_of_ranks_own_counts_whatever_record_came_first(prot
     assert added == [None, 2, 2, 2]
 
 
+def test_fault_is_that_of_an_initial_rank_whatever_its_present_number(protocol: ModuleType) -> None:
+    seat = Seat(5, 0, 1, 1, 0)
+    raised, died, hook = MemoryStore(), MemoryStore(), MemoryStore()
+    drive(protocol.iterate(seat, LIMITS), raised, fails_at(Stage.FUNCTION, End.FAILED))
+    drive(protocol.stand_in(seat, LIMITS, "gone"), died)
+    drive(protocol.report(Keys(0), "an echo", None), hook)
+    drive(protocol.iterate(seat, LIMITS), hook, fails_at(Stage.FINALIZE, End.FATAL))
+    assert [store.data["0/fault"] for store in (raised, died, hook)] == ["5"] * 3
+
+
 def test_rank_that_has_left_learns_who_does_not_go_on_or_nothing(protocol: ModuleType) -> None:
     store, seat = MemoryStore(), Seat(0, 0, 3, 3, 4)
     assert isinstance(protocol.terminated_of(seat, 1.0).send(None), Await)

@@ -236,6 +236,35 @@ def test_status_says_how_often_the_launcher_restarted_and_how_the_job_ended(job:
     assert_agree(job.records)
 
 
+def test_status_names_a_rank_of_the_last_incident(job: Recorded) -> None:
+    now = Watcher(job.folder).look()
+    assert now is not None and now.failure is not None
+    assert now.failure.rank in job.plan.culprits[-1]
+
+
+def test_job_without_its_agent_is_over_in_the_report_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpacked("agent-killed", tmp_path)
+    (incident,) = report(load(folder)).incidents
+    assert incident.status == "ended"
+    assert incident.detected_wall_ns is not None
+    assert main(["report", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "rank 0 lost; the launcher recorded no end" in text
+    assert "running" not in text and "continued" not in text
+
+
+def test_ranks_whose_records_are_missing_are_not_cleared(tmp_path: Path) -> None:
+    folder = unpacked("launcher-faults", tmp_path)
+    for rank in (1, 2):
+        (folder / "records" / f"node0-{rank}.jsonl").unlink()
+    found = report(load(folder))
+    assert found.completeness.damaged == (1, 2)
+    for incident in found.incidents:
+        cleared = {rank for group in incident.verdict.exonerated for rank in group.ranks}
+        assert not cleared & {1, 2, incident.verdict.first}
+        assert incident.verdict.culprits or not cleared
+
+
 ENDS = {"agent-killed": ("lost", None), "fails-at-start": ("ended", "exhausted")}
 
 

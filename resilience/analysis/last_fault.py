@@ -1,0 +1,111 @@
+"""Which fault of a job is the last one?  For `analysis.status`, which reads only the two ends of each file.
+
+The newest fault of a rank's own counts, without the ends of workers that the launcher stopped. The end of a file may
+begin after the fault that the present iteration follows. Then another rank's record says which rank was first, and
+that rank's file is read further back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from resilience.attribution.symptoms import symptom
+from resilience.core import events
+from resilience.core.attribution import Interruption
+from resilience.core.records import Record
+from resilience.history.cycles import Cycle, CycleHistory
+from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
+
+FIRST, MORE = 64 << 10, 8  # bytes of a file's end that are read first, and the factor by which they grow
+ASKED = 3  # ranks that are asked which rank was first
+KEPT = 4  # cycles whose ends of workers are kept: it takes the agent's records to know which ones it stopped
+
+Iteration = tuple[int, int, int]
+"""Attempt, cycle, iteration."""
+
+
+class Fault(NamedTuple):
+    """A fault. at_ns: UTC. iteration: None for a fault in a launched worker without a Wrapper."""
+
+    at_ns: int
+    rank: int
+    what: str
+    node: str
+    cycle: Cycle
+    iteration: int | None
+
+
+class LastFault:
+    """The faults of an attempt that have been read so far."""
+
+    def __init__(self) -> None:
+        self._newest: Fault | None = None
+        self._ends: dict[Cycle, list[Fault]] = {}
+        self._iterations: set[Iteration] = set()  # of which a fault is known
+
+    def take(self, record: Record) -> None:
+        """Add a record."""
+        if isinstance(record.event, events.Interrupted) and symptom(record.event.record).is_own:
+            self._add(record, record.event)
+
+    def _add(self, record: Record, event: events.Interrupted) -> None:
+        origin, seen = record.origin, event.record
+        what = seen.message if seen.exception is None else f"{seen.exception.type}: {seen.exception.message}"
+        cycle = origin.attempt, origin.cycle
+        iteration = origin.iteration if seen.iteration is None else seen.iteration
+        fault = Fault(seen.detected_wall_ns or record.wall_ns, seen.rank, what, origin.node, cycle, iteration)
+        if iteration is not None:
+            self._iterations.add((*cycle, iteration))
+        if seen.interruption is not Interruption.TERMINATED:
+            self._newest = max(self._newest or fault, fault, key=_age)
+            return
+        self._ends.setdefault(cycle, []).append(fault)
+        if len(self._ends) > KEPT:
+            del self._ends[min(self._ends)]
+
+    def look_back(self, present: Iteration, files: Sequence[Path]) -> None:
+        """Read further back if no fault of the iteration before the present one is known. files: of all ranks."""
+        before = (*present[:2], present[2] - 1)
+        if before[2] < 0 or before in self._iterations:
+            return
+        decided = next(filter(None, (_find(path, events.OutcomeSeen, before) for path in files[:ASKED])), None)
+        if decided is None or not isinstance(decided.event, events.OutcomeSeen):
+            return
+        for path in files:
+            if path.stem.endswith(f"-{decided.event.by}"):
+                first = _find(path, events.Interrupted, before)
+                if first is not None and isinstance(first.event, events.Interrupted):
+                    self._add(first, first.event)
+
+    def newest(self, cycles: CycleHistory) -> Fault | None:
+        """Return the last fault. cycles: they know which workers the launcher stopped."""
+        faults: Iterable[Fault] = () if self._newest is None else (self._newest,)
+        for cycle, ends in self._ends.items():
+            stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
+            faults = (*faults, *(fault for fault in ends if fault.rank not in stopped[fault.node]))
+        return max(faults, key=_age, default=None)
+
+
+def _find(path: Path, kind: type[events.Event], place: Iteration) -> Record | None:
+    """Return the last record of this kind and iteration in a rank's file."""
+    last = FIRST
+    while True:
+        records = RecordTail(path, last=last).added()
+        for record in reversed(records):
+            if type(record.event) is kind and _place(record) == place:
+                return record
+        if last >= READ_AT_ONCE or not records or records[0].sequence == 0:
+            return None
+        last *= MORE
+
+
+def _age(fault: Fault) -> int:
+    return fault.at_ns
+
+
+def _place(record: Record) -> Iteration | None:
+    origin, event = record.origin, record.event
+    iteration = event.record.iteration if isinstance(event, events.Interrupted) else None
+    iteration = origin.iteration if iteration is None else iteration
+    return None if iteration is None else (origin.attempt, origin.cycle, iteration)
