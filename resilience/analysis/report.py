@@ -17,7 +17,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.cost import Times, times
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import incidents_of
-from resilience.attribution.verdict import without_records
+from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated
 from resilience.core import events
 from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
@@ -171,9 +171,15 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
 
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:
+    """Return the incident without clearing ranks whose records are missing because nothing is on record."""
     if completeness.is_whole:
         return incident
-    return msgspec.structs.replace(incident, verdict=without_records(incident.verdict, completeness.damaged))
+    damaged, cleared = set(completeness.damaged), []
+    for group in incident.verdict.exonerated:
+        left = tuple(rank for rank in group.ranks if rank not in damaged)
+        cleared.append(group if group.reason != WITHIN_LIMITS else Exonerated(left, group.reason))
+    verdict = msgspec.structs.replace(incident.verdict, exonerated=tuple(group for group in cleared if group.ranks))
+    return msgspec.structs.replace(incident, verdict=verdict)
 
 
 def as_json(found: Report) -> dict[str, Any]:

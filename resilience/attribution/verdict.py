@@ -11,7 +11,7 @@ is named, and below SURE nothing acts on a verdict."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -473,15 +473,6 @@ def _exonerated(
         elif verdict.what != "store_lost" and (guilty or symptoms) and rank != evidence.first:
             reasons[WITHIN_LIMITS].append(rank)
     return tuple(Exonerated(tuple(ranks), reason) for reason, ranks in reasons.items())
-
-
-def without_records(verdict: Verdict, ranks: Collection[int]) -> Verdict:
-    """Return the verdict without clearing these ranks because nothing is on record: their records are missing."""
-    cleared = []
-    for group in verdict.exonerated:
-        left = tuple(rank for rank in group.ranks if rank not in ranks)
-        cleared.append(group if group.reason != WITHIN_LIMITS else Exonerated(left, group.reason))
-    return msgspec.structs.replace(verdict, exonerated=tuple(group for group in cleared if group.ranks))
 
 
 def _blind(evidence: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:
