@@ -7,13 +7,17 @@ without it. The page follows the system's light or dark mode and can be printed.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from resilience.adapters import files
-from resilience.analysis.counterfactual import WhatIf
 from resilience.analysis.load import Reader
 from resilience.analysis.merge import history_of
 from resilience.analysis.rank_lanes import lanes
@@ -25,8 +29,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import StackGroup, stack_groups
 from resilience.cli.evidence import last_lines
-from resilience.cli.markup import escape
-from resilience.cli.render import Line, clock, count, date, phase_name, plain, seconds, short_path
+from resilience.cli.render import clock, count, date, phase_name, plain, seconds, short_path
 from resilience.cli.report import (
     TIMES_UNKNOWN,
     as_of_in_words,
@@ -46,9 +49,11 @@ from resilience.cli.report_drawings import (
 from resilience.cli.report_logs import MOST_LINES, lines_around
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.encoding import text
+from resilience.core.printable import printable
 from resilience.core.user_frames import is_ours
 from resilience.errors import ConfigurationError
 
+_HERE = Path(__file__).parent
 TEXT_WIDTH, UNWRAPPED = 100, 10_000
 MOST_DETAILED = 200  # incidents shown in full; the table lists the others
 MOST_OPEN = 3  # incidents that are expanded initially
@@ -71,58 +76,46 @@ class ReportPage:
     def page(self) -> str:
         """Return the whole page."""
         condensed, now_ns = self.found, time.time_ns()
-        parts = [
-            f"<h1>Run {escape(condensed.job_id)}{f', attempt {condensed.attempt}' if condensed.attempt else ''}</h1>",
-            _headline(condensed, now_ns),
-            f'<p class="dim">{escape(", ".join(condensed.functions))} · {condensed.world_size or "?"} ranks on '
-            f"{escape(_ranks_or(condensed.nodes))} · from {date(condensed.started_wall_ns)} to "
-            f"{clock(condensed.last_wall_ns)}</p>",
-            "<h2>What the ranks did</h2>",
-            lanes_figure(self.lanes),
-            throughput_figure(self.rates, self.lanes),
-            "<h2>Where the time went</h2>",
-            f"<p>{TIMES_UNKNOWN}</p>" if condensed.times is None else times_figure(condensed.times),
-            _what_ifs(condensed.what_ifs),
-            _sections(condensed.sections),
-            self._incidents(),
-            "<h2>The whole report as text</h2><details><summary>as <code>resilience report</code> prints it</summary>"
-            f"<pre tabindex=0>{_text(report_lines(condensed, TEXT_WIDTH, now_ns))}</pre></details>",
-        ]
-        style, script = ((Path(__file__).parent / name).read_text("utf-8") for name in ("report.css", "report.js"))
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
-            f"<title>{escape(condensed.job_id)}: report</title><style>{style}</style></head><body><main>"
-            + "\n".join(part for part in parts if part)
-            + f"</main><script>{script}</script></body></html>\n"
+        style, script = ((_HERE / name).read_text("utf-8") for name in ("report.css", "report.js"))
+        return _template().render(
+            report=condensed,
+            style=style,
+            script=script,
+            headline=_headline(condensed, now_ns),
+            most_links=MOST_LINKS,
+            about=f"{', '.join(condensed.functions)} · {condensed.world_size or '?'} ranks on "
+            f"{_ranks_or(condensed.nodes)} · from {date(condensed.started_wall_ns)} to {clock(condensed.last_wall_ns)}",
+            lanes=lanes_figure(self.lanes),
+            throughput=throughput_figure(self.rates, self.lanes),
+            times=None if condensed.times is None else times_figure(condensed.times),
+            times_unknown=TIMES_UNKNOWN,
+            formulas=list({answer.kind: answer for answer in condensed.what_ifs}.values()),
+            sections=_sections(condensed.sections),
+            incidents=[self._incident(incident) for incident in condensed.incidents[:MOST_DETAILED]],
+            text=report_lines(condensed, TEXT_WIDTH, now_ns),
         )
 
-    def _incidents(self) -> str:
-        incidents = self.found.incidents
-        if not incidents:
-            return ""
-        parts = [f"<h2>{count(len(incidents), 'incident').capitalize()}</h2>"]
-        parts += [self._incident(incident) for incident in incidents[:MOST_DETAILED]]
-        if len(incidents) > MOST_DETAILED:
-            more = len(incidents) - MOST_DETAILED
-            parts.append(f'<p class="dim">{more} more: <code>resilience report RUN --incident N</code></p>')
-        return "".join(parts)
-
-    def _incident(self, incident: Incident) -> str:
+    def _incident(self, incident: Incident) -> dict[str, Any]:
         restart = waterfall(self.history, incident)
         # The browser wraps the lines to the width of the screen.
         title, *lines = list(incident_lines(incident, UNWRAPPED, is_whole=True, with_phases=restart is None))
-        head = "".join(_span(text, style) for text, style in title)
         cost = incident.cost.lost_s
-        cost_note = "" if cost is None else f", cost {seconds(cost)}"
-        about = f' <span class="dim">{clock(incident.detected_wall_ns)}{cost_note}</span>'
-        is_open = " open" if incident.number <= MOST_OPEN else ""
-        return (
-            f'<details class="incident" id="incident-{incident.number}"{is_open}><summary>{head}{about}</summary>'
-            f'<div class="facts">{_rows(lines)}</div>{"" if restart is None else _restart(restart)}'
-            f"{_stack_groups(stack_groups(self.history, incident))}{_evidence(incident)}"
-            f"{_logged(self.lines.get(incident.number, []))}</details>"
-        )
+        groups, logged = stack_groups(self.history, incident), self.lines.get(incident.number, [])
+        return {
+            "number": incident.number,
+            "is_open": incident.number <= MOST_OPEN,
+            "title": title,
+            "about": clock(incident.detected_wall_ns) + ("" if cost is None else f", cost {seconds(cost)}"),
+            "lines": lines,
+            "restart": None if restart is None else _restart(restart),
+            "places": [_place(group) for group in groups[:MOST_GROUPS]],
+            "more_places": len(groups) - MOST_GROUPS,
+            "records": [_cells(record) for record in incident.records[:MOST_RECORDS]],
+            "record_count": len(incident.records),
+            **_last_lines(incident),
+            "logged": logged[:MOST_LINES],
+            "has_more_logged": len(logged) > MOST_LINES,
+        }
 
 
 def write(path: Path, folder: Path) -> None:
@@ -131,35 +124,60 @@ def write(path: Path, folder: Path) -> None:
         raise ConfigurationError(f"cannot write {path}; check free space and permissions")
 
 
+@functools.cache
+def _template() -> Template:
+    def shown(value: Any) -> Any:
+        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        loader=FileSystemLoader(_HERE),
+    )
+    environment.filters |= {"seconds": seconds, "signed": _signed, "counted": count, "what_if": what_if_in_words}
+    return environment.get_template("report.html.j2")
+
+
 # -- first of all ----------------------------------------------------------------------------------
 
 
-def _headline(condensed: Report, now_ns: int) -> str:
-    is_bad = bool(condensed.lost or condensed.left) or (
-        condensed.launched is not None and bool(condensed.launched.exit_code) and not condensed.launched.is_clean
-    )
+def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
     at_least = "" if condensed.completeness.is_whole else "at least "
     none = "no incident" if condensed.completeness.is_whole else "no incident in the readable records"
     incidents_text = at_least + count(len(condensed.incidents), "incident") if condensed.incidents else none
     cost = "" if condensed.lost_s is None or not condensed.incidents else f", {seconds(condensed.lost_s)} lost"
     ettr = None if condensed.times is None else condensed.times.ettr
-    share = "" if ettr is None else f"; {ettr:.1%} of the time was productive"
-    missing = incomplete_in_words(condensed.completeness)
-    as_of = as_of_in_words(condensed, now_ns)
+    kinds = _kinds(condensed.incidents)
+    return {
+        "is_bad": bool(condensed.lost or condensed.left)
+        or (condensed.launched is not None and bool(condensed.launched.exit_code) and not condensed.launched.is_clean),
+        "missing": incomplete_in_words(condensed.completeness),
+        "as_of": as_of_in_words(condensed, now_ns),
+        "incidents": incidents_text + cost,
+        "share": "" if ettr is None else f"; {ettr:.1%} of the time was productive",
+        "kinds": kinds[:HEAD],
+        "more_kinds": len(kinds) - HEAD,
+    }
+
+
+def _kinds(incidents: Sequence[Incident]) -> list[dict[str, Any]]:
+    """Return the kinds of incidents, the most expensive first."""
     by_line: defaultdict[str, list[Incident]] = defaultdict(list)
-    for incident in condensed.incidents:
+    for incident in incidents:
         by_line[_in_a_line(incident)].append(incident)
-    kinds = sorted(by_line.items(), key=lambda item: -sum(incident.cost.lost_s or 0.0 for incident in item[1]))
-    items = "".join(f"<li>{_links(incidents)}: {line}</li>" for line, incidents in kinds[:HEAD])
-    item_list = f"<ul>{items}</ul>" if items else ""
-    more = f"<p>… and {count(len(kinds) - HEAD, 'other kind')} of incident.</p>" if len(kinds) > HEAD else ""
-    return (
-        f'<div class="verdict{" bad" if is_bad else " unsure" if missing else ""}">'
-        + (f"<p><b>Records are {escape(missing)}</b>; this page covers the readable records.</p>" if missing else "")
-        + (f"<p><b>As of {as_of}</b>, when this page was written.</p>" if as_of else "")
-        + f"<p><b>{incidents_text}{cost}</b>{share}.</p>{item_list}{more}"
-        f"<p>{escape(condensed.end)}</p></div>"
-    )
+    kinds = [
+        {
+            "line": line,
+            "numbers": [incident.number for incident in alike],
+            "lost_s": sum(incident.cost.lost_s or 0.0 for incident in alike),
+        }
+        for line, alike in by_line.items()
+    ]
+    return sorted(kinds, key=lambda kind: -kind["lost_s"])
 
 
 def _in_a_line(incident: Incident) -> str:
@@ -169,17 +187,8 @@ def _in_a_line(incident: Incident) -> str:
         (line.removeprefix("verdict").strip() for line in lines if line.startswith("verdict")), incident.kind
     )
     where = f", at {short_path(incident.where.file, 1)}:{incident.where.line}" if incident.where is not None else ""
-    advice = f" {escape(incident.advice[0][:1].upper() + incident.advice[0][1:])}." if incident.advice else ""
-    return f"{escape(verdict + where)}.{advice}"
-
-
-def _links(incidents: Sequence[Incident]) -> str:
-    lost = sum(incident.cost.lost_s or 0.0 for incident in incidents)
-    links = ", ".join(
-        f'<a href="#incident-{incident.number}">{incident.number}</a>' for incident in incidents[:MOST_LINKS]
-    )
-    more = "" if len(incidents) <= MOST_LINKS else f" and {len(incidents) - MOST_LINKS} more"
-    return f"{'incident' if len(incidents) == 1 else 'incidents'} {links}{more} ({seconds(lost)})"
+    advice = f" {incident.advice[0][:1].upper() + incident.advice[0][1:]}." if incident.advice else ""
+    return f"{verdict + where}.{advice}"
 
 
 def _ranks_or(nodes: Sequence[str]) -> str:
@@ -190,122 +199,66 @@ def _ranks_or(nodes: Sequence[str]) -> str:
 # -- time and durations ----------------------------------------------------------------------------
 
 
-def _what_ifs(answers: Sequence[WhatIf]) -> str:
-    if not answers:
-        return ""
-    rows = "".join(
-        f'<tr><td>{escape(what_if_in_words(answer))}</td><td class="n">{_signed(answer.saved_s)}</td>'
-        f'<td class="n">{answer.ettr:.1%}</td><td>if {escape(answer.assumes)}</td></tr>'
-        for answer in answers
-    )
-    by_kind = {answer.kind: answer for answer in answers}
-    formulas = "".join(
-        f"<li><code>{escape(answer.formula)}</code><br>{escape(answer.inputs)}</li>" for answer in by_kind.values()
-    )
-    return (
-        '<h3>What if</h3><div class="scroll"><table><tr><th>with …</th><th class="n">saved</th>'
-        f'<th class="n">productive</th><th></th></tr>{rows}</table></div>'
-        '<p class="dim">Productive: (productive time + saved) / '
-        f"total. This assumes the same faults; it is not a forecast.</p><ul>{formulas}</ul>"
-    )
-
-
 def _signed(value: float) -> str:
     return f"-{seconds(-value)}" if value < 0 else seconds(value)
 
 
-def _sections(sections: Sequence[SectionSummary]) -> str:
+def _sections(sections: Sequence[SectionSummary]) -> dict[str, Any] | None:
     used_sections = [section for section in sections if section.count]
     if not used_sections:
-        return ""
+        return None
     low = min(end for section in used_sections for end, _ in section.bins) / 1.3
     high = max(max(section.max_s, section.limit_s or 0.0) for section in used_sections) * 1.3
-    rows = "".join(_section(section, low, high) for section in used_sections)
-    names = ("times", "median", "p99", "longest", "limit", "used")
-    head = "<tr><th>section</th><th>durations</th>" + "".join(f'<th class="n">{name}</th>' for name in names) + "</tr>"
-    return (
-        f'<h2>How long sections took</h2><div class="scroll"><table>{head}{rows}</table></div>'
-        f'<p class="dim">All ranks; logarithmic, from {seconds(low)} to {seconds(high)}. The line is the last limit; '
-        "used: longest duration / limit. Interrupted sections are shown with their incident.</p>"
-    )
+    return {"low": low, "high": high, "rows": [_section(section, low, high) for section in used_sections]}
 
 
-def _section(section: SectionSummary, low: float, high: float) -> str:
+def _section(section: SectionSummary, low: float, high: float) -> dict[str, Any]:
     limit = "none" if section.limit_s is None else seconds(section.limit_s)
     used = "" if not section.limit_s else f"{section.max_s / section.limit_s:.0%}"
-    cells = (
-        f"{section.count:,}",
-        *map(seconds, (section.p50_s, section.p99_s, section.max_s)),
-        limit,
-        used,
-    )
-    name = escape(section.name) or "between heartbeats"
-    return (
-        f"<tr><td>{name}</td><td>{section_bars(section, low, high)}</td>"
-        + "".join(f'<td class="n">{cell}</td>' for cell in cells)
-        + "</tr>"
-    )
+    durations = map(seconds, (section.p50_s, section.p99_s, section.max_s))
+    return {
+        "name": section.name or "between heartbeats",
+        "bars": section_bars(section, low, high),
+        "cells": (f"{section.count:,}", *durations, limit, used),
+    }
 
 
 # -- incidents -------------------------------------------------------------------------------------
 
 
-def _restart(restart: Waterfall) -> str:
+def _restart(restart: Waterfall) -> dict[str, Any]:
     path = sorted(restart.path, key=lambda step: -step.seconds)[:4]
     steps = ", ".join(f"{seconds(step.seconds)} {phase_name(step.name)} ({who_in_words(step.who)})" for step in path)
-    return (
-        f"<h3>The restart: {seconds(restart.seconds)}</h3>{waterfall_figure(restart)}"
-        f'<p class="dim">On the critical path: {escape(steps)}</p>'
-    )
+    return {"seconds": restart.seconds, "figure": waterfall_figure(restart), "steps": steps}
 
 
-def _stack_groups(groups: Sequence[StackGroup]) -> str:
-    """Return the stacks of all ranks; ranks with equal stacks are grouped."""
-    if not groups:
-        return ""
-    parts = []
-    for group in groups[:MOST_GROUPS]:
-        outer = [frame for frame in group.stack if not (is_ours(frame) or frame.file.startswith("<"))]
-        outer = outer or list(group.stack)
-        at = f"{short_path(outer[-1].file)}:{outer[-1].line} {outer[-1].function}"
-        frames = "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in group.stack)
-        parts.append(
-            f"<details><summary>{escape(named(group.ranks))}: {escape(at)}</summary>"
-            f"<pre tabindex=0>{escape(frames)}</pre></details>"
-        )
-    more = len(groups) - MOST_GROUPS
-    more_text = f'<p class="dim">… and {count(more, "place")} more</p>' if more > 0 else ""
-    return f"<h3>Where each rank was</h3>{''.join(parts)}{more_text}"
+def _place(group: StackGroup) -> dict[str, str]:
+    """Return the stack of some ranks, which is the same for all of them."""
+    outer = [frame for frame in group.stack if not (is_ours(frame) or frame.file.startswith("<"))]
+    outer = outer or list(group.stack)
+    return {
+        "title": f"{named(group.ranks)}: {short_path(outer[-1].file)}:{outer[-1].line} {outer[-1].function}",
+        "frames": "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in group.stack),
+    }
 
 
-def _evidence(incident: Incident) -> str:
+def _last_lines(incident: Incident) -> dict[str, Any]:
+    """Return the last lines that the incident's first rank has printed."""
     if not incident.records:
-        return ""
-    rows = "".join(_record(record) for record in incident.records[:MOST_RECORDS])
-    more = len(incident.records) - MOST_RECORDS
-    more_text = f'<p class="dim">… and {count(more, "record")} more; --json shows all</p>' if more > 0 else ""
+        return {"last_lines": "", "last_lines_rank": None}
     chief = incident.records[0]
-    tail = ""
-    if chief.log_tail:
-        last = "\n".join(last_lines(chief.log_tail))
-        tail = f"<p>Last lines of rank {chief.rank}</p><pre tabindex=0>{escape(last)}</pre>"
-    head = "".join(
-        f"<th>{name}</th>" for name in ("rank", "interruption", "detector", "stage", "step", "sections", "process")
-    )
-    return (
-        f"<details><summary>Evidence: {count(len(incident.records), 'record')}</summary>"
-        f'<div class="scroll"><table class="top"><tr>{head}</tr>{rows}</table></div>{more_text}{tail}</details>'
-    )
+    return {"last_lines": "\n".join(last_lines(chief.log_tail or ())), "last_lines_rank": chief.rank}
 
 
-def _record(record: InterruptionRecord) -> str:
+def _cells(record: InterruptionRecord) -> tuple[str, ...]:
+    """Return the row of the evidence's table for a record."""
     description = record.message
     if record.exception is not None:
         description = f"{record.exception.type}: {record.exception.message}"
     elif record.exit is not None and (record.exit.signal or record.exit.code is not None):
         description = record.exit.signal or f"exit code {record.exit.code}"
     process = record.process
-    cells = (
+    return (
         str(record.rank),
         description[:160] or record.interruption.value,
         "" if record.detector is None else record.detector.name,
@@ -314,32 +267,3 @@ def _record(record: InterruptionRecord) -> str:
         ", ".join(f"{section.name} {seconds(section.open_s)}" for section in record.open_sections),
         "" if process is None or process.state is None else f"state {process.state}",
     )
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-
-
-# -- text ------------------------------------------------------------------------------------------
-
-
-def _logged(lines: Sequence[str]) -> str:
-    """Return the log lines around an incident. A script adds a search."""
-    if not lines:
-        return ""
-    rows = "".join(f"<div>{escape(line)}</div>" for line in lines[:MOST_LINES])
-    more = "" if len(lines) <= MOST_LINES else '<p class="dim">more: <code>resilience logs RUN --around N</code></p>'
-    return (
-        f"<details class=logs><summary>Log lines from 5 s before to 5 s after: {min(len(lines), MOST_LINES)}</summary>"
-        '<label hidden>Search <input type="search"> <output></output></label>'
-        f'<div class="lines" tabindex=0>{rows}</div>{more}</details>'
-    )
-
-
-def _rows(lines: Iterable[Line]) -> str:
-    return "".join(f"<div>{''.join(_span(text, style) for text, style in line)}</div>" for line in lines)
-
-
-def _text(lines: Iterable[Line]) -> str:
-    return "\n".join("".join(_span(text, style) for text, style in line) for line in lines)
-
-
-def _span(text: str, style: str) -> str:
-    return f'<span class="{style}">{escape(text)}</span>' if style else escape(text)
