@@ -10,17 +10,18 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import get_args
 
 import msgspec
 
 from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues, pool_of, warm_up
+from resilience.analysis.outside import outside_phases
 from resilience.analysis.timings import Input
 from resilience.core import calibration, timeouts
 from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool
 from resilience.core.configuration import differences, harmless, serious
 from resilience.core.deadlines import Start, first_of
-from resilience.core.phases import Phases, recurring
 from resilience.core.quantiles import chi2
 from resilience.core.tails import quantile
 from resilience.core.timeouts import Deadline, OutsideLimit, RankGroupLimit, Timeouts
@@ -29,8 +30,6 @@ from resilience.errors import ConfigurationError
 RESTARTS_PER_MONTH = 100.0  # expected restarts, the default
 EMA = 0.5  # weight of the newer value in the compatible rule
 SIGNIFICANT = 0.05
-PAYS = 0.67  # of the usual limit; a longer limit outside phases is not worth storing the positions of the phases
-MOST_FOLDS = 8  # runs on which a limit outside phases is tested
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -70,7 +69,7 @@ def calibrate(
         if usual is not None:  # None: one occurrence per start, so there are only first occurrences
             usual = _grouped(usual, _observed_groups(runs, name, job), first, seconds, job)
             p = job.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
-            outside = outside_phases(observed_deadlines, first, usual.timeout_s, p, target)
+            outside = _outside(observed_deadlines, first, usual.timeout_s, p, target)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
         for start in get_args(Start):
             first_values = [
@@ -210,48 +209,14 @@ def _grouped(
     return msgspec.structs.replace(usual, groups=tuple(limits))
 
 
-def outside_phases(
+def _outside(
     observed: Sequence[ObservedDeadline], first: int, usual_s: float | None, p: float, target: Target
 ) -> OutsideLimit | None:
-    """Return the limit outside known phases. Return None if no phases are known, if the limit is not much shorter than
-    the usual one, or if a run exceeds it: each run is tested against the limit of the others."""
-    fit = _fit_outside(observed, first, p, target)
-    if fit is None or usual_s is None:
-        return None
-    fitted, phases = fit
-    limit = fitted.timeout_s
-    if limit is None or limit > PAYS * usual_s or not _is_borne_out(observed, first, phases, p, target):
-        return None
-    return OutsideLimit(limit, fitted.status, fitted.reason, phases, fitted.p, fitted.n, fitted.max_s, fitted.median_s)
-
-
-def _fit_outside(
-    observed: Sequence[ObservedDeadline], first: int, p: float, target: Target, phases: Phases | None = None
-) -> tuple[calibration.Timeout, Phases] | None:
-    """Return the fit of the durations outside the runs' recurring phases, and the phases; None without phases."""
-    if phases is None:
-        courses = [course for deadline in observed if (course := deadline.course(first)) is not None]
-        phases = recurring(courses) if len(courses) == len(observed) else None
-    if phases is None:
-        return None
-    pool = pool_of([deadline.outside(phases) for deadline in observed], first)
-    if not pool.n:
-        return None
-    bounds = {"min_timeout": target.min_timeout, "max_timeout": target.max_timeout}
-    return fit_pool(pool, p, target.confidence, **bounds), phases  # type: ignore[arg-type]
-
-
-def _is_borne_out(observed: Sequence[ObservedDeadline], first: int, phases: Phases, p: float, target: Target) -> bool:
-    """Return True if no run exceeds the limit that the others support outside their phases. Two runs share their
-    phases, because a single run shows none."""
-    for held_out in observed[:MOST_FOLDS]:
-        remaining = [deadline for deadline in observed if deadline is not held_out]
-        fit = _fit_outside(remaining, first, p, target, phases if len(remaining) == 1 else None)
-        if fit is None or fit[0].timeout_s is None:
-            return False
-        if max(held_out.outside(fit[1]).series(first), default=0.0) > fit[0].timeout_s:
-            return False
-    return True
+    """Return the limit outside known phases, None if there is none."""
+    fit = partial(
+        fit_pool, p=p, confidence=target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout
+    )
+    return outside_phases(observed, first, usual_s, fit)
 
 
 def _warned(deadline: Deadline, warning: str) -> Deadline:
@@ -416,17 +381,17 @@ def _test_limit(
         plain_over,
         fitted.median_s,
     )
-    outside = outside_phases(train, first, fitted.timeout_s, p / 2, target)
+    outside = _outside(train, first, fitted.timeout_s, p / 2, target)
     if outside is None:
         return answer
-    tested = [seconds for number, seconds, _ in held_out.outside(outside.phases).kept if number >= first]
+    tested = pool_of([held_out.outside(outside.phases)], first)
     return msgspec.structs.replace(
         answer,
         outside_s=outside.timeout_s,
         outside_status=outside.status,
         outside_max_s=outside.max_s,
-        outside_exposure=len(tested),
-        outside_exceeded=sum(seconds > outside.timeout_s for seconds in tested),
+        outside_exposure=tested.n,
+        outside_exceeded=sum(count for seconds, count in tested.descending if seconds > outside.timeout_s),
     )
 
 

@@ -36,7 +36,7 @@ class ObservedDeadline(msgspec.Struct):
     contains all occurrences. Otherwise it or `missing` (seconds: count) contains all that took longer than `above`, and
     body contains all occurrences of every rank. n: number of occurrences; max_s: the longest. half_at, settled_max,
     drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
-    unknown."""
+    unknown. is_from_beginning: the run did not continue from a checkpoint."""
 
     starts: list[StartValues]
     kept: list[tuple[int, float, float]]
@@ -51,6 +51,7 @@ class ObservedDeadline(msgspec.Struct):
     drift: float = 0.0
     cuts: list[Cut] = []
     rank_medians: tuple[float, float] = (0.0, 0.0)
+    is_from_beginning: bool = True
 
     def series(self, first: int) -> list[float]:
         """Return the single values without the first occurrences after each start."""
@@ -70,7 +71,9 @@ class ObservedDeadline(msgspec.Struct):
         kept = sorted(seconds for number, seconds in cold.items() if number >= first)
         median = kept[len(kept) // 2] if self.is_whole and kept else self.rank_medians[1]
         slow = {number: seconds for number, seconds in cold.items() if number >= first}
-        return Course(slow, median, max(cold, default=-1) + 1)
+        reach = max(cold, default=-1) + 1
+        reach = max(reach, self.n) if len(self.starts) == 1 else reach
+        return Course(slow, median, reach, self.is_from_beginning)
 
     def outside(self, phases: Phases) -> ObservedDeadline:
         """Return the observations outside known phases after the cold start. If only large values are known

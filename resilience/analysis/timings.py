@@ -24,6 +24,7 @@ from resilience.analysis.tables import read_table
 from resilience.core import rank_groups
 from resilience.core.calibration import FEWEST, Cut
 from resilience.core.deadlines import Start
+from resilience.core.phases import BEGINNING
 from resilience.core.rank_groups import RankPace
 from resilience.core.timeouts import SourceFile
 from resilience.errors import ConfigurationError, DecodeError
@@ -247,6 +248,7 @@ class _Gathered(msgspec.Struct):
     above: float
     course: tuple[float, float, float]
     rank_medians: tuple[float, float]
+    is_from_beginning: bool
     slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
     hows: dict[_Place, Start] = {}
     missing: dict[int, int] = {}
@@ -273,6 +275,7 @@ class _Gathered(msgspec.Struct):
             ),
             course=_course(by_rank),
             rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
+            is_from_beginning=all(_is_from_beginning(state) for state, _ in by_rank),
         )
 
     def take(self, place: _Place, how: Start, value: durations.Value) -> None:
@@ -305,7 +308,13 @@ class _Gathered(msgspec.Struct):
             drift=drift,
             cuts=self.cuts,
             rank_medians=self.rank_medians,
+            is_from_beginning=self.is_from_beginning,
         )
+
+
+def _is_from_beginning(state: durations.Durations) -> bool:
+    """Return True if this rank's steps show that its run did not continue from a checkpoint."""
+    return state.first_step is not None and state.first_step <= BEGINNING
 
 
 def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts) -> None:

@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from resilience.adapters import timeouts_file
@@ -23,7 +23,7 @@ from resilience.core import encoding
 from resilience.core.calibration import unlike_runs
 from resilience.core.configuration import differences
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
-from resilience.core.timeouts import Deadline, Timeouts
+from resilience.core.timeouts import Deadline, OutsideLimit, Timeouts
 from resilience.errors import ConfigurationError
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
@@ -188,7 +188,13 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
     output += [(), *(((f"  {line}", "dim"),) for line in wrap(f"{FOOTNOTE}{_unexcluded_share(timeouts)}", width - 2))]
     for name, deadline in timeouts.deadlines.items():
         explanation = "; ".join(
-            (deadline.reason, *_occurrence_rate(deadline), *_group_limits(deadline), *deadline.warnings)
+            (
+                deadline.reason,
+                *_occurrence_rate(deadline),
+                *_group_limits(deadline),
+                *_outside_limit(deadline),
+                *deadline.warnings,
+            )
         )
         wrapped = wrap(f"{name} is {deadline.status}: {explanation}", width - 4)
         output += [
@@ -213,6 +219,16 @@ def _group_limits(deadline: Deadline) -> tuple[str, ...]:
         if deadline.groups
         else ()
     )
+
+
+def _outside_limit(deadline: Deadline) -> tuple[str, ...]:
+    """Return the limit outside known phases, and how far it reaches."""
+    if (outside := deadline.outside) is None:
+        return ()
+    known = len(outside.phases.positions)
+    where = f"outside {known} known phases the limit is" if known else "no run was slow anywhere, so the limit is"
+    reach = f"up to occurrence {outside.phases.until} after a cold start"
+    return (f"{where} {seconds(outside.timeout_s)} ({outside.status}), {reach}",)
 
 
 def _occurrence_rate(deadline: Deadline) -> tuple[str, ...]:
@@ -290,10 +306,8 @@ def _diff(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the changes as JSON")
     parsed = parser.parse_args(list(arguments))
     old_file, new_file = timeouts_file.read(parsed.old), timeouts_file.read(parsed.new)
-    rows = []
-    for name in sorted({*old_file.deadlines, *new_file.deadlines}):
-        old_limit, new_limit = old_file.deadlines.get(name), new_file.deadlines.get(name)
-        rows.append((name, old_limit, new_limit))
+    names = sorted({*old_file.deadlines, *new_file.deadlines})
+    rows = [(name, old_file.deadlines.get(name), new_file.deadlines.get(name)) for name in names]
     if parsed.json:
         changes = {name: {"old": old_limit, "new": new_limit} for name, old_limit, new_limit in rows}
         configuration_changes = differences(old_file.configuration, new_file.configuration, old_file.ranks)
@@ -305,11 +319,20 @@ def _diff(arguments: Sequence[str]) -> int:
         wrapped = wrap(f"configurations differ ({weight}): {difference.words}", width_of_terminal())
         show([((line, "red" if difference.why else "yellow"),) for line in wrapped])
     header = ("deadline", "old", "new", "change", "status")
-    show(table(header, [_change_row(*row) for row in rows], width_of_terminal(), 0))
+    show(table(header, [cells for row in rows for cells in _change_rows(*row)], width_of_terminal(), 0))
     return 0
 
 
-def _change_row(name: str, old_limit: Deadline | None, new_limit: Deadline | None) -> tuple[str, ...]:
+def _change_rows(name: str, old_limit: Deadline | None, new_limit: Deadline | None) -> Iterator[tuple[str, ...]]:
+    yield _change_row(name, old_limit, new_limit)
+    old_outside, new_outside = (limit and limit.outside for limit in (old_limit, new_limit))
+    if old_outside or new_outside:
+        yield _change_row(f"{name} outside phases", old_outside, new_outside)
+
+
+def _change_row(
+    name: str, old_limit: Deadline | OutsideLimit | None, new_limit: Deadline | OutsideLimit | None
+) -> tuple[str, ...]:
     old_s = None if old_limit is None else old_limit.timeout_s
     new_s = None if new_limit is None else new_limit.timeout_s
     states = " → ".join(

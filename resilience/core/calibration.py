@@ -30,6 +30,7 @@ COVERED = 0.3
 FARTHEST = 1e4  # 1 / (n p): how far beyond the data the tail is extrapolated
 FACTOR = 5.0  # the rule of thumb: this many times the maximum
 FLOOR, TENTATIVE_FLOOR, SHORT_FLOOR = 1.5, 2.0, 2.0  # times the maximum
+FEW_FLOOR = 3.0  # times the maximum, for the status `short` from fewer durations than SHORT
 SHORT = 500  # durations for a limit that claims only what counting shows
 SHORT_SHARE = 0.1  # of one occurrence in n: how often the tail may exceed such a limit
 NEAR_TOP = 1.5  # values within this factor of the maximum belong to its mode
@@ -132,8 +133,10 @@ def fit_pool(
     *,
     min_timeout: float = 1.0,
     max_timeout: float | None = None,
+    fewest_short: int = SHORT,
 ) -> Timeout:
-    """Like `fit`, for durations that were pooled before, for example from histograms."""
+    """Like `fit`, for durations that were pooled before, for example from histograms. fewest_short: durations needed
+    for the status `short`."""
     if not 0.0 < p < 1.0 or not 0.0 < confidence < 1.0:
         raise ValueError(f"p is {p!r} and confidence {confidence!r}, expected both between 0 and 1")
     n, runs = pool.n, len(pool.run_medians)
@@ -149,12 +152,12 @@ def fit_pool(
     tails = [tail for mode in modes for tail in credible(tails_of(mode, confidence, pool.tops, n))]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
-    status, reason = _status(pool, values, n, p, level)
+    status, reason = _status(pool, values, n, p, level, fewest_short)
     counted = math.exp(max(tail.level(SHORT_SHARE / n, n) for tail in tails) + shift)
     timeout = {
         "ok": max(level, FLOOR * top),
         "tentative": max(level, TENTATIVE_FLOOR * top),
-        "short": min(max(counted, SHORT_FLOOR * top), FACTOR * top),
+        "short": min(max(counted, (SHORT_FLOOR if n >= SHORT else FEW_FLOOR) * top), FACTOR * top),
     }.get(status, FACTOR * top)
     timeout, warnings = _above_kills(timeout, top, kills)
     timeout = max(timeout, min_timeout)
@@ -250,7 +253,9 @@ def unlike_runs(runs: int, confidence: float = 0.95) -> float:
     return float(1.0 - (1.0 - confidence) ** (1.0 / runs))
 
 
-def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, level: float) -> tuple[Status, str]:
+def _status(
+    pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, level: float, fewest_short: int
+) -> tuple[Status, str]:
     """Return the status of the limit and its reason."""
     runs = len(pool.run_medians)
     if flaw := _flaw(pool, values, n):
@@ -264,7 +269,7 @@ def _status(pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, l
         if n >= SOME:
             return "tentative", f"{n} durations, {ENOUGH} are needed for a sure rate"
         missing = f"{n} durations, {SOME} are needed for a tentative rate, {ENOUGH} for a sure one"
-    return ("short" if n >= SHORT and runs >= 2 else "provisional"), missing
+    return ("short" if n >= fewest_short and runs >= 2 else "provisional"), missing
 
 
 def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:

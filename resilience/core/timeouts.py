@@ -202,8 +202,9 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
         occurrences = first[name].occurrences if name in first else 0
         learned[name] = _learned(seconds, known, occurrences)
         if known.outside is not None and is_equal:
-            limit = _limit(min(known.outside.timeout_s, seconds), margin)
-            outside[name] = watch.Outside(limit, known.outside.phases)
+            outside_s = min(known.outside.timeout_s, seconds)
+            outside[name] = watch.Outside(_limit(outside_s, margin), known.outside.phases)
+            learned[name] = msgspec.structs.replace(learned[name], outside_s=outside_s)
         if known.groups:
             groups[name] = tuple(
                 OfRanks(group.ranks, _limit(limit, margin), _learned(limit, group, occurrences))
@@ -277,19 +278,25 @@ def _is_set(base: Limits, deadline: str) -> bool:
 
 
 class SeenInJob(msgspec.Struct, frozen=True):
-    """What a running job has observed for one deadline. above_p99: number in the last hour's occurrences."""
+    """What a running job has observed for one deadline. above_p99: number in the last hour's occurrences.
+    outside_max_s: the longest one to which the limit outside known phases applied."""
 
     n: int
     max_s: float
     median_s: float
     above_p99: int
     hour_n: int
+    outside_max_s: float = 0.0
 
 
 def staleness(known: Learned, seen: SeenInJob) -> str:
     """Return why a limit is stale, empty if it is not."""
     if seen.max_s > NEAR_MISS * known.timeout_s:
         return f"a healthy occurrence took {seen.max_s:.4g} s, {seen.max_s / known.timeout_s:.0%} of the limit"
+    if seen.outside_max_s > NEAR_MISS * known.outside_s > 0.0:
+        share = seen.outside_max_s / known.outside_s
+        limit = f"the limit of {known.outside_s:.4g} s outside known phases"
+        return f"a healthy occurrence took {seen.outside_max_s:.4g} s, {share:.0%} of {limit}"
     least = known.least_median_s or known.median_s
     is_moved = seen.median_s > known.median_s * (1.0 + MEDIAN_MOVED) or seen.median_s < least * (1.0 - MEDIAN_MOVED)
     if known.median_s and seen.n >= 30 and is_moved:

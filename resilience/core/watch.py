@@ -34,7 +34,8 @@ NO_LIMIT = Limit()
 class Learned(msgspec.Struct, frozen=True):
     """The basis of a learned limit, in seconds: the limit, and median and 99th percentile of the observed durations.
     first: number of occurrences after a start that have a separate limit. least_median_s: median of the fastest rank,
-    while median_s is that of the slowest; 0 if all are equal. longest_s: the longest healthy duration; 0 if unknown."""
+    while median_s is that of the slowest; 0 if all are equal. longest_s: the longest healthy duration; 0 if unknown.
+    outside_s: the limit outside known phases; 0 if there is none."""
 
     timeout_s: Seconds
     median_s: Seconds
@@ -42,6 +43,7 @@ class Learned(msgspec.Struct, frozen=True):
     first: int = 0
     least_median_s: Seconds = 0.0
     longest_s: Seconds = 0.0
+    outside_s: Seconds = 0.0
 
 
 class First(msgspec.Struct, frozen=True):
@@ -60,8 +62,9 @@ class OfRanks(msgspec.Struct, frozen=True):
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """A learned limit for occurrences outside known phases after a cold start. It applies once the first phase came at
-    its expected position: a job resumed from a checkpoint has other positions. In a phase, the usual limit applies."""
+    """A learned limit for occurrences outside known phases after a cold start. It applies once the positions are known
+    to be those of the observed runs (`Observation.aligned`): a job resumed from a checkpoint has other positions. In a
+    phase, and beyond the reach of the observed runs, the usual limit applies."""
 
     limit: Limit
     phases: Phases
@@ -148,7 +151,7 @@ class Observation(msgspec.Struct, frozen=True):
     heartbeat_gaps: int = 0  # number of gaps that have ended
     step_gaps: int = 0
     outside_gaps: int = 0
-    aligned: frozenset[str] = frozenset()  # deadlines whose phases have occurred at their expected positions since then
+    aligned: frozenset[str] = frozenset()  # deadlines whose positions are known to be those of the observed runs
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted

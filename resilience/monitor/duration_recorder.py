@@ -19,7 +19,7 @@ from resilience.core import deadlines, encoding
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
 from resilience.core.identity import Origin
-from resilience.core.phases import SLOW, Phases
+from resilience.core.phases import BEGINNING, SLOW, Phases
 from resilience.core.timeouts import SeenInJob, fallback, staleness
 from resilience.core.watch import Doing, Finding, Learned
 from resilience.errors import DecodeError
@@ -40,6 +40,7 @@ class _Seen(msgspec.Struct):
     hour_n: int = 0
     above_p99: int = 0
     is_stale: bool = False
+    outside_max_s: float = 0.0
 
 
 class _Job(msgspec.Struct):
@@ -77,6 +78,7 @@ class DurationRecorder:
         self._learned: Mapping[str, Learned] = {}
         self._phases: Mapping[str, Phases] = {}
         self._was_slow: dict[str, bool] = {}  # at all expected positions so far, by deadline
+        self._first_step: int | None = None  # since the last start; None: no step was reported
         self._statistics: dict[str, _Seen] = {}
         self._gaps: list[
             tuple[float, float]
@@ -96,8 +98,16 @@ class DurationRecorder:
 
     @property
     def aligned(self) -> frozenset[str]:
-        """Return the deadlines that were slow at every position where that was expected, at least one so far."""
-        return frozenset(name for name, is_slow in self._was_slow.items() if is_slow)
+        """Return the deadlines whose occurrences are known to be at the positions of the observed runs.
+
+        They were slow at every position where that was expected, at least one so far. If no position is slow, the
+        numbers of the steps show it: the first one is that of a job that did not continue from a checkpoint."""
+        return frozenset(name for name, phases in self._phases.items() if self._is_aligned(name, phases))
+
+    def _is_aligned(self, name: str, phases: Phases) -> bool:
+        if phases.positions:
+            return self._was_slow.get(name, False)
+        return self._first_step is not None and self._first_step <= BEGINNING
 
     def stale(self) -> list[tuple[str, str, float]]:
         """Return (deadline, reason, fallback in seconds) of limits that no longer fit, each once."""
@@ -107,7 +117,12 @@ class DurationRecorder:
             if learned is None or statistics.is_stale:
                 continue
             in_job = SeenInJob(
-                statistics.n, statistics.max_s, self._recorder.median(name), statistics.above_p99, statistics.hour_n
+                statistics.n,
+                statistics.max_s,
+                self._recorder.median(name),
+                statistics.above_p99,
+                statistics.hour_n,
+                statistics.outside_max_s,
             )
             reason = staleness(learned, in_job)
             if reason:
@@ -141,10 +156,12 @@ class DurationRecorder:
         still_open: Iterable[OpenEntry],
         announced: float | None = None,
         heartbeat_at: float | None = None,
+        step: int | None = None,
     ) -> None:
         """Record what has ended since the last call. Times are monotonic seconds.
 
-        announced: when heartbeats were announced. heartbeat_at: the last heartbeat before `closed` was read."""
+        announced: when heartbeats were announced. heartbeat_at, step: the last heartbeat, and the number of the last
+        step, before `closed` was read."""
         closed, still_open = list(closed), list(still_open)
         for entry in closed:
             began = entry.at if entry.name else entry.at - entry.duration
@@ -164,6 +181,10 @@ class DurationRecorder:
         self._gaps = [(begin, seconds) for begin, seconds in self._gaps if begin >= first_open]
         if announced is not None and not self._has_beaten:
             self._take_initial(closed, still_open, announced, heartbeat_at)
+        if step is not None and self._starting is None:  # later steps count from the first one
+            self._first_step = max(step - self._counts[STEP], self._first_step or 0)
+            if self.how == "cold":
+                self._recorder.state.first_step = self._first_step
 
     def _take_initial(
         self, closed: list[Closed], still_open: list[OpenEntry], announced: float, heartbeat_at: float | None
@@ -189,6 +210,7 @@ class DurationRecorder:
             start, self._starting = self._starting, None
             self._counts.clear()
             self._was_slow.clear()
+            self._first_step = None
             self._gaps.clear()
             self._left_at = None
             self._read_configuration()
@@ -265,6 +287,9 @@ class DurationRecorder:
             statistics.hour_n += 1
             statistics.above_p99 += seconds > learned.p99_s
             statistics.max_s = max(statistics.max_s, seconds)
+            is_outside = phases is not None and phases.is_outside(self._counts[name] - 1)
+            if phases is not None and is_outside and self.how == "cold" and self._is_aligned(name, phases):
+                statistics.outside_max_s = max(statistics.outside_max_s, seconds)
 
     def _record(self, name: str, seconds: float, began: float, is_killed: bool) -> None:
         end: End = "killed" if is_killed else "cut"

@@ -554,11 +554,12 @@ class RankMonitor:
         self._open.clear()
 
     def _fold_timings(self, now: float) -> None:
-        heartbeat_at = self._page.read().heartbeat_at
+        before = self._page.read()
         finished, overrun = self._page.drain()
         self._listen(finished, now)
         if self._recorder is not None:
-            self._recorder.take(finished, self._page.read().open_sections, self._announced_at, heartbeat_at)
+            still_open = self._page.read().open_sections
+            self._recorder.take(finished, still_open, self._announced_at, before.heartbeat_at, before.step)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:

@@ -105,7 +105,8 @@ class Series(msgspec.Struct, omit_defaults=True):
 
 class Durations(msgspec.Struct):
     """The content of a rank's `.hist` file. period_s: length of a period; periods count from the first. seconds: total
-    observed time. left_out: large values that did not fit into the file of single values."""
+    observed time. left_out: large values that did not fit into the file of single values. first_step: number of the
+    first step after the cold start, None if the program reported no steps."""
 
     header: Header
     began_at: Wall
@@ -113,6 +114,7 @@ class Durations(msgspec.Struct):
     deadlines: dict[str, Series] = {}
     seconds: float = 0.0
     left_out: Count = 0
+    first_step: int | None = None
 
     def timings(self) -> Timings:
         """Return the histograms of sections and heartbeats for exporters and reports."""

@@ -32,11 +32,13 @@ from resilience.analysis.calibrate import at_least, calibrate, geometric_mean, n
 from resilience.cli import main as resilience
 from resilience.core.calibration import Cut, fit
 from resilience.telemetry.durations import Header, Recorder
+from tests.benchmarks import few_durations
 from tests.support.stalled_runs import SEVERITIES, Outcome, Stalls, outcomes
 
 WARM_UP = 5
 TARGET = 0.25  # false alarms a section and month
 SIZES = (None, 20_000, 1000, 100)
+SOON = 15.0  # seconds
 DISTINCT = 4  # ranks that are recorded; the others are copies of them
 
 
@@ -66,6 +68,7 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         sets = split(data, Path(folder))
+        yield from few([path for path, _ in sets], tables)
         answers: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
         for path, sections in sets:
             made = backtest(path, TARGET * sections)
@@ -126,6 +129,15 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
     tables["real"] = _table(header, rows)
 
 
+def few(sets: Sequence[Path], tables: Tables) -> Iterator[Bar]:
+    """How far above a few durations later ones lie."""
+    found = list(few_durations.draws(sets))
+    tables["few"] = _table(few_durations.HEADER, few_durations.rows(found))
+    tables["few-stalls"] = _table(few_durations.STALLS_HEADER, list(few_durations.stalled_rows()))
+    what = "few durations of 3 runs or more: draws of which a run exceeds three times the longest within their reach"
+    yield Bar(what, float(few_durations.exceeded(found)), 0.0)
+
+
 def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
     """How short limits are outside known phases, and for how many series that is so; without a least limit."""
     phased = [each for each in answers if each["outside_s"] is not None]
@@ -150,6 +162,11 @@ def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
         ("limit / median, a rate or counting claimed", to_median, _share(known, answers)),
         ("healthy maximum outside phases ≤ 5 × median", "-", _share(tame, answers)),
         ("… and limit ≤ 5 × median", f"{_share(near, tame)} of these", _share(near, answers)),
+        (
+            "hang found within 15 s or 5 × median, p90",
+            "-",
+            _share([each for each in answers if _is_soon(each)], answers),
+        ),
         ("unseen durations over a limit outside phases", f"{exceeded} of {exposure:,}", _share(phased, answers)),
     )
     tables["goals"] = _table(("", "value", "share of the series"), rows)
@@ -159,6 +176,15 @@ def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
 
 def _ratio(answers: Sequence[dict[str, Any]], what: str, of: str) -> float:
     return geometric_mean([each[what] / each[of] for each in answers]) or math.nan
+
+
+def _is_soon(answer: dict[str, Any]) -> bool:
+    """Return True if a hang in nine of ten occurrences is found within 15 s or 5 times the median, whichever is later:
+    a hang is found when the limit of its occurrence is over."""
+    allowed = max(SOON, 5 * answer["median_s"])
+    if answer["outside_s"] is not None and answer["outside_s"] <= allowed < answer["timeout_s"]:
+        return bool(answer["outside_exposure"] >= 0.9 * answer["exposure"])
+    return bool(answer["timeout_s"] <= allowed)
 
 
 RATED = ("ok", "tentative", "short")

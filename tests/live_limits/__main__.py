@@ -1,13 +1,14 @@
-"""`python -m tests.live_limits`: record twice, calibrate, run healthy jobs and hung ones with the learned limits.
+"""`python -m tests.live_limits`: record, calibrate, run healthy jobs and hung ones with the learned limits.
 
-For each case of the matrix: two runs, `resilience calibrate`, healthy repetitions with `--timeouts` (nothing may be
-killed), then runs with a hang (a rank is stopped), which the limit has to find. Only documented commands are used.
-Prints a row for each case and writes the table into a page. Status 1 if a healthy job was ended, or a hang was not
-found.
+For each case of the matrix: two runs or three, `resilience calibrate`, healthy repetitions with `--timeouts` (nothing
+may be killed), then runs with a hang (a rank is stopped), which the limit has to find. Only documented commands are
+used. Prints a row for each case and writes the table into a page. Status 1 if a healthy job was ended, or a hang was
+not found.
 
-The durations are short: `--scale` multiplies them. Delays are from the moment at which the rank stopped to the record
-of the monitor; beside them stand five times the maximum, and the rule of the peer, five times each run's maximum,
-averaged."""
+Jobs of a case that do not depend on each other run beside each other (`--parallel`): they sleep most of the time.
+The durations are short: `--scale` multiplies them. With `--case`, the page keeps the rows of other cases. Delays are
+from the moment at which the rank stopped to the record of the monitor; beside them stand five times the maximum, and
+the rule of the peer, five times each run's maximum, averaged."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from tests.support.ranks import free_port
 JOB = Path(__file__).with_name("job.py")
 RUN_LIMIT = 600.0  # seconds of one job
 RANKS = 2
+RECORDED = ("first", "second", "third")
 BEGIN, END = "<!-- live: begin -->", "<!-- live: end -->"
 
 MATRIX: dict[str, dict[str, Any]] = {
@@ -43,10 +46,11 @@ MATRIX: dict[str, dict[str, Any]] = {
     "sections, evaluation every 10th": {"shows": "section", "tenth": 0.4},
     "steps, slow first step": {"shows": "step", "first": 4.0},
     "steps, evaluation every 100th": {"shows": "step", "hundredth": 1.5},
-    "steps, long checkpoint": {"shows": "step", "checkpoint": 4.0},
+    "steps, checkpoint of 30 s": {"shows": "step", "checkpoint": 30.0},
     "sections, restart in the middle": {"shows": "section", "crash": [0, 1, 90]},
     "sections, unlike ranks": {"shows": "section", "slow_ranks": [1]},
     "steps, two nodes": {"shows": "step", "nodes": 2},
+    "60 steps of 0.7 s, recorded three times": {"shows": "step", "steps": 60, "step": 0.7, "record": 3},
 }
 
 
@@ -72,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--step", type=float, default=0.05, help="seconds")
     parser.add_argument("--scale", type=float, default=1.0, help="of loads, evaluations and checkpoints")
+    parser.add_argument("--parallel", type=int, default=5, help="jobs beside each other")
     parser.add_argument("--case", action="append", default=[], help="only cases with this in their name")
     parser.add_argument("--page", type=Path, help="write the table here, between its marks")
     options = parser.parse_args(arguments)
@@ -82,9 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append(measured(case, plan, Path(folder), options))
             print(line(rows[-1]), flush=True)
     if options.page is not None:
-        text = options.page.read_text()
-        before, rest = text.split(BEGIN)
-        options.page.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}")
+        write(options.page, rows)
     is_good = all(row.ended == 0 and len(row.delays) == row.hangs for row in rows)
     return 0 if is_good else 1
 
@@ -92,29 +95,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(case: str, plan: dict[str, Any], folder: Path, options: argparse.Namespace) -> Row:
     """Record, calibrate, run."""
     scaled = {key: value * options.scale if isinstance(value, float) else value for key, value in plan.items()}
-    whole = {"steps": options.steps, "step": options.step, "mark": str(folder / "mark"), **scaled}
+    whole = {"steps": options.steps, "step": options.step, **scaled}
+    (folder / "plan.json").write_text(json.dumps(whole))
     limits = folder / "runs" / "timeouts.yaml"
-    row = Row(case)
-    for name in ("first", "second"):
-        run(folder, name, whole)
-    command = ["calibrate", *(str(folder / "runs" / name) for name in ("first", "second")), "--out", str(limits)]
-    subprocess.run([*RESILIENCE, *command], check=False, stdout=subprocess.DEVNULL, timeout=RUN_LIMIT)
-    found = timeouts_file.read(limits)
-    describe(row, plan, found, folder)
-    for number in range(options.healthy):
-        name = f"healthy{number}"
-        is_good = run(folder, name, whole, limits)
-        row.healthy += 1
-        row.ended += not is_good or bool(silent(folder / "runs" / name))
-    for number in range(options.hangs):
-        name, rank = f"hang{number}", 1
-        at = options.steps // 2 + 7 + number
-        row.hangs += 1
-        run(folder, name, {**whole, "hang": [cycle_of(plan), rank, at]}, limits)
-        stopped_at = float((folder / "mark").read_text())
+    row = Row(case, healthy=options.healthy, hangs=options.hangs)
+    with ThreadPoolExecutor(options.parallel) as pool:
+
+        def all_of(names: Sequence[str], **settings: Any) -> list[bool]:
+            return list(pool.map(lambda name: run(folder, name, whole, **settings), names))
+
+        all_of(recorded(plan))
+        command = ["calibrate", *(str(folder / "runs" / name) for name in recorded(plan)), "--out", str(limits)]
+        subprocess.run([*RESILIENCE, *command], check=False, stdout=subprocess.DEVNULL, timeout=RUN_LIMIT)
+        describe(row, plan, timeouts_file.read(limits), folder)
+        healthy = [f"healthy{number}" for number in range(options.healthy)]
+        went_well = all_of(healthy, limits=limits)
+        hung = [f"hang{number}" for number in range(options.hangs)]
+        all_of(hung, limits=limits, hang=(cycle_of(plan), 1, whole["steps"] // 2 + 7))
+    row.ended = sum(
+        not is_good or bool(silent(folder / "runs" / name)) for name, is_good in zip(healthy, went_well, strict=True)
+    )
+    for name in hung:
+        stopped_at = float((folder / f"{name}.mark").read_text())
         found_at = [known.wall_ns * 1e-9 for known in silent(folder / "runs" / name)]
         row.delays += [min(found_at) - stopped_at] if found_at else []
     return row
+
+
+def recorded(plan: dict[str, Any]) -> Sequence[str]:
+    """Return the names of the runs that are recorded."""
+    return RECORDED[: plan.get("record", 2)]
 
 
 def cycle_of(plan: dict[str, Any]) -> int:
@@ -132,7 +142,7 @@ def describe(row: Row, plan: dict[str, Any], found: Timeouts, folder: Path) -> N
         row.status, row.limit_s = f"{own.status}, of its ranks", own.timeout_s or 0.0
     if known.outside is not None and cycle_of(plan) == 0:
         row.status, row.limit_s = f"{known.outside.status}, outside phases", known.outside.timeout_s
-    runs = timings.read([folder / "runs" / name for name in ("first", "second")]).runs
+    runs = timings.read([folder / "runs" / name for name in recorded(plan)]).runs
     maxima = [each.deadlines[row.limit].max_s for each in runs]
     row.five_s, row.peer_s = 5 * max(maxima), nvrx_rule([[longest] for longest in maxima])
 
@@ -140,10 +150,10 @@ def describe(row: Row, plan: dict[str, Any], found: Timeouts, folder: Path) -> N
 RESILIENCE = (str(Path(sys.executable).with_name("resilience")),)
 
 
-def run(folder: Path, name: str, plan: dict[str, Any], limits: Path | None = None) -> bool:
-    """Run a job to its end; return whether it went well."""
-    path = folder / "plan.json"
-    path.write_text(json.dumps(plan))
+def run(
+    folder: Path, name: str, plan: dict[str, Any], limits: Path | None = None, hang: Sequence[int] | None = None
+) -> bool:
+    """Run a job to its end; return whether it went well. hang: cycle, rank and step."""
     nodes = plan.get("nodes", 1)
     command = [*RESILIENCE, "run", "--run-dir", str(folder / "runs"), "--nproc-per-node", str(RANKS // nodes)]
     command += ["--max-restarts", "3"]
@@ -153,12 +163,14 @@ def run(folder: Path, name: str, plan: dict[str, Any], limits: Path | None = Non
         endpoint = f"127.0.0.1:{free_port()}"
         command += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", name]
     environment = {**os.environ, "RESILIENCE_JOB_ID": name, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if hang is not None:
+        environment |= {"HANG": json.dumps(hang), "HANG_MARK": str(folder / f"{name}.mark")}
     agents = []
     for node in range(nodes):
         with (folder / f"{name}-{node}.log").open("wb") as log:
             agents.append(
                 subprocess.Popen(
-                    [*command, str(JOB), str(path)],
+                    [*command, str(JOB), str(folder / "plan.json")],
                     env=environment,
                     stdout=log,
                     stderr=log,
@@ -187,9 +199,19 @@ def line(row: Row) -> str:
     )
 
 
-def table(rows: Sequence[Row]) -> str:
+def write(page: Path, rows: Sequence[Row]) -> None:
+    """Write the rows into the page's table; rows of other cases stay."""
+    before, rest = page.read_text().split(BEGIN)
+    old, after = rest.split(END)
+    known = {case: each for each in old.splitlines() for case in MATRIX if each.startswith(f"| {case} |")}
+    lines = known | {row.case: line(row) for row in rows}
     header = ("case", "limit", "healthy ended", "hangs found", "limit, s", "delay, s", "5 × max, s", "peer's rule, s")
-    return "\n".join((f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *map(line, rows)))
+    table = [
+        f"| {' | '.join(header)} |",
+        f"|{' --- |' * len(header)}",
+        *(lines[case] for case in MATRIX if case in lines),
+    ]
+    page.write_text("\n".join((f"{before}{BEGIN}", *table, f"{END}{after}")))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from resilience.telemetry import durations
 from resilience.telemetry.durations import Header, Recorder
 
 SOON = Target(false_alarms=200.0, horizon_s=600.0, min_timeout=0.001)
+MONTHLY = Target(min_timeout=0.001)
 CONFIGURATION = Configuration("train.py", world_size=1)
 
 
@@ -34,6 +35,7 @@ def record(
     launch: str = "",
     began: float = 1000.0,
     world: int = 1,
+    first_step: int | None = None,
 ) -> Path:
     """Write what a monitor would have kept of these starts, one occurrence after the other; return the run folder."""
     configuration = msgspec.structs.replace(CONFIGURATION, world_size=world)
@@ -45,6 +47,7 @@ def record(
         for seconds in values:
             recorder.add(name, seconds, at)
             at += seconds
+    recorder.state.first_step = first_step
     recorder.close(at)
     return folder
 
@@ -178,6 +181,39 @@ def test_evaluation_at_the_same_steps_of_all_runs_leaves_a_short_limit_elsewhere
     enforced = in_force(limits(*folders), Limits())
     assert enforced.outside["train"].limit.hard == known.outside.timeout_s
     assert in_force(limits(*folders), Limits(), is_equal=False).outside == {}
+
+
+@pytest.mark.parametrize("n", [40, 140])
+def test_three_short_runs_without_a_slow_position_leave_a_short_limit_as_far_as_they_came(
+    tmp_path: Path, n: int
+) -> None:
+    folders = [
+        record(tmp_path / f"run{seed}", [("cold", steps(n + seed, seed))], first_step=seed % 2) for seed in range(4)
+    ]
+    known = limits(*folders[:3], target=MONTHLY).deadlines["train"]
+    assert (known.status, known.timeout_s) == ("provisional", pytest.approx(5 * known.max_s))
+    assert known.outside is not None
+    assert (known.outside.status, known.outside.phases.positions) == ("short", ())
+    assert known.outside.phases.until == n + 1
+    assert known.outside.timeout_s == pytest.approx(3 * known.outside.max_s)
+    assert limits(*folders[:2], target=MONTHLY).deadlines["train"].outside is None
+    (answer, *_) = [each for each in backtest(timings.read(folders).runs, MONTHLY).answers if each.deadline == "train"]
+    assert answer.outside_s is not None and answer.outside_exposure >= n - 1 and answer.outside_exceeded == 0
+
+
+def test_short_runs_of_which_one_was_slow_somewhere_leave_one_limit(tmp_path: Path) -> None:
+    runs = [steps(40, seed) for seed in range(3)]
+    runs[2][20] = 8.0
+    folders = [
+        record(tmp_path / f"run{number}", [("cold", values)], first_step=0) for number, values in enumerate(runs)
+    ]
+    assert limits(*folders, target=MONTHLY).deadlines["train"].outside is None
+
+
+@pytest.mark.parametrize("first_step", [None, 400], ids=["no steps", "resumed"])
+def test_short_runs_that_did_not_begin_at_the_beginning_leave_one_limit(tmp_path: Path, first_step: int | None) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", steps(40, seed))], first_step=first_step) for seed in range(3)]
+    assert limits(*folders, target=MONTHLY).deadlines["train"].outside is None
 
 
 def test_evaluations_at_other_steps_of_each_run_leave_one_limit(tmp_path: Path) -> None:

@@ -90,6 +90,36 @@ def test_only_an_ok_fit_lowers_an_old_limit(tmp_path: Path, capsys: pytest.Captu
     assert "(-" in capsys.readouterr().out
 
 
+def phased(path: Path, runs: int, n: int, slow: tuple[int, ...] = (), scale: float = 1.0) -> Path:
+    """Write steps of 0.25 s that take 4 s at some positions of every run."""
+    chance = random.Random(2)
+    rows = [
+        f"{run},step,0,{i},{scale * (4.0 if i in slow else 0.25 * math.exp(chance.gauss(0, 0.02))):.6f}"
+        for run in range(runs)
+        for i in range(n)
+    ]
+    path.write_text("\n".join(["run,section,rank,i,seconds", *rows]) + "\n")
+    return path
+
+
+def test_limit_outside_known_phases_is_printed_with_its_reach(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {"a": phased(tmp_path / "a.csv", 2, 2500, (1000, 2000)), "b": phased(tmp_path / "b.csv", 3, 40)}
+    shown = {}
+    for name, path in tables.items():
+        main(["calibrate", str(path), "--min-timeout", "0.01", "--out", str(tmp_path / f"{name}.yaml")])
+        shown[name] = " ".join(capsys.readouterr().out.split())
+    short = timeouts_file.read(tmp_path / "a.yaml").deadlines["step"].outside
+    assert short is not None
+    assert f"outside 2 known phases the limit is {short.timeout_s * 1000:.0f} ms" in shown["a"]
+    assert "(short), up to occurrence 2500 after a cold start" in shown["a"]
+    assert "no run was slow anywhere, so the limit is" in shown["b"]
+    assert "(short), up to occurrence 40 after a cold start" in shown["b"]
+    main(["calibrate", "diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
+    assert "step outside phases" in capsys.readouterr().out
+
+
 def test_diff_tells_two_files_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, scale in (("a", 1.0), ("b", 2.0)):
         main(["calibrate", str(table(tmp_path / f"{name}.csv", scale=scale)), "--out", str(tmp_path / f"{name}.yaml")])

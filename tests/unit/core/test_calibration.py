@@ -8,7 +8,7 @@ import random
 import pytest
 
 from resilience.core import calibration, quantiles
-from resilience.core.calibration import Cut, fit, fit_first, trial_probability, warm_up
+from resilience.core.calibration import FEWEST, Cut, fit, fit_first, fit_pool, pooled, trial_probability, warm_up
 from resilience.core.tails import split
 
 
@@ -94,6 +94,14 @@ def test_short_runs_get_twice_the_maximum_and_claim_what_counting_shows() -> Non
     assert answer.distribution_free_upper == pytest.approx(3 / 600, rel=0.01)
     assert fit(lognormal(450, 0.02, 7), p=1e-6).status == "provisional"
     assert fit(lognormal(600, 0.02, 7, runs=1), p=1e-6).status == "provisional"
+
+
+def test_fewer_durations_than_a_short_run_get_three_times_the_maximum_where_they_are_enough() -> None:
+    runs = lognormal(90, 0.02, 3)
+    known = fit_pool(pooled(runs), 1e-9, min_timeout=0.0, fewest_short=FEWEST)
+    assert (known.status, known.timeout_s) == ("short", pytest.approx(3 * known.max_s))
+    usual = fit_pool(pooled(runs), 1e-9, min_timeout=0.0)
+    assert (usual.status, usual.timeout_s) == ("provisional", pytest.approx(5 * usual.max_s))
 
 
 def test_short_answers_are_exceeded_no_more_often_than_counting_says() -> None:

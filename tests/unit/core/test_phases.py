@@ -27,6 +27,13 @@ def test_values_that_are_not_slow_are_none() -> None:
     assert recurring([Course({10: 1.4}, 1.0, 50), Course({10: 1.4}, 1.0, 50)]) is None
 
 
+def test_three_runs_show_that_there_is_no_phase_as_far_as_two_of_them_came() -> None:
+    assert recurring([course(50), course(40), course(30)]) == Phases((), 40)
+    assert recurring([course(50, 10), course(40), course(30)]) == Phases((), 40)
+    assert recurring([course(50), course(40)]) is None
+    assert Phases((), 40).is_outside(39) and not Phases((), 40).is_outside(40)
+
+
 @pytest.mark.parametrize(
     ("number", "is_outside"), [(0, True), (8, True), (9, False), (10, False), (11, False), (12, True), (49, True)]
 )

@@ -151,6 +151,48 @@ def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) ->
     assert (name, fallback) == ("data", pytest.approx(4.5))
 
 
+@pytest.mark.parametrize(
+    ("first_step", "stride", "is_known"),
+    [(0, 1, True), (1, 1, True), (400, 1, False), (0, 10, False), (None, 1, False)],
+    ids=["from 0", "from 1", "resumed", "in tens", "no steps"],
+)
+def test_positions_without_a_phase_are_believed_if_the_steps_begin_at_the_beginning(
+    keeper: DurationRecorder, tmp_path: Path, first_step: int | None, stride: int, is_known: bool
+) -> None:
+    keeper.expect({"data": Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2)}, {"data": Phases((), 50)})
+    for n in range(5):
+        steps = [] if first_step is None else [step(1.0 + n, float(n > 0))]
+        now_at = None if first_step is None else first_step + stride * n
+        keeper.take([*steps, section("data", 1.0 + n, 0.1)], [], step=now_at)
+    assert keeper.aligned == (frozenset({"data"}) if is_known else frozenset())
+    keeper.process_started(cycle=1)
+    keeper.take([section("data", 9.0, 0.1)], [])
+    assert keeper.aligned == frozenset()
+    keeper.take([step(9.0, 0.0)], [], step=7000)  # after a warm start
+    keeper.close()
+    recorded = durations.read_histograms(tmp_path / "timings" / "n-0.hist").first_step
+    assert recorded == (36 if stride == 10 else first_step)
+
+
+def test_occurrence_near_the_limit_outside_phases_makes_it_stale(keeper: DurationRecorder) -> None:
+    known = Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2, outside_s=1.0)
+    keeper.expect({"data": known}, {"data": Phases((), 2)})
+    keeper.take([step(1.0, 0.0), section("data", 1.0, 0.6)], [], step=0)
+    assert keeper.stale() == []
+    keeper.take([section("data", 2.0, 0.7)], [], step=0)
+    ((name, reason, fallback),) = keeper.stale()
+    assert (name, fallback) == ("data", 9.0)
+    assert reason == "a healthy occurrence took 0.7 s, 70% of the limit of 1 s outside known phases"
+
+
+def test_occurrence_beyond_the_reach_of_a_short_limit_does_not_make_it_stale(keeper: DurationRecorder) -> None:
+    known = Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2, outside_s=1.0)
+    keeper.expect({"data": known}, {"data": Phases((), 2)})
+    keeper.take([step(1.0, 0.0), section("data", 1.0, 0.1), section("data", 2.0, 0.1)], [], step=0)
+    keeper.take([section("data", 3.0, 0.7)], [], step=0)
+    assert keeper.stale() == []
+
+
 def test_phases_are_believed_while_each_comes_where_it_is_expected(keeper: DurationRecorder) -> None:
     keeper.expect({"data": Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2)}, {"data": Phases((2, 4, 6), 50)})
 
