@@ -33,9 +33,8 @@ NO_LIMIT = Limit()
 
 class Learned(msgspec.Struct, frozen=True):
     """The basis of a learned limit, in seconds: the limit, and median and 99th percentile of the observed durations.
-    first: number of occurrences after a start that have a separate limit. least_median_s: median of the fastest rank,
-    while median_s is that of the slowest; 0 if all are equal. longest_s: the longest healthy duration; 0 if unknown.
-    outside_s: the limit outside known phases; 0 if there is none."""
+    first: number of occurrences after a start with a separate limit. least_median_s: median of the fastest rank, while
+    median_s is of the slowest. longest_s: the longest healthy one. outside_s: limit outside known phases. 0: none."""
 
     timeout_s: Seconds
     median_s: Seconds
@@ -62,9 +61,7 @@ class OfRanks(msgspec.Struct, frozen=True):
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """A learned limit for occurrences outside known phases after a cold start. It applies once the positions are known
-    to be those of the observed runs (`Observation.aligned`): a job resumed from a checkpoint has other positions. In a
-    phase, and beyond the reach of the observed runs, the usual limit applies."""
+    """A learned limit outside known phases after a cold start, for deadlines in `Observation.aligned`."""
 
     limit: Limit
     phases: Phases
