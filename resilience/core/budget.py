@@ -98,11 +98,6 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
     if budget.same_limit and same >= budget.same_limit and _may_repeat(step, failure):
         progress = f" without progress beyond step {step}" if step >= 0 else ""
         return stop(f"the same failure {same} times in a row{progress}: {failure.what}", budget.same_exit_code)
-    if left <= 0:
-        return stop(f"all {budget.max_restarts} restarts are used", FAILED)
-    starts = _since_progress(budget, [*history, failure])
-    if budget.stalled_restarts and step >= 0 and starts > budget.stalled_restarts:
-        return stop(f"no worker has come beyond step {step} in {starts} starts", budget.same_exit_code)
     often = 1 + sum(
         past.fingerprint == failure.fingerprint and failure.at - past.at <= budget.window_s for past in history
     )
@@ -110,6 +105,11 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
         return stop(
             f"the same failure {often} times within {budget.window_s:g} s: {failure.what}", budget.same_exit_code
         )
+    starts = _since_progress(budget, [*history, failure])
+    if budget.stalled_restarts and step >= 0 and starts > budget.stalled_restarts:
+        return stop(f"no worker has come beyond step {step} in {starts} starts", budget.same_exit_code)
+    if left <= 0:
+        return stop(f"all {budget.max_restarts} restarts are used", FAILED)
     return Answer(True, failure.what, used + 1, left - 1, same)
 
 

@@ -1,9 +1,9 @@
 """Is this iteration decided, and is the main thread free?  One thread per iteration.
 
 The watcher waits for the iteration's `outcome` key with its own store client. If the outcome is an interruption, the
-watcher is in charge until the main thread has left the wrapped function. It runs the abort hook (never inside
-`atomic()`), interrupts the main thread, and repeats both with growing pauses. If the main thread cannot be freed
-(`core.ladder`), the monitor takes over: it takes evidence and ends the process."""
+watcher is in charge until the main thread has left the wrapped function. It runs the abort hook once (never inside
+`atomic()`), then interrupts the main thread and cuts what it waits for, again and again with growing pauses. If the
+main thread cannot be freed (`core.ladder`), the monitor takes over: it takes evidence and ends the process."""
 
 from __future__ import annotations
 

@@ -176,10 +176,8 @@ def parser() -> argparse.ArgumentParser:
     torchrun_parser.error = lambda message: argparse.ArgumentParser.error(torchrun_parser, printable(message))  # type: ignore[method-assign]
     torchrun_parser.usage = "%(prog)s [options] training_script [its arguments ...]"
     torchrun_parser.description = (
-        "takes."
         "Run a training script on every rank, replace workers that die or hang, and record why. Accepts every option "
         "of torchrun."
-        "takes."
     )
     torchrun_parser.epilog = EPILOG
     torchrun_parser.formatter_class = _Help

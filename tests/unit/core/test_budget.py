@@ -171,6 +171,17 @@ def test_same_failure_too_often_within_the_window_ends_the_job_although_steps_ar
     assert answer(replace(budget, same_in_window=0), failures(*"xxxxx")).is_restart
 
 
+def test_failure_that_uses_the_last_restart_and_would_come_again_ends_the_job_as_one_that_no_start_helps() -> None:
+    """With the launcher's own limits, 10 restarts and 10 equal failures within the hour."""
+    launched = Budget(max_restarts=10)
+    assert answer(launched, failures(*"xxxxxxxxxx")).is_restart
+    last = answer(launched, failures(*"xxxxxxxxxxx"))
+    assert (last.is_restart, last.exit_code) == (False, 93)
+    assert "11 times within 3600 s" in last.why
+    stalled = answer(Budget(max_restarts=5), failures(*"abcdef", steps=[3] * 6))
+    assert (stalled.exit_code, stalled.why) == (93, "no worker has come beyond step 3 in 6 starts")
+
+
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_max_restarts_is_the_ceiling(most: int) -> None:
     all_of_them = failures(*"abcdef"[: most + 1])
