@@ -165,8 +165,10 @@ class Observation(msgspec.Struct, frozen=True):
 
     @property
     def is_outside(self) -> bool:
-        """Return True if no limit applies to the rank's present activity."""
-        return self.doing is Doing.OUTSIDE or self.said_goodbye or self.has_left
+        """Return True if no limit applies to the rank's present activity. After the goodbye only hooks have one: nobody
+        waits for the rank, but its process must end."""
+        is_over = self.said_goodbye and self.doing is not Doing.HOOK
+        return self.doing is Doing.OUTSIDE or self.has_left or is_over
 
 
 class Finding(msgspec.Struct, frozen=True):

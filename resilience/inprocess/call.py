@@ -173,7 +173,8 @@ class CallWrapper:
         return value
 
     def _call_last(self, name: str, hook: Callable[[State], object] | None) -> None:
-        """Run a hook at the end of the call: the store knows how this rank ended, and no rank waits for it."""
+        """Run a hook at the end of the call, under its limit. The store knows how this rank ended, and no rank waits
+        for it."""
         if hook is None:
             return
         self._session.page.doing(Doing.HOOK, name)
@@ -218,6 +219,7 @@ class CallWrapper:
             self._release_watcher()
 
     def _say_goodbye(self, left: Seat | None = None, limit: float = 0.0) -> None:
+        self._session.page.doing(Doing.WAITING)  # after the goodbye only a hook has a limit
         self._session.say_goodbye()
         self._said_goodbye = True
         self._session.see_who_goes_on(left, limit)

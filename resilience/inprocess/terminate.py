@@ -9,7 +9,8 @@ from resilience.inprocess.state import State
 
 class Terminate(ABC):
     """Called once on a rank that leaves the call with an exception, after the store says so and before the exception
-    reaches the caller. An exception that the hook raises takes its place."""
+    reaches the caller. An exception that the hook raises takes its place. A hook that runs longer than `hard_timeout`
+    is ended with its process."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:

@@ -248,6 +248,29 @@ def end_with_hooks() -> list[str]:
     return [got, *ORDER]
 
 
+class HangsAtEnd(inprocess.completion.Completion, inprocess.terminate.Terminate):
+    """Returns on rank 0 only."""
+
+    def __call__(self, state: State) -> State:
+        while state.initial_rank == 1:
+            time.sleep(1.0)
+        return state
+
+
+def hang_at_end(hook: str) -> str:
+    """Rank 1 completes or leaves, and hangs in the hook for that."""
+    hard, soft = timedelta(seconds=3), timedelta(seconds=2)
+
+    @Wrapper(**{hook: HangsAtEnd()}, soft_timeout=soft, hard_timeout=hard)  # type: ignore[arg-type]
+    def function(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        if hook == "terminate":
+            fail_once(call, SystemExit(3))
+        return "completed"
+
+    return function()
+
+
 class BrokenAbort(inprocess.abort.Abort):
     def __call__(self, state: State) -> State:
         raise OSError("the abort is broken")

@@ -277,6 +277,19 @@ def test_hooks_at_the_end_of_a_call_run_once_where_it_completes_and_where_a_rank
     }
 
 
+@pytest.mark.parametrize("hook", ["completion", "terminate"])
+def test_hook_at_the_end_of_a_call_that_hangs_is_ended_at_hard_timeout_and_named(start: Start, hook: str) -> None:
+    job = start(2, f"{JOBS}:hang_at_end", hook=hook)
+    completed, hung = job.wait(40.0)
+    assert completed.value == "completed"
+    assert hung.signal is not None
+    (silent,) = job.of(events.RankFellSilent)
+    assert (silent.origin.initial_rank, silent.event.limit) == (1, f"hook:{hook}")
+    (late,) = [record for record in job.of(events.Interrupted) if record.event.record.stage == hook]
+    assert "__call__" in [frame.function for frame in late.event.record.stacks[0].frames]
+    assert len(job.of(events.RankStoodInFor)) == 0  # the store knew how the rank ended
+
+
 def test_exception_in_abort_is_recorded_and_the_restart_goes_on_over_a_fresh_store(start: Start) -> None:
     job = start(2, f"{JOBS}:restart_with_a_broken_abort")
     first, second = (rank.value for rank in job.wait())

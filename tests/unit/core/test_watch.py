@@ -205,6 +205,17 @@ def test_rank_that_said_goodbye_is_weighed_no_more_although_it_is_still_inside(w
         assert watch_over(watcher, limits_of(watchdog=BOTH), seen) == []
 
 
+def test_hook_after_the_goodbye_has_its_limit_until_the_rank_has_left(watcher: ModuleType) -> None:
+    limits = limits_of(watchdog=BOTH, hook=Limit(None, HARD))
+    seen = Observation(doing=Doing.HOOK, hook="completion", since=START, watchdog_at=1.0, said_goodbye=True)
+    decisions = watch_over(watcher, limits, seen)
+    assert decisions[0][0] == START + HARD
+    assert found(decisions) == {"hook:completion"}
+    assert watch_over(watcher, limits, msgspec.structs.replace(seen, has_left=True)) == []
+    gone = msgspec.structs.replace(seen, is_gone=True)
+    assert watcher.decide(Watch(limits), gone, START + HARD).commands == (Finish(),)
+
+
 def test_rank_that_waits_for_the_store_has_that_limit_alone(watcher: ModuleType) -> None:
     limits = limits_of(watchdog=BOTH, hook=BOTH, ping=BOTH, store=Limit(None, 50.0))
     for doing in (Doing.WAITING, Doing.HOOK, Doing.FUNCTION):
@@ -675,7 +686,8 @@ def _go_on(rng: Random, seen: Observation, now: float) -> Observation:
 
 def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
     """What is weighed, as the docstring of Limits says it: name to (last sign of life, limit)."""
-    if seen.doing is Doing.OUTSIDE or seen.has_left or seen.said_goodbye:
+    is_over = seen.said_goodbye and seen.doing is not Doing.HOOK
+    if seen.doing is Doing.OUTSIDE or seen.has_left or is_over:
         return {}
     if seen.store_due_at is not None:
         return {"store": (seen.store_due_at, limits.store)}
