@@ -7,17 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
+import tests.support.examples  # noqa: F401
 from tests.support.ranks import Job, started
 from tests.support.server import DDP_AND_FSDP, ForkServer
-
-# How long an example takes says something about the machine, not about the claim. The examples are the same in every
-# run; `--hypothesis-profile random` draws others.
-hypothesis.settings.register_profile("resilience", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("random", deadline=None, max_examples=1000)
-hypothesis.settings.load_profile("resilience")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import tests.support.examples  # noqa: F401
 from resilience.core import (
     agent_liveness,
     control,

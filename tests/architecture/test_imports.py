@@ -76,3 +76,15 @@ def test_fault_injection_is_reachable_from_the_package_alone() -> None:
     code = "import resilience.inprocess as inprocess; print(inprocess.tools.inject_fault.Fault.KILL.name)"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout == "KILL\n"
+
+
+def test_mutants_are_judged_by_the_examples_of_the_suite_however_long_these_take() -> None:
+    code = (
+        "import tests.mutate\n"
+        "from tests.unit.core import test_cycle_nodes as tests_of_nodes\n"
+        "test = tests_of_nodes.test_last_one_knows_that_it_is_over_and_nobody_earlier\n"
+        "used = test._hypothesis_internal_use_settings\n"
+        "print(used.deadline, used.derandomize)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["None", "True"]
