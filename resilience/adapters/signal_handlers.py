@@ -33,8 +33,7 @@ class ProgramHandlers:
     def __init__(self, is_in_function: Callable[[], bool]) -> None:
         self._is_in_function = is_in_function
         self._pid = 0
-        self._put_off: set[int] = set()  # signals whose handlers have raised in our code
-        self._unreported: list[Deferred] = []
+        self._deferred: dict[int, Deferred | None] = {}  # signals to raise again; None: it has been reported
 
     def guard(self, our_number: int) -> None:
         """Guard the handlers that are there now. Raises: what one that is not guarded yet raises meanwhile; call it
@@ -54,9 +53,11 @@ class ProgramHandlers:
                 signal.signal(number, handler.handler)
 
     def raise_again(self) -> None:
-        """Raise the signals again that were put off. Raises: what their handlers raise."""
-        while self._put_off:
-            signal.raise_signal(self._put_off.pop())
+        """Raise the reported signals again. Raises: what their handlers raise."""
+        for number, deferred in list(self._deferred.items()):
+            if deferred is None:
+                del self._deferred[number]
+                signal.raise_signal(number)
 
     def must_put_off(self, frame: FrameType | None) -> bool:
         """Return True if an exception at this place would leave through our code only."""
@@ -68,13 +69,13 @@ class ProgramHandlers:
 
     def put_off(self, number: int, error: Exception) -> None:
         """Note a signal to raise again, because its handler raised `error` in our code."""
-        self._put_off.add(number)
-        self._unreported.append(Deferred(signal_name(number), f"{type(error).__name__}: {error}"[:500]))
+        self._deferred[number] = Deferred(signal_name(number), f"{type(error).__name__}: {error}"[:500])
 
     def take_deferred(self) -> list[Deferred]:
-        """Return the signals that were put off since the last call."""
-        deferred, self._unreported = self._unreported, []
-        return deferred
+        """Return the signals that were put off since the last call, each once. They count as reported from now on."""
+        unreported = [(number, deferred) for number, deferred in list(self._deferred.items()) if deferred is not None]
+        self._deferred.update((number, None) for number, _ in unreported)
+        return [deferred for _, deferred in unreported]
 
 
 class _Guarded:
