@@ -532,7 +532,8 @@ def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int,
     """Find the place in the next iteration that the others leave to a rank whose assignment failed.
 
     The others arrive at the start barrier, each at its own place, and wait there for the rest. Once no more places are
-    missing than ranks are unassigned, each of these ranks claims one of them. None if no place is left.
+    missing than ranks are unassigned, each of these ranks claims one of them. None if no place is left. This polls: a
+    counter to wait for would cost each rank an operation in each iteration, for an assignment that rarely raises.
     Raises: BarrierTimeout if the others do not arrive within `limit` seconds."""
     at = Keys(seat.iteration + 1)
     yield Set(f"{at.unassigned}/{seat.initial_rank}", "1")
