@@ -420,7 +420,8 @@ def _since(incident: Incident) -> str:
     return text
 
 
-def _verdict(incident: Incident, width: int) -> Iterator[Line]:
+def verdict_statements(incident: Incident) -> list[str]:
+    """Return what the verdict on an incident says, in one sentence or more. The first one names the culprits."""
     verdict = incident.verdict
     category = verdict.category.replace("_", " ")
     statements = []
@@ -440,7 +441,12 @@ def _verdict(incident: Incident, width: int) -> Iterator[Line]:
             statements.append(
                 f"confidence below {CERTAIN:g}: too low to exclude a node or count a fault against a rank"
             )
-    for number, text in enumerate(statements):
+    return statements
+
+
+def _verdict(incident: Incident, width: int) -> Iterator[Line]:
+    verdict = incident.verdict
+    for number, text in enumerate(verdict_statements(incident)):
         yield from field("" if number else "verdict", text, width, "" if number else "bold")
     if incident.reported_first is not None and incident.reported_first != verdict.first:
         yield from field("", f"rank {incident.reported_first} reported first, but its failure is a consequence", width)

@@ -29,13 +29,14 @@ from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import StackGroup, stack_groups
 from resilience.cli.evidence import last_lines
-from resilience.cli.render import clock, count, date, phase_name, plain, seconds, short_path
+from resilience.cli.render import clock, count, date, phase_name, seconds, short_path
 from resilience.cli.report import (
     TIMES_UNKNOWN,
     as_of_in_words,
     incident_lines,
     incomplete_in_words,
     report_lines,
+    verdict_statements,
     what_if_in_words,
 )
 from resilience.cli.report_drawings import (
@@ -182,10 +183,7 @@ def _kinds(incidents: Sequence[Incident]) -> list[dict[str, Any]]:
 
 def _in_a_line(incident: Incident) -> str:
     """Return verdict, place and first advice of an incident, in one line."""
-    lines = [plain(line).strip() for line in incident_lines(incident, 10_000)]
-    verdict = next(
-        (line.removeprefix("verdict").strip() for line in lines if line.startswith("verdict")), incident.kind
-    )
+    verdict = verdict_statements(incident)[0]
     where = f", at {short_path(incident.where.file, 1)}:{incident.where.line}" if incident.where is not None else ""
     advice = f" {incident.advice[0][:1].upper() + incident.advice[0][1:]}." if incident.advice else ""
     return f"{verdict + where}.{advice}"

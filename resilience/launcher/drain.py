@@ -246,7 +246,7 @@ class Drain:
                     break
 
     def _check_finish(self) -> None:
-        """Tell the agent when everything is passed on, or when readers will take no more."""
+        """Tell the agent when everything is passed on, or when readers no longer read."""
         if self._finish_by is not None and not self._has_finished and self._is_passed_on(self._finish_by):
             self._has_finished = True
             for shower in self._showers.values():

@@ -354,7 +354,7 @@ class _Teller:
         record = InterruptionRecord(
             rank,
             kind,
-            f"no sign of life ({limit}) for 3.01 s, allowed are 3 s",
+            f"no sign of life ({limit}) for 3.01 s, limit 3 s",
             detector=Detector(limit, 3.0),
             silent_for_s=3.01,
             last_heartbeat_age_s=3.0,
