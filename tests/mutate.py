@@ -66,21 +66,21 @@ from tests.unit.testing import test_launcher_simulation
 EQUIVALENT = {
     (
         "_place_left",
-        "swapped: arrived = (yield from _numbered(f'{at.start}/0', world.world_size)) / "
-        "claims = (yield from _numbered(at.claim, world.world_size))",
+        "swapped: arrived = (yield from _numbered(f'{keys.start}/0', world.world_size)) / "
+        "claims = (yield from _numbered(keys.claim, world.world_size))",
     ): "a place is claimed only when all ranks that have one have arrived, and then by compare-and-set",
     (
         "report",
-        "swapped: yield SetRecord(f'{at.records}/{position}', record) / if is_own:",
+        "swapped: yield SetRecord(f'{keys.records}/{position}', record) / if is_own:",
     ): "both are read after the last call only, which no rank answers before it has written both",
     (
         "stand_in",
-        "swapped: for name in (at.start, at.last_call): / yield from _mark_terminated(at, seat.rank)",
+        "swapped: for name in (keys.start, keys.last_call): / yield from _mark_terminated(keys, seat.rank)",
     ): "the mark has to precede the arrival at the end barrier; it does, before or after those at the others",
     (
         "iterate",
-        "swapped: if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED: / "
-        "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, seat, result)) == COMPLETED:",
+        "swapped: if result.end is End.RETURNED and (yield from _complete(keys, seat, limits)) == COMPLETED: / "
+        "if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(keys, seat, result)) == COMPLETED:",
     ): "a result satisfies at most one of the two conditions",
     (
         "Supervision.signalled",
@@ -149,7 +149,7 @@ LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
 # Bugs that no general rule makes: function -> (beginning of a statement, what it becomes; {} is the statement).
 BY_HAND = {
     # A success that came after the limit is ignored.
-    "_complete": ("yield from report(at, missed_completion(", "return ({}) and INTERRUPTED"),
+    "_complete": ("yield from report(keys, missed_completion(", "return ({}) and INTERRUPTED"),
 }
 MADE_BY_HAND = "by hand: "
 OTHER_RANK = {"rank": "initial_rank", "initial_rank": "rank"}

@@ -66,25 +66,25 @@ class Observed(msgspec.Struct, frozen=True):
     sections: Mapping[str, float] = {}
 
 
-def heartbeat_timeouts(seen: Observed, current: HeartbeatTimeouts, safety_factor: float) -> HeartbeatTimeouts:
+def heartbeat_timeouts(observed: Observed, current: HeartbeatTimeouts, safety_factor: float) -> HeartbeatTimeouts:
     """Return limits that cover the observed durations. The first heartbeat gets at least the limit of later ones.
 
     Raises: RankMonitorClientError before two heartbeats were observed."""
-    if seen.first_heartbeat is None or seen.heartbeat_gap is None:
+    if observed.first_heartbeat is None or observed.heartbeat_gap is None:
         raise RankMonitorClientError(
             "limits of heartbeats cannot be calculated yet: no rank has sent two heartbeats; call this later, or with "
             "skip_if_not_ready=True"
         )
     known = current if current.were_calculated else HeartbeatTimeouts()
     return HeartbeatTimeouts(
-        initial=_covering(max(seen.first_heartbeat, seen.heartbeat_gap), safety_factor, known.initial),
-        subsequent=_covering(seen.heartbeat_gap, safety_factor, known.subsequent),
+        initial=_covering(max(observed.first_heartbeat, observed.heartbeat_gap), safety_factor, known.initial),
+        subsequent=_covering(observed.heartbeat_gap, safety_factor, known.subsequent),
         were_calculated=True,
     )
 
 
 def section_timeouts(
-    seen: Observed,
+    observed: Observed,
     current: SectionTimeouts,
     safety_factor: float,
     selected: Collection[str] | None = None,
@@ -98,11 +98,11 @@ def section_timeouts(
 
     selected: names of sections, by default the observed ones. with_outside: also the time between two sections.
     Raises: RankMonitorClientError if a selected duration was not observed yet."""
-    names = sorted(seen.sections if selected is None else set(selected))
-    missing = [repr(name) for name in names if name not in seen.sections]
+    names = sorted(observed.sections if selected is None else set(selected))
+    missing = [repr(name) for name in names if name not in observed.sections]
     if not names and selected is None:
         missing.append("any section")
-    if with_outside and seen.outside is None:
+    if with_outside and observed.outside is None:
         missing.append("the time between two sections (calc_out_of_section=False leaves it out)")
     if missing:
         raise RankMonitorClientError(
@@ -120,11 +120,11 @@ def section_timeouts(
 
     for name in names:
         known = limits.get(name) if name in current.calculated_sections else None
-        limits[name] = chosen(of_section(name), seen.sections[name], known, (fitted or {}).get(name))
+        limits[name] = chosen(of_section(name), observed.sections[name], known, (fitted or {}).get(name))
     outside = current.out_of_section
-    if with_outside and seen.outside is not None:
+    if with_outside and observed.outside is not None:
         known = outside if current.is_out_of_section_calculated else None
-        outside = chosen(OUT_OF_SECTION, seen.outside, known, (fitted or {}).get(OUT_OF_SECTION))
+        outside = chosen(OUT_OF_SECTION, observed.outside, known, (fitted or {}).get(OUT_OF_SECTION))
     return SectionTimeouts(
         section=dict(sorted(limits.items())),
         out_of_section=outside,

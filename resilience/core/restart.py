@@ -317,17 +317,17 @@ def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Prot
         )
 
 
-def witness(at: Keys, rank: int, world_size: int, limit: float) -> Protocol[bool]:
+def witness(keys: Keys, rank: int, world_size: int, limit: float) -> Protocol[bool]:
     """Note that the position of `rank` is on record. Wait until this holds for all ranks, at most `limit` seconds.
     Return True if it does."""
-    if (yield from arrive(at.witnessed, rank, world_size)):
+    if (yield from arrive(keys.witnessed, rank, world_size)):
         return True
-    return bool((yield Await(f"{at.witnessed}/done", limit)))
+    return bool((yield Await(f"{keys.witnessed}/done", limit)))
 
 
-def unwitnessed(at: Keys, world_size: int) -> Protocol[list[int]]:
+def unwitnessed(keys: Keys, world_size: int) -> Protocol[list[int]]:
     """Return the ranks whose position is not on record."""
-    witnessed = yield from _numbered(f"{at.witnessed}/0", world_size)
+    witnessed = yield from _numbered(f"{keys.witnessed}/0", world_size)
     return [rank for rank in range(world_size) if rank not in witnessed]
 
 
@@ -350,41 +350,41 @@ def enter(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
     """Meet all ranks at the call of the function. `seat` belongs to iteration ENTRY.
 
     If a rank dies before all ranks have arrived, its stand-in excludes it, as in any iteration."""
-    at = Keys(seat.iteration)
-    return Ending(INTERRUPTED, (yield from _agree(at, seat, limits)))
+    keys = Keys(seat.iteration)
+    return Ending(INTERRUPTED, (yield from _agree(keys, seat, limits)))
 
 
 def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
     """Take part in one iteration, from the start barrier to the agreement on the next world."""
-    at = Keys(seat.iteration)
+    keys = Keys(seat.iteration)
     yield Set(seat_key(seat.initial_rank), to_json_text(seat))
-    yield from barrier(at.start, seat.rank, seat.world_size, limits.barrier)
+    yield from barrier(keys.start, seat.rank, seat.world_size, limits.barrier)
     result = yield from _work(seat)
-    if result.end is End.RETURNED and (yield from _complete(at, seat, limits)) == COMPLETED:
+    if result.end is End.RETURNED and (yield from _complete(keys, seat, limits)) == COMPLETED:
         return Ending(COMPLETED)
-    if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(at, seat, result)) == COMPLETED:
+    if result.end in (End.FAILED, End.FATAL) and (yield from _report_failure(keys, seat, result)) == COMPLETED:
         # A spare failed when all active ranks had already returned: the call is over, no rank restarts.
         if result.end is End.FAILED:
             return Ending(COMPLETED)
-        yield from arrive(at.exit, seat.rank, seat.world_size)
+        yield from arrive(keys.exit, seat.rank, seat.world_size)
         return Ending(LEFT)
     yield RunStage(Stage.ABORT)
-    yield from arrive(at.last_call, seat.rank, seat.world_size)
+    yield from arrive(keys.last_call, seat.rank, seat.world_size)
     # A leaving rank waits too: the end of its connections must not come before the others' own cuts.
-    all_answered = yield Await(f"{at.last_call}/done", limits.last_call)
+    all_answered = yield Await(f"{keys.last_call}/done", limits.last_call)
     if result.origin == "communication":
-        yield Settle((yield from _settle(at, result.report, all_answered)))
+        yield Settle((yield from _settle(keys, result.report, all_answered)))
     if result.end is not End.FATAL:
         result = yield from _recover()
         if result.end is not End.RETURNED:
-            yield from report(at, result.report, seat.initial_rank)
+            yield from report(keys, result.report, seat.initial_rank)
     is_leaving = result.end is not End.RETURNED
     if is_leaving:
-        yield from _mark_terminated(at, seat.rank)
-        if (yield from arrive(at.end, seat.rank, seat.world_size)):
-            yield from _freeze(at)
+        yield from _mark_terminated(keys, seat.rank)
+        if (yield from arrive(keys.end, seat.rank, seat.world_size)):
+            yield from _freeze(keys)
         return Ending(LEFT)
-    return Ending(INTERRUPTED, (yield from _agree(at, seat, limits)))
+    return Ending(INTERRUPTED, (yield from _agree(keys, seat, limits)))
 
 
 def depart(seat: Seat, limits: WaitLimits, is_critical: bool) -> Protocol[None]:
@@ -409,14 +409,14 @@ def _work(seat: Seat) -> Protocol[Result]:
     return result
 
 
-def _complete(at: Keys, seat: Seat, limits: WaitLimits) -> Protocol[str]:
+def _complete(keys: Keys, seat: Seat, limits: WaitLimits) -> Protocol[str]:
     """Wait until the iteration is decided. The last active rank to arrive decides it as completed, unless an
     interruption came first."""
-    if seat.is_active and (yield from arrive(at.completion, seat.rank, seat.active_world_size)):
-        yield CompareSet(at.outcome, COMPLETED)
-    if not (yield AwaitOutcome(at.outcome, limits.completion)):
-        yield from report(at, missed_completion(seat, limits.completion), None)
-    (decided,) = yield Read((at.outcome,))
+    if seat.is_active and (yield from arrive(keys.completion, seat.rank, seat.active_world_size)):
+        yield CompareSet(keys.outcome, COMPLETED)
+    if not (yield AwaitOutcome(keys.outcome, limits.completion)):
+        yield from report(keys, missed_completion(seat, limits.completion), None)
+    (decided,) = yield Read((keys.outcome,))
     return str(decided)
 
 
@@ -433,48 +433,48 @@ def _recover() -> Protocol[Result]:
 # -- interruptions and the next world ----------------------------------------------------------
 
 
-def report(at: Keys, record: str, fault_of: int | None) -> Protocol[str]:
+def report(keys: Keys, record: str, fault_of: int | None) -> Protocol[str]:
     """Write an interruption record to the store and decide the iteration as interrupted.
 
     Return the outcome of the iteration: COMPLETED if success came first. The order of arrival comes from the store,
     never from a clock. fault_of: the initial rank if the record is of its own fault, which clears every rank that has
     only an error out of a communication call. The first of these faults is the one that counts."""
-    first = None if fault_of is None else int((yield CompareSet(at.fault, str(fault_of))))
-    position = yield AddRecord(at.records, 1, at.iteration, first)
-    yield SetRecord(f"{at.records}/{position}", record)
-    outcome = str((yield CompareSet(at.outcome, INTERRUPTED)))
-    yield CompareSet(at.server, NO_SERVER)  # wakes ranks that wait for the address of the iteration's store
+    first = None if fault_of is None else int((yield CompareSet(keys.fault, str(fault_of))))
+    position = yield AddRecord(keys.records, 1, keys.iteration, first)
+    yield SetRecord(f"{keys.records}/{position}", record)
+    outcome = str((yield CompareSet(keys.outcome, INTERRUPTED)))
+    yield CompareSet(keys.server, NO_SERVER)  # wakes ranks that wait for the address of the iteration's store
     return outcome
 
 
-def _report_failure(at: Keys, seat: Seat, result: Result) -> Protocol[str]:
-    return (yield from report(at, result.report, seat.initial_rank if result.origin == "own" else None))
+def _report_failure(keys: Keys, seat: Seat, result: Result) -> Protocol[str]:
+    return (yield from report(keys, result.report, seat.initial_rank if result.origin == "own" else None))
 
 
-def _settle(at: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin]:
+def _settle(keys: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin]:
     """Return the origin of an error out of a communication call, now that the last call is over.
 
     It is the rank's own only if no rank has a fault of its own, no rank is missing, and this record arrived first. All
     ranks that answered the last call have reported their faults before that, and so have stand-ins of dead ranks."""
-    fault, first = yield Read((at.fault, f"{at.records}/1"))
+    fault, first = yield Read((keys.fault, f"{keys.records}/1"))
     return "own" if all_answered and fault is None and first == record else "consequence"
 
 
-def _mark_terminated(at: Keys, rank: int) -> Protocol[None]:
+def _mark_terminated(keys: Keys, rank: int) -> Protocol[None]:
     """List a rank as terminated. This must precede its arrival at the end barrier."""
-    position = yield Add(at.terminated, 1)
-    yield Set(f"{at.terminated}/{position}", str(rank))
+    position = yield Add(keys.terminated, 1)
+    yield Set(f"{keys.terminated}/{position}", str(rank))
 
 
-def _agree(at: Keys, seat: Seat, limits: WaitLimits) -> Protocol[frozenset[int]]:
+def _agree(keys: Keys, seat: Seat, limits: WaitLimits) -> Protocol[frozenset[int]]:
     """Meet all ranks at the end of an iteration. Return the terminated ranks. Raises: BarrierTimeout.
 
     One rank reads the list of all terminated ranks, the others get the result."""
-    if (yield from arrive(at.end, seat.rank, seat.world_size)):
-        frozen = yield from _freeze(at)
+    if (yield from arrive(keys.end, seat.rank, seat.world_size)):
+        frozen = yield from _freeze(keys)
     else:
-        yield from _await_all(at.frozen, at.end, seat.rank, seat.world_size, limits.barrier)
-        (frozen,) = yield Read((at.frozen,))
+        yield from _await_all(keys.frozen, keys.end, seat.rank, seat.world_size, limits.barrier)
+        (frozen,) = yield Read((keys.frozen,))
     return _ranks(frozen)
 
 
@@ -485,19 +485,19 @@ def _ranks(frozen: str) -> frozenset[int]:
 def terminated_of(seat: Seat, limit: float) -> Protocol[frozenset[int] | None]:
     """Return the ranks that were terminated in an iteration that this rank has left, None if the others have not agreed
     on them within `limit` seconds."""
-    at = Keys(seat.iteration)
-    if not (yield Await(at.frozen, limit)):
+    keys = Keys(seat.iteration)
+    if not (yield Await(keys.frozen, limit)):
         return None
-    (frozen,) = yield Read((at.frozen,))
+    (frozen,) = yield Read((keys.frozen,))
     return _ranks(frozen)
 
 
-def _freeze(at: Keys) -> Protocol[str]:
+def _freeze(keys: Keys) -> Protocol[str]:
     """Decide which ranks are terminated, once all ranks have arrived at the end. The first caller decides for all."""
-    count = yield Add(at.terminated, 0)
-    listed = yield Read(tuple(f"{at.terminated}/{position}" for position in range(1, count + 1)))
+    count = yield Add(keys.terminated, 0)
+    listed = yield Read(tuple(f"{keys.terminated}/{position}" for position in range(1, count + 1)))
     ranks = sorted({int(rank) for rank in listed if rank is not None})
-    return str((yield CompareSet(at.frozen, " ".join(map(str, ranks)) or "none")))
+    return str((yield CompareSet(keys.frozen, " ".join(map(str, ranks)) or "none")))
 
 
 def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
@@ -508,15 +508,15 @@ def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
     one. Returns "excluded", "completed" (the call was over) or "discarded" (the rank had no seat anyway).
     Raises: BarrierTimeout if the others do not pass the end barrier either."""
     while True:
-        at = Keys(seat.iteration)
-        if not (yield Check((at.frozen,))):
-            if (yield from report(at, record, seat.initial_rank)) == COMPLETED:
-                yield from arrive(at.exit, seat.rank, seat.world_size)
+        keys = Keys(seat.iteration)
+        if not (yield Check((keys.frozen,))):
+            if (yield from report(keys, record, seat.initial_rank)) == COMPLETED:
+                yield from arrive(keys.exit, seat.rank, seat.world_size)
                 return COMPLETED
-            for name in (at.start, at.last_call):
+            for name in (keys.start, keys.last_call):
                 yield from arrive(name, seat.rank, seat.world_size)
-            yield from _mark_terminated(at, seat.rank)
-        terminated = yield from _agree(at, seat, limits)
+            yield from _mark_terminated(keys, seat.rank)
+        terminated = yield from _agree(keys, seat, limits)
         if seat.rank in terminated:
             return "excluded"
         following: Seat | Unassigned | None = yield Assign(seat, terminated)
@@ -535,48 +535,48 @@ def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int,
     missing than ranks are unassigned, each of these ranks claims one of them. None if no place is left. This polls: a
     counter to wait for would cost each rank an operation in each iteration, for an assignment that rarely raises.
     Raises: BarrierTimeout if the others do not arrive within `limit` seconds."""
-    at = Keys(seat.iteration + 1)
-    yield Set(f"{at.unassigned}/{seat.initial_rank}", "1")
+    keys = Keys(seat.iteration + 1)
+    yield Set(f"{keys.unassigned}/{seat.initial_rank}", "1")
     for _ in range(int(limit / LOOK_AGAIN)):
-        unassigned = yield from _numbered(at.unassigned, initial_world_size)
+        unassigned = yield from _numbered(keys.unassigned, initial_world_size)
         if len(unassigned) + len(terminated) >= seat.world_size:
             return None  # it failed on every rank
-        seats = yield from _published(at, initial_world_size)
+        seats = yield from _published(keys, initial_world_size)
         if seats:
             world = next(iter(seats.values()))
-            arrived = yield from _numbered(f"{at.start}/0", world.world_size)  # stand-ins publish no seat
-            claims = yield from _numbered(at.claim, world.world_size)
+            arrived = yield from _numbered(f"{keys.start}/0", world.world_size)  # stand-ins publish no seat
+            claims = yield from _numbered(keys.claim, world.world_size)
             taken = {other.rank for other in seats.values()} | arrived.keys() | claims.keys()
             missing = [rank for rank in range(world.world_size) if rank not in taken]
             if len(missing) <= len(unassigned.keys() - set(map(int, claims.values()))):
-                rank = yield from _claim(at, seat.initial_rank, claims, missing)
+                rank = yield from _claim(keys, seat.initial_rank, claims, missing)
                 if rank is None:
                     return None
                 place = msgspec.structs.replace(world, initial_rank=seat.initial_rank, rank=rank)
                 yield Set(seat_key(seat.initial_rank), to_json_text(place))
                 return place
-        yield Await(f"{at.start}/done", LOOK_AGAIN)
+        yield Await(f"{keys.start}/done", LOOK_AGAIN)
     raise BarrierTimeout(
         f"the rank assignment failed on initial rank {seat.initial_rank}, and the other ranks did not arrive at the "
         f"next iteration within {limit:g} s",
         rank=seat.rank,
         rendezvous_count=seat.world_size,
-        group_name=at.start,
+        group_name=keys.start,
         limit=limit,
     )
 
 
-def _published(at: Keys, initial_world_size: int) -> Protocol[dict[int, Seat]]:
+def _published(keys: Keys, initial_world_size: int) -> Protocol[dict[int, Seat]]:
     """Return the seats that ranks have published for this iteration, by initial rank."""
     texts = yield from _numbered(SEATS, initial_world_size)
     seats = {initial_rank: from_json(text, Seat) for initial_rank, text in texts.items()}
-    return {initial_rank: seat for initial_rank, seat in seats.items() if seat.iteration == at.iteration}
+    return {initial_rank: seat for initial_rank, seat in seats.items() if seat.iteration == keys.iteration}
 
 
-def _claim(at: Keys, initial_rank: int, claims: Mapping[int, str], missing: Sequence[int]) -> Protocol[int | None]:
+def _claim(keys: Keys, initial_rank: int, claims: Mapping[int, str], missing: Sequence[int]) -> Protocol[int | None]:
     """Claim a missing place, or return the one that was claimed before; None if others were faster everywhere."""
     own = str(initial_rank)
     for rank in (*(rank for rank, owner in claims.items() if owner == own), *missing):
-        if (yield CompareSet(f"{at.claim}/{rank}", own)) == own:
+        if (yield CompareSet(f"{keys.claim}/{rank}", own)) == own:
             return rank
     return None

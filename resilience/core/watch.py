@@ -258,54 +258,61 @@ LOOK = 0.005  # seconds between two looks during that time
 ORPHAN_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for a rank without an agent
 
 
-def decide(watch: Watch, seen: Observation, now: Seconds) -> Decision:
+def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     """Return what to do about one rank, given the present observation."""
     if watch.is_over:
         return Decision(watch)
-    if seen.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
-        return _end_orphan(watch, seen.agent_lost_at, now)
-    if seen.is_gone:
+    if observation.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
+        return _end_orphan(watch, observation.agent_lost_at, now)
+    if observation.is_gone:
         over = msgspec.structs.replace(watch, is_over=True)
-        is_accounted_for = seen.said_goodbye or seen.is_dismissed or watch.is_represented
+        is_accounted_for = observation.said_goodbye or observation.is_dismissed or watch.is_represented
         return Decision(over, (Finish() if is_accounted_for else StandIn(),))
-    if seen.has_left and not seen.said_goodbye and not watch.is_represented:
+    if observation.has_left and not observation.said_goodbye and not watch.is_represented:
         return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
     if watch.kill_at is not None:
-        return _escalate(watch, seen, now)
-    if seen.is_dismissed:
+        return _escalate(watch, observation, now)
+    if observation.is_dismissed:
         return Decision(watch)
-    findings = exceeded(watch.limits, seen, now)
+    findings = exceeded(watch.limits, observation, now)
     hard = [finding for finding in findings if finding.severity == "hard"]
     if hard:
         gravest = max(hard, key=_gravity)
         commands = (CaptureEvidence(gravest), AskRestart(gravest))
         # Once the iteration is interrupted, the other ranks are already leaving their positions.
-        if not seen.are_others_seen and seen.interrupted_at is None:
+        if not observation.are_others_seen and observation.interrupted_at is None:
             signal_at = now + EVIDENCE
             kill_at = signal_at + watch.limits.grace
             state = msgspec.structs.replace(watch, signal_at=signal_at, kill_at=kill_at, finding=gravest)
             return Decision(state, commands, now + LOOK)
         ended = _terminated(watch, gravest, now)
         return Decision(ended.state, (*commands, *ended.commands), ended.wake_at)
-    if findings and watch.asked_in != seen.iteration:
+    if findings and watch.asked_in != observation.iteration:
         gravest = max(findings, key=_gravity)
-        state = msgspec.structs.replace(watch, asked_in=seen.iteration)
-        return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), next_deadline(state, seen, now))
-    wake_at = next_deadline(watch, seen, now)
-    note_at = _note_at(watch, seen)
+        state = msgspec.structs.replace(watch, asked_in=observation.iteration)
+        return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), next_deadline(state, observation, now))
+    wake_at = next_deadline(watch, observation, now)
+    note_at = _note_at(watch, observation)
     if note_at is not None and now >= note_at:
-        state = msgspec.structs.replace(watch, noted_in=seen.iteration)
-        return Decision(state, (NoteUnknown(now - seen.since),), wake_at)
-    return Decision(watch, (), min((at for at in (wake_at, note_at) if at is not None), default=None))
+        state = msgspec.structs.replace(watch, noted_in=observation.iteration)
+        return Decision(state, (NoteUnknown(now - observation.since),), wake_at)
+    return Decision(watch, (), min((moment for moment in (wake_at, note_at) if moment is not None), default=None))
 
 
-def _note_at(watch: Watch, seen: Observation) -> Seconds | None:
+def _note_at(watch: Watch, observation: Observation) -> Seconds | None:
     """Return when to note that progress is unknown; None if it is known, already noted, or not expected."""
     soft = watch.limits.watchdog.soft
-    is_running = seen.doing is Doing.FUNCTION and seen.interrupted_at is None and not seen.is_outside
-    if soft is None or not is_running or watch.noted_in == seen.iteration or shows_progress(watch.limits, seen):
+    is_running = (
+        observation.doing is Doing.FUNCTION and observation.interrupted_at is None and not observation.is_outside
+    )
+    if (
+        soft is None
+        or not is_running
+        or watch.noted_in == observation.iteration
+        or shows_progress(watch.limits, observation)
+    ):
         return None
-    return seen.since + soft
+    return observation.since + soft
 
 
 def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:
@@ -329,12 +336,12 @@ def _terminated(watch: Watch, finding: Finding, now: Seconds) -> Decision:
     return Decision(state, (Terminate(finding, watch.limits.signal),), state.kill_at)
 
 
-def _escalate(watch: Watch, seen: Observation, now: Seconds) -> Decision:
+def _escalate(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     """Return the next step against a rank past a hard limit: once the others' positions are recorded it is terminated,
     and after its grace it is killed. After that only its end is awaited."""
     assert watch.kill_at is not None and watch.finding is not None
     if watch.signal_at is not None:
-        if seen.are_others_seen or now >= watch.signal_at:
+        if observation.are_others_seen or now >= watch.signal_at:
             return _terminated(watch, watch.finding, now)
         return Decision(watch, (), min(watch.signal_at, now + LOOK))
     if watch.is_killed:
@@ -348,66 +355,74 @@ def _gravity(finding: Finding) -> tuple[float, str]:
     return (finding.silent_for / finding.allowed if finding.allowed > 0 else float("inf"), finding.limit)
 
 
-def exceeded(limits: Limits, seen: Observation, now: Seconds) -> list[Finding]:
+def exceeded(limits: Limits, observation: Observation, now: Seconds) -> list[Finding]:
     """Return all exceeded limits, at most one finding per limit (hard rather than soft)."""
     findings = []
-    if seen.is_stuck and not seen.is_outside:
-        findings.append(Finding(ABORT_STUCK, "hard", 0.0, now - (seen.interrupted_at or seen.since)))
-    for name, since, limit in in_force(limits, seen):
+    if observation.is_stuck and not observation.is_outside:
+        findings.append(Finding(ABORT_STUCK, "hard", 0.0, now - (observation.interrupted_at or observation.since)))
+    for name, since, limit in in_force(limits, observation):
         # The same sum as in next_deadline: now - since >= limit can be False at exactly that time.
-        if limit.hard is not None and now >= _ends_at(limits, seen, since + limit.hard):
+        if limit.hard is not None and now >= _ends_at(limits, observation, since + limit.hard):
             findings.append(Finding(name, "hard", limit.hard, now - since))
         elif limit.soft is not None and now >= since + limit.soft:
             findings.append(Finding(name, "soft", limit.soft, now - since))
     return findings
 
 
-def _ends_at(limits: Limits, seen: Observation, moment: Seconds) -> Seconds:
+def _ends_at(limits: Limits, observation: Observation, moment: Seconds) -> Seconds:
     """Return when a hard limit that is exceeded at `moment` ends the rank: not while its abort may still run."""
-    return moment if seen.interrupted_at is None else max(moment, seen.interrupted_at + limits.abort)
+    return moment if observation.interrupted_at is None else max(moment, observation.interrupted_at + limits.abort)
 
 
-def in_force(limits: Limits, seen: Observation) -> list[tuple[str, Seconds, Limit]]:
+def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, Limit]]:
     """Return (name, last sign of life, limit) for each limit that applies to the rank's present activity."""
-    if seen.is_outside:
+    if observation.is_outside:
         return []
-    if seen.store_due_at is not None:
-        rows = [("store", seen.store_due_at, limits.store)]
-        if seen.ran_at is not None:  # a stopped process waits for nothing
-            rows.append(("watchdog", seen.ran_at, Limit(hard=limits.watchdog.hard)))
+    if observation.store_due_at is not None:
+        rows = [("store", observation.store_due_at, limits.store)]
+        if observation.ran_at is not None:  # a stopped process waits for nothing
+            rows.append(("watchdog", observation.ran_at, Limit(hard=limits.watchdog.hard)))
         return rows
-    if seen.doing is Doing.HOOK:
-        return [(deadlines.limit_of("hook", seen.hook), seen.since, limits.hook)]
+    if observation.doing is Doing.HOOK:
+        return [(deadlines.limit_of("hook", observation.hook), observation.since, limits.hook)]
     # The start of the present activity proves that the main thread ran.
-    ran_at = seen.since if seen.watchdog_at is None else max(seen.since, seen.watchdog_at)
+    ran_at = observation.since if observation.watchdog_at is None else max(observation.since, observation.watchdog_at)
     rows = [("watchdog", ran_at, limits.watchdog)]
-    if seen.doing is Doing.WAITING:
+    if observation.doing is Doing.WAITING:
         return rows
-    if seen.interrupted_at is not None:
-        rows.append(("leave", max(seen.interrupted_at, seen.since), limits.leave))
-    if seen.ping_at is not None:
-        rows.append(("ping", seen.ping_at, limits.ping))
-    if seen.step_at is not None:
-        rows.append((STEP, seen.step_at, _for_occurrence(limits, seen, STEP, seen.step_gaps + 1, limits.step)))
-    if seen.heartbeat_at is not None:
-        limit = _for_occurrence(limits, seen, HEARTBEAT, seen.heartbeat_gaps + 1, limits.heartbeat)
-        rows.append((HEARTBEAT, seen.heartbeat_at, limit))
-    elif seen.heartbeats_from is not None:
-        limit = _for_occurrence(limits, seen, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
-        rows.append((INITIAL_HEARTBEAT, _silent_from(seen, seen.heartbeats_from), limit))
-    for section in seen.open_sections:
+    if observation.interrupted_at is not None:
+        rows.append(("leave", max(observation.interrupted_at, observation.since), limits.leave))
+    if observation.ping_at is not None:
+        rows.append(("ping", observation.ping_at, limits.ping))
+    if observation.step_at is not None:
         rows.append(
-            (deadlines.limit_of("section", section.name), section.seen_at, section_limit(limits, seen, section))
+            (
+                STEP,
+                observation.step_at,
+                _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step),
+            )
         )
-    if not seen.open_sections and seen.section_left_at is not None:
-        limit = _for_occurrence(limits, seen, OUT_OF_SECTION, seen.outside_gaps + 1, limits.out_of_section)
-        rows.append((OUT_OF_SECTION, seen.section_left_at, limit))
-    if seen.doing is Doing.ENDING:
+    if observation.heartbeat_at is not None:
+        limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, limits.heartbeat)
+        rows.append((HEARTBEAT, observation.heartbeat_at, limit))
+    elif observation.heartbeats_from is not None:
+        limit = _for_occurrence(limits, observation, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
+        rows.append((INITIAL_HEARTBEAT, _silent_from(observation, observation.heartbeats_from), limit))
+    for section in observation.open_sections:
+        rows.append(
+            (deadlines.limit_of("section", section.name), section.seen_at, section_limit(limits, observation, section))
+        )
+    if not observation.open_sections and observation.section_left_at is not None:
+        limit = _for_occurrence(
+            limits, observation, OUT_OF_SECTION, observation.outside_gaps + 1, limits.out_of_section
+        )
+        rows.append((OUT_OF_SECTION, observation.section_left_at, limit))
+    if observation.doing is Doing.ENDING:
         rows = [row for row in rows if not _is_learned(limits, row[0])]
-    is_set = any(section.name in limits.sections for section in seen.open_sections)  # may be set to no limit
-    is_set = is_set or seen.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
-    if limits.rule is not None and seen.silence is not None and not is_set:
-        rows.append(_silence_row(limits.rule, seen.silence))
+    is_set = any(section.name in limits.sections for section in observation.open_sections)  # may be set to no limit
+    is_set = is_set or observation.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
+    if limits.rule is not None and observation.silence is not None and not is_set:
+        rows.append(_silence_row(limits.rule, observation.silence))
     return rows
 
 
@@ -422,9 +437,9 @@ def _silence_row(rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
     return deadlines.limit_of("silence", silence.kind), silence.since, limit
 
 
-def is_silence_weighed(limits: Limits, seen: Observation) -> bool:
+def is_silence_weighed(limits: Limits, observation: Observation) -> bool:
     """Return True if the rule for silences applies to the rank's present activity, because no set limit does."""
-    return any(deadlines.limited(name).kind == "silence" for name, _, _ in in_force(limits, seen))
+    return any(deadlines.limited(name).kind == "silence" for name, _, _ in in_force(limits, observation))
 
 
 def _watched(rows: list[tuple[str, Seconds, Limit]]) -> set[str]:
@@ -432,29 +447,29 @@ def _watched(rows: list[tuple[str, Seconds, Limit]]) -> set[str]:
     return {name for name, _, limit in rows if limit.soft or limit.hard} - {"watchdog", "leave"}
 
 
-def _silent_from(seen: Observation, announced_at: Seconds) -> Seconds:
+def _silent_from(observation: Observation, announced_at: Seconds) -> Seconds:
     """Return the start of the silence before the first heartbeat. Sections count as signs of life too, so a rank that
     announced heartbeats but only uses sections is not ended."""
-    left_at = announced_at if seen.section_left_at is None else seen.section_left_at
-    return max(announced_at, left_at, *(section.seen_at for section in seen.open_sections))
+    left_at = announced_at if observation.section_left_at is None else observation.section_left_at
+    return max(announced_at, left_at, *(section.seen_at for section in observation.open_sections))
 
 
-def section_limit(limits: Limits, seen: Observation, section: Sign) -> Limit:
+def section_limit(limits: Limits, observation: Observation, section: Sign) -> Limit:
     """Return the limit of an open section."""
     usual = limits.sections.get(section.name, NO_LIMIT)
     deadline = of_section(section.name)
     if deadline not in limits.first and deadline not in limits.outside:
         return limits.warmup.get(section.name, usual) if section.occurrence <= limits.warmup_occurrences else usual
-    return _for_occurrence(limits, seen, of_section(section.name), section.occurrence, usual)
+    return _for_occurrence(limits, observation, of_section(section.name), section.occurrence, usual)
 
 
-def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence: int, usual: Limit) -> Limit:
+def _for_occurrence(limits: Limits, observation: Observation, deadline: str, occurrence: int, usual: Limit) -> Limit:
     """Return the limit of an occurrence, counted from 1."""
     first = limits.first.get(deadline)
     if first is not None and occurrence <= first.occurrences:
-        return first.limits.get(seen.start, usual)
+        return first.limits.get(observation.start, usual)
     outside = limits.outside.get(deadline)
-    is_known = seen.start == "cold" and deadline in seen.aligned
+    is_known = observation.start == "cold" and deadline in observation.aligned
     if outside is not None and is_known and outside.phases.is_outside(occurrence - 1):
         return outside.limit
     if first is not None:
@@ -463,15 +478,15 @@ def _for_occurrence(limits: Limits, seen: Observation, deadline: str, occurrence
     return limits.warmup.get(deadline, usual) if is_warm_up else usual
 
 
-def next_deadline(watch: Watch, seen: Observation, now: Seconds) -> Seconds | None:
+def next_deadline(watch: Watch, observation: Observation, now: Seconds) -> Seconds | None:
     """Return the earliest time at which a limit could be exceeded, None without limits.
 
     This includes limits that are not in force yet: a section may open at any moment, unannounced."""
     moments = [now + limit for limit in _all(watch.limits)]
-    for _, since, limit in in_force(watch.limits, seen):
+    for _, since, limit in in_force(watch.limits, observation):
         if limit.hard is not None:
-            moments.append(_ends_at(watch.limits, seen, since + limit.hard))
-        if limit.soft is not None and watch.asked_in != seen.iteration:
+            moments.append(_ends_at(watch.limits, observation, since + limit.hard))
+        if limit.soft is not None and watch.asked_in != observation.iteration:
             moments.append(since + limit.soft)
     return min(moments, default=None)
 
@@ -497,6 +512,6 @@ def _all(limits: Limits) -> list[Seconds]:
     return own + [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]
 
 
-def shows_progress(limits: Limits, seen: Observation) -> bool:
+def shows_progress(limits: Limits, observation: Observation) -> bool:
     """Return True if any armed limit would detect a function that runs but makes no progress."""
-    return bool(_watched(in_force(limits, seen)))
+    return bool(_watched(in_force(limits, observation)))
