@@ -132,11 +132,11 @@ class Launched:
         assert self._more is not None
         return self._more(count, number)
 
-    def wait(self, limit: float = 120.0) -> list[int | None]:
-        """Wait for all agents; answers their exit statuses."""
+    def wait(self, limit: float = 120.0) -> list[int]:
+        """Wait for all agents; answers their exit statuses, -N of one that signal N ended."""
         ended = self.job.wait_ranks(limit)
         self.job.ran_to_its_end = True
-        return [each.code for each in ended]
+        return [os.waitstatus_to_exitcode(each.status) for each in ended]
 
     def wait_agent(self, number: int, limit: float = 120.0) -> Finished:
         ended = self.job.wait_rank(number, limit)

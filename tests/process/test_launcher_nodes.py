@@ -108,7 +108,7 @@ def test_c_restart_is_counted_if_the_agent_that_decides_is_killed_on_the_way(lau
         per_agent=({}, {"DIES": "spending"}),
         conf="last_call_timeout=100",  # the first cycle has both
     )
-    assert job.wait() == [0, None]
+    assert job.wait() == [0, -signal.SIGKILL]
     (began,) = [record for record in job.of(events.CycleStarted) if record.origin.cycle == 1]
     assert (began.event.why, began.event.restarts_used) == ("failure", 1)
     assert job.of(events.RestartDecided) == []  # it was killed before it could tell
@@ -225,7 +225,7 @@ def test_f_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch, tm
 
 def test_g_node_that_is_lost_as_soon_as_it_has_its_place_is_missed(launch: Launch) -> None:
     job = launch(RUN_ON, nodes="1:2", per_agent=({}, {"DIES": "seated"}), conf=QUICK.replace("0.3", "20"))
-    assert job.wait() == [0, None]
+    assert job.wait() == [0, -signal.SIGKILL]
     (last,) = [each.event for each in job.of(events.RendezvousCompleted) if each.origin.cycle == 1]
     assert (last.nodes, last.world_size) == (1, 1)
     assert whys(job, 0) == [["first", "failure"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -52,9 +51,11 @@ def process(command: list[str], folder: Path, **more: str) -> Iterator[subproces
         try:
             yield started
         finally:
-            for pid in [started.pid, *(child.pid for child in _children(started.pid))]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            children = _children(started.pid)
+            started.kill()  # neither signals a process that has the pid of one that ended
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
             started.wait()
 
 

@@ -189,7 +189,7 @@ def test_nodes_that_come_back_after_all_agents_were_killed_go_on_with_the_job(la
         job.await_worker(f"up.0.{rank}")
     for number in range(2):
         job.job.signal(number, signal.SIGKILL)
-    assert job.wait() == [None, None]
+    assert job.wait() == [-signal.SIGKILL] * 2
     again = job.again(0, 2)
     assert again.wait() == [0, 0]
     assert restarts(again) == [(0, "node node0, node1 is lost", 1)]
