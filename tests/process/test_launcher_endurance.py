@@ -71,8 +71,11 @@ def little_memory(megabytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
+# A worker that has just been forked is smaller than its agent: if other processes of the group hold the memory, for
+# example the worker before it, the kernel would end the agent.
 HOARD = """
 import resilience
+pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
 resilience.step(1)
 hoard = [bytearray(300 << 20)]
 if cycle == 0: time.sleep(6.0)  # a monitor looks once a second, on a busy machine later
