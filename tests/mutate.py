@@ -70,10 +70,6 @@ EQUIVALENT = {
         "claims = (yield from _numbered(keys.claim, world.world_size))",
     ): "a place is claimed only when all ranks that have one have arrived, and then by compare-and-set",
     (
-        "report",
-        "swapped: yield SetRecord(f'{keys.records}/{position}', record) / if is_own:",
-    ): "both are read after the last call only, which no rank answers before it has written both",
-    (
         "stand_in",
         "swapped: for name in (keys.start, keys.last_call): / yield from _mark_terminated(keys, seat.rank)",
     ): "the mark has to precede the arrival at the end barrier; it does, before or after those at the others",
