@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.campaign import cases, scoring
 from tests.campaign.cases import Case
-from tests.campaign.contestants import CONTESTANTS, Verdict
-from tests.campaign.running import Measures, Outcome, run, undisturbed
+from tests.campaign.contestants import CONTESTANTS, Contestant, Verdict
+from tests.campaign.running import Measures, Outcome, end, run, undisturbed
 
-SETS = {"single": cases.whole, "wide": cases.wide}
+SETS = {"single": cases.whole, "wide": cases.wide, "handlers": cases.handlers}
 
 
 def main() -> int:
@@ -28,36 +33,76 @@ def main() -> int:
     out = options.out or (work / "out" if options.quick else Path("campaign"))
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.jsonl"
-    done = {(each.contestant, each.case.number): each for each in load(results)} if options.resume else {}
     if not options.resume and results.exists():
         print(f"{results} exists: --resume goes on with it, another --out begins anew", file=sys.stderr)
         return 2
-    chosen = list(_chosen(options))
-    deadline = time.monotonic() + options.minutes * 60
-    print(f"{len(chosen)} cases, {len(done)} of them done; jobs in {work}, results in {results}", flush=True)
     contestant = CONTESTANTS[options.contestant]
-    right: dict[str, str] = {}
-    for number, case in enumerate(chosen):
-        if (contestant.name, case.number) in done:
-            continue
-        if time.monotonic() > deadline:
-            print(f"the time is up after {number} cases; --resume goes on")
-            break
-        if case.kind not in right:
-            right[case.kind] = undisturbed(contestant, case.kind, work / f"undisturbed-{case.kind}")
-        outcome = run(case, contestant, work / case.name, right[case.kind])
-        done[contestant.name, case.number] = outcome
-        with results.open("a") as file:
-            file.write(json.dumps(asdict(outcome)) + "\n")
-        print(_line(number + 1, len(chosen), outcome), flush=True)
-    outcomes = list(done.values())
-    print(scoring.page(outcomes))
+    done = [each for each in load(results) if each.contestant == contestant.name]
+    chosen = list(_chosen(options))
+    campaign = Campaign(contestant, chosen, done, work, out)
+    print(f"{len(chosen)} cases, {len(done)} of them done; jobs in {work}, results in {results}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not campaign.run(options.jobs, time.monotonic() + options.minutes * 60):
+        print(f"the time is up after {len(campaign.done)} cases; --resume goes on")
+    print(scoring.page(list(campaign.done.values())))
     if options.quick:
-        failed = [each for each in outcomes if not scoring.is_passed(each)]
+        failed = [each for each in campaign.done.values() if not scoring.is_passed(each)]
         for each in failed:
             print(f"failed: {each.case.name}: {each.verdict}, recovered {each.recovered}, equal {each.is_equal}")
-        return int(bool(failed) or len(outcomes) < len(chosen))
+        return int(bool(failed) or len(campaign.done) < len(chosen))
     return 0
+
+
+class Campaign:
+    """Runs the cases that are not done yet, and keeps each outcome in a file as soon as it is known."""
+
+    def __init__(self, contestant: Contestant, chosen: list[Case], done: list[Outcome], work: Path, out: Path) -> None:
+        self.contestant, self.chosen, self.work, self.out = contestant, chosen, work, out
+        self.done = {each.case.number: each for each in done}
+        self._left = deque(case for case in chosen if case.number not in self.done)
+        self._lock, self._is_stopped = threading.Lock(), False
+
+    def run(self, jobs: int, deadline: float) -> bool:
+        """Run the cases, `jobs` at a time, and begin none after the deadline. Return True if all are done. On an
+        interruption the cases that run are ended, and not kept."""
+        right = self._undisturbed()
+        with ThreadPoolExecutor(jobs) as pool:
+            workers = [pool.submit(self._work, right, deadline) for _ in range(jobs)]
+            try:
+                for worker in workers:
+                    worker.result()
+            except BaseException:
+                self._is_stopped = True
+                while wait(workers, timeout=0.2).not_done:
+                    end(f"{os.getpid()}-")
+                raise
+        return not self._left
+
+    def _work(self, right: dict[str, str], deadline: float) -> None:
+        while not self._is_stopped and time.monotonic() < deadline:
+            with self._lock:
+                if not self._left:
+                    return
+                case = self._left.popleft()
+            outcome = run(case, self.contestant, self.work / case.name, right[case.kind])
+            with self._lock:
+                if not self._is_stopped:
+                    self._keep(outcome)
+
+    def _keep(self, outcome: Outcome) -> None:
+        self.done[outcome.case.number] = outcome
+        with (self.out / "results.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+        print(_line(len(self.done), len(self.chosen), outcome), flush=True)
+
+    def _undisturbed(self) -> dict[str, str]:
+        """Return the result of each kind of training without a fault, from a file where an earlier part has it."""
+        path = self.out / "undisturbed.json"
+        right: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        for kind in sorted({case.kind for case in self._left} - right.keys()):
+            right[kind] = undisturbed(self.contestant, kind, self.work / f"undisturbed-{kind}")
+            path.write_text(json.dumps(right))
+        return right
 
 
 def _options() -> argparse.Namespace:
@@ -66,10 +111,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="the fixed cases that all have to pass")
     parser.add_argument("--cases", type=int, default=1000, help="how many of the whole campaign (default 1000)")
     parser.add_argument("--first-seed", type=int, default=1000, help="seed of the first case (default 1000)")
-    parser.add_argument("--set", choices=sorted(SETS), default="single", help="one fault in DDP, or everything else")
+    parser.add_argument(
+        "--set",
+        choices=sorted(SETS),
+        default="single",
+        help="one fault in DDP, pairs and everything else, or pairs in handlers",
+    )
     parser.add_argument("--numbers", type=_numbers, help="only these cases: 3,17")
     parser.add_argument("--worlds", type=_numbers, default=(2, 4, 8))
     parser.add_argument("--contestant", choices=sorted(CONTESTANTS), default="ours")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at the same time (default 1)")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no case after that (default 120)")
     parser.add_argument("--resume", action="store_true", help="leave out what results.jsonl has already")
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 MODES = ("wrapper", "launcher", "both")
@@ -47,6 +47,14 @@ may say that, and no more."""
 CLASSES = {**FAULTS, **MORE, **LOADER, **HARMLESS}
 
 QUICK = ("exception", "sigkill", "exit", "sigstop", "lock", "barrier", "slow")
+HANDLERS: dict[str, tuple[str, ...]] = {
+    "wrapper": ("abort", "finalize", "health_check", "initialize", "load"),
+    "launcher": ("stop", "start", "load"),
+    "both": ("abort", "finalize", "health_check", "initialize", "load"),
+}
+"""Where the second fault of a pair may be aimed: the Wrapper's hooks, the worker's handler of SIGTERM, the start of its
+next process, and the loading of the checkpoint."""
+IN_HANDLER = ("exception", "exit", "sigkill", "sigterm", "sigsegv", "sigstop", "sleep", "lock", "py_loop", "gil")
 GROUPS = ("pair", "fsdp2", "harmless", "loader", "eight", "pair", "async", "pipeline")
 NEAR_MS = 200
 """If two ranks end within this time, either may be noticed first."""
@@ -56,7 +64,7 @@ NEAR_MS = 200
 class Case:
     """One job with one fault, or two. classes: the right ones; none if nothing has to be noticed. ambiguous: the truth
     does not name one rank, so the case counts for no verdict. kind: of training. second: the fault of another rank,
-    delay_ms after the first one."""
+    delay_ms after the first one, or as soon as that rank is in `place`, a handler of the first fault."""
 
     number: int
     seed: int
@@ -72,6 +80,7 @@ class Case:
     second_rank: int = -1
     second_classes: tuple[str, ...] = ()
     delay_ms: int = 0
+    place: str = ""
 
     @property
     def is_harmless(self) -> bool:
@@ -79,7 +88,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        faults = self.fault + (f"+{self.second}" if self.second else "")
+        faults = self.fault + (f"+{self.second}" if self.second else "") + (f"@{self.place}" if self.place else "")
         kind = "" if self.kind == "ddp" else f"-{self.kind}"
         return f"{self.number:04}-{self.mode}-{self.world}{kind}-{faults}"
 
@@ -93,6 +102,8 @@ class Case:
         their order, unless they are near; of two hangs either may be first."""
         if not self.second or not all(struck):
             return set(self.guilty(struck))
+        if self.place:
+            return {self.rank}  # the second fault strikes in what follows from the first
         if self.fault in HARMLESS or self.second in HARMLESS:
             return {self.second_rank if self.fault in HARMLESS else self.rank}
         both = ((self.rank, self.fault), (self.second_rank, self.second))
@@ -144,6 +155,17 @@ def wide(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> 
         yield _case(number, seed, mode, world, fault, kind)
 
 
+def handlers(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> Iterator[Case]:
+    """Yield pairs in which the second rank breaks in a handler of the first fault, each handler of a mode in turn."""
+    every = [(mode, place) for mode in MODES for place in HANDLERS[mode]]
+    small = [world for world in worlds if 2 < world < 8] or [max(worlds)]
+    for number in range(count):
+        chance = random.Random(f"handlers {first + number}")
+        mode, place = every[number % len(every)]
+        faults = chance.choice([*ENDS, *HANGS, *MORE]), chance.choice(IN_HANDLER)
+        yield replace(_pair(number, first + number, mode, max(small), chance, faults), delay_ms=0, place=place)
+
+
 def _case(number: int, seed: int, mode: str, world: int, fault: str, kind: str = "ddp") -> Case:
     chance = random.Random(seed)
     ambiguous = "with two ranks, either may have left the order" if (fault, world) == ("barrier", 2) else ""
@@ -161,9 +183,9 @@ def _case(number: int, seed: int, mode: str, world: int, fault: str, kind: str =
     )
 
 
-def _pair(number: int, seed: int, mode: str, world: int, chance: random.Random) -> Case:
+def _pair(number: int, seed: int, mode: str, world: int, chance: random.Random, faults: tuple[str, ...] = ()) -> Case:
     first, second = chance.sample(range(world), 2)
-    faults = [chance.choice([*ENDS, *HANGS, *MORE, "monitor"]), chance.choice([*ENDS, *HANGS])]
+    faults = faults or (chance.choice([*ENDS, *HANGS, *MORE, "monitor"]), chance.choice([*ENDS, *HANGS]))
     return Case(
         number=number,
         seed=seed,
@@ -173,7 +195,7 @@ def _pair(number: int, seed: int, mode: str, world: int, chance: random.Random) 
         rank=first,
         step=chance.randrange(4, 8),
         classes=CLASSES[faults[0]],
-        ambiguous="two ranks that each left the order, in one group" if faults == ["barrier", "barrier"] else "",
+        ambiguous="two ranks that each left the order, in one group" if faults == ("barrier", "barrier") else "",
         second=faults[1],
         second_rank=second,
         second_classes=CLASSES[faults[1]],

@@ -1,8 +1,9 @@
 """Breaks one rank, or two, once.  Uses the standard library and nothing of the package.
 
 The truth lies in truth.json beside the job. The rank that it names breaks when it comes to the step. A file that says
-so is written just before, so no fault strikes twice. A second rank breaks a known time after the first one: by a signal
-or an exit from a thread, wherever its main thread is then; in any other way only if the restart has not begun yet."""
+so is written just before, so no fault strikes twice. A second rank breaks as soon as it is in a handler of the first
+fault, or a known time after the first one: by a signal or an exit from a thread, wherever its main thread is then; in
+any other way only if the restart has not begun yet."""
 
 from __future__ import annotations
 
@@ -41,8 +42,21 @@ def strike(folder: Path, rank: int, step: int, place: str = "step") -> None:
     if rank == truth["rank"] and PLACES.get(truth["fault"], "step") == place:
         if _once(folder / "injected"):
             break_by(truth["fault"])
-    elif rank == truth["second_rank"] and place == "step" and _once(folder / "armed"):
+    elif rank == truth["second_rank"] and place == "step" and not truth["place"] and _once(folder / "armed"):
         _strike_second(folder, truth)
+
+
+def handler_of(folder: Path) -> str:
+    """Return the handler in which the second rank breaks, "" if it is none."""
+    return str(json.loads((folder / "truth.json").read_text())["place"])
+
+
+def strike_in(folder: Path, rank: int, handler: str) -> None:
+    """Break this rank in a handler of the first fault, if it is its turn."""
+    truth = json.loads((folder / "truth.json").read_text())
+    is_turn = handler == truth["place"] and rank == truth["second_rank"] and (folder / "injected").exists()
+    if is_turn and _once(folder / "injected-second"):
+        break_by(truth["second"], waits=False)
 
 
 def _strike_second(folder: Path, truth: dict[str, Any]) -> None:
@@ -69,7 +83,8 @@ def _once(path: Path) -> bool:
     return True
 
 
-def break_by(fault: str) -> None:
+def break_by(fault: str, waits: bool = True) -> None:
+    """Break this process. waits: for a SIGTERM to end it."""
     match fault:
         case "exception":
             raise ValueError("by schedule")
@@ -78,7 +93,7 @@ def break_by(fault: str) -> None:
             os._exit(EXITS[fault])
         case "sigkill" | "sigterm" | "sigstop" | "sigsegv" | "sigabrt":
             os.kill(os.getpid(), SIGNALS[fault])
-            time.sleep(600 if fault == "sigterm" else 0)
+            time.sleep(600 if fault == "sigterm" and waits else 0)
         case "loader_kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "sleep" | "loader_hang":

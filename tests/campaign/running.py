@@ -63,7 +63,7 @@ def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "")
     """Run a case in a folder that does not exist yet. undisturbed: the result of a run without a fault."""
     folder.mkdir(parents=True)
     (folder / "truth.json").write_text(to_json(case))  # before anything is started
-    mark = f"{os.getpid()}-{folder.name}-{contestant.name}"
+    mark = f"{os.getpid()}-{folder.name}-{contestant.name}."
     began = time.monotonic()
     with (folder / "output").open("wb") as output:
         processes = [
@@ -85,7 +85,7 @@ def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "")
                 _await_gone(mark, time.monotonic() + ORPHAN_S)
             orphans = 0 if is_wedged else len(list(_left(mark)))
         finally:
-            _end(mark)
+            end(mark)
             for process in processes:
                 process.wait()
     result = folder / "result"
@@ -180,15 +180,16 @@ def _await_gone(mark: str, deadline: float) -> None:
 
 
 def _left(mark: str) -> Iterator[psutil.Process]:
-    """Yield the processes of a case that still run, by the variable that all of them have."""
+    """Yield the processes of a case that still run, by the variable that all of them have: it begins with the mark."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            is_marked = process.pid != os.getpid() and process.environ().get(MARK) == mark
+            is_marked = process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark)
             if is_marked and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
 
 
-def _end(mark: str) -> None:
+def end(mark: str) -> None:
+    """End the processes of the cases whose mark begins so."""
     for _ in range(50):
         left = list(_left(mark))
         if not left:

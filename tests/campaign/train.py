@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ def train(
     timeout = timedelta(seconds=float(os.environ.get(GROUP_TIMEOUT, "300")))
     dist.init_process_group("gloo", timeout=timeout, **(group or {}))
     job: Job = KINDS[kind](folder, initial_rank, section)
+    injector.strike_in(folder, initial_rank, "load")
     begin = job.load()
     entry = f"{os.getpid()}-{time.monotonic_ns()}"
     for step in range(begin, steps):
@@ -69,6 +71,7 @@ def _note(folder: Path, rank: int, step: int, entry: str) -> None:
 def main() -> None:
     folder, steps, mode, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.environ["INITIAL_RANK"] = os.environ["RANK"]
+    _strike_in_process(folder, int(os.environ["RANK"]))
     if mode == "plain":
         train(folder, steps, kind, lambda step: None, _no_section)
         return
@@ -88,11 +91,57 @@ def main() -> None:
 
     limit = float(os.environ[LIMIT])
 
-    @Wrapper(soft_timeout=timedelta(seconds=limit), hard_timeout=timedelta(seconds=2 * limit))
+    hooks = _hooks(folder) if injector.handler_of(folder) else {}
+
+    @Wrapper(soft_timeout=timedelta(seconds=limit), hard_timeout=timedelta(seconds=2 * limit), **hooks)
     def wrapped(call: CallWrapper | None = None) -> None:
         train(folder, steps, kind, note, resilience.section)
 
     wrapped()
+
+
+def _strike_in_process(folder: Path, rank: int) -> None:
+    """Break this rank when its next process starts, or while it is told to stop, if its truth says so."""
+    injector.strike_in(folder, rank, "start")
+    if injector.handler_of(folder) != "stop":
+        return
+
+    def stop(number: int, frame: object) -> None:
+        injector.strike_in(folder, rank, "stop")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _hooks(folder: Path) -> dict[str, Any]:
+    """Return hooks of the Wrapper in which this rank may break."""
+    from resilience import inprocess
+
+    rank = int(os.environ["INITIAL_RANK"])
+
+    class Abort(inprocess.abort.Abort):
+        def __call__(self, state: Any) -> Any:
+            injector.strike_in(folder, rank, "abort")
+            return state
+
+    class Initialize(inprocess.initialize.Initialize):
+        def __call__(self, state: Any) -> Any:
+            injector.strike_in(folder, rank, "initialize")
+            return state
+
+    class Finalize(inprocess.finalize.Finalize):
+        def __call__(self, state: Any, exc: Exception | None = None) -> Any:
+            injector.strike_in(folder, rank, "finalize")
+            return state, exc
+
+    class HealthCheck(inprocess.health_check.HealthCheck):
+        def __call__(self, state: Any, exc: Exception | None = None) -> Any:
+            injector.strike_in(folder, rank, "health_check")
+            return state, exc
+
+    abort = inprocess.Compose(Abort(), inprocess.abort.AbortTorchDistributed())
+    return {"abort": abort, "initialize": Initialize(), "finalize": Finalize(), "health_check": HealthCheck()}
 
 
 def _peer_wrapper(folder: Path, steps: int, kind: str) -> None:
