@@ -7,14 +7,15 @@ store defines the order of arrival, never a clock. A damaged or unfinished run g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 
 from resilience.attribution import launch_incidents
 from resilience.attribution.advice import named
+from resilience.attribution.evidence import Evidence, broken_in_restart
 from resilience.attribution.incident import Incident, Progress, Status, completed, evidence_in_words, spreads
 from resilience.attribution.symptoms import gives_up, symptom
-from resilience.attribution.verdict import Evidence, Verdict, judge
+from resilience.attribution.verdict import Verdict, judge
 from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.records import Record
@@ -88,8 +89,9 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     following = iterations.get((*key[:3], key[3] + 1), Iteration())
     has_given_up = bool(following.started) and _given_up_after(history, (*key[:3], key[3] + 1)) == key
     gave_up = tuple(following.records) if has_given_up else ()
-    verdict = judge(_evidence(iteration, gave_up))
-    records = (*_ordered(iteration, verdict), *gave_up)
+    evidence = _evidence(iteration, gave_up)
+    verdict = judge(evidence)
+    records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *gave_up)
     following = Iteration() if has_given_up else following
     restarts = {
         rank: max(0.0, end.duration_s)
@@ -127,6 +129,7 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         stacks=iteration.stacks,
         steps={record.rank: record.step for record in iteration.records if record.step is not None} | iteration.steps,
         answered=frozenset(iteration.answered),
+        after_answer=frozenset(iteration.after_answer),
         sections=iteration.sections,
         hangs=iteration.hangs,
         collectives=iteration.collectives,
@@ -137,9 +140,9 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
     )
 
 
-def _ordered(iteration: Iteration, verdict: Verdict) -> tuple[InterruptionRecord, ...]:
+def _ordered(iteration: Iteration, verdict: Verdict, in_restart: Set[int]) -> tuple[InterruptionRecord, ...]:
     """Return the records, most informative first: own faults of the first mover and the other culprits, then records of
-    ranks that noticed a missing rank, then consequences."""
+    ranks that noticed a missing rank, then consequences. in_restart: ranks that broke later."""
     blamed = [verdict.first, *(culprit.rank for culprit in verdict.culprits)]
     place = {rank: position for position, rank in reversed(list(enumerate(blamed)))}
     first = iteration.first_reporter
@@ -148,7 +151,7 @@ def _ordered(iteration: Iteration, verdict: Verdict) -> tuple[InterruptionRecord
     def order(record: InterruptionRecord) -> tuple[int, int, bool, int, bool]:
         signalled = iteration.signalled.get(record.rank)
         rank_symptom = symptom(record, signalled, iteration.stacks.get(record.rank, ()))
-        is_own = rank_symptom.is_own and record.rank in place
+        is_own = rank_symptom.is_own and record.rank in place and record.rank not in in_restart
         group = 0 if is_own else 1 if rank_symptom.what in ("hung", "missed_completion") else 2
         # If a rank has two timeouts, the record of the hard limit says more.
         is_soft = record.interruption is Interruption.SOFT_TIMEOUT and record.rank in killed

@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from resilience.attribution.advice import named
+from resilience.attribution.evidence import Evidence
 from resilience.attribution.incident import (
     Incident,
     Progress,
@@ -22,7 +23,7 @@ from resilience.attribution.incident import (
     silence_of,
     spreads,
 )
-from resilience.attribution.verdict import Evidence, judge
+from resilience.attribution.verdict import judge
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
 from resilience.history.cycles import NODE_LOST, RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
@@ -59,7 +60,8 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     evidence = msgspec.structs.replace(evidence, store_lost=without_store)
     verdict = judge(evidence)
     blamed = [culprit.rank for culprit in verdict.culprits]
-    first = blamed[0] if blamed and mover not in blamed else verdict.first if mover is None else mover
+    first = verdict.first if evidence.first is None or evidence.first != mover else mover
+    first = blamed[0] if blamed and first not in blamed else first
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
     restarts = {
         away.rank: away.duration_s
@@ -187,6 +189,13 @@ def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
             collectives=iteration.collectives | evidence.collectives,
             signalled=iteration.signalled | evidence.signalled,
         )
+        if evidence.first in iteration.answered:  # the Wrapper was restarting when this rank ended the cycle
+            evidence = msgspec.structs.replace(
+                evidence,
+                first=iteration.first_reporter,
+                answered=frozenset(iteration.answered),
+                after_answer=frozenset(iteration.after_answer),
+            )
     return evidence
 
 

@@ -12,9 +12,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Set
+from types import MappingProxyType
 
 import msgspec
 
+from resilience.attribution.evidence import (
+    RESTART_STAGES,
+    Evidence,
+    arrival,
+    broken_in_restart,
+    symptoms_of,
+    waits,
+    without_restart,
+)
 from resilience.attribution.symptoms import (
     Class,
     Symptom,
@@ -23,10 +33,9 @@ from resilience.attribution.symptoms import (
     hung_in,
     is_inside,
     main_stack,
-    symptom,
 )
-from resilience.core.attribution import Category, Collective, Frame, Hang, Interruption, InterruptionRecord
-from resilience.core.hang_kind import in_backward, in_collective
+from resilience.core.attribution import Category, Frame, Hang, Interruption
+from resilience.core.hang_kind import in_collective
 from resilience.core.user_frames import user_frame
 from resilience.core.wait_for import Walk, walk
 
@@ -50,6 +59,7 @@ SURE = 0.9
 """The least confidence on which a decision may act: to exclude a node, or count a fault against a rank."""
 NAMED = 0.5
 """The confidence below which a rank is only a candidate."""
+HOOK_FAILED = "its hook failed in the restart after another rank's fault"
 NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
 WITHIN_LIMITS = "stayed within the limits"  # cleared because nothing else is on record
 _HUNG: Class = "hung"
@@ -107,31 +117,6 @@ class Verdict(msgspec.Struct, frozen=True):
         return tuple(culprit for culprit in self.culprits if culprit.confidence >= SURE)
 
 
-class Evidence(msgspec.Struct, frozen=True):
-    """All evidence of one interruption. Ranks are initial ranks.
-
-    records: each rank's records in the order it wrote them. first: the rank whose record reached the store first.
-    stacks: each rank's main thread when it learned of the interruption, innermost last. hangs: how ranks hung that
-    exceeded no limit. sections: each rank's open sections, if known. collectives: the last ones of each rank. seats:
-    initial ranks by torch's ranks, where they differ. returned: ranks whose function had returned by then. signalled:
-    ranks that a monitor signalled, each with the limit that it exceeded."""
-
-    records: tuple[InterruptionRecord, ...] = ()
-    first: int | None = None
-    active: frozenset[int] = frozenset()
-    inactive: frozenset[int] = frozenset()
-    stacks: dict[int, tuple[Frame, ...]] = {}
-    steps: dict[int, int] = {}
-    hangs: dict[int, Hang] = {}
-    sections: dict[int, tuple[str, ...]] = {}
-    collectives: dict[int, tuple[Collective, ...]] = {}
-    seats: dict[int, int] = {}
-    answered: frozenset[int] = frozenset()
-    returned: frozenset[int] = frozenset()
-    signalled: dict[int, str] = {}
-    store_lost: frozenset[int] = frozenset()
-
-
 def judge(evidence: Evidence) -> Verdict:
     """Return which ranks are to blame for an interruption."""
     hangs = {record.rank: record.hang for record in evidence.records if record.hang is not None}
@@ -139,13 +124,36 @@ def judge(evidence: Evidence) -> Verdict:
     evidence = msgspec.structs.replace(
         evidence, hangs=hangs | evidence.hangs, collectives=entered | evidence.collectives
     )
-    symptoms = _without_stops(evidence, _without_consequences(_without_lost_monitors(_symptoms(evidence))))
+    in_restart = broken_in_restart(evidence)
+    if not in_restart:
+        return _judged(evidence)
+    verdict = _judged(without_restart(evidence), in_restart)
+    return verdict if verdict.culprits else _unsure(_judged(evidence))
+
+
+def _unsure(verdict: Verdict) -> Verdict:
+    """Return the verdict with little confidence: it names ranks that broke in the restart, and nothing says which rank
+    began it."""
+    culprits = tuple(
+        msgspec.structs.replace(culprit, confidence=min(culprit.confidence, NAMED)) for culprit in verdict.culprits
+    )
+    return msgspec.structs.replace(verdict, culprits=culprits)
+
+
+def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxyType({})) -> Verdict:
+    """Return the verdict on these records. in_restart: ranks that broke later, which are to blame too."""
+    symptoms = _without_stops(evidence, _without_consequences(_without_lost_monitors(symptoms_of(evidence))))
     verdict = _named(_store_lost(evidence) or _common(evidence, symptoms) or _culprits(evidence, symptoms))
-    guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
-    reported = [symptom.rank for symptom in symptoms.values() if symptom.rank not in guilty]
     first = verdict.first
     if first is None and verdict.culprits:
         first = verdict.culprits[0].rank
+    if verdict.culprits:
+        symptoms |= {rank: _follows(each, HOOK_FAILED) for rank, each in in_restart.items() if each.rule == 2}
+        broken = [each for each in in_restart.values() if each.rule != 2 and each.rank != first]
+        later = tuple(Culprit(each.rank, each.what, each.confidence, each.rule) for each in broken)
+        verdict = msgspec.structs.replace(verdict, culprits=verdict.culprits + later)
+    guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
+    reported = [symptom.rank for symptom in symptoms.values() if symptom.rank not in guilty]
     return msgspec.structs.replace(
         verdict,
         first=evidence.first if first is None and not verdict.candidates else first,
@@ -166,25 +174,9 @@ def _named(verdict: Verdict) -> Verdict:
     return Verdict("unknown", "unknown", candidates=candidates, rules_fired=verdict.rules_fired)
 
 
-def _symptoms(evidence: Evidence) -> dict[int, Symptom]:
-    """Return the most telling symptom of each rank, the first reporter's first. Own faults win over echoes."""
-    symptoms: dict[int, Symptom] = {}
-    for record in evidence.records:
-        if record.hang in (None, "in_call") and evidence.hangs.get(record.rank) == "in_collective":
-            # The rank itself recorded this before anything was cut. Its monitor may have looked after the restart
-            # began, or got no answer from a busy host. Any other finding of the monitor stands: the signal that asks
-            # for stacks may have ended the call in which the rank waited.
-            record = msgspec.structs.replace(record, hang="in_collective")
-        rank = record.rank
-        later = symptom(
-            record, evidence.signalled.get(rank), evidence.stacks.get(rank, ()), evidence.sections.get(rank, ())
-        )
-        earlier = symptoms.get(rank)
-        is_graver = record.interruption is Interruption.HARD_TIMEOUT and earlier is not None and earlier.rule > 2
-        if earlier is None or (later.is_own and not earlier.is_own) or (is_graver and later.is_own >= earlier.is_own):
-            symptoms[rank] = later
-    order = sorted(symptoms, key=lambda rank: (rank != evidence.first, _arrival(symptoms[rank].record), rank))
-    return {rank: symptoms[rank] for rank in order}
+def _follows(symptom: Symptom, reason: str) -> Symptom:
+    """Return the symptom as that of a rank which only followed another one."""
+    return msgspec.structs.replace(symptom, is_own=False, confidence=0.0, reason=reason)
 
 
 def _without_lost_monitors(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
@@ -195,9 +187,7 @@ def _without_lost_monitors(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
         return symptoms
     reason = "only its monitor was lost, which interrupts no rank"
     return {
-        rank: msgspec.structs.replace(symptom, is_own=False, confidence=0.0, reason=reason)
-        if symptom.what == "monitor_lost"
-        else symptom
+        rank: _follows(symptom, reason) if symptom.what == "monitor_lost" else symptom
         for rank, symptom in symptoms.items()
     }
 
@@ -209,8 +199,8 @@ def _without_consequences(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
     def reason_of(symptom: Symptom) -> str:
         if gives_up(symptom.record):
             return "gave up after another rank's fault"
-        is_restarting = symptom.record.stage in ("finalize", "health_check", "barrier")
-        return "its hook failed in the restart after another rank's fault" if is_restarting else ""
+        is_restarting = symptom.record.stage in RESTART_STAGES
+        return HOOK_FAILED if is_restarting else ""
 
     follows = {
         rank: reason for rank, symptom in symptoms.items() if symptom.rule == 2 and (reason := reason_of(symptom))
@@ -218,10 +208,7 @@ def _without_consequences(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
     if not any(symptom.is_own and rank not in follows for rank, symptom in symptoms.items()):
         return symptoms
     return {
-        rank: msgspec.structs.replace(symptom, is_own=False, confidence=0.0, reason=follows[rank])
-        if rank in follows
-        else symptom
-        for rank, symptom in symptoms.items()
+        rank: _follows(symptom, follows[rank]) if rank in follows else symptom for rank, symptom in symptoms.items()
     }
 
 
@@ -245,21 +232,7 @@ def _without_stops(evidence: Evidence, symptoms: dict[int, Symptom]) -> dict[int
         if symptom.what == "told_to_stop" and (symptom.record.detected_wall_ns or 0) > began - NOTICED_WITHIN_NS
     }
     reason = "was asked to stop after another rank's process died"
-    return {
-        rank: msgspec.structs.replace(symptom, is_own=False, confidence=0.0, reason=reason)
-        if rank in follows
-        else symptom
-        for rank, symptom in symptoms.items()
-    }
-
-
-def _arrival(record: InterruptionRecord) -> float:
-    return float("inf") if record.arrival_order is None else record.arrival_order
-
-
-def _waits(evidence: Evidence, rank: int) -> bool:
-    stack = evidence.stacks.get(rank, ())
-    return in_collective(stack) or in_backward(stack) or evidence.hangs.get(rank) == "in_collective"
+    return {rank: _follows(symptom, reason) if rank in follows else symptom for rank, symptom in symptoms.items()}
 
 
 def _store_lost(evidence: Evidence) -> Verdict | None:
@@ -324,8 +297,8 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         return Verdict(blamed[0].what, at_fault, culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
 
     def order(culprit: Culprit) -> tuple[bool, float, float, int]:
-        arrival = _arrival(symptoms[culprit.rank].record)
-        return culprit.rank != evidence.first, arrival, -culprit.confidence, culprit.rank
+        position = arrival(symptoms[culprit.rank].record)
+        return culprit.rank != evidence.first, position, -culprit.confidence, culprit.rank
 
     blamed.sort(key=order)
     chief = blamed[0]
@@ -339,7 +312,7 @@ def _of_hang(symptom: Symptom, awaited: tuple[int, ...]) -> Culprit:
 
 
 def _walk(evidence: Evidence) -> Walk:
-    waiting = {rank for rank in evidence.active if _waits(evidence, rank)}
+    waiting = {rank for rank in evidence.active if waits(evidence, rank)}
     last = {rank: entries for rank, entries in evidence.collectives.items() if rank in evidence.active}
     return walk(last, waiting, evidence.seats or {rank: rank for rank in evidence.active})
 
@@ -364,7 +337,7 @@ def _absent(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[C
         late = sorted(evidence.active - evidence.returned)
         return [Culprit(rank, "missed_completion", 0.6, 7) for rank in late], "missed_completion", {7}
     places = {rank: place for rank in sorted(evidence.active) if (place := _place(evidence, symptoms, rank))}
-    elsewhere = [rank for rank, place in places.items() if not (in_collective(place) or _waits(evidence, rank))]
+    elsewhere = [rank for rank, place in places.items() if not (in_collective(place) or waits(evidence, rank))]
     if not any(symptom.what == "hung" for symptom in symptoms.values()):
         if any(symptom.what == "killed" for symptom in symptoms.values()):
             return [], "ended_by_monitor", {1}
@@ -417,7 +390,7 @@ def _awaited(
     """Rule 10: the walk from rank to rank ended at these ranks. Their known positions give their class."""
     blamed = []
     for rank in awaited:
-        if _waits(evidence, rank):
+        if waits(evidence, rank):
             what: Class = "desynchronised"  # it waits in a collective that the others have left
         elif rank in evidence.returned:
             what = "went_on"
@@ -468,7 +441,7 @@ def _exonerated(
             reasons["was a spare"].append(rank)
         elif rank in evidence.returned:
             reasons["had completed"].append(rank)
-        elif _waits(evidence, rank):
+        elif waits(evidence, rank):
             reasons["waited in a collective for another rank"].append(rank)
         elif verdict.what != "store_lost" and (guilty or symptoms) and rank != evidence.first:
             reasons[WITHIN_LIMITS].append(rank)

@@ -35,6 +35,7 @@ class Iteration:
         self.arrivals: dict[tuple[int, Interruption], int] = {}
         self.first: Counter[int] = Counter()
         self.answered: set[int] = set()
+        self.after_answer: set[tuple[int, Interruption]] = set()  # records of ranks that had answered by then
         self.stacks: dict[int, tuple[Frame, ...]] = {}
         self.steps: dict[int, int] = {}
         self.sections: dict[int, tuple[str, ...]] = {}  # open sections
@@ -203,7 +204,10 @@ class IterationHistory:
             if interruption.node is None and interruption.rank == record.origin.initial_rank
             else interruption.node
         )
-        self._at(place).reported.append(msgspec.structs.replace(interruption, detected_wall_ns=detected, node=node))
+        iteration = self._at(place)
+        if interruption.rank == who[3] and who[3] in iteration.answered:
+            iteration.after_answer.add((interruption.rank, interruption.interruption))
+        iteration.reported.append(msgspec.structs.replace(interruption, detected_wall_ns=detected, node=node))
 
     def _arrived(self, place: Place, who: _Call, record: Record, event: events.InterruptionArrived, at_ns: int) -> None:
         arrivals = self._at((*place[:3], event.iteration)).arrivals

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.advice import ADVICE, advise, ranks_in_words
+from resilience.attribution.evidence import Evidence
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.attribution.incident import Incident, to_json, where
 from resilience.attribution.incidents import fold
 from resilience.attribution.symptoms import Class, category_of, is_inside
-from resilience.attribution.verdict import Evidence, Verdict, judge
+from resilience.attribution.verdict import Verdict, judge
 from resilience.core import events
 from resilience.core.attribution import (
     Detector,

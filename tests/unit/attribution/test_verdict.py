@@ -10,7 +10,8 @@ import pytest
 
 import resilience
 from resilience.attribution.advice import advise
-from resilience.attribution.verdict import SURE, Evidence, judge
+from resilience.attribution.evidence import Evidence
+from resilience.attribution.verdict import NAMED, SURE, judge
 from resilience.core.attribution import (
     Collective,
     Detector,
@@ -231,6 +232,67 @@ def test_what_most_ranks_fail_of_does_not_clear_the_first_reporter_with_a_fault_
     assert verdict.first == 2
     assert (verdict.culprits[0].rank, verdict.culprits[0].what) == (2, "killed")
     assert 14 not in verdict.rules_fired
+
+
+# -- faults within the restart ------------------------------------------------------------------------
+
+
+def breaks(rank: int, how: str) -> InterruptionRecord:
+    """The record of a rank that answered the interruption, and then broke."""
+    match how:
+        case "exit":
+            return InterruptionRecord(rank, Interruption.TERMINATED, exit=Exit(code=7), stage="health_check")
+        case "hook hangs":
+            hook = Detector("hook:finalize", 12.0)
+            return InterruptionRecord(rank, Interruption.HARD_TIMEOUT, detector=hook, stage="finalize")
+        case "hook fails":
+            error = ExceptionInfo("ValueError", "bad state", "f", (STEP,))
+            return InterruptionRecord(
+                rank, Interruption.BASE_EXCEPTION, exception=error, stage="finalize", origin="own"
+            )
+    detector = Detector("watchdog", 12.0)
+    return InterruptionRecord(rank, Interruption.HARD_TIMEOUT, detector=detector, hang="holds_gil", stage="run")
+
+
+@pytest.mark.parametrize("how", ["exit", "hook hangs", "hook fails", "holds the lock"])
+@pytest.mark.parametrize("reporter", [0, 2])
+def test_rank_that_breaks_in_the_restart_does_not_hide_the_rank_that_began_it(how: str, reporter: int) -> None:
+    """Rank 1 hangs. Rank 2, which waited for it, breaks when all restart. It may have reported the hang itself."""
+    later = breaks(2, how)
+    records = (silent(reporter, BACKWARD, hang="in_collective"), later)
+    hangs: dict[int, Hang] = {0: "in_collective", 1: "on_lock", 2: "in_collective", 3: "in_collective"}
+    seen = Evidence(
+        records,
+        first=reporter,
+        active=RANKS,
+        stacks=dict.fromkeys(RANKS, BACKWARD) | {1: LOADS},
+        hangs=hangs,
+        answered=RANKS,
+        after_answer=frozenset({(2, later.interruption)}),
+    )
+    verdict = judge(seen)
+    assert (verdict.first, verdict.what) == (1, "waits_for_lock")
+    is_hook = how.startswith("hook")  # which may have failed because the other rank was gone
+    assert [culprit.rank for culprit in verdict.culprits] == ([1] if is_hook else [1, 2])
+    assert any(2 in cleared.ranks for cleared in verdict.exonerated) is is_hook
+
+
+def test_rank_that_breaks_in_a_restart_that_nothing_explains_is_not_blamed_for_it_with_confidence() -> None:
+    records = (silent(0, BACKWARD, hang="in_collective"), breaks(2, "exit"))
+    seen = Evidence(records, first=0, active=RANKS, stacks=dict.fromkeys(RANKS, BACKWARD), answered=RANKS)
+    verdict = judge(seen)
+    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "exited")]
+    assert verdict.culprits[0].confidence == NAMED
+
+
+def test_rank_that_could_not_be_freed_is_blamed_though_it_had_answered() -> None:
+    """Its watcher answers while its main thread is in C code that no interrupt reaches."""
+    record = InterruptionRecord(2, Interruption.HARD_TIMEOUT, detector=Detector("watchdog", 12.0), stage="run")
+    records = (silent(0, BACKWARD, hang="in_collective"), record)
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
+    after = frozenset({(2, Interruption.HARD_TIMEOUT)})
+    seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=RANKS, after_answer=after)
+    assert blamed(seen) == [(2, "blocked_in_native_code")]
 
 
 # -- collectives that ranks have entered --------------------------------------------------------------

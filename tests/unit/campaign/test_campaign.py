@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaign import __main__ as main
 from tests.campaign import cases, injector, scoring
-from tests.campaign.__main__ import load
+from tests.campaign.__main__ import Campaign, load
 from tests.campaign.cases import Case
 from tests.campaign.contestants import CONTESTANTS, Contestant, Verdict
 from tests.campaign.running import Measures, Outcome, Step, measure
@@ -66,6 +67,61 @@ def test_wide_campaign_has_pairs_harmless_events_every_kind_and_eight_ranks_in_e
         pairs = [case for case in of_mode if case.second]
         assert all(case.rank != case.second_rank and 0 <= case.delay_ms <= 500 for case in pairs)
     assert {case.fault for case in every if case.second} >= {*cases.ENDS, *cases.HANGS, "monitor"}
+
+
+def test_pairs_in_handlers_aim_at_every_handler_of_every_mode() -> None:
+    every = list(cases.handlers(26, first=7))
+    assert every == list(cases.handlers(26, first=7)) != list(cases.handlers(26, first=8))
+    assert {(case.mode, case.place) for case in every[:13]} == {
+        (mode, place) for mode, places in cases.HANDLERS.items() for place in places
+    }
+    for case in every:
+        assert case.rank != case.second_rank and case.world == 4
+        assert case.firsts() == {case.rank}, "what strikes in a handler of the first fault cannot be the first"
+
+
+def test_fault_in_a_handler_strikes_once_in_its_rank_after_the_first_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck: list[str] = []
+    monkeypatch.setattr(injector, "break_by", lambda fault, waits=True: struck.append(fault))
+    (tmp_path / "truth.json").write_text(cases.to_json(replace(PAIR, place="finalize")))
+    injector.strike_in(tmp_path, 1, "finalize")  # before the first fault
+    injector.strike(tmp_path, 2, 5)
+    injector.strike(tmp_path, 1, 5)  # not at a step
+    injector.strike_in(tmp_path, 1, "abort")
+    injector.strike_in(tmp_path, 3, "finalize")
+    assert struck == ["sigkill"]
+    for _ in range(2):
+        injector.strike_in(tmp_path, 1, "finalize")
+    assert struck == ["sigkill", "sleep"]
+
+
+def campaign(out: Path, monkeypatch: pytest.MonkeyPatch, ran: list[int], stops_at: int = -1) -> Campaign:
+    """Return a campaign of 6 cases whose jobs are not started."""
+
+    def run(case: Case, contestant: Contestant, folder: Path, right: str) -> Outcome:
+        if case.number == stops_at:
+            raise KeyboardInterrupt
+        ran.append(case.number)
+        return outcome(case)
+
+    monkeypatch.setattr(main, "run", run)
+    monkeypatch.setattr(main, "undisturbed", lambda contestant, kind, folder: "result")
+    chosen = [replace(KILL, number=number) for number in range(6)]
+    return Campaign(CONTESTANTS["ours"], chosen, list(load(out / "results.jsonl")), out, out)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_parts_of_a_campaign_add_up(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        campaign(tmp_path, monkeypatch, ran, stops_at=3).run(jobs, deadline=float("inf"))
+    kept = [each.case.number for each in load(tmp_path / "results.jsonl")]
+    assert 3 not in kept
+    assert not campaign(tmp_path, monkeypatch, ran).run(jobs, deadline=0.0), "no case begins after the deadline"
+    assert campaign(tmp_path, monkeypatch, ran).run(jobs, deadline=float("inf"))
+    assert sorted(each.case.number for each in load(tmp_path / "results.jsonl")) == list(range(6))
 
 
 @pytest.mark.parametrize("case", [KILL, PAIR])

@@ -1,0 +1,111 @@
+"""What is known about one interruption, and what does each rank show?  All evidence, before the ranks are compared.
+
+`symptoms_of` picks the most telling symptom of each rank. `broken_in_restart` finds the ranks that had answered the
+interruption before they broke: these have a fault, but did not begin the interruption. `attribution.verdict` compares
+the ranks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resilience.attribution.symptoms import Symptom, symptom
+from resilience.core.attribution import HANGS, Collective, Frame, Hang, Interruption, InterruptionRecord
+from resilience.core.deadlines import limited
+from resilience.core.hang_kind import in_backward, in_collective
+
+RESTART_STAGES = ("finalize", "health_check", "barrier")
+"""What a rank does in a restart, between its abort and the next iteration."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """All evidence of one interruption. Ranks are initial ranks.
+
+    records: each rank's records in the order it wrote them. first: the rank whose record reached the store first.
+    stacks: each rank's main thread when it learned of the interruption, innermost last. hangs: how ranks hung that
+    exceeded no limit. sections: each rank's open sections, if known. collectives: the last ones of each rank. seats:
+    initial ranks by torch's ranks, where they differ. returned: ranks whose function had returned by then. signalled:
+    ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after
+    the rank had answered the interruption."""
+
+    records: tuple[InterruptionRecord, ...] = ()
+    first: int | None = None
+    active: frozenset[int] = frozenset()
+    inactive: frozenset[int] = frozenset()
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    steps: dict[int, int] = {}
+    hangs: dict[int, Hang] = {}
+    sections: dict[int, tuple[str, ...]] = {}
+    collectives: dict[int, tuple[Collective, ...]] = {}
+    seats: dict[int, int] = {}
+    answered: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+    signalled: dict[int, str] = {}
+    store_lost: frozenset[int] = frozenset()
+    after_answer: frozenset[tuple[int, Interruption]] = frozenset()
+
+
+def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
+    """Return the most telling symptom of each rank, the first reporter's first. Own faults win over echoes."""
+    symptoms: dict[int, Symptom] = {}
+    for record in evidence.records:
+        if record.hang in (None, "in_call") and evidence.hangs.get(record.rank) == "in_collective":
+            # The rank itself recorded this before anything was cut. Its monitor may have looked after the restart
+            # began, or got no answer from a busy host. Any other finding of the monitor stands: the signal that asks
+            # for stacks may have ended the call in which the rank waited.
+            record = msgspec.structs.replace(record, hang="in_collective")
+        rank = record.rank
+        later = _symptom(evidence, record)
+        earlier = symptoms.get(rank)
+        is_graver = record.interruption is Interruption.HARD_TIMEOUT and earlier is not None and earlier.rule > 2
+        if earlier is None or (later.is_own and not earlier.is_own) or (is_graver and later.is_own >= earlier.is_own):
+            symptoms[rank] = later
+    order = sorted(symptoms, key=lambda rank: (rank != evidence.first, arrival(symptoms[rank].record), rank))
+    return {rank: symptoms[rank] for rank in order}
+
+
+def broken_in_restart(evidence: Evidence) -> dict[int, Symptom]:
+    """Return the ranks that broke only after they had answered the interruption: they did not begin it."""
+    return {
+        rank: shown
+        for rank, shown in symptoms_of(evidence).items()
+        if shown.is_own and all(_is_late(evidence, record) for record in _own_faults(evidence, rank))
+    }
+
+
+def without_restart(evidence: Evidence) -> Evidence:
+    """Return the evidence without what broke in the restart."""
+    records = tuple(record for record in evidence.records if not _is_late(evidence, record))
+    return msgspec.structs.replace(evidence, records=records)
+
+
+def _own_faults(evidence: Evidence, rank: int) -> list[InterruptionRecord]:
+    return [record for record in evidence.records if record.rank == rank and _symptom(evidence, record).is_own]
+
+
+def _is_late(evidence: Evidence, record: InterruptionRecord) -> bool:
+    """Return True if a rank had answered the interruption when it came to what this record says."""
+    rank = record.rank
+    if record.interruption is Interruption.TERMINATED:
+        return rank in evidence.answered
+    if (rank, record.interruption) not in evidence.after_answer:
+        return False
+    is_in_hook = record.detector is not None and limited(record.detector.name).kind == "hook"
+    is_hung_since = record.interruption in HANGS and (is_in_hook or waits(evidence, rank))
+    return record.stage in RESTART_STAGES or is_hung_since
+
+
+def _symptom(evidence: Evidence, record: InterruptionRecord) -> Symptom:
+    rank = record.rank
+    stack, sections = evidence.stacks.get(rank, ()), evidence.sections.get(rank, ())
+    return symptom(record, evidence.signalled.get(rank), stack, sections)
+
+
+def waits(evidence: Evidence, rank: int) -> bool:
+    """Return True if a rank waited in a collective when it answered."""
+    stack = evidence.stacks.get(rank, ())
+    return in_collective(stack) or in_backward(stack) or evidence.hangs.get(rank) == "in_collective"
+
+
+def arrival(record: InterruptionRecord) -> float:
+    """Return the position in which a record reached the store."""
+    return float("inf") if record.arrival_order is None else record.arrival_order
