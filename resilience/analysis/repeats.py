@@ -11,13 +11,13 @@ import msgspec
 
 from resilience.analysis.load import Reader
 from resilience.analysis.report import report
-from resilience.attribution.first_failure import cause_in_words
+from resilience.attribution.first_failure import cause_of
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import Class
 
 
 class KnownIncident(msgspec.Struct, frozen=True):
-    """An incident and its run."""
+    """An incident and its run: the folder's name, or its path if several have this name."""
 
     run: str
     incident: Incident
@@ -43,9 +43,12 @@ class RepeatedFault(msgspec.Struct, frozen=True):
 
 def incidents_in(folders: Iterable[Path]) -> Iterator[KnownIncident]:
     """Yield the incidents of run folders, run by run. No content of a folder raises."""
+    folders = list(folders)
+    names = Counter(folder.name for folder in folders)
     for folder in folders:
+        run = folder.name if names[folder.name] == 1 else str(folder)
         for incident in report(Reader(folder)).incidents:
-            yield KnownIncident(folder.name, incident)
+            yield KnownIncident(run, incident)
 
 
 def faults(known: Iterable[KnownIncident]) -> list[RepeatedFault]:
@@ -80,7 +83,7 @@ def _fault(mark: str, group: list[KnownIncident]) -> RepeatedFault:
     return RepeatedFault(
         fingerprint=mark,
         what=last.verdict.what,
-        cause=cause_in_words(last.chief) if last.chief is not None else "",
+        cause=cause_of(last),
         count=len(group),
         lost_s=sum(occurrence.incident.cost.lost_s or 0.0 for occurrence in group),
         runs=dict(Counter(occurrence.run for occurrence in group)),

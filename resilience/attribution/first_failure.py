@@ -25,13 +25,27 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
         return f"which rank failed first is not known (candidates: {candidates_in_words(verdict)})"
     if chief is None:
         return f"{NOBODY} ({'the cause is not known' if verdict.what == 'unknown' else CLASSES[verdict.what]})"
-    record = next((record for record in incident.records if record.rank == chief.rank), None)
+    record = _record_of(chief, incident)
     if verdict.what == "common":
         failure = f"{named(culprit.rank for culprit in verdict.culprits)} failed in the same way"
     else:
         on_node = f" on {record.node}" if has_nodes and record is not None and record.node else ""
         failure = f"rank {chief.rank}{on_node} failed first"
-    return f"{failure} ({cause_in_words(record) if record is not None else CLASSES[chief.what]})"
+    return f"{failure} ({cause_of(incident)})"
+
+
+def cause_of(incident: Incident) -> str:
+    """Return what happened to the rank that is blamed, as one short line. It may have no record of its own: then only
+    the class is known."""
+    chief = chief_culprit(incident.verdict)
+    record = incident.chief if chief is None else _record_of(chief, incident)
+    if record is not None:
+        return cause_in_words(record)
+    return "" if chief is None else CLASSES[chief.what]
+
+
+def _record_of(culprit: Culprit, incident: Incident) -> InterruptionRecord | None:
+    return next((record for record in incident.records if record.rank == culprit.rank), None)
 
 
 def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged:

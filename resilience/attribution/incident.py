@@ -16,7 +16,7 @@ from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
 from resilience.core.attribution import HANGS, Category, Frame, InterruptionRecord
-from resilience.core.fingerprints import of_exception, of_parts
+from resilience.core.fingerprints import of_exception, of_parts, place_of
 from resilience.core.user_frames import user_frame
 from resilience.history.cycles import Cycle
 from resilience.history.phases import Place, TimedPhase, Who, seconds_of
@@ -109,7 +109,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
             return of_exception(chief.exception.type, chief.exception.message, chief.exception.stack)
         if chief.interruption in HANGS:
             frame = self.where
-            return of_parts("hang", self.verdict.what, "" if frame is None else f"{frame.file}:{frame.function}")
+            return of_parts("hang", self.verdict.what, "" if frame is None else place_of(frame))
         return of_parts(budget.fingerprint(chief))
 
     @property

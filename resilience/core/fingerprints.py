@@ -34,8 +34,12 @@ def of_exception(name: str, message: str, stack: Sequence[Frame]) -> str:
     """Return the fingerprint of an exception. name: its type. stack: innermost frame last."""
     frames = [frame for frame in stack if is_users(frame)] or list(stack)
     frames = [frame for frame in frames if frame.function != "<module>"] or frames
-    places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in frames[-FRAMES:]]
-    return of_parts(name, masked(message), *places)
+    return of_parts(name, masked(message), *map(place_of, frames[-FRAMES:]))
+
+
+def place_of(frame: Frame) -> str:
+    """Return a place in code that is the same wherever the code is installed: file and function, without the line."""
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}"
 
 
 def of_parts(*parts: str) -> str:

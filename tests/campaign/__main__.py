@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.campaign import cases, scoring
+from tests.campaign import cases, drawing, scoring
 from tests.campaign.cases import Case
 from tests.campaign.contestants import CONTESTANTS, Contestant, Verdict
 from tests.campaign.running import Measures, Outcome, end, run, undisturbed
@@ -27,7 +27,11 @@ SETS = {"single": cases.whole, "wide": cases.wide, "handlers": cases.handlers}
 def main() -> int:
     options = _options()
     if options.show:
-        print(scoring.page([outcome for path in options.show for outcome in load(path)]), end="")
+        outcomes = [outcome for path in options.show for outcome in load(path)]
+        print(scoring.page(outcomes), end="")
+        if options.draw:
+            (options.draw / "benchmark-confidence.svg").write_text(drawing.reliability(outcomes))
+            (options.draw / "benchmark-contestants.svg").write_text(drawing.contestants(outcomes))
         return 0
     work = Path(tempfile.mkdtemp(prefix="campaign-"))
     out = options.out or (work / "out" if options.quick else Path("campaign"))
@@ -108,6 +112,7 @@ class Campaign:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.campaign", description="Faults with a known truth, and a score.")
     parser.add_argument("--show", type=Path, nargs="+", metavar="RESULTS", help="print the tables of these files only")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="with --show: also draw them, as SVG")
     parser.add_argument("--quick", action="store_true", help="the fixed cases that all have to pass")
     parser.add_argument("--cases", type=int, default=1000, help="how many of the whole campaign (default 1000)")
     parser.add_argument("--first-seed", type=int, default=1000, help="seed of the first case (default 1000)")

@@ -118,6 +118,7 @@ class Torchrun:
     """torchrun of the installed torch, with its defaults. It says which rank failed first, and with what exit code."""
 
     name = "torchrun"
+    mode = "plain"
     gives_verdicts = True
     variables: ClassVar[dict[str, str]] = {}
     _ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
@@ -127,7 +128,10 @@ class Torchrun:
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3"]
         return [
-            ([sys.executable, "-m", "torch.distributed.run", *options, *_train(case, folder, "plain")], self.variables)
+            (
+                [sys.executable, "-m", "torch.distributed.run", *options, *_train(case, folder, self.mode)],
+                self.variables,
+            )
         ]
 
     def verdict(self, case: Case, folder: Path) -> Verdict:
@@ -201,7 +205,64 @@ class PeerLauncher(Torchrun):
         return [([sys.executable, "-m", launcher, *options, *arguments], self.variables)]
 
 
-EVERYBODY = (Ours(), Torchrun(), TunedTorchrun(), PeerWrapper(), TunedPeerWrapper(), PeerLauncher())
+class TunedPeerLauncher(PeerLauncher):
+    """The same, and ranks in a collective are freed by gloo's timeout, before a limit for heartbeats ends them."""
+
+    name = "nvrx, ft_launcher, tuned"
+    variables: ClassVar = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", GROUP_TIMEOUT: "4"}
+
+
+class Torchft:
+    """torchft 0.2.0: every rank is a replica group, which the adapter starts again. It gives no verdict."""
+
+    name = "torchft"
+    gives_verdicts = False
+    variables: ClassVar[dict[str, str]] = {}
+    join_timeout_ms = 10_000  # of its README
+
+    def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
+        options = [f"--nproc-per-node={case.world}", f"--join-timeout-ms={self.join_timeout_ms}"]
+        command = [sys.executable, "-m", "tests.campaign.replicas", str(folder), str(STEPS), *options]
+        return [(command, self.variables)]
+
+    def verdict(self, case: Case, folder: Path) -> Verdict:
+        return Verdict()
+
+
+class TunedTorchft(Torchft):
+    """Limits like those of ours, instead of 60 s."""
+
+    name = "torchft, tuned"
+    variables: ClassVar = {"TORCHFT_TIMEOUT_SEC": "6", "TORCHFT_QUORUM_TIMEOUT_SEC": "20"}
+    join_timeout_ms = 1000
+
+
+class Scout(TunedTorchrun):
+    """SCOUT of lm-resiliency 0.2.0, which localises hangs, under torchrun, which restarts and names ranks that end."""
+
+    name = "lm-resiliency, tuned"
+    mode = "peer-scout"
+    variables: ClassVar = {**TunedTorchrun.variables, LIMIT: "3"}
+    _KINDS: ClassVar = {"hang": "hung", "data_stall": "input_stall", "checkpoint_stall": "storage_stall"}
+
+    def verdict(self, case: Case, folder: Path) -> Verdict:
+        path = folder / "scout.jsonl"
+        if not path.exists():
+            return super().verdict(case, folder)
+        at_ns, report = json.loads(path.read_text().splitlines()[0])
+        ranks = report["failed_ranks"] if report["scope"] == "rank" else []
+        what = self._KINDS.get(report["kind"], report["kind"])
+        if report.get("mismatch_kind") == "collective_metadata":
+            what = "desynchronised"
+        if not ranks:
+            return Verdict(None, what, 0.0, (), True, 1, at_ns)
+        return Verdict(ranks[0], what, 1.0, tuple((rank, 1.0) for rank in ranks), False, 1, at_ns)
+
+
+EVERYBODY = (
+    *(Ours(), Torchrun(), TunedTorchrun(), PeerWrapper(), TunedPeerWrapper(), PeerLauncher(), TunedPeerLauncher()),
+    *(Torchft(), TunedTorchft(), Scout()),
+)
 CONTESTANTS: dict[str, Contestant] = {each.name: each for each in EVERYBODY}
 
 

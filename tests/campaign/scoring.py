@@ -145,12 +145,18 @@ def _row(name: str, cells: list[str]) -> str:
 
 def reliability(outcomes: Sequence[Outcome]) -> str:
     """Return, for each confidence that ours gave, the share of verdicts that named the right rank, as a table."""
-    ours = [each for each in answered(outcomes) if each.contestant == "ours"]
     lines = [_row("confidence", ["the right rank"]), "|---|---|"]
-    for level in sorted({each.verdict.confidence for each in ours}):
-        share = _share(is_first, [each for each in ours if each.verdict.confidence == level])
-        lines.append(_row(f"{level:g}", [str(share)]))
+    lines += [_row(f"{level:g}", [str(share)]) for level, share in by_confidence(outcomes).items()]
     return "\n".join(lines) + "\n"
+
+
+def by_confidence(outcomes: Iterable[Outcome]) -> dict[float, Share]:
+    """Return, for each confidence that ours gave, the share of verdicts that named the right rank."""
+    ours = [each for each in answered(outcomes) if each.contestant == "ours"]
+    return {
+        level: _share(is_first, [each for each in ours if each.verdict.confidence == level])
+        for level in sorted({each.verdict.confidence for each in ours})
+    }
 
 
 def by_fault(outcomes: Sequence[Outcome]) -> str:

@@ -129,6 +129,19 @@ def test_line_of_a_hang_is_where_the_rank_saw_itself_if_its_record_was_made_when
     assert where(1, [late], {}, first=0) == TRAIN
 
 
+def test_hang_has_the_same_fingerprint_wherever_the_code_is_installed() -> None:
+    incident = only(job([Fault("hang", 1, 0)], world=4))
+    assert incident.where is not None
+    marks = {
+        msgspec.structs.replace(incident, where=Frame(f"{folder}/data.py", line, function)).fingerprint
+        for folder, line in (("/home/me", 7), ("/scratch/job 17/src", 7), ("/home/me", 8))
+        for function in ("load",)
+    }
+    assert len(marks) == 1
+    other = msgspec.structs.replace(incident, where=Frame("/home/me/data.py", 7, "unpack"))
+    assert other.fingerprint not in marks
+
+
 @given(
     kinds=st.lists(st.sampled_from(RESTARTING), min_size=1, max_size=4),
     world=st.integers(4, 9),

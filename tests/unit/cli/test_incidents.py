@@ -56,6 +56,23 @@ def test_text_says_in_which_run_a_fault_was_seen_before(capsys: pytest.CaptureFi
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_runs_with_the_same_name_in_different_folders_are_told_apart(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folders = [tmp_path / day / "job" for day in ("monday", "tuesday")]
+    for folder in folders:
+        job([Fault("exception", 1, 0, 13)]).write(folder)
+    (fault,) = told(capsys, *map(str, folders))
+    assert fault["runs"] == {str(folder): 1 for folder in folders}
+
+
+def test_cause_of_a_fault_is_that_of_the_blamed_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Only another rank, which waited for it, has a record."""
+    job([Fault("waited_for", 1, 0)], world=4).write(tmp_path / "run")
+    (fault,) = told(capsys, str(tmp_path / "run"))
+    assert (fault["what"], fault["cause"]) == ("hung", "hanging")
+
+
 def test_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "sunday"]) == 2
     assert "sunday does not exist" in capsys.readouterr().err
