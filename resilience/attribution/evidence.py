@@ -6,6 +6,8 @@ the ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 
 from resilience.attribution.symptoms import Symptom, symptom
@@ -72,9 +74,9 @@ def broken_in_restart(evidence: Evidence) -> dict[int, Symptom]:
     }
 
 
-def without_restart(evidence: Evidence) -> Evidence:
-    """Return the evidence without what broke in the restart."""
-    records = tuple(record for record in evidence.records if not _is_late(evidence, record))
+def without_restart(evidence: Evidence, ranks: Set[int]) -> Evidence:
+    """Return the evidence as if these ranks had not broken in the restart."""
+    records = tuple(record for record in evidence.records if record.rank not in ranks or not _is_late(evidence, record))
     return msgspec.structs.replace(evidence, records=records)
 
 

@@ -59,7 +59,6 @@ SURE = 0.9
 """The least confidence on which a decision may act: to exclude a node, or count a fault against a rank."""
 NAMED = 0.5
 """The confidence below which a rank is only a candidate."""
-HOOK_FAILED = "its hook failed in the restart after another rank's fault"
 NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
 WITHIN_LIMITS = "stayed within the limits"  # cleared because nothing else is on record
 _HUNG: Class = "hung"
@@ -127,7 +126,7 @@ def judge(evidence: Evidence) -> Verdict:
     in_restart = broken_in_restart(evidence)
     if not in_restart:
         return _judged(evidence)
-    verdict = _judged(without_restart(evidence), in_restart)
+    verdict = _judged(without_restart(evidence, in_restart.keys()), in_restart)
     return verdict if verdict.culprits else _unsure(_judged(evidence))
 
 
@@ -148,7 +147,7 @@ def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxy
     if first is None and verdict.culprits:
         first = verdict.culprits[0].rank
     if verdict.culprits:
-        symptoms |= {rank: _follows(each, HOOK_FAILED) for rank, each in in_restart.items() if each.rule == 2}
+        symptoms |= {rank: _follows(each, _consequence(each)) for rank, each in in_restart.items() if each.rule == 2}
         broken = [each for each in in_restart.values() if each.rule != 2 and each.rank != first]
         later = tuple(Culprit(each.rank, each.what, each.confidence, each.rule) for each in broken)
         verdict = msgspec.structs.replace(verdict, culprits=verdict.culprits + later)
@@ -196,20 +195,23 @@ def _without_consequences(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
     """Return the symptoms. If a rank has a fault of its own, ranks that give up only follow it, and so do ranks whose
     hooks fail in the restart."""
 
-    def reason_of(symptom: Symptom) -> str:
-        if gives_up(symptom.record):
-            return "gave up after another rank's fault"
-        is_restarting = symptom.record.stage in RESTART_STAGES
-        return HOOK_FAILED if is_restarting else ""
-
     follows = {
-        rank: reason for rank, symptom in symptoms.items() if symptom.rule == 2 and (reason := reason_of(symptom))
+        rank: reason for rank, symptom in symptoms.items() if symptom.rule == 2 and (reason := _consequence(symptom))
     }
     if not any(symptom.is_own and rank not in follows for rank, symptom in symptoms.items()):
         return symptoms
     return {
         rank: _follows(symptom, follows[rank]) if rank in follows else symptom for rank, symptom in symptoms.items()
     }
+
+
+def _consequence(symptom: Symptom) -> str:
+    """Return why an error may follow from another rank's fault, "" if nothing says so."""
+    if gives_up(symptom.record):
+        return "gave up after another rank's fault"
+    if symptom.record.stage in RESTART_STAGES:
+        return "its hook failed in the restart after another rank's fault"
+    return ""
 
 
 def _without_stops(evidence: Evidence, symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
