@@ -2,15 +2,18 @@
 
 The answer is the report's: the newest records of all ranks are folded into an incident. A separate thread reads them
 from the run folder after the restart, so neither a restart nor a rank waits for it. It reads only the end of each file;
-in a large job it reads only the files that changed last, and those of the ranks that they name as first. If no incident
-is found in time, the caller prints what it knows itself."""
+in a large job it reads only the files that changed last, and those of the ranks that they name as first. If these blame
+no rank, it also reads the files of the ranks that were elsewhere than most. If no incident is found in time, the caller
+prints what it knows itself."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -25,6 +28,8 @@ LIMIT = 2.0  # seconds to wait for the records of all ranks; those of other node
 FINISH_LIMIT = 0.5  # seconds for a line that must be printed immediately
 LAST_BYTES = 64 << 10  # read from each file; a restart leaves a few KB
 MOST_FILES = 512
+
+_STACK = re.compile(rb'"event":"iteration\.decided"[^\n]*?"stack":(\[[^\]\n]*\])')
 
 Wanted = Callable[[Record], bool]
 Complete = Callable[[list[Record]], bool]
@@ -75,9 +80,13 @@ def incident(
         present = [record for path in sorted(records) for record in records[path]]
         if is_last or complete(present):
             chosen = choose(fold(present))
-            is_partial = len(files) > len(records)
+            if chosen is None or chosen.verdict.culprits or len(files) == len(records):
+                return chosen
+            if not hurry.is_set():
+                read(_files_of_odd([path for path in files if path not in records]))
+                chosen = choose(fold([record for path in sorted(records) for record in records[path]]))
             # With only part of the records, a verdict without a culprit says nothing.
-            return None if chosen is not None and is_partial and not chosen.verdict.culprits else chosen
+            return chosen if chosen is not None and chosen.verdict.culprits else None
         hurry.wait(LOOK_EVERY)
 
 
@@ -104,3 +113,23 @@ def _files_of_first(files: Iterable[Path], records: Iterable[Iterable[Record]]) 
             case _:  # no other event matters here
                 pass
     return [path for path in files if path.stem.rpartition("-")[2] in ranks]
+
+
+def _files_of_odd(files: Iterable[Path]) -> list[Path]:
+    """Return the files of ranks that were elsewhere than most when they learned of the interruption, the fewer the
+    earlier. Only the text of the last stack is compared: that takes a fraction of a second for 10,000 files."""
+    groups: defaultdict[bytes, list[Path]] = defaultdict(list)
+    for path in files:
+        groups[_last_stack(path)].append(path)
+    by_size = sorted(groups.values(), key=len)
+    return list(itertools.chain.from_iterable(by_size[:-1]))[:MOST_FILES]
+
+
+def _last_stack(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            found = _STACK.findall(file.read())
+    except OSError:
+        return b""
+    return found[-1] if found else b""

@@ -16,9 +16,10 @@ from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, Kind, job
 
 
-def told(folder: Path) -> Incident | None:
+def told(folder: Path, is_in_a_hurry: bool = True) -> Incident | None:
     hurry = threading.Event()
-    hurry.set()
+    if is_in_a_hurry:
+        hurry.set()
     return restart_lines.incident(folder, lambda _: True, lambda _: True, lambda found: next(iter(found), None), hurry)
 
 
@@ -29,6 +30,18 @@ def test_rank_that_was_first_is_named_though_only_other_files_changed_last(
     write(tmp_path, kind)
     monkeypatch.setattr(restart_lines, "MOST_FILES", 2)
     found = told(tmp_path)
+    assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
+
+
+def test_rank_that_all_others_waited_for_is_named_though_it_reported_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it was when it learned of the interruption tells."""
+    write(tmp_path, "waited_for")
+    monkeypatch.setattr(restart_lines, "MOST_FILES", 2)
+    monkeypatch.setattr(restart_lines, "FIRST_LOOK", 0.0)
+    assert told(tmp_path) is None, "a process that exits has no time to look for it"
+    found = told(tmp_path, is_in_a_hurry=False)
     assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
 
 
