@@ -80,8 +80,6 @@ class Ours:
             options.append(f"--ft-rank-heartbeat-timeout={limit_s(case)}")
         else:
             options.append("--ft-restart-policy=min-healthy")
-        if case.place:  # a worker that hangs before its first signal: 600 s by default
-            options.append(f"--ft-hang-first-limit={5 * limit_s(case)}")
         program = str(Path(sys.executable).with_name("resilience"))
         return [([program, "run", *options, *_train(case, folder, case.mode)], shared)]
 

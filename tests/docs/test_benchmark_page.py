@@ -6,20 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import scoring
+from tests.campaign import drawing, scoring
 from tests.campaign.__main__ import load
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("raw", ["results.jsonl", "wide.jsonl"])
+@pytest.mark.parametrize("raw", ["results.jsonl", "wide.jsonl", "handlers.jsonl"])
 def test_tables_are_those_of_the_raw_results(raw: str) -> None:
     outcomes = list(load(ROOT / "tests" / "campaign" / raw))
     assert outcomes
     assert scoring.page(outcomes) in (ROOT / "docs" / "benchmark.md").read_text()
 
 
+def test_pictures_are_those_of_the_raw_results() -> None:
+    raw = [list(load(ROOT / "tests" / "campaign" / f"{name}.jsonl")) for name in ("results", "wide", "handlers")]
+    pictures = ROOT / "docs" / "pictures"
+    every = [outcome for outcomes in raw for outcome in outcomes]
+    assert (pictures / "benchmark-confidence.svg").read_text() == drawing.reliability(every)
+    assert (pictures / "benchmark-contestants.svg").read_text() == drawing.contestants(raw[0])
+
+
 def test_published_seeds_are_not_those_that_rules_were_tuned_on() -> None:
     outcomes = load(ROOT / "tests" / "campaign" / "results.jsonl")
     assert min(outcome.case.seed for outcome in outcomes) >= 5000
     assert min(outcome.case.seed for outcome in load(ROOT / "tests" / "campaign" / "wide.jsonl")) >= 11000
+    assert min(outcome.case.seed for outcome in load(ROOT / "tests" / "campaign" / "handlers.jsonl")) >= 30000
