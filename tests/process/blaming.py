@@ -160,6 +160,35 @@ def fail_in_finalize() -> int:
     return function()
 
 
+class DyingFinalize(Finalize):
+    """Ends the process of initial rank 2."""
+
+    def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
+        if state.initial_rank == 2:
+            os._exit(7)
+        return state, exc
+
+
+def die_in_the_restart_after_a_hang() -> int:
+    """Initial rank 1 waits for a lock that it holds, the others wait for it; rank 2 dies when they restart."""
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper(soft_timeout=timedelta(seconds=5), hard_timeout=timedelta(seconds=60), finalize=DyingFinalize())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        dist.all_reduce(torch.ones(1))
+        if initial_rank == 1 and call.iteration == 0:
+            lock = threading.Lock()
+            with lock:
+                lock.acquire()
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+        return call.iteration
+
+    return function()
+
+
 def sleep_with_the_lock() -> int:
     """Initial rank 1 sleeps in C with the interpreter's lock, until any signal comes."""
     initial_rank = int(os.environ["RANK"])

@@ -108,6 +108,14 @@ def test_hook_that_fails_after_a_rank_was_killed_is_a_consequence(start: Start) 
     assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(1, "killed")]
 
 
+def test_rank_that_dies_in_the_restart_after_a_hang_does_not_hide_the_rank_that_hung(start: Start) -> None:
+    job = start(4, target(blaming.die_in_the_restart_after_a_hang))
+    assert [rank.value for rank in job.wait()] == [1, 1, None, 1]
+    (incident,) = fold(job.records())
+    assert incident.verdict.first == 1
+    assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(1, "waits_for_lock"), (2, "exited")]
+
+
 def test_rank_that_was_killed_is_blamed_though_the_others_give_up_under_the_launcher(
     start: Start, tmp_path: Path
 ) -> None:
