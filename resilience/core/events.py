@@ -22,8 +22,8 @@ StageName = Literal[
     "run",
     "restart",
     "detect",
-    "agree",
     "abort",
+    "agree",
     "finalize",
     "check",
     "collect",
@@ -34,7 +34,7 @@ Outcome = Literal["completed", "interrupted", "failed", "left", "lost"]
 CycleReason = Literal["first", "failure", "membership", "request"]
 CycleOutcome = Literal["completed", "failed", "interrupted", "preempted", "shutdown", "exhausted", "excluded"]
 CyclePhase = Literal["gate", "rendezvous", "spawn", "import", "run", "stop"]
-PHASES: tuple[str, ...] = ("detect", "agree", "abort", "finalize", "check", "collect", "regroup", "resume")
+PHASES: tuple[str, ...] = ("detect", "abort", "agree", "finalize", "check", "collect", "regroup", "resume")
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
