@@ -45,7 +45,8 @@ def main() -> int:
     chosen = list(_chosen(options))
     campaign = Campaign(contestant, chosen, done, work, out)
     print(f"{len(chosen)} cases, {len(done)} of them done; jobs in {work}, results in {results}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     if not campaign.run(options.jobs, time.monotonic() + options.minutes * 60):
         print(f"the time is up after {len(campaign.done)} cases; --resume goes on")
     print(scoring.page(list(campaign.done.values())))
@@ -55,6 +56,13 @@ def main() -> int:
             print(f"failed: {each.case.name}: {each.verdict}, recovered {each.recovered}, equal {each.is_equal}")
         return int(bool(failed) or len(campaign.done) < len(chosen))
     return 0
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """End the campaign once: a second signal must not stop it from ending its cases."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 class Campaign:

@@ -116,7 +116,6 @@ class Torchrun:
     """torchrun of the installed torch, with its defaults. It says which rank failed first, and with what exit code."""
 
     name = "torchrun"
-    mode = "plain"
     gives_verdicts = True
     variables: ClassVar[dict[str, str]] = {}
     _ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
@@ -127,7 +126,7 @@ class Torchrun:
         options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3"]
         return [
             (
-                [sys.executable, "-m", "torch.distributed.run", *options, *_train(case, folder, self.mode)],
+                [sys.executable, "-m", "torch.distributed.run", *options, *_train(case, folder, "plain")],
                 self.variables,
             )
         ]
@@ -235,31 +234,9 @@ class TunedTorchft(Torchft):
     join_timeout_ms = 1000
 
 
-class Scout(TunedTorchrun):
-    """SCOUT of lm-resiliency 0.2.0, which localises hangs, under torchrun, which restarts and names ranks that end."""
-
-    name = "lm-resiliency, tuned"
-    mode = "peer-scout"
-    variables: ClassVar = {**TunedTorchrun.variables, LIMIT: "3"}
-    _KINDS: ClassVar = {"hang": "hung", "data_stall": "input_stall", "checkpoint_stall": "storage_stall"}
-
-    def verdict(self, case: Case, folder: Path) -> Verdict:
-        path = folder / "scout.jsonl"
-        if not path.exists():
-            return super().verdict(case, folder)
-        at_ns, report = json.loads(path.read_text().splitlines()[0])
-        ranks = report["failed_ranks"] if report["scope"] == "rank" else []
-        what = self._KINDS.get(report["kind"], report["kind"])
-        if report.get("mismatch_kind") == "collective_metadata":
-            what = "desynchronised"
-        if not ranks:
-            return Verdict(None, what, 0.0, (), True, 1, at_ns)
-        return Verdict(ranks[0], what, 1.0, tuple((rank, 1.0) for rank in ranks), False, 1, at_ns)
-
-
 EVERYBODY = (
     *(Ours(), Torchrun(), TunedTorchrun(), PeerWrapper(), TunedPeerWrapper(), PeerLauncher(), TunedPeerLauncher()),
-    *(Torchft(), TunedTorchft(), Scout()),
+    *(Torchft(), TunedTorchft()),
 )
 CONTESTANTS: dict[str, Contestant] = {each.name: each for each in EVERYBODY}
 

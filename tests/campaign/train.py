@@ -34,18 +34,16 @@ def train(
     note: Callable[[int], object],
     section: Section,
     group: dict[str, Any] | None = None,
-    watch: Callable[[Any], object] = lambda job: None,
 ) -> None:
     """Train from the last checkpoint to the end, and leave what the parameters are then.
 
-    group: what the default process group is made of, besides the environment. watch: called with the job."""
+    group: what the default process group is made of, besides the environment."""
     initial_rank = int(os.environ.get("INITIAL_RANK", os.environ["RANK"]))
     timeout = timedelta(seconds=float(os.environ.get(GROUP_TIMEOUT, "300")))
     dist.init_process_group("gloo", timeout=timeout, **(group or {}))
     job: Job = KINDS[kind](folder, initial_rank, section)
     injector.strike_in(folder, initial_rank, "load")
     begin = job.load()
-    watch(job)
     entry = f"{os.getpid()}-{time.monotonic_ns()}"
     for step in range(begin, steps):
         note(step)
@@ -173,28 +171,11 @@ def _peer_launcher(folder: Path, steps: int, kind: str) -> None:
     client.shutdown_workload_monitoring()
 
 
-def _peer_scout(folder: Path, steps: int, kind: str) -> None:
-    """As in its README, without its checkpoints; its reports are kept in a file."""
-    scout: Any = importlib.import_module("lm_resiliency")
-
-    def report(what: dict[str, Any]) -> None:
-        with (folder / "scout.jsonl").open("a") as file:
-            file.write(json.dumps([time.time_ns(), what]) + "\n")
-
-    def watch(job: Any) -> None:
-        replay = scout.ReplayHarnessConfig(check_interval=0, hang_stall_threshold_s=float(os.environ[LIMIT]))
-        scout.enable_resiliency(
-            job.model, job.optimizer, enable_checkpoint=False, replay=replay, oob_fault_callback=report
-        )
-
-    train(folder, steps, kind, lambda step: None, _no_section, watch=watch)
-
-
 def _no_section(name: str) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-PEERS = {"peer-wrapper": _peer_wrapper, "peer-launcher": _peer_launcher, "peer-scout": _peer_scout}
+PEERS = {"peer-wrapper": _peer_wrapper, "peer-launcher": _peer_launcher}
 
 
 if __name__ == "__main__":
