@@ -67,6 +67,7 @@ class _Lanes:
     def __init__(self, history: History, incidents: Sequence[Incident]) -> None:
         self._history = history
         self._blamed = {(incident.place, rank) for incident in incidents for rank in _blamed(incident)}
+        self._lost = {rank for rank, last in history.last_calls().items() if last.outcome is None and last.is_lost}
         self._marks: defaultdict[int, list[tuple[Place, InterruptionRecord]]] = defaultdict(list)
         for place, record in _interruptions(history):
             if len(self._marks[record.rank]) < MOST_MARKS:
@@ -86,6 +87,11 @@ class _Lanes:
     def _shown(self, rank: int) -> list[Stretch]:
         """Return the iterations of a rank; without any, its worker lifetimes."""
         stretches = list(self._history.ranks.stretches(rank, self._history.last_ns or 0))
+        if rank in self._lost:  # its end is on record, but no agent or Wrapper was left to record that of its work
+            stretches = [
+                msgspec.structs.replace(stretch, kind="lost") if stretch.kind == "open" else stretch
+                for stretch in stretches
+            ]
         return [stretch for stretch in stretches if stretch.place[3] != WORKER] or stretches
 
     def _phases(self, ranks: set[int]) -> dict[int, list[TimedPhase]]:

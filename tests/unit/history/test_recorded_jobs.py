@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from resilience.analysis.load import load
+from resilience.analysis.merge import history_of
 from resilience.analysis.query import run_query
+from resilience.analysis.rank_lanes import lanes
 from resilience.analysis.report import Report, report
 from resilience.analysis.status import Watcher
 from resilience.analysis.trace import otlp, spans_of
@@ -246,6 +248,8 @@ def test_job_without_its_agent_is_over_in_the_report_too(tmp_path: Path, capsys:
     folder = unpacked("agent-killed", tmp_path)
     (incident,) = report(load(folder)).incidents
     assert incident.status == "ended"
+    (lane,) = lanes(history_of(folder), (incident,)).lanes
+    assert [stretch.kind for stretch in lane.stretches] == ["lost"]
     assert incident.detected_wall_ns is not None
     assert main(["report", str(folder)]) == 0
     text = capsys.readouterr().out
