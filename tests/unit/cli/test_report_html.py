@@ -125,6 +125,16 @@ def test_page_is_whole_and_needs_nothing_else(folder: Path, tmp_path: Path) -> N
     assert "http" not in out.read_text().replace("http://www.w3.org", "")
 
 
+def test_numbers_of_incidents_are_apart_from_the_words_around_them(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    for count in (1, 12):
+        faults = [Fault("exception", 1, number, 5 * (number + 1)) for number in range(count)]
+        main(["report", str(job(faults).write(tmp_path / f"run{count}")), "--html", str(out)])
+        text = "".join(Page(out.read_text()).text)
+        assert re.search(r"incidents?\s+1\b", text)
+        assert not re.search(r"incidents?1|more\(", text)
+
+
 def test_page_tells_what_the_terminal_tells(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
