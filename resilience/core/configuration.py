@@ -64,8 +64,10 @@ def differences(before: Configuration, now: Configuration, ranks: int = 0) -> tu
         return ()
     least, most = before.world_size, max(before.world_size, ranks)
     is_in_range = least <= now.world_size <= most
-    fits = "" if is_in_range else f"limits hold for {_range(least, most)}; calibrate with --ranks {now.world_size}"
     is_known = before.ranks_per_node and now.ranks_per_node
+    is_shape_equal = not is_known or before.ranks_per_node == now.ranks_per_node
+    advice = f"; calibrate with --ranks {now.world_size}" if is_shape_equal and now.world_size > most else ""
+    fits = "" if is_in_range else f"limits hold for {_range(least, most)}{advice}"
     return (
         *_unlike(
             "workload",

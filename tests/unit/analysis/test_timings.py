@@ -153,6 +153,20 @@ def test_unlike_ranks_have_limits_of_their_own_and_none_is_stale_at_once(tmp_pat
     assert calibrate(timings.read(folders), msgspec.structs.replace(SOON, ranks=8)).deadlines["train"].groups == ()
 
 
+@pytest.mark.parametrize("fast", [1, 3])
+def test_durations_of_unlike_ranks_are_those_of_the_slowest(tmp_path: Path, fast: int) -> None:
+    folders = []
+    for run in range(2):
+        folder = tmp_path / f"run{run}"
+        for rank, seconds in enumerate((*[0.1] * fast, 0.4)):
+            n = 600 + 20 * (run if rank < fast else 0)  # ranks end at different steps
+            record(folder, [("cold", steps(n, 10 * run + rank, seconds))], rank=rank, world=fast + 1)
+        folders.append(folder)
+    known = limits(*folders).deadlines["train"]
+    assert known.median_s == pytest.approx(0.4, rel=0.05)
+    assert known.status == "ok" and [group.status for group in known.groups] == ["ok", "ok"]
+
+
 def test_like_ranks_whose_slowest_differs_each_time_are_not_stale(tmp_path: Path) -> None:
     chance = random.Random(3)
     folder = tmp_path / "run"

@@ -49,6 +49,14 @@ def test_limits_hold_from_the_ranks_that_were_observed_to_those_they_were_fitted
         assert (serious(differences(LEARNED, changed(world_size=ranks), ranks=1024)) == "") is fits
 
 
+def test_advice_for_another_size_is_given_only_if_it_helps() -> None:
+    before = Configuration("train.py", world_size=8, ranks_per_node=8)
+    on_more_nodes, on_one = (Configuration("train.py", world_size=16, ranks_per_node=n) for n in (8, 16))
+    assert "calibrate with --ranks 16" in serious(differences(before, on_more_nodes))
+    assert "--ranks" not in serious(differences(before, on_one))
+    assert "calibrate on runs of this shape" in serious(differences(before, on_one))
+
+
 def test_key_of_the_user_stands_for_the_script() -> None:
     first, second = changed(key="large"), changed(key="large", script="new.py")
     assert serious(differences(first, second)) == ""
