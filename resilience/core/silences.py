@@ -8,7 +8,8 @@ A job pauses now and then: it evaluates, writes checkpoints, recompiles. The fir
 any silence before it, and healthy. So the limit is generous (`Rule.first`) until the job has shown several kinds of
 pause several times. After that it is FACTOR times the longest silence of its kind, and at least `Rule.least`. Each
 cycle warms up: its first rounds teach nothing and have at least the generous limit. Before a limit ends a rank, a
-suspicion is reported to the user.
+suspicion is reported to the user. Before its first sign, a rank has a limit only after a restart, and only if the job
+has shown rounds before it: whether any other program ever gives a sign is not known.
 
 The monitor passes in the signs from its shared page (`monitor.server`). `core.watch` applies the result besides the
 limits that are set. Reasons and evidence: docs/decisions/hangs-are-noticed-by-default.md"""
@@ -90,9 +91,11 @@ class Hearing(msgspec.Struct, frozen=True):
 
     counts: number of signs, by (what, name). start, early: the longest silence before the first round ended, and in the
     rest of the warm-up, by kind. last: time of the last sign. round_at: when the last round ended. suspected: start of
-    the silence for which a suspicion was reported."""
+    the silence for which a suspicion was reported. is_expected: the first sign must come, because the job has shown
+    rounds before this cycle."""
 
     shown: Shown = Shown()
+    is_expected: bool = False
     counts: dict[tuple[str, str], int] = {}
     start: dict[str, Seconds] = {}
     early: dict[str, Seconds] = {}
@@ -115,9 +118,15 @@ class Silence(msgspec.Struct, frozen=True):
     is_learned: bool = False
 
 
+def begin_cycle(shown: Shown) -> Hearing:
+    """Return the state after a restart. shown: by the job before it."""
+    return Hearing(shown=shown, is_expected=bool(shown.rounds))
+
+
 def begin(hearing: Hearing) -> Hearing:
-    """Return the state at the start of a cycle: what the job has shown, and no sign of life."""
-    return Hearing(shown=hearing.shown)
+    """Return the state when another part of a cycle begins: what the job has shown, and no sign of life. Only the first
+    part with signs owes them: what a worker does after its training may show none."""
+    return Hearing(shown=hearing.shown, is_expected=hearing.is_expected and hearing.last is None)
 
 
 def hear(
@@ -166,9 +175,9 @@ def hear(
 
 
 def present(rule: Rule, hearing: Hearing, since: Seconds) -> Silence | None:
-    """Return the present silence, None before the first sign. since: the earliest possible start of the silence."""
+    """Return the present silence, None if no sign is expected. since: the earliest possible start of the silence."""
     if hearing.last is None:
-        return None
+        return Silence("", since, START * rule.first, since + rule.first) if hearing.is_expected else None
     kind = _kind(hearing.open)
     shown = hearing.shown.silences.get(kind, NONE)
     rounds = rounds_of(hearing.counts)

@@ -116,6 +116,7 @@ class Doing(Enum):
     """The rank's present activity, as far as it matters for limits."""
 
     OUTSIDE = "outside"  # not in a wrapped call: no limit applies
+    STARTING = "starting"  # no program of the worker is attached yet: only the rule for silences applies
     WAITING = "waiting"  # in a barrier or waiting for an outcome: only the watchdog applies
     HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit applies
     FUNCTION = "run"  # in the wrapped function: all limits apply
@@ -152,7 +153,7 @@ class Observation(msgspec.Struct, frozen=True):
     section_left_at: Seconds | None = None  # when the last open section was closed, if none is open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
-    silence: Silence | None = None  # the present one, None before the first sign of life
+    silence: Silence | None = None  # the present one, None if no sign of life is expected
     store_due_at: Seconds | None = None  # when the store's answer is due that the main thread waits for
     ran_at: Seconds | None = None  # when a thread other than the main thread last ran
     is_stuck: bool = False  # the rank reported that its abort did not free it
@@ -378,6 +379,10 @@ def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Second
     """Return (name, last sign of life, limit) for each limit that applies to the rank's present activity."""
     if observation.is_outside:
         return []
+    if observation.doing is Doing.STARTING:
+        if limits.rule is None or observation.silence is None:
+            return []
+        return [_silence_row(limits.rule, observation.silence)]
     if observation.store_due_at is not None:
         rows = [("store", observation.store_due_at, limits.store)]
         if observation.ran_at is not None:  # a stopped process waits for nothing

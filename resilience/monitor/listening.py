@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 from resilience.core.silences import (
     SAME,
-    Hearing,
     PauseInSection,
     Rule,
     Shown,
     SignOfLife,
     Silence,
     begin,
+    begin_cycle,
     hear,
     present,
     suspect,
@@ -32,7 +32,7 @@ class Listener:
 
     def __init__(self, shown: Shown | None = None) -> None:
         """shown: what earlier workers of this rank have shown."""
-        self._hearing = Hearing(shown=Shown() if shown is None else shown)
+        self._hearing = begin_cycle(Shown() if shown is None else shown)
         self._iteration: int | None = None
 
     @property
@@ -53,8 +53,11 @@ class Listener:
         ]
         has_signs = bool(sign_times or view.open_sections)
         if view.iteration != self._iteration or view.doing not in RUNNING or not has_signs:
+            if view.iteration != self._iteration is not None:
+                self._hearing = begin_cycle(self.shown)
+            else:
+                self.start_again()
             self._iteration = view.iteration
-            self.start_again()
             finished = [entry for entry in finished if entry.at >= view.since]  # the others belong to the time before
             if view.doing not in RUNNING or not has_signs:
                 return
@@ -66,7 +69,7 @@ class Listener:
         self._hearing = hear(self._hearing, signs, still_open, now)
 
     def silence(self, rule: Rule, since: float) -> Silence | None:
-        """Return the present silence, None before the first sign of life. since: time of entry into the function."""
+        """Return the present silence, None if no sign is expected. since: time of entry into the function."""
         return present(rule, self._hearing, since)
 
     def is_suspect(self, silence: Silence, now: float) -> bool:

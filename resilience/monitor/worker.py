@@ -335,9 +335,14 @@ class WorkerMonitor(RankMonitor):
         is_known = self._status not in (None, Exit()) or time.monotonic() >= self._gone_at + REAP_LIMIT
         was_ended = self._watch.finding is not None  # then an exit status of 0 means nothing
         ended_well = self._status is not None and self._status.code == 0 and not was_ended
+        if self._link is None:  # no program has attached yet
+            rule = self._watch.limits.rule
+            silence = None if rule is None else self._listener.silence(rule, self._began)
+            observation = msgspec.structs.replace(observation, doing=Doing.STARTING, since=self._began, silence=silence)
+        elif self._channel is None:
+            observation = msgspec.structs.replace(observation, doing=Doing.OUTSIDE)
         return msgspec.structs.replace(
             observation,
-            doing=observation.doing if self._channel is not None else Doing.OUTSIDE,
             heartbeats_from=self._announced_at,
             is_gone=observation.is_gone and is_known,
             said_goodbye=observation.said_goodbye or ended_well,

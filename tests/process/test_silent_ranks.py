@@ -9,7 +9,7 @@ import pytest
 
 from resilience.core import events
 from resilience.core.attribution import Interruption
-from resilience.core.silences import FACTOR
+from resilience.core.silences import FACTOR, START
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 
@@ -57,6 +57,20 @@ for n in range(120):
 """
 
 
+HANGS_AT_ITS_START = """
+import threading
+if (cycle, rank) == (1, 1):
+    {before}
+    threading.Event().wait()
+import resilience
+for n in range(40):
+    resilience.step(n)
+    if (cycle, rank, n) == (0, 0, 30):
+        sys.exit(3)
+    time.sleep(0.01)
+"""
+
+
 @pytest.fixture
 def launch(start: Start, tmp_path: Path) -> Launch:
     return launcher(start, tmp_path)
@@ -81,6 +95,16 @@ def test_launcher_ends_a_hung_rank_though_no_limit_is_set(launch: Launch, sign: 
     assert suspected[0].sequence < found.sequence
     assert suspected[0].event.stack
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
+
+
+@pytest.mark.parametrize("before", ["pass", "import resilience; resilience.stop_requested()"])
+def test_worker_that_hangs_after_a_restart_before_its_first_sign_is_ended(launch: Launch, before: str) -> None:
+    job = launch(HANGS_AT_ITS_START.format(before=before), RESILIENCE_HANG_FIRST_LIMIT="1")
+    assert job.wait(120.0) == [0]
+    (found,) = [record for record in job.of(events.RankFellSilent) if record.event.limit.startswith("silence")]
+    assert (found.origin.rank, found.origin.cycle, found.event.limit) == (1, 1, "silence")
+    assert found.event.allowed_s == START  # times the first limit
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "failed", "completed"]
 
 
 def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: Launch) -> None:

@@ -14,7 +14,7 @@ from resilience.core.silences import (
     Rule,
     SignOfLife,
     Silence,
-    begin,
+    begin_cycle,
     has_shown_its_pauses,
     hear,
     present,
@@ -42,7 +42,7 @@ class SilentJob:
     def start_again(self) -> None:
         """Begin another cycle."""
         self._look()
-        self.hearing = begin(self.hearing)
+        self.hearing = begin_cycle(self.hearing.shown)
         self._began = self.now
         self._open.clear()
 

@@ -19,6 +19,7 @@ from resilience.core.silences import (
     SignOfLife,
     SilencesOfKind,
     begin,
+    begin_cycle,
     hear,
     kinds_of_pause,
     present,
@@ -311,6 +312,24 @@ def test_rank_that_has_shown_nothing_is_not_watched() -> None:
     assert SilentJob().silence is None
 
 
+def test_restarted_rank_of_a_job_that_has_shown_rounds_has_an_hour_for_its_first_sign() -> None:
+    job = SilentJob()
+    train(job, 100)
+    job.start_again()
+    began = job.now
+    silence = job.silence
+    assert silence is not None
+    assert (silence.since, silence.allowed, silence.suspect_at) == (began, 60 * MINUTES, began + 10 * MINUTES)
+    job.step()  # the cycle's first sign
+    assert job.silence is not None
+    job.hearing = begin(job.hearing)  # a second program of the same worker
+    assert job.silence is None
+
+
+def test_restarted_rank_of_a_job_without_rounds_owes_no_sign() -> None:
+    assert present(Rule(), begin_cycle(Shown({"": SilencesOfKind(1.0, {0: 3})}, {})), 0.0) is None
+
+
 # -- suspicion ---------------------------------------------------------------------------------------
 
 
@@ -413,6 +432,7 @@ def test_a_round_takes_as_long_as_the_median_one() -> None:
 def test_a_cycle_keeps_what_the_job_has_shown_and_forgets_its_signs() -> None:
     hearing = Hearing(
         Shown({"": SilencesOfKind(1.0, {0: 3})}, {0: 3}),
+        True,
         {("step", ""): 9},
         {"": 2.0},
         {"": 1.0},
@@ -423,3 +443,4 @@ def test_a_cycle_keeps_what_the_job_has_shown_and_forgets_its_signs() -> None:
         4.0,
     )
     assert begin(hearing) == Hearing(shown=hearing.shown)
+    assert begin_cycle(hearing.shown) == Hearing(shown=hearing.shown, is_expected=True)

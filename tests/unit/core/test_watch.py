@@ -687,7 +687,7 @@ def _go_on(rng: Random, seen: Observation, now: float) -> Observation:
 def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
     """What is weighed, as the docstring of Limits says it: name to (last sign of life, limit)."""
     is_over = seen.said_goodbye and seen.doing is not Doing.HOOK
-    if seen.doing is Doing.OUTSIDE or seen.has_left or is_over:
+    if seen.doing in (Doing.OUTSIDE, Doing.STARTING) or seen.has_left or is_over:
         return {}
     if seen.store_due_at is not None:
         return {"store": (seen.store_due_at, limits.store)}
@@ -785,6 +785,17 @@ def test_rank_without_any_limit_is_ended_past_the_limit_of_the_rule(watcher: Mod
     commands = watch_over(watcher, limits_of(rule=RULE), silent(), until=1000.0)
     ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
     assert (at, end.finding.limit, end.finding.allowed) == (START + 600.0, "silence", 600.0)
+
+
+def test_worker_without_a_program_has_no_limit_but_the_rules(watcher: ModuleType) -> None:
+    limits = limits_of(rule=RULE, watchdog=Limit(hard=50.0), step=Limit(hard=50.0), initial_heartbeat=Limit(hard=50.0))
+    unstarted = msgspec.structs.replace(silent(), doing=Doing.STARTING)
+    commands = watch_over(watcher, limits, unstarted, until=1000.0)
+    ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
+    assert (at, end.finding.limit) == (START + 600.0, "silence")
+    assert found(watch_over(watcher, limits_of(), unstarted, until=1000.0)) == set()
+    owes_none = msgspec.structs.replace(unstarted, silence=None)
+    assert found(watch_over(watcher, limits, owes_none, until=1000.0)) == set()
 
 
 def test_silence_in_a_section_is_named_for_it(watcher: ModuleType) -> None:

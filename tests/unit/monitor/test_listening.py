@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilience.core.restart import Seat
-from resilience.core.silences import Rule, Shown, Silence, SilencesOfKind
+from resilience.core.silences import START, Rule, Shown, Silence, SilencesOfKind
 from resilience.core.watch import Doing
 from resilience.monitor.listening import Listener
 from resilience.monitor.page import MonitorSide, Page, RankSide
@@ -109,20 +109,32 @@ def test_section_that_an_exception_left_is_not_learned(watched: Watched) -> None
     assert set(watched.counts) == {""}
 
 
-@pytest.mark.parametrize("how", ["iteration", "program", "outside"])
+@pytest.mark.parametrize("how", ["program", "outside"])
 def test_silence_before_a_new_beginning_is_forgotten(watched: Watched, how: str) -> None:
     for number in range(20):
         watched.rank.step(number)
     assert watched.look() is not None
     match how:
-        case "iteration":
-            watched.seat(1)
         case "program":  # the same number again, as a program has it that a Wrapper hands back
             watched.seat(0)
         case "outside":
             watched.rank.doing(Doing.OUTSIDE)
     assert watched.look() is None
     assert watched.counts == {"": 14}  # what the job has shown stays
+
+
+def test_next_iteration_owes_its_first_sign_and_forgets_the_silence_before(watched: Watched) -> None:
+    for number in range(20):
+        watched.rank.step(number)
+    watched.look()
+    watched.rank.doing(Doing.HOOK)
+    assert watched.look() is None
+    watched.seat(1)
+    for _ in range(2):
+        silence = watched.look()
+        assert silence is not None
+        assert (silence.kind, silence.allowed) == ("", START * RULE.first)
+    assert watched.counts == {"": 14}
 
 
 def test_warm_up_begins_again_with_each_iteration(watched: Watched) -> None:
@@ -136,4 +148,8 @@ def test_warm_up_begins_again_with_each_iteration(watched: Watched) -> None:
 
 def test_next_worker_of_a_rank_begins_with_what_the_job_has_shown() -> None:
     shown = Shown({"": SilencesOfKind(1.0, {0: 3})}, {0: 3})
-    assert Listener(shown).shown == shown
+    listener = Listener(shown)
+    assert listener.shown == shown
+    silence = listener.silence(RULE, since=7.0)
+    assert silence is not None
+    assert (silence.since, silence.allowed) == (7.0, START * RULE.first)
