@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from resilience.adapters import processes
 from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.launcher.worker_processes import KILL_LIMIT, EndedWorker, Progress
+from resilience.launcher.worker_processes import KILL_LIMIT, EndedWorker, ExitProgress
 
 
 class Killed:
@@ -19,7 +19,7 @@ class Killed:
     def __init__(self, grace: float) -> None:
         """grace: seconds between the first signal and SIGKILL."""
         self._limit = grace + KILL_LIMIT
-        self._progress = Progress()
+        self._progress = ExitProgress()
         self._since: dict[int, float] = {}  # by pid
 
     def note(self, record: InterruptionRecord) -> None:

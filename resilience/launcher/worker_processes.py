@@ -43,7 +43,7 @@ class EndedWorker(NamedTuple):
         return f"exit code {self.code}" if self.code >= 0 else signal_name(-self.code)
 
 
-class Progress:
+class ExitProgress:
     """How long have killed processes made no progress towards their end?  A process that frees much memory or waits for
     a processor takes long, but it ends."""
 
@@ -145,7 +145,7 @@ class RunningWorkers:
     def stop(self, number: int, limit: float, is_urgent: Callable[[], bool] = lambda: False) -> list[EndedWorker]:
         """End every living worker with this signal, and with SIGKILL after `limit` seconds or when it becomes urgent.
         Return those that have ended."""
-        progress = Progress()
+        progress = ExitProgress()
         self.signal(number)
         self.signal(signal.SIGCONT)  # a stopped process would not act on the first signal
         ended = self._await_end(limit, is_urgent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from resilience.launcher.worker_processes import KILL_LIMIT, Progress
+from resilience.launcher.worker_processes import KILL_LIMIT, ExitProgress
 
 
 class Host:
@@ -13,7 +13,7 @@ class Host:
     def __init__(self) -> None:
         self.now = 0.0
         self.samples: dict[int, Hashable | None] = {}
-        self.progress = Progress(lambda pid: self.samples[pid], lambda: self.now)
+        self.progress = ExitProgress(lambda pid: self.samples[pid], lambda: self.now)
 
     def stuck_after(self, seconds: float) -> list[int]:
         self.now += seconds
