@@ -10,13 +10,14 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 LIMIT = 64 * 1024  # bytes; one message
 MOST_FDS = 253  # that a message carries; the kernel's own limit (SCM_MAX_FD)
 BACKLOG = 64
+T = TypeVar("T")
 ChannelClosed = ConnectionResetError  # Python's own error when the other end is gone
 
 
@@ -68,7 +69,7 @@ class Channel:
         try:
             if wait > 0 and not self._is_readable(wait):
                 return None
-            message = self._socket.recv(LIMIT + 1)
+            message = _despite_reset(lambda: self._socket.recv(LIMIT + 1))
         except BlockingIOError:
             return None
         except (OSError, ValueError) as error:  # ValueError: our own end was closed
@@ -84,7 +85,9 @@ class Channel:
         try:
             if wait > 0 and not self._is_readable(wait):
                 return None
-            message, fds, _, _ = socket.recv_fds(self._socket, LIMIT + 1, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            message, fds, _, _ = _despite_reset(
+                lambda: socket.recv_fds(self._socket, LIMIT + 1, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            )
         except BlockingIOError:
             return None
         except (OSError, ValueError) as error:
@@ -113,6 +116,15 @@ class Channel:
         poll = select.poll()  # select() cannot take a descriptor above 1023
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(wait * 1000))
+
+
+def _despite_reset(receive: Callable[[], T]) -> T:
+    """Receive. If the other end was closed with unread messages, the kernel reports that once, before the messages that
+    it sent itself."""
+    try:
+        return receive()
+    except ConnectionResetError:
+        return receive()
 
 
 def pair() -> tuple[Channel, Channel]:

@@ -159,7 +159,8 @@ class WithoutLeaver(RankAssignment):
 
 
 def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
-    """Rank 0 answers how many calls it has completed, rank 1 how many points there were and what it got out."""
+    """Rank 0 answers how many calls it has completed, rank 1 how many points there were and what it got out. Both
+    answer how long the longest call with a leave took, in seconds."""
     global _wire, _kind
     _kind = "none"
     _wire = Tripwire(what, 0)
@@ -190,10 +191,12 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
 
     _points = 0
     got: list[str] = []
+    durations = [0.0]
 
     def call_once(leaves: bool, at: int) -> int:
         global _wire, _kind
         _wire, _kind = Tripwire(what, at), kind if leaves else "none"
+        began = time.monotonic()
         try:
             got.append(str(function(leaves)))
         except BaseException as error:  # what comes out is what is looked at
@@ -202,6 +205,8 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
             got.append(type(error).__name__)
         finally:
             _wire.disarm()
+            if leaves:
+                durations.append(time.monotonic() - began)
         return _wire.count
 
     _points = call_once(True, 0)
@@ -209,7 +214,7 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
     points = int(Path("points").read_text())
     for at in range(first, points + 1, stride):
         call_once(True, at)
-    return points, got
+    return points, got, max(durations)
 
 
 def _leave(kind: str, call: Any) -> str:

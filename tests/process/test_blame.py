@@ -17,6 +17,7 @@ from tests.process import blaming
 from tests.process.launching import launcher
 from tests.process.told import culprits as told_culprits
 from tests.support.ranks import Job
+from tests.support.stops import stop
 
 Start = Callable[..., Job]
 
@@ -69,7 +70,7 @@ def test_two_ranks_that_fail_at_the_same_moment_are_both_at_fault(start: Start) 
     for rank in (1, 2):
         job.await_sign("ready", rank=rank)
     store_host = job.monitor_pid(0)
-    os.kill(store_host, signal.SIGSTOP)  # neither learns of the other's fault before it has failed itself
+    stop(store_host)  # neither learns of the other's fault before it has failed itself
     try:
         job.let_on("ready")
         for rank in (1, 2):

@@ -17,6 +17,7 @@ from resilience.launcher import tied
 from tests.process.launching import Launched, launcher
 from tests.process.told import only_incident, told
 from tests.support.ranks import Job
+from tests.support.stops import stop
 
 Launch = Callable[..., Launched]
 
@@ -171,8 +172,7 @@ def test_no_worker_survives_when_all_processes_of_the_launcher_are_killed_at_onc
     agent = psutil.Process(job.job.pids[0])
     launchers = [agent, *(each for each in agent.children(recursive=True) if each not in workers)]
     assert len(launchers) >= 4  # the agent, its store process, two monitors
-    for each in launchers:
-        each.send_signal(signal.SIGSTOP)  # so that none acts on the death of another one
+    stop(*(each.pid for each in launchers))  # so that none acts on the death of another one
     for each in launchers:
         each.kill()
     _, alive = psutil.wait_procs(workers, timeout=20.0)

@@ -11,6 +11,7 @@ from resilience.core import events
 from resilience.core.attribution import Interruption
 from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job
+from tests.support.stops import stop
 
 Start = Callable[..., Job]
 TRAIN = "tests.process.jobs:train"
@@ -34,7 +35,7 @@ def test_stopped_monitor_does_not_disturb_its_rank(start: Start) -> None:  # F25
     job = start(2, PATIENT)
     monitor = job.await_record(events.MonitorStarted, rank=1).origin.pid
     job.await_record(events.StageStarted, rank=1, where=lambda event: event.stage == "run")
-    os.kill(monitor, signal.SIGSTOP)
+    stop(monitor)
     try:
         (job.folder / "go").touch()
         assert [rank.value for rank in job.wait_ranks()] == [0, 0]

@@ -24,6 +24,7 @@ from resilience.monitor import connect, messages
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
 from tests.support.server import ROOT
+from tests.support.stops import stop
 
 WAIT = "print('here', flush=True); input()"
 
@@ -386,7 +387,7 @@ def test_rank_that_ends_while_nobody_watches_is_accounted_for(one: Node) -> None
     one.hear(messages.Connected)
     monitor = one.monitors.pid(0)
     assert monitor is not None
-    os.kill(monitor, signal.SIGSTOP)
+    stop(monitor)
     worker.kill()
     os.kill(monitor, signal.SIGKILL)
     gone = one.hear(messages.Gone)  # the worker is not reaped yet

@@ -11,6 +11,7 @@ import pytest
 
 from resilience.monitor import messages
 from tests.process.watched import Node, node
+from tests.support.stops import stop
 
 LOOKS = """
 import resilience, sys
@@ -88,7 +89,7 @@ def test_stop_is_told_again_by_a_monitor_that_takes_anothers_place(one: Node) ->
     one.hear(messages.Connected)
     pid = one.monitors.pid(0)
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # it hears nothing any more
+    stop(pid)  # it hears nothing any more
     one.monitors.request_stop()
     os.kill(pid, signal.SIGKILL)
     one.hear(messages.WillStop, lambda message: message.worker_pid == worker.pid)

@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 from resilience.errors import ConfigurationError, StoreError
 from tests.process.rendezvousing import Agent, Agents, agents, meet
 from tests.support.server import ForkServer
+from tests.support.stops import await_stops
 
 Make = Callable[..., Agents]
 
@@ -132,6 +133,7 @@ def test_stopped_node_is_lost_and_learns_that_its_cycle_is_over(make: Make) -> N
     a, b = make("1:2").several(2)
     meet([a, b])
     b.send_signal(signal.SIGSTOP)
+    await_stops([b.pid])
     (told,) = meet([a])
     assert told.size == 1
     b.send_signal(signal.SIGCONT)

@@ -20,6 +20,7 @@ import pytest
 from resilience.core import events
 from tests.support import disks
 from tests.support.ranks import Job, free_port
+from tests.support.stops import stop
 
 LAUNCHERS = ("torchrun", "ours")
 PREAMBLE = """
@@ -316,8 +317,7 @@ def test_no_worker_outlives_the_launcher_where_torchruns_does(launch: Launch) ->
         worker = psutil.Process(int(job.said("up")))
         agent = psutil.Process(job.job.pids[0])
         others = [each for each in agent.children(recursive=True) if each != worker]
-        for each in (agent, *others):
-            each.send_signal(signal.SIGSTOP)  # so that none acts on the death of another one
+        stop(*(each.pid for each in (agent, *others)))  # so that none acts on the death of another one
         for each in (agent, *others):
             each.kill()
         if launcher == "torchrun":

@@ -21,6 +21,7 @@ from resilience.core import events
 from tests.process.launching import launcher
 from tests.support.account import Account
 from tests.support.ranks import Job
+from tests.support.stops import stop
 
 Start = Callable[..., Job]
 PATIENT = "tests.process.jobs:wait_for_sign"
@@ -29,7 +30,7 @@ LIMITS = {"soft_timeout": 4.0, "hard_timeout": 8.0, "progress_watchdog_interval"
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
     finally:
@@ -158,7 +159,7 @@ def test_store_process_of_the_launcher_that_goes_on_in_time_costs_nobody(start: 
 def test_store_process_of_the_launcher_that_stays_away_ends_the_job(start: Start, tmp_path: Path) -> None:
     # Time enough for the workers to give up and say so, also on a busy machine, before the agent ends them.
     job, store = launched(start, tmp_path, barrier=10, conf="store_timeout=60")
-    os.kill(store, signal.SIGSTOP)
+    stop(store)
     (tmp_path / "go").touch()
     assert job.wait(180.0) == [1]  # and no process is left
     assert "did not answer for 60 s (store_timeout)" in job.output(0, 2)

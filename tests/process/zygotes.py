@@ -19,6 +19,7 @@ from resilience.launcher.workers import start
 from resilience.launcher.zygote import Zygote
 from tests.process.warming import specification, told
 from tests.support.signs import hold, show
+from tests.support.stops import await_stops
 
 # Each worker that runs leaves a file of its own; then it does what it is told.
 WORKER = """
@@ -50,6 +51,8 @@ def lose_zygote(number: int) -> dict[str, Any]:
     workers = start(specification([script(), "go"], zygote, Path("first"), 2))
     zygotes.ANSWER_LIMIT = 0.3
     os.kill(zygote.pid, number)
+    if number == signal.SIGSTOP:
+        await_stops([zygote.pid])
     if number == signal.SIGKILL:
         os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)
     Path("go").touch()

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.stops import await_stops
+
 T = TypeVar("T")
 NETNS = Path("/run/netns")  # where iproute2 keeps them
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
@@ -91,6 +93,8 @@ class Host:
                 except ProcessLookupError:
                     pass
             sent += new
+        if number == signal.SIGSTOP:
+            await_stops(sent)
         return sent
 
     def lose(self) -> None:

@@ -11,6 +11,7 @@ import itertools
 import os
 import pickle
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import psutil
 from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.records import Record
-from tests.support import signs
+from tests.support import signs, stops
 from tests.support.account import Account
 from tests.support.server import ForkServer
 
@@ -114,6 +115,8 @@ class Job:
         """Send a signal to a rank, which must still be there."""
         assert self.server.wait(self.pids[rank], 0.0) is None, f"rank {rank} has ended already"
         os.kill(self.pids[rank], number)
+        if number == signal.SIGSTOP:
+            stops.await_stops([self.pids[rank]])
 
     def monitor_pid(self, rank: int) -> int:
         return self.await_record(events.MonitorStarted, rank=rank).origin.pid

@@ -13,6 +13,7 @@ from resilience.core import events
 from resilience.core.attribution import Interruption
 from tests.support.agreement import assert_agree, assert_one_first_interruption_for_each_incident
 from tests.support.ranks import Job
+from tests.support.stops import stop
 from tests.system.jobs import RESULT
 
 Start = Callable[..., Job]
@@ -34,9 +35,10 @@ def start_and_hold(start: Start, nodes: int) -> Job:
 def lose_node(job: Job, node: int) -> list[int]:
     """Kill all of a node at once, so that nobody there tells of it: first all are stopped. Answers its ranks."""
     ranks = list(range(node * PER_NODE, (node + 1) * PER_NODE))
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in [*(job.monitor_pid(rank) for rank in ranks), *(job.pids[rank] for rank in ranks)]:
-            os.kill(pid, number)
+    pids = [*(job.monitor_pid(rank) for rank in ranks), *(job.pids[rank] for rank in ranks)]
+    stop(*pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     return ranks
 
 

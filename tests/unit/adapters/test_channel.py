@@ -85,3 +85,17 @@ def test_line_works_in_a_process_with_many_files_open() -> None:
         for fd in many:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("with_fds", [False, True])
+def test_last_messages_arrive_though_the_other_end_left_unread_messages(with_fds: bool) -> None:
+    ours, theirs = pair()
+    ours.send(b"never read")
+    theirs.send(b"first")
+    theirs.send(b"last")
+    theirs.close()
+    for expected in (b"first", b"last"):
+        assert (ours.receive_with_fds(1.0) if with_fds else ours.receive(1.0)) in (expected, (expected, []))
+    with pytest.raises(ChannelClosed):
+        ours.receive(1.0)
+    ours.close()

@@ -1,0 +1,43 @@
+"""Stop a process, and know that it stands still.
+
+The kernel gives SIGSTOP to one thread of a process. The others run on until that one has had its turn, which takes
+long on a busy machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+LIMIT = 60.0  # seconds
+STANDS_STILL = "TtZX"  # states of a thread
+
+
+def stop(*pids: int) -> None:
+    """Stop these processes all at once; return when no thread of them runs."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    await_stops(pids)
+
+
+def await_stops(pids: Iterable[int]) -> None:
+    """Wait until no thread of these processes runs."""
+    deadline = time.monotonic() + LIMIT
+    for pid in pids:
+        while running := [state for state in _states(pid) if state not in STANDS_STILL]:
+            assert time.monotonic() < deadline, (
+                f"process {pid} has threads in states {running} {LIMIT:g} s after SIGSTOP"
+            )
+            time.sleep(0.001)
+
+
+def _states(pid: int) -> list[str]:
+    states = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            states.append(path.read_text().rpartition(")")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+    return states
