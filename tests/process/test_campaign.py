@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def campaign(out: Path, *options: str) -> str:
     done = subprocess.run(
@@ -19,6 +21,7 @@ def campaign(out: Path, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_case_is_run_once_and_scored(tmp_path: Path) -> None:
     assert "[####################] 1/1 ok" in campaign(tmp_path)
     (line,) = (tmp_path / "results.jsonl").read_text().splitlines()

@@ -25,6 +25,7 @@ def _demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=110, check=False)
 
 
+@pytest.mark.slow
 def test_job_goes_on_after_three_kinds_of_faults_and_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     done = _demo(tmp_path, "--keep", "--steps=45", "--fault=exception@12:1", "--fault=kill@23:2", "--fault=hang@37:0")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -63,7 +64,7 @@ def test_nothing_stays_without_keep(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ending_it_early_leaves_no_process_and_no_folder(tmp_path: Path, number: int) -> None:
     env = dict(os.environ, RESILIENCE_RUN_DIR=str(tmp_path), TMPDIR=str(tmp_path))
     with subprocess.Popen([*COMMAND, "--steps=100000"], env=env, stdout=subprocess.PIPE, text=True) as demo:

@@ -58,7 +58,9 @@ def test_plain_script_trains_and_ends_at_a_fault(tmp_path: Path) -> None:
     assert (again.steps[0][0], again.steps[-1][0]) == (10, 13)
 
 
-@pytest.mark.parametrize("script", WRAPPED)
+@pytest.mark.parametrize(
+    "script", [WRAPPED[0], *(pytest.param(script, marks=pytest.mark.slow) for script in WRAPPED[1:])]
+)
 @pytest.mark.parametrize(
     "launcher", [LAUNCH, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["plain", "torchrun"]
 )
@@ -94,7 +96,10 @@ HEARTBEATS = [*RUN, "--ft-rank-heartbeat-timeout", "5"]
 SECTIONS = [*RUN, "--ft-rank-section-timeouts", "setup:60,step:5,checkpoint:60", "--ft-safety-factor", "20"]
 
 
-@pytest.mark.parametrize(("launcher", "script"), [(HEARTBEATS, "heartbeats.py"), (SECTIONS, "sections.py")])
+@pytest.mark.parametrize(
+    ("launcher", "script"),
+    [pytest.param(HEARTBEATS, "heartbeats.py", marks=pytest.mark.slow), (SECTIONS, "sections.py")],
+)
 def test_hung_rank_is_replaced_by_the_launcher(tmp_path: Path, launcher: list[str], script: str) -> None:
     done = _run(tmp_path, [*launcher, "--nproc-per-node"], 2, script, "hang@12:1")
     assert done.status == 0, done.output
@@ -103,7 +108,9 @@ def test_hung_rank_is_replaced_by_the_launcher(tmp_path: Path, launcher: list[st
     assert (incident.kind, incident.layer) == ("hard_timeout", "launcher")
 
 
-@pytest.mark.parametrize(("fault", "cycles"), [("exception@12:1", 1), ("kill@12:1", 2)])
+@pytest.mark.parametrize(
+    ("fault", "cycles"), [pytest.param("exception@12:1", 1, marks=pytest.mark.slow), ("kill@12:1", 2)]
+)
 def test_launcher_takes_over_where_the_wrapper_cannot(tmp_path: Path, fault: str, cycles: int) -> None:
     launcher = [*RUN, "--ft-restart-policy", "min-healthy", "--nproc-per-node"]
     done = _run(tmp_path, launcher, 2, "launcher_with_wrapper.py", fault)

@@ -17,7 +17,7 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 TRAIN = "tests.process.jobs:train"
-WORLDS = pytest.mark.parametrize("world", [2, 4])
+WORLDS = pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
 
 
 def fault(kind: str, rank: int = 1, iteration: int = 0, step: int = 5, **more: object) -> dict[str, object]:

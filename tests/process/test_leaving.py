@@ -29,16 +29,18 @@ def others_go_on(job: Job, limit: float) -> None:
 BY_STORE = [kind for kind in KINDS if kind != "discarded"]  # which all ranks know without a store operation
 
 
-@pytest.mark.parametrize("kind", BY_STORE)
-def test_rank_interrupted_at_each_store_operation_of_its_way_out_is_represented(start: Start, kind: str) -> None:
-    others_go_on(start(2, LEAVE, kind=kind, what="operations"), 280.0)
-
-
-QUICK_KINDS = ("fatal", "waiting")  # one that leaves by itself, one that is interrupted; the others are slow tests
+QUICK_KINDS = ("fatal", "waiting", "health_check")  # one leaves by itself, one is interrupted, one is excluded
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in QUICK_KINDS else pytest.mark.slow) for kind in BY_STORE]
+)
+def test_rank_interrupted_at_each_store_operation_of_its_way_out_is_represented(start: Start, kind: str) -> None:
+    others_go_on(start(2, LEAVE, kind=kind, what="operations"), 280.0)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "fatal" else pytest.mark.slow) for kind in BY_STORE]
 )
 def test_rank_interrupted_again_and_again_on_its_way_out_is_represented(start: Start, kind: str) -> None:
     others_go_on(start(2, LEAVE, kind=kind, what="operations, again"), 280.0)

@@ -374,8 +374,15 @@ print('€ \\x1b[1m\\r', end='')
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--cold",)], ids=["warm", "cold"])
-@pytest.mark.parametrize("stderr_too", [True, False])
+@pytest.mark.parametrize(
+    ("stderr_too", "options"),
+    [
+        pytest.param(True, (), id="both-warm"),
+        pytest.param(False, ("--cold",), id="stdout-cold"),
+        pytest.param(True, ("--cold",), id="both-cold", marks=pytest.mark.slow),
+        pytest.param(False, (), id="stdout-warm", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_see_a_terminal_exactly_where_torchruns_do(
     tmp_path: Path, options: tuple[str, ...], stderr_too: bool
 ) -> None:

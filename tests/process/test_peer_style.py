@@ -107,14 +107,22 @@ def await_monitors(folder: Path, ranks: int) -> Account:
     return account
 
 
-@pytest.mark.parametrize("how", ["plain", "torchrun", "resilience run"])
+HOW = ("plain", "torchrun", "resilience run")
+RECOVERS = (
+    ("basic", 2, ["done in iteration 1 size 2"] * 2),
+    ("advanced", 2, ["done in iteration 1 size 2 from step 3"] * 2),
+    ("composed", 3, ["done in iteration 2 size 2"] * 2),
+    ("nested", 2, ["done in iteration 1 size 2"] * 2),
+)
+QUICK = {("basic", "resilience run"), ("advanced", "torchrun"), ("composed", "plain"), ("nested", "resilience run")}
+
+
 @pytest.mark.parametrize(
-    ("name", "ranks", "says"),
+    ("how", "name", "ranks", "says"),
     [
-        ("basic", 2, ["done in iteration 1 size 2"] * 2),
-        ("advanced", 2, ["done in iteration 1 size 2 from step 3"] * 2),
-        ("composed", 3, ["done in iteration 2 size 2"] * 2),
-        ("nested", 2, ["done in iteration 1 size 2"] * 2),
+        pytest.param(how, *case, marks=[] if (case[0], how) in QUICK else pytest.mark.slow, id=f"{case[0]}-{how}")
+        for how in HOW
+        for case in RECOVERS
     ],
 )
 def test_script_in_the_style_of_the_compatible_api_recovers(

@@ -80,8 +80,8 @@ def launch(start: Start, tmp_path: Path) -> Launch:
     ("sign", "hang", "limit"),
     [
         ("resilience.step(n)", WAIT, "silence"),
-        ("resilience.step(n)", LOOP, "silence"),
-        ("resilience.heartbeat()", WAIT, "silence"),
+        pytest.param("resilience.step(n)", LOOP, "silence", marks=pytest.mark.slow),
+        pytest.param("resilience.heartbeat()", WAIT, "silence", marks=pytest.mark.slow),
         ("resilience.step(n)", SAVE, "silence:save"),
     ],
 )
@@ -140,6 +140,7 @@ def test_limit_that_somebody_has_set_holds_instead(launch: Launch) -> None:
     assert (told.limits["step"], told.first_s) == (600.0, 1.0)
 
 
+@pytest.mark.slow
 def test_job_that_has_shown_its_pauses_has_shorter_limits(launch: Launch) -> None:
     job = launch(SHOWS_ITS_PAUSES, "--ft-hang-first-limit", "100", "--ft-hang-least-limit", "1")
     assert job.wait(120.0) == [0]

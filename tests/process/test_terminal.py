@@ -317,7 +317,12 @@ except Exception:
 """
 
 
-@pytest.mark.parametrize("case", ENDS)
+QUICK_ENDS = ("rank 0 is killed", "all ranks leave")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK_ENDS else pytest.mark.slow) for case in ENDS]
+)
 def test_job_of_a_wrapper_under_torchrun_ends_with_one_line_and_the_command(
     terminal: Open, tmp_path: Path, case: str
 ) -> None:

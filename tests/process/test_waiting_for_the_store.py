@@ -42,7 +42,7 @@ def inside(job: Job, ranks: int) -> None:
         job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
 
 
-@pytest.mark.parametrize("fault", ["none", "exception"])
+@pytest.mark.parametrize("fault", [pytest.param("none", marks=pytest.mark.slow), "exception"])
 def test_host_of_the_store_that_goes_on_in_time_costs_nobody(start: Start, fault: str) -> None:
     job = start(3, PATIENT, options=LIMITS | {"barrier_timeout": 90.0, "completion_timeout": 90.0})
     inside(job, 3)
@@ -156,6 +156,7 @@ def test_store_process_of_the_launcher_that_goes_on_in_time_costs_nobody(start: 
     assert told(job, events.RankSignalled) == told(job, events.Interrupted) == []
 
 
+@pytest.mark.slow
 def test_store_process_of_the_launcher_that_stays_away_ends_the_job(start: Start, tmp_path: Path) -> None:
     # Time enough for the workers to give up and say so, also on a busy machine, before the agent ends them.
     job, store = launched(start, tmp_path, barrier=10, conf="store_timeout=60")

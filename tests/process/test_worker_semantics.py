@@ -169,9 +169,9 @@ def test_error_file_is_written_by_who_wants_it_and_nobody_else(both: Both) -> No
 @pytest.mark.parametrize(
     "environment",
     [
-        {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": None},
+        pytest.param({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": None}, marks=pytest.mark.slow),
         {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "2"},
-        {"OMP_NUM_THREADS": None, "OPENBLAS_NUM_THREADS": None},
+        pytest.param({"OMP_NUM_THREADS": None, "OPENBLAS_NUM_THREADS": None}, marks=pytest.mark.slow),
         {"OMP_NUM_THREADS": "2,1", "OPENBLAS_NUM_THREADS": "1"},
     ],
 )
