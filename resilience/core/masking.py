@@ -3,7 +3,7 @@
 An option or variable is secret if its name contains the whole word `token`, `secret`, `password` or `api-key`:
 `--hf-token=x`, `--hf-token x`, `HF_TOKEN=x`, `model.apiKey=x`. Names such as `--tokenizer`, `--max-tokens` and
 `--calibration-key` are not secret. Passwords in server addresses are masked too. Only names are checked: a secret
-with an ordinary name is not masked."""
+with an ordinary name is not masked. What begins with `--` is an option, and is never taken for a value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOUNDARY = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"',}]+)"""
 _ASSIGNED = re.compile(rf"""(?<![\w.-])(?P<name>-{{0,2}}[A-Za-z_][\w.-]*)(?P<between>["']?\s*(?:=|:\s)\s*){_VALUE}""")
-_FOLLOWING = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s+)(?!-){_VALUE}")
+_FOLLOWING = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s+)(?!--){_VALUE}")
 _ADDRESS = re.compile(r"(?P<before>\w://[^\s/:@]*:)[^\s/@]+(?=@)")
 
 
@@ -26,7 +26,7 @@ def masked(command: Sequence[str]) -> tuple[str, ...]:
     shown: list[str] = []
     is_value_secret = False
     for argument in command:
-        shown.append(MASK if is_value_secret and not argument.startswith("-") else masked_text(argument))
+        shown.append(MASK if is_value_secret and not argument.startswith("--") else masked_text(argument))
         is_value_secret = _OPTION.fullmatch(argument) is not None and _is_secret(argument)
     return tuple(shown)
 

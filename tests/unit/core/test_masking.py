@@ -19,6 +19,7 @@ from resilience.core.masking import masked, masked_text
         ("train.py model.apiKey=abc +db.password=x", "train.py model.apiKey=*** +db.password=***"),
         ("env HF_TOKEN=abc CLIENT_SECRET=x python train.py", "env HF_TOKEN=*** CLIENT_SECRET=*** python train.py"),
         ("train.py --secret --verbose", "train.py --secret --verbose"),
+        ("train.py --password -abc --lr 1", "train.py --password *** --lr 1"),
         ("train.py --db postgres://me:abc@host/db", "train.py --db postgres://me:***@host/db"),
     ],
 )
