@@ -116,7 +116,7 @@ class Failure(msgspec.Struct, frozen=True):
 class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began. states: number
     of ranks in each state. outcome: how the job ended, as the launcher reports it. phase "lost": no process of the job
-    is left and no end is recorded; detail gives the evidence."""
+    is left and no end is recorded; detail gives the evidence. damaged: lines that were read and are no records."""
 
     run: str
     job_id: str
@@ -135,6 +135,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     failure: Failure | None = None
     attempt: int = 0
+    damaged: int = 0
 
     @property
     def is_well(self) -> bool:
@@ -277,6 +278,7 @@ class Watcher:
             iterations=iteration[2],
             outcome=outcome,
             detail=detail,
+            damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else Failure(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
         )
 
@@ -354,7 +356,10 @@ def _opened(path: Path) -> tuple[RecordTail, list[Record]]:
         tail = RecordTail(path, last=last, without=_UNSHOWN)
         records = tail.added(size)
         if any(type(record.event) in _TELLING for record in records):
-            return tail, [*RecordTail(path, until=HEAD, without=_UNSHOWN).added(size), *records]
+            head = RecordTail(path, until=HEAD, without=_UNSHOWN)
+            records = [*head.added(size), *records]
+            tail.damaged += head.damaged
+            return tail, records
         last *= MORE
     tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None, without=_UNSHOWN)
     return tail, tail.added(size)

@@ -136,6 +136,10 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
         yield from field("ended", f"{now.outcome}{detail}", width, "green" if now.is_well else "red", indent=2)
     if now.phase == "lost":
         yield from field("lost", now.detail, width, "red", indent=2)
+    if now.damaged:
+        lines = count(now.damaged, "line")
+        text = f"{lines} could not be read, so what follows may be wrong; `resilience report` names the files"
+        yield from field("records", text, width, "red", indent=2)
     size = "?" if now.world_size is None else count(now.world_size, "rank")
     states = ", ".join(f"{number} {state}" for state, number in now.states.items())
     world = f"{size} on {count(now.nodes, 'node')}" + (f": {states}" if states else "")

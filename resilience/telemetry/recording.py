@@ -89,7 +89,8 @@ class RecordTail:
     ) -> None:
         """last: start reading this many bytes before the end of the file; None: read all of it. until: maximum bytes
         per read. without: skip lines whose event begins like one of these (`core.records.beginnings`), except the
-        last line of a read."""
+        last line of a read. Attribute `damaged`: number of lines so far that are no records, of those not skipped."""
+        self.damaged = 0
         self._path = path
         self._last = last
         self._chunk_size = until
@@ -97,15 +98,17 @@ class RecordTail:
         self._offset = 0  # bytes
 
     def added(self, size: int | None = None) -> list[Record]:
-        """Return the complete records added since the last call; skip lines that are not records, which were torn.
+        """Return the complete records added since the last call; count lines that are not records, which were torn.
 
         size: current size of the file, if known; otherwise `stat` is called. An unreadable file has nothing new."""
+        is_cut = False  # the first line lacks its beginning
         try:
             size = os.stat(self._path).st_size if size is None else size
             if size <= self._offset:
                 return []
             if self._last is not None and not self._offset:
-                self._offset = max(0, size - self._last)  # the first line may lack its beginning
+                self._offset = max(0, size - self._last)
+                is_cut = self._offset > 0
             with open(self._path, "rb", buffering=0) as file:
                 file.seek(self._offset)
                 # Read no more than exists: Python allocates the requested size.
@@ -116,7 +119,9 @@ class RecordTail:
             self._offset += len(partial_line)  # none of our lines is that long
             return []
         self._offset += len(whole) + len(newline)
-        lines = whole.split(b"\n")
+        lines = whole.split(b"\n") if whole else []
+        if is_cut:
+            lines = lines[1:]
         if without := self._without:
             lines = [line for line in lines[:-1] if not line.startswith(without, line.find(EVENT))] + lines[-1:]
         records = []
@@ -124,5 +129,5 @@ class RecordTail:
             try:
                 records.append(from_line(line))
             except DecodeError:
-                continue
+                self.damaged += 1
         return records

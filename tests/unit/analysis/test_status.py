@@ -210,7 +210,18 @@ def test_torn_and_foreign_files_are_no_hindrance(tmp_path: Path) -> None:
     (folder / "records" / "node0-7.jsonl").write_bytes(b"\xff\xfe garbage\n{")
     (folder / "timings").mkdir()
     (folder / "timings" / "node0-0.signs").write_bytes(b"{")
-    assert now_of(folder).states == {"active": 2}
+    now = now_of(folder)
+    assert (now.states, now.damaged) == ({"active": 2}, 1)
+
+
+def test_damage_at_both_ends_of_a_long_file_is_counted_and_the_cut_line_is_none(tmp_path: Path) -> None:
+    folder = launched([Fault("hang", 0)] * 30).write(tmp_path / "run")
+    path = max((folder / "records").iterdir(), key=lambda path: path.stat().st_size)
+    assert path.stat().st_size > status.HEAD + status.TAIL
+    assert now_of(folder).damaged == 0
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], b"torn", *lines[1:-2], b"\xff{", *lines[-2:]]))
+    assert now_of(folder).damaged == 2
 
 
 def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_soon(tmp_path: Path) -> None:

@@ -76,6 +76,14 @@ def test_says_what_it_shows() -> None:
         assert part in text
 
 
+def test_damaged_records_are_said_before_anything_that_follows_from_them() -> None:
+    damaged = msgspec.structs.replace(now(8), damaged=3)
+    lines = [plain(line) for line in status_lines(damaged, 80, 12)]
+    (said,) = [number for number, line in enumerate(lines) if "3 lines could not be read" in line]
+    assert said < next(number for number, line in enumerate(lines) if "7 active" in line)
+    assert not any("could not be read" in plain(line) for line in status_lines(now(8), 80, 12))
+
+
 @pytest.mark.parametrize(("faults", "status"), [([], 0), ([Fault("exhausted", 1)], 1), ([Fault("kill", 1)], 0)])
 def test_exit_status_tells_the_end(
     faults: list[Fault], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
