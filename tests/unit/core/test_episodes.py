@@ -57,7 +57,9 @@ def test_counting_alone_says_less_where_the_slowest_come_in_episodes() -> None:
     assert (answer.distribution_free_upper or 0.0) >= 10 * 3 / 40_000
 
 
-@pytest.mark.parametrize("length", [5, 20, 50])
+@pytest.mark.parametrize(
+    "length", [pytest.param(5, marks=pytest.mark.slow), 20, pytest.param(50, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("severity", sorted(SEVERITIES))
 def test_answer_from_stalls_in_episodes_keeps_its_rate_or_is_none(severity: str, length: int) -> None:
     for share in (1e-3, 1e-2):
