@@ -25,7 +25,7 @@ Iteration = tuple[int, int, int]
 """Attempt, cycle, iteration."""
 
 
-class Fault(NamedTuple):
+class SeenFault(NamedTuple):
     """A fault. at_ns: UTC. iteration: None for a fault in a launched worker without a Wrapper."""
 
     at_ns: int
@@ -40,8 +40,8 @@ class LastFault:
     """The faults of an attempt that have been read so far."""
 
     def __init__(self) -> None:
-        self._newest: Fault | None = None
-        self._ends: dict[Cycle, list[Fault]] = {}
+        self._newest: SeenFault | None = None
+        self._ends: dict[Cycle, list[SeenFault]] = {}
         self._iterations: set[Iteration] = set()  # of which a fault is known
 
     def take(self, record: Record) -> None:
@@ -54,7 +54,7 @@ class LastFault:
         what = seen.message if seen.exception is None else f"{seen.exception.type}: {seen.exception.message}"
         cycle = origin.attempt, origin.cycle
         iteration = origin.iteration if seen.iteration is None else seen.iteration
-        fault = Fault(seen.detected_wall_ns or record.wall_ns, seen.rank, what, origin.node, cycle, iteration)
+        fault = SeenFault(seen.detected_wall_ns or record.wall_ns, seen.rank, what, origin.node, cycle, iteration)
         if iteration is not None:
             self._iterations.add((*cycle, iteration))
         if seen.interruption is not Interruption.TERMINATED:
@@ -78,9 +78,9 @@ class LastFault:
                 if first is not None and isinstance(first.event, events.Interrupted):
                     self._add(first, first.event)
 
-    def newest(self, cycles: CycleHistory) -> Fault | None:
+    def newest(self, cycles: CycleHistory) -> SeenFault | None:
         """Return the last fault. cycles: they know which workers the launcher stopped."""
-        faults: Iterable[Fault] = () if self._newest is None else (self._newest,)
+        faults: Iterable[SeenFault] = () if self._newest is None else (self._newest,)
         for cycle, ends in self._ends.items():
             stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
             faults = (*faults, *(fault for fault in ends if fault.rank not in stopped[fault.node]))
@@ -100,7 +100,7 @@ def _find(path: Path, kind: type[events.Event], place: Iteration) -> Record | No
         last *= MORE
 
 
-def _age(fault: Fault) -> int:
+def _age(fault: SeenFault) -> int:
     return fault.at_ns
 
 

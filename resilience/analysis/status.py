@@ -105,7 +105,7 @@ class Group(msgspec.Struct, frozen=True):
     worst: RankNow
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FaultNow(msgspec.Struct, frozen=True):
     """The last fault."""
 
     what: str
@@ -133,7 +133,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     iterations: int = 0
     outcome: str | None = None
     detail: str = ""
-    failure: Failure | None = None
+    failure: FaultNow | None = None
     attempt: int = 0
     damaged: int = 0
 
@@ -279,7 +279,7 @@ class Watcher:
             outcome=outcome,
             detail=detail,
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
-            failure=None if fault is None else Failure(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
+            failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
         )
 
     def _phase(self, now: float) -> tuple[Phase, str | None, str]:

@@ -142,23 +142,23 @@ def _covering(longest: float, safety_factor: float, known: float | None) -> floa
 # -- all of them together -------------------------------------------------------------------------
 
 
-class State(msgspec.Struct, frozen=True):
+class ClientLimits(msgspec.Struct, frozen=True):
     """The limits that a rank's client knows. A checkpoint stores this state."""
 
     hb_timeouts: HeartbeatTimeouts = HeartbeatTimeouts()
     section_timeouts: SectionTimeouts = SectionTimeouts()
 
 
-def configured(limits: Limits) -> State:
+def configured(limits: Limits) -> ClientLimits:
     """Return the limits in force, as far as a client can calculate them."""
     section = {name: limit.hard for name, limit in sorted(limits.sections.items())}
-    return State(
+    return ClientLimits(
         HeartbeatTimeouts(limits.initial_heartbeat.hard, limits.heartbeat.hard),
         SectionTimeouts(section, limits.out_of_section.hard),
     )
 
 
-def with_state(limits: Limits, state: State) -> Limits:
+def with_state(limits: Limits, state: ClientLimits) -> Limits:
     """Return `limits` with the limits of `state` in place of its own."""
     changed: Limits = msgspec.structs.replace(
         limits,
@@ -178,7 +178,7 @@ def with_state(limits: Limits, state: State) -> Limits:
     return changed
 
 
-def over(configured: State, loaded: State) -> State:
+def over(configured: ClientLimits, loaded: ClientLimits) -> ClientLimits:
     """Return `configured`, overridden by the calculated limits of `loaded`. Limits that were only configured when
     `loaded` was saved are ignored, because the configuration may have changed since."""
     base, sections = configured.section_timeouts, loaded.section_timeouts
@@ -192,30 +192,30 @@ def over(configured: State, loaded: State) -> State:
         first={**base.first, **sections.first},
     )
     heartbeats = loaded.hb_timeouts if loaded.hb_timeouts.were_calculated else configured.hb_timeouts
-    return State(heartbeats, merged)
+    return ClientLimits(heartbeats, merged)
 
 
-def to_plain(state: State) -> dict[str, Any]:
+def to_plain(state: ClientLimits) -> dict[str, Any]:
     """Return the state as values that JSON supports."""
     plain: dict[str, Any] = msgspec.to_builtins(state)
     plain["section_timeouts"]["calculated_sections"] = list(state.section_timeouts.calculated_sections)
     return plain
 
 
-def from_plain(plain: Mapping[str, Any]) -> State:
+def from_plain(plain: Mapping[str, Any]) -> ClientLimits:
     """Read a result of `to_plain`, or the state of a client of nvidia-resiliency-ext, 0.2 or later.
 
     Limits of the latter below `SHORTEST` are raised to it. Raises: ConfigurationError for anything else."""
     if not isinstance(plain, Mapping):
         raise _no_state(f"it is a {type(plain).__name__}, expected a dict")
-    unknown = sorted(map(str, set(plain) - {*State.__struct_fields__, _PEERS}))
+    unknown = sorted(map(str, set(plain) - {*ClientLimits.__struct_fields__, _PEERS}))
     if unknown:
-        expected = ", ".join(State.__struct_fields__)
+        expected = ", ".join(ClientLimits.__struct_fields__)
         raise _no_state(f"it has {', '.join(unknown)}, expected {expected}; or {_PEERS}, of nvidia-resiliency-ext")
     if _PEERS in plain and len(plain) > 1:
         raise _no_state(f"it has both {_PEERS} of nvidia-resiliency-ext and fields of this package")
     try:
-        state = _of_peer(plain[_PEERS]) if _PEERS in plain else from_builtins(dict(plain), State)
+        state = _of_peer(plain[_PEERS]) if _PEERS in plain else from_builtins(dict(plain), ClientLimits)
     except (TypeError, DecodeError) as error:
         raise _no_state(str(error)) from error
     missing = set(state.section_timeouts.calculated_sections) - set(state.section_timeouts.section)
@@ -227,14 +227,14 @@ def from_plain(plain: Mapping[str, Any]) -> State:
     return state
 
 
-def _of_peer(timeouts: object) -> State:
+def _of_peer(timeouts: object) -> ClientLimits:
     """Convert the limits in the state of the peer's client: flat in 0.2, under two keys from 0.3 on.
 
     Raises: DecodeError, ConfigurationError."""
     if not isinstance(timeouts, Mapping):
         raise _no_state(f"{_PEERS} is a {type(timeouts).__name__}, expected a dict")
     if not timeouts:
-        return State()
+        return ClientLimits()
     if not set(timeouts) <= {"heartbeat", "section"}:
         timeouts = {"heartbeat": timeouts}
     heartbeat = _fields(timeouts.get("heartbeat", {}), HeartbeatTimeouts)
@@ -242,9 +242,9 @@ def _of_peer(timeouts: object) -> State:
     heartbeat["were_calculated"] = bool(heartbeat.get("were_calculated"))  # 0.2 has None too
     if isinstance(section.get("calculated_sections"), Collection):  # a set, in a checkpoint of 0.3
         section["calculated_sections"] = sorted(section["calculated_sections"])
-    state: State = from_builtins({"hb_timeouts": heartbeat, "section_timeouts": section}, State)
+    state: ClientLimits = from_builtins({"hb_timeouts": heartbeat, "section_timeouts": section}, ClientLimits)
     heartbeats, sections = state.hb_timeouts, state.section_timeouts
-    return State(
+    return ClientLimits(
         msgspec.structs.replace(
             heartbeats, initial=_not_too_short(heartbeats.initial), subsequent=_not_too_short(heartbeats.subsequent)
         ),
@@ -268,7 +268,7 @@ def _not_too_short(limit: float | None) -> float | None:
     return SHORTEST if limit is not None and 0 < limit < SHORTEST else limit
 
 
-def _limits_of(state: State) -> list[float | None]:
+def _limits_of(state: ClientLimits) -> list[float | None]:
     sections = state.section_timeouts
     return [
         state.hb_timeouts.initial,

@@ -29,7 +29,7 @@ _BEFORE = ("gate", "rendezvous")  # phases that end before their cycle is known
 NODE_LOST = "lost "  # the beginning of the fingerprint of a lost node's failure
 
 
-class Stage(NamedTuple):
+class EndedPhase(NamedTuple):
     """A stage of a cycle that has ended, in the node's monotonic time and in UTC."""
 
     phase: str
@@ -104,7 +104,7 @@ class NodeCycle:
         self.ended_wall_ns = 0
         self.run_began_ns: int | None = None
         self.met: events.RendezvousCompleted | None = None
-        self.stages: list[Stage] = []
+        self.stages: list[EndedPhase] = []
         self.workers: dict[int, Worker] = {}
         self.seen: list[Seen] = []
         self.decided: events.RestartDecided | None = None
@@ -215,7 +215,7 @@ class CycleHistory:
         self.nodes: dict[str, dict[Cycle, NodeCycle]] = {}
         self.began: dict[tuple[str, int], int] = {}  # node, attempt -> monotonic ns of its agent's first record
         self.over: dict[tuple[str, int], events.JobEnded] = {}  # node, attempt
-        self._before: dict[str, list[Stage]] = {}
+        self._before: dict[str, list[EndedPhase]] = {}
         self._met: dict[str, events.RendezvousCompleted] = {}
 
     def take(self, record: Record, at_ns: int) -> None:
@@ -262,7 +262,7 @@ class CycleHistory:
         last = max(earlier, default=None)
         return None if last is None or parts[last].failed_at is None else last
 
-    def waiting(self, node: str) -> list[Stage]:
+    def waiting(self, node: str) -> list[EndedPhase]:
         """Return phases of a node that have not led to a cycle yet."""
         return self._before.get(node, [])
 
@@ -350,7 +350,7 @@ class CycleHistory:
         event, node = record.event, record.origin.node
         match event:
             case events.CyclePhaseEnded(phase):
-                stage = Stage(phase, record.mono_ns, at_ns, max(0.0, event.duration_s), event.outcome)
+                stage = EndedPhase(phase, record.mono_ns, at_ns, max(0.0, event.duration_s), event.outcome)
                 (self._before.setdefault(node, []) if phase in _BEFORE else self._part(record).stages).append(stage)
             case events.CyclePhaseStarted(phase="run"):
                 self._part(record).run_began_ns = record.mono_ns

@@ -10,7 +10,7 @@ from resilience.core import events
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.identity import JOB, ROOT, Key, Origin, node_key, restart_key
 from resilience.core.records import Record
-from resilience.history.cycles import Cycle, NodeCycle, Stage, restarts_of
+from resilience.history.cycles import Cycle, EndedPhase, NodeCycle, restarts_of
 from resilience.history.history import History
 from resilience.history.intervals import Fact, Interval, Noted, Open, anchor, hang, instant
 
@@ -256,7 +256,7 @@ class NodeTimeline:
 
     # -- shared --------------------------------------------------------------------------------
 
-    def _stage(self, stage: Stage, parent: Key, origin: Origin, closed_by: str = "rank") -> Interval:
+    def _stage(self, stage: EndedPhase, parent: Key, origin: Origin, closed_by: str = "rank") -> Interval:
         start = stage.ended_wall_ns - round(stage.duration_s * 1e9)
         within = (*JOB, self._name) if parent == JOB else node_key(self._name)
         key = self._part((origin.attempt, origin.cycle)).numbered((*within, stage.phase))

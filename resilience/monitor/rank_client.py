@@ -17,7 +17,7 @@ import msgspec
 
 from resilience.adapters import rank_reductions
 from resilience.core import limits as calculation
-from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
+from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
 from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, MonitorError, RankMonitorClientError
 from resilience.monitor import connect, refit
@@ -162,7 +162,7 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(State(hb_timeouts, self.section_timeouts))
+        self._enforce(ClientLimits(hb_timeouts, self.section_timeouts))
         return True
 
     def calculate_and_set_timeouts(self, skip_if_not_ready: bool = False) -> bool:
@@ -200,7 +200,7 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(State(self.hb_timeouts, section_timeouts))
+        self._enforce(ClientLimits(self.hb_timeouts, section_timeouts))
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,10 +233,10 @@ class RankMonitorClient:
     # -- helpers --------------------------------------------------------------------------------
 
     @property
-    def _state(self) -> State:
-        return State(self.hb_timeouts, self.section_timeouts)
+    def _state(self) -> ClientLimits:
+        return ClientLimits(self.hb_timeouts, self.section_timeouts)
 
-    def _enforce(self, state: State, base: Limits | None = None) -> None:
+    def _enforce(self, state: ClientLimits, base: Limits | None = None) -> None:
         """Set these limits, here and in the monitor. If the monitor does not read, the rank continues.
 
         base: all other limits, by default those in force."""

@@ -30,7 +30,7 @@ def bridged(emit: Emit, destination: str) -> Iterator[None]:
     `--event-log-handler`."""
     from torch.distributed.elastic import metrics
 
-    class Handler(metrics.MetricHandler):
+    class Forwarder(metrics.MetricHandler):
         """Passes each value to the previous handler, and emits it as an event."""
 
         def emit(self, metric_data: metrics.MetricData) -> None:
@@ -39,7 +39,7 @@ def bridged(emit: Emit, destination: str) -> Iterator[None]:
 
     previous = metrics.getStream(GROUP).handler
     logger, listener = logging.getLogger(f"torchelastic-events-{destination}"), _Listener(emit)
-    metrics.configure(Handler(), GROUP)
+    metrics.configure(Forwarder(), GROUP)
     logger.addHandler(listener)
     try:
         yield

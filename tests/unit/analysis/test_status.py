@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from resilience.analysis import last_fault, status
-from resilience.analysis.status import Failure, Now, RankNow, Section, Watcher, order
+from resilience.analysis.status import FaultNow, Now, RankNow, Section, Watcher, order
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record, to_line
@@ -200,7 +200,7 @@ def now_ranks() -> tuple[RankNow, ...]:
 
 def test_newest_fault_is_told(tmp_path: Path) -> None:
     now = now_of(launched([Fault("raise", 1), Fault("hang", 0)], nodes=2).write(tmp_path / "run"), after=20.0)
-    assert isinstance(now.failure, Failure)
+    assert isinstance(now.failure, FaultNow)
     assert (now.failure.rank, now.failure.what) == (0, "process 2000 ended (SIGKILL)")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilience.analysis.status import Failure, Now, RankNow, Section
+from resilience.analysis.status import FaultNow, Now, RankNow, Section
 from resilience.cli import main
 from resilience.cli.render import plain
 from resilience.cli.status_view import status_lines
@@ -49,7 +49,7 @@ def now(world: int, node: str = "node") -> Now:
         cycle=3,
         restarts=3,
         restarts_left=7,
-        failure=Failure("ValueError: a message that is\nlonger than a line " * 20, 5, 100.0),
+        failure=FaultNow("ValueError: a message that is\nlonger than a line " * 20, 5, 100.0),
     )
 
 

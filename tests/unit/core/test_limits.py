@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from resilience.core import limits
 from resilience.core.deadlines import EARLY
-from resilience.core.limits import HeartbeatTimeouts, Observed, SectionTimeouts, State
+from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, RankMonitorClientError
 
@@ -108,7 +108,7 @@ def test_calculated_section_falls_slowly_and_a_configured_one_is_replaced() -> N
 def test_first_occurrences_keep_a_limit_that_covers_them_where_a_rated_one_leaves_them_out() -> None:
     made = limits.section_timeouts(SEEN, SectionTimeouts(), 5.0, fitted={"save": 40.0})
     assert (made.section["save"], made.first) == (40.0, {"save": 150.0})
-    state = limits.State(section_timeouts=made)
+    state = limits.ClientLimits(section_timeouts=made)
     enforced = limits.with_state(Limits(), state)
     assert enforced.first["save"].occurrences == EARLY
     assert set(enforced.first["save"].limits) == {"cold", "warm", "iteration"}
@@ -130,10 +130,10 @@ IN_FORCE = Limits(
 
 def test_limits_take_the_state_and_keep_the_rest() -> None:
     state = limits.configured(IN_FORCE)
-    assert state == State(HeartbeatTimeouts(90.0, 9.0), SectionTimeouts({"step": 7.0}))
+    assert state == ClientLimits(HeartbeatTimeouts(90.0, 9.0), SectionTimeouts({"step": 7.0}))
     assert limits.with_state(IN_FORCE, state) == IN_FORCE
     changed = limits.with_state(
-        IN_FORCE, State(HeartbeatTimeouts(None, 3.0), SectionTimeouts({"save": None}, out_of_section=4.0))
+        IN_FORCE, ClientLimits(HeartbeatTimeouts(None, 3.0), SectionTimeouts({"save": None}, out_of_section=4.0))
     )
     assert changed == Limits(
         heartbeat=Limit(hard=3.0), sections={"save": Limit()}, out_of_section=Limit(hard=4.0), signal="SIGUSR1"
@@ -141,23 +141,23 @@ def test_limits_take_the_state_and_keep_the_rest() -> None:
 
 
 def test_only_what_was_calculated_is_taken_from_a_checkpoint() -> None:
-    loaded = State(HeartbeatTimeouts(1.0, 2.0), SectionTimeouts({"step": 3.0, "save": 4.0}, 5.0, ("save",)))
+    loaded = ClientLimits(HeartbeatTimeouts(1.0, 2.0), SectionTimeouts({"step": 3.0, "save": 4.0}, 5.0, ("save",)))
     now = limits.configured(IN_FORCE)
     merged = limits.over(now, loaded)
     assert merged.hb_timeouts == now.hb_timeouts
     assert merged.section_timeouts == SectionTimeouts({"save": 4.0, "step": 7.0}, None, ("save",))
-    calculated = State(HeartbeatTimeouts(1.0, 2.0, True), SectionTimeouts({}, 5.0, (), True))
+    calculated = ClientLimits(HeartbeatTimeouts(1.0, 2.0, True), SectionTimeouts({}, 5.0, (), True))
     merged = limits.over(now, calculated)
     assert merged.hb_timeouts == calculated.hb_timeouts
     assert merged.section_timeouts == SectionTimeouts({"step": 7.0}, 5.0, (), True)
 
 
 def test_state_survives_json() -> None:
-    state = State(limits.heartbeat_timeouts(SEEN, HeartbeatTimeouts(), 5.0), sections_of(SEEN))
+    state = ClientLimits(limits.heartbeat_timeouts(SEEN, HeartbeatTimeouts(), 5.0), sections_of(SEEN))
     plain = limits.to_plain(state)
     assert json.loads(json.dumps(plain)) == plain
     assert limits.from_plain(plain) == state
-    assert limits.from_plain(limits.to_plain(State())) == State()
+    assert limits.from_plain(limits.to_plain(ClientLimits())) == ClientLimits()
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_value_that_is_no_mapping_is_refused() -> None:
 
 @pytest.mark.parametrize("plain", [{}, {"current_timeouts": {}}])
 def test_empty_state_of_the_peer_is_a_state_without_limits(plain: dict[str, Any]) -> None:
-    assert limits.from_plain(plain) == State()
+    assert limits.from_plain(plain) == ClientLimits()
 
 
 def test_flat_state_of_the_peer_is_converted() -> None:
     plain = {"current_timeouts": {"initial": 300.0, "subsequent": 60.5, "were_calculated": True}}
-    assert limits.from_plain(plain) == State(HeartbeatTimeouts(300.0, 60.5, were_calculated=True))
+    assert limits.from_plain(plain) == ClientLimits(HeartbeatTimeouts(300.0, 60.5, were_calculated=True))
 
 
 @pytest.mark.parametrize("sections", [["save", "step"], {"save", "step"}])
@@ -211,7 +211,7 @@ def test_nested_state_of_the_peer_is_converted(sections: Any) -> None:
             },
         }
     }
-    assert limits.from_plain(plain) == State(
+    assert limits.from_plain(plain) == ClientLimits(
         HeartbeatTimeouts(300.0, 60.0, were_calculated=True),
         SectionTimeouts({"setup": None, "save": 900.0, "step": 30.0}, 120.0, ("save", "step"), True),
     )
@@ -222,7 +222,7 @@ def test_state_of_the_peer_that_has_one_kind_of_limits_leaves_the_other_alone() 
     assert limits.from_plain({"current_timeouts": {"heartbeat": heartbeats}}).section_timeouts == SectionTimeouts()
     section = {"section": {"step": 30.0}, "calculated_sections": ["step"]}
     loaded = limits.from_plain({"current_timeouts": {"section": section}})
-    assert limits.over(State(HeartbeatTimeouts(9.0, 8.0)), loaded).hb_timeouts == HeartbeatTimeouts(9.0, 8.0)
+    assert limits.over(ClientLimits(HeartbeatTimeouts(9.0, 8.0)), loaded).hb_timeouts == HeartbeatTimeouts(9.0, 8.0)
 
 
 def test_limit_of_the_peer_is_never_below_the_shortest_one_of_ours() -> None:
