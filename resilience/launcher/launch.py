@@ -365,6 +365,8 @@ def logs_specs(command: Command, config: LaunchConfig, folder: Path, drain: Drai
     assert config.logs_specs is not None
     if drain is None:
         return NamedLogs(config.logs_specs)
+    with contextlib.suppress(OSError):
+        os.rmdir(config.logs_specs.root_log_dir)  # torch has made a temporary folder, which stays empty
     ranks_filter = command.torchrun.local_ranks_filter
     return RunFolderLogs(folder, set(map(int, ranks_filter.split(","))) if ranks_filter else None, drain)
 

@@ -40,11 +40,15 @@ class Outcome(NamedTuple):
 
 
 def run(launcher: Sequence[str], arguments: Sequence[str], folder: Path, cwd: Path, text: str, **env: str) -> Outcome:
-    """Run a job to its end."""
+    """Run a job to its end. Ours leaves nothing in the folder for temporary files."""
     folder.mkdir()
     (folder / "temporary").mkdir()
+    temporary = folder.parent / "tmp"  # the same for both launchers: the environment is compared
+    temporary.mkdir(exist_ok=True)
+    before = set(temporary.iterdir())
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"RESILIENCE_RUN_DIR": str(folder / "runs"), "RESILIENCE_JOB_ID": "job", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["TMPDIR"] = str(temporary)
     done = subprocess.run(
         [sys.executable, "-m", *launcher, *(each.replace("FOLDER", str(folder)) for each in arguments)],
         env={**environment, **env},
@@ -61,6 +65,7 @@ def run(launcher: Sequence[str], arguments: Sequence[str], folder: Path, cwd: Pa
     }
     if launcher[0] == OURS[0]:
         codes = exit_codes(folder)
+        assert set(temporary.iterdir()) <= before
     written = {f"{log.parent.name}/{log.name}": log.read_text(errors="surrogateescape") for log in logs}
     return Outcome(done.returncode, written, codes, sorted(done.stdout.decode(errors="replace").splitlines()))
 
