@@ -17,7 +17,8 @@ _BOUNDARY = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"',}]+)"""
 _ASSIGNED = re.compile(rf"""(?<![\w.-])(?P<name>-{{0,2}}[A-Za-z_][\w.-]*)(?P<between>["']?\s*(?:=|:\s)\s*){_VALUE}""")
-_FOLLOWING = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s+)(?!--){_VALUE}")
+_NAMED = re.compile(r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s+)(?!--)")
+_FOLLOWING = re.compile(_VALUE)
 _ADDRESS = re.compile(r"(?P<before>\w://[^\s/:@]*:)[^\s/@]+(?=@)")
 
 
@@ -26,16 +27,29 @@ def masked(command: Sequence[str]) -> tuple[str, ...]:
     shown: list[str] = []
     is_value_secret = False
     for argument in command:
-        shown.append(MASK if is_value_secret and not argument.startswith("--") else masked_text(argument))
-        is_value_secret = _OPTION.fullmatch(argument) is not None and _is_secret(argument)
+        is_secret_option = _OPTION.fullmatch(argument) is not None and _is_secret(argument)
+        is_option = argument.startswith("--") or is_secret_option
+        shown.append(MASK if is_value_secret and not is_option else masked_text(argument))
+        is_value_secret = is_secret_option
     return tuple(shown)
 
 
 def masked_text(text: str) -> str:
     """Return a text, such as a shell command or an address, with all secret values in it masked."""
-    for pattern in (_ASSIGNED, _FOLLOWING):
-        text = pattern.sub(_mask, text)
+    text = _with_following_values_masked(_ASSIGNED.sub(_mask, text))
     return _ADDRESS.sub(rf"\g<before>{MASK}", text)
+
+
+def _with_following_values_masked(text: str) -> str:
+    """Mask the value after each secret option. After any other one there may be another option."""
+    shown, end = [], 0
+    while (named := _NAMED.search(text, end)) is not None:
+        value = _FOLLOWING.match(text, named.end()) if _is_secret(named["name"]) else None
+        if value is not None and _OPTION.fullmatch(value[0]) and _is_secret(value[0]):
+            value = None  # a secret option without a value
+        shown += [text[end : named.end()], MASK if value else ""]
+        end = value.end() if value else named.end()
+    return "".join((*shown, text[end:]))
 
 
 def _mask(match: re.Match[str]) -> str:

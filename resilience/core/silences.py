@@ -92,10 +92,11 @@ class Hearing(msgspec.Struct, frozen=True):
     counts: number of signs, by (what, name). start, early: the longest silence before the first round ended, and in the
     rest of the warm-up, by kind. last: time of the last sign. round_at: when the last round ended. suspected: start of
     the silence for which a suspicion was reported. is_expected: the first sign must come, because the job has shown
-    rounds before this cycle."""
+    rounds before this cycle. stood: seconds before the first sign in which the whole node was stopped."""
 
     shown: Shown = Shown()
     is_expected: bool = False
+    stood: Seconds = 0.0
     counts: dict[tuple[str, str], int] = {}
     start: dict[str, Seconds] = {}
     early: dict[str, Seconds] = {}
@@ -108,7 +109,8 @@ class Hearing(msgspec.Struct, frozen=True):
 
 class Silence(msgspec.Struct, frozen=True):
     """The present silence and its limit. allowed: the limit. suspect_at: when to report a suspicion. longest: the
-    longest earlier silence of its kind. is_learned: whether the limit follows from that."""
+    longest earlier silence of its kind. is_learned: whether the limit follows from that. is_before_first_sign: whether
+    the rank has shown nothing yet in this cycle."""
 
     kind: str
     since: Seconds
@@ -116,6 +118,7 @@ class Silence(msgspec.Struct, frozen=True):
     suspect_at: Seconds
     longest: Seconds = 0.0
     is_learned: bool = False
+    is_before_first_sign: bool = False
 
 
 def begin_cycle(shown: Shown) -> Hearing:
@@ -126,7 +129,13 @@ def begin_cycle(shown: Shown) -> Hearing:
 def begin(hearing: Hearing) -> Hearing:
     """Return the state when another part of a cycle begins: what the job has shown, and no sign of life. Only the first
     part with signs owes them: what a worker does after its training may show none."""
-    return Hearing(shown=hearing.shown, is_expected=hearing.is_expected and hearing.last is None)
+    return hearing if hearing.last is None else Hearing(shown=hearing.shown)
+
+
+def wait(hearing: Hearing, now: Seconds) -> Hearing:
+    """Return the state after a look at a rank that has shown no sign yet."""
+    stood = hearing.stood + _standstill(hearing, now)
+    return msgspec.structs.replace(hearing, stood=stood, looked_at=now)
 
 
 def hear(
@@ -177,7 +186,9 @@ def hear(
 def present(rule: Rule, hearing: Hearing, since: Seconds) -> Silence | None:
     """Return the present silence, None if no sign is expected. since: the earliest possible start of the silence."""
     if hearing.last is None:
-        return Silence("", since, START * rule.first, since + rule.first) if hearing.is_expected else None
+        begun, allowed = since + hearing.stood, START * rule.first
+        is_owed = hearing.is_expected
+        return Silence("", begun, allowed, begun + rule.first, is_before_first_sign=True) if is_owed else None
     kind = _kind(hearing.open)
     shown = hearing.shown.silences.get(kind, NONE)
     rounds = rounds_of(hearing.counts)

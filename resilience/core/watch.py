@@ -116,11 +116,11 @@ class Doing(Enum):
     """The rank's present activity, as far as it matters for limits."""
 
     OUTSIDE = "outside"  # not in a wrapped call: no limit applies
-    STARTING = "starting"  # no program of the worker is attached yet: only the rule for silences applies
     WAITING = "waiting"  # in a barrier or waiting for an outcome: only the watchdog applies
     HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit applies
     FUNCTION = "run"  # in the wrapped function: all limits apply
     ENDING = "ending"  # the program is over and its interpreter shuts down: no learned limit applies
+    STARTING = "starting"  # no program of the worker is attached yet: only the rule for silences applies
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -382,7 +382,7 @@ def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Second
     if observation.doing is Doing.STARTING:
         if limits.rule is None or observation.silence is None:
             return []
-        return [_silence_row(limits.rule, observation.silence)]
+        return [_silence_row(limits, limits.rule, observation.silence)]
     if observation.store_due_at is not None:
         rows = [("store", observation.store_due_at, limits.store)]
         if observation.ran_at is not None:  # a stopped process waits for nothing
@@ -427,7 +427,7 @@ def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Second
     is_set = any(section.name in limits.sections for section in observation.open_sections)  # may be set to no limit
     is_set = is_set or observation.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
     if limits.rule is not None and observation.silence is not None and not is_set:
-        rows.append(_silence_row(limits.rule, observation.silence))
+        rows.append(_silence_row(limits, limits.rule, observation.silence))
     return rows
 
 
@@ -435,11 +435,20 @@ def _is_learned(limits: Limits, limit: str) -> bool:
     return of_limit(limit) in limits.learned or of_limit(limit) in limits.first
 
 
-def _silence_row(rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
-    """Return the limit of the rule, which applies if no limit is set."""
+def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
+    """Return the limit of the rule, which applies if no limit is set. Before the first sign, a longer one that is set
+    for signs replaces it."""
     allowed, margin = silence.allowed, rule.margin
+    if silence.is_before_first_sign:
+        allowed = max(allowed, *(limit.hard or limit.soft or 0.0 for limit in _for_signs(limits)))
     limit = Limit(hard=allowed) if margin is None else Limit(allowed, allowed + margin)
     return deadlines.limit_of("silence", silence.kind), silence.since, limit
+
+
+def _for_signs(limits: Limits) -> list[Limit]:
+    """Return the limits between two signs of life that were set."""
+    by_name = {HEARTBEAT: limits.heartbeat, INITIAL_HEARTBEAT: limits.initial_heartbeat, STEP: limits.step}
+    return [limit for name, limit in by_name.items() if name not in limits.defaults]
 
 
 def is_silence_weighed(limits: Limits, observation: Observation) -> bool:

@@ -45,9 +45,10 @@ def suspicion_in_words(rank: int, event: HangSuspected) -> str:
         frame = event.stack[-1]
         where.append(f"at {frame.file}:{frame.line} in {frame.function}")
     position = f" ({', '.join(where)})" if where else ""
+    before = f", the longest silence before was {event.longest_s:.3g} s" if event.longest_s else ""
     return (
-        f"rank {rank} has been silent{section} for {event.silent_for_s:.0f} s, the longest silence before was "
-        f"{event.longest_s:.3g} s{position}; it is ended after {event.allowed_s:g} s; if it is healthy, set {LONGER} "
+        f"rank {rank} has been silent{section} for {event.silent_for_s:.0f} s{before}{position}; "
+        f"it is ended after {event.allowed_s:g} s; if it is healthy, set {LONGER} "
         f"or {OFF}"
     )
 

@@ -81,9 +81,9 @@ def launch(command: Command) -> int:
             cleanup.callback(zygote.close)
         stores = StoreProcess.start()
         cleanup.callback(stores.close)
-        config, entrypoint, arguments = settle(
-            command
-        )  # this may count GPUs, which initialises CUDA; no fork survives that
+        # This may count GPUs, which initialises CUDA; no fork survives that.
+        config, entrypoint, arguments = settle(command)
+        cleanup.callback(remove_unused_log_folder, command, config)
         signals = Signals(config.signals_to_handle)
         name = agent_node_name(settings.job_id or f"{config.run_id} {config.rdzv_endpoint}")
         rendezvous = rendezvous_parameters(config, command, settings.attempt_hint)
@@ -360,13 +360,18 @@ def start_drain(command: Command) -> DrainProcess | None:
         return None
 
 
+def remove_unused_log_folder(command: Command, config: LaunchConfig) -> None:
+    """Remove the temporary folder that torch makes for logs if the user names none. It is empty unless it was used."""
+    if config.logs_specs is not None and not command.torchrun.log_dir:
+        with contextlib.suppress(OSError):
+            os.rmdir(config.logs_specs.root_log_dir)
+
+
 def logs_specs(command: Command, config: LaunchConfig, folder: Path, drain: DrainProcess | None) -> LogsSpecs:
     """Return where the workers' output goes."""
     assert config.logs_specs is not None
     if drain is None:
         return NamedLogs(config.logs_specs)
-    with contextlib.suppress(OSError):
-        os.rmdir(config.logs_specs.root_log_dir)  # torch has made a temporary folder, which stays empty
     ranks_filter = command.torchrun.local_ranks_filter
     return RunFolderLogs(folder, set(map(int, ranks_filter.split(","))) if ranks_filter else None, drain)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import msgspec
+
 from resilience.core.silences import (
     SAME,
     PauseInSection,
@@ -20,6 +22,7 @@ from resilience.core.silences import (
     hear,
     present,
     suspect,
+    wait,
 )
 from resilience.core.watch import Doing
 from resilience.monitor.page import Closed, PageView
@@ -30,15 +33,22 @@ RUNNING = (Doing.FUNCTION, Doing.ENDING)
 class Listener:
     """The silences of one rank."""
 
-    def __init__(self, shown: Shown | None = None) -> None:
-        """shown: what earlier workers of this rank have shown."""
+    def __init__(self, shown: Shown | None = None, is_first_sign_expected: bool = True) -> None:
+        """shown: what earlier workers of this rank have shown. is_first_sign_expected: if they have shown rounds, this
+        one must show signs too."""
         self._hearing = begin_cycle(Shown() if shown is None else shown)
+        if not is_first_sign_expected:
+            self.expect_nothing()
         self._iteration: int | None = None
 
     @property
     def shown(self) -> Shown:
         """The pauses that the job has shown on this rank."""
         return self._hearing.shown
+
+    def expect_nothing(self) -> None:
+        """Note that signs of life may never come, although the rank is well."""
+        self._hearing = msgspec.structs.replace(self._hearing, is_expected=False)
 
     def start_again(self) -> None:
         """Begin again: another program shows signs of life from now on."""
@@ -60,6 +70,7 @@ class Listener:
             self._iteration = view.iteration
             finished = [entry for entry in finished if entry.at >= view.since]  # the others belong to the time before
             if view.doing not in RUNNING or not has_signs:
+                self._hearing = wait(self._hearing, now)
                 return
         signs = [sign for entry in finished for sign in _signs(entry, is_healthy)]
         latest = max((sign.at for sign in signs), default=-math.inf)

@@ -99,7 +99,7 @@ class WorkerMonitor(RankMonitor):
         self._is_group = False  # the worker leads a process group of its own
         with contextlib.suppress(ProcessLookupError):
             self._is_group = os.getpgid(rank.pid) == rank.pid
-        self._listener = Listener(shown)
+        self._listener = Listener(shown, is_first_sign_expected=not assigned.is_cold)  # else a new node prepares itself
         self._is_dismissed = False
         self._took_sigterm = False  # and asked the agent to stop the job
         self._is_stopping = False
@@ -191,6 +191,7 @@ class WorkerMonitor(RankMonitor):
             self._refuse(f"foreign connection: {reason}")
             channel.send(messages.encode(messages.Refused(reason)))
             channel.close()
+            self._listener.expect_nothing()  # the program runs on without its monitor
             return
         origin = self._assigned.origin
         welcome = messages.Welcome(origin.rank or 0, origin.world_size or 1, self._watch.limits)
@@ -242,6 +243,7 @@ class WorkerMonitor(RankMonitor):
             self._selector.unregister(channel)
             page.close()
             channel.close()
+            self._listener.expect_nothing()  # it gave up, and runs on without its monitor
 
     def attach(self, link: messages.Attachment, page: Page, channel: Channel, dump: int, is_new: bool) -> None:
         """Watch the program that stores into `page` from now on. is_new: the agent does not know it yet."""

@@ -96,19 +96,19 @@ class RecordTail:
         self._chunk_size = until
         self._without = without
         self._offset = 0  # bytes
+        self._is_cut = False  # the next line lacks its beginning
 
     def added(self, size: int | None = None) -> list[Record]:
         """Return the complete records added since the last call; count lines that are not records, which were torn.
 
         size: current size of the file, if known; otherwise `stat` is called. An unreadable file has nothing new."""
-        is_cut = False  # the first line lacks its beginning
         try:
             size = os.stat(self._path).st_size if size is None else size
             if size <= self._offset:
                 return []
             if self._last is not None and not self._offset:
                 self._offset = max(0, size - self._last)
-                is_cut = self._offset > 0
+                self._is_cut = self._offset > 0
             with open(self._path, "rb", buffering=0) as file:
                 file.seek(self._offset)
                 # Read no more than exists: Python allocates the requested size.
@@ -120,12 +120,12 @@ class RecordTail:
             return []
         self._offset += len(whole) + len(newline)
         lines = whole.split(b"\n") if whole else []
-        if is_cut:
-            lines = lines[1:]
+        if self._is_cut and newline:
+            lines, self._is_cut = lines[1:], False
         if without := self._without:
             lines = [line for line in lines[:-1] if not line.startswith(without, line.find(EVENT))] + lines[-1:]
         records = []
-        for line in lines:
+        for line in filter(None, lines):
             try:
                 records.append(from_line(line))
             except DecodeError:

@@ -185,7 +185,6 @@ for n in range(40):
 """
 
 
-@pytest.mark.slow
 def test_job_that_loads_for_long_before_its_first_heartbeat_lives_with_learned_limits(
     launch: Launch, tmp_path: Path
 ) -> None:

@@ -35,9 +35,13 @@ def await_stops(pids: Iterable[int]) -> None:
 
 def _states(pid: int) -> list[str]:
     states = []
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:
+        return []  # it has ended
+    for thread in threads:
         try:
-            states.append(path.read_text().rpartition(")")[2].split()[0])
+            states.append(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0])
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
     return states

@@ -20,6 +20,9 @@ from resilience.core.masking import masked, masked_text
         ("env HF_TOKEN=abc CLIENT_SECRET=x python train.py", "env HF_TOKEN=*** CLIENT_SECRET=*** python train.py"),
         ("train.py --secret --verbose", "train.py --secret --verbose"),
         ("train.py --password -abc --lr 1", "train.py --password *** --lr 1"),
+        ("train.py -q -password abc", "train.py -q -password ***"),
+        ("train.py --verbose -token abc x", "train.py --verbose -token *** x"),
+        ("train.py -token -password abc", "train.py -token -password ***"),
         ("train.py --db postgres://me:abc@host/db", "train.py --db postgres://me:***@host/db"),
     ],
 )

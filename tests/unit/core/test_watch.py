@@ -776,6 +776,9 @@ def _check_wake(
 RULE = Rule(first=600.0, least=60.0)
 
 
+OF_THE_RULE = Silence("", START, 600.0, START + 60.0)
+
+
 def silent(kind: str = "", **signs: Any) -> Observation:
     """A rank in its function whose last sign of life came at START."""
     return in_function(silence=Silence(kind, START, 600.0, START + 60.0), **signs)
@@ -794,6 +797,12 @@ def test_worker_without_a_program_has_no_limit_but_the_rules(watcher: ModuleType
     ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
     assert (at, end.finding.limit) == (START + 600.0, "silence")
     assert found(watch_over(watcher, limits_of(), unstarted, until=1000.0)) == set()
+    late = msgspec.structs.replace(unstarted, silence=msgspec.structs.replace(OF_THE_RULE, is_before_first_sign=True))
+    longer = limits_of(
+        rule=RULE, initial_heartbeat=Limit(hard=2000.0), heartbeat=Limit(hard=9e9), defaults=("heartbeat",)
+    )
+    commands = watch_over(watcher, longer, late, until=4000.0)
+    assert [at for at, command in commands if isinstance(command, Terminate)] == [START + 2000.0]
     owes_none = msgspec.structs.replace(unstarted, silence=None)
     assert found(watch_over(watcher, limits, owes_none, until=1000.0)) == set()
 

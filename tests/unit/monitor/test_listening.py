@@ -153,3 +153,42 @@ def test_next_worker_of_a_rank_begins_with_what_the_job_has_shown() -> None:
     silence = listener.silence(RULE, since=7.0)
     assert silence is not None
     assert (silence.since, silence.allowed) == (7.0, START * RULE.first)
+
+
+def looks_before_its_first_sign(listener: Listener, *seconds: float) -> list[bool]:
+    """Whether it is time to report a suspicion, at each of these looks."""
+    page = Page.create()
+    RankSide(page).doing(Doing.FUNCTION)
+    view = MonitorSide(page).read()
+    told = []
+    for at in seconds:
+        listener.take([], view, view.since + at, is_healthy=True)
+        silence = listener.silence(RULE, view.since)
+        told.append(silence is not None and listener.is_suspect(silence, view.since + at))
+    page.close()
+    return told
+
+
+SHOWN = Shown({"": SilencesOfKind(1.0, {0: 3})}, {0: 3})
+
+
+def test_suspicion_before_the_first_sign_is_told_once() -> None:
+    looks = [20.0 * number for number in range(40)]
+    told = looks_before_its_first_sign(Listener(SHOWN), *looks)
+    assert [at for at, is_told in zip(looks, told, strict=True) if is_told] == [RULE.first]
+
+
+def test_time_in_which_the_whole_node_stood_still_is_no_silence_before_the_first_sign() -> None:
+    listener = Listener(SHOWN)
+    assert looks_before_its_first_sign(listener, 1.0, 4001.0, 4011.0) == [False] * 3
+    silence = listener.silence(RULE, 0.0)
+    assert silence is not None
+    assert silence.since == pytest.approx(4000.0)
+
+
+def test_no_sign_is_expected_of_a_new_node_or_after_a_program_could_not_attach() -> None:
+    assert Listener(SHOWN, is_first_sign_expected=False).silence(RULE, 0.0) is None
+    listener = Listener(SHOWN)
+    listener.expect_nothing()
+    assert listener.silence(RULE, 0.0) is None
+    assert listener.shown == SHOWN
