@@ -440,15 +440,16 @@ def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Sec
     for signs replaces it."""
     allowed, margin = silence.allowed, rule.margin
     if silence.is_before_first_sign:
-        allowed = max(allowed, *(limit.hard or limit.soft or 0.0 for limit in _for_signs(limits)))
+        allowed = max([allowed, *_for_signs(limits)])
     limit = Limit(hard=allowed) if margin is None else Limit(allowed, allowed + margin)
     return deadlines.limit_of("silence", silence.kind), silence.since, limit
 
 
-def _for_signs(limits: Limits) -> list[Limit]:
-    """Return the limits between two signs of life that were set."""
+def _for_signs(limits: Limits) -> list[Seconds]:
+    """Return the limits between two signs of life that were set, in seconds."""
     by_name = {HEARTBEAT: limits.heartbeat, INITIAL_HEARTBEAT: limits.initial_heartbeat, STEP: limits.step}
-    return [limit for name, limit in by_name.items() if name not in limits.defaults]
+    set_limits = [limit for name, limit in by_name.items() if name not in limits.defaults]
+    return [moment for limit in set_limits for moment in (limit.soft, limit.hard) if moment is not None]
 
 
 def is_silence_weighed(limits: Limits, observation: Observation) -> bool:

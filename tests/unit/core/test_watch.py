@@ -797,14 +797,21 @@ def test_worker_without_a_program_has_no_limit_but_the_rules(watcher: ModuleType
     ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
     assert (at, end.finding.limit) == (START + 600.0, "silence")
     assert found(watch_over(watcher, limits_of(), unstarted, until=1000.0)) == set()
-    late = msgspec.structs.replace(unstarted, silence=msgspec.structs.replace(OF_THE_RULE, is_before_first_sign=True))
-    longer = limits_of(
-        rule=RULE, initial_heartbeat=Limit(hard=2000.0), heartbeat=Limit(hard=9e9), defaults=("heartbeat",)
-    )
-    commands = watch_over(watcher, longer, late, until=4000.0)
-    assert [at for at, command in commands if isinstance(command, Terminate)] == [START + 2000.0]
-    owes_none = msgspec.structs.replace(unstarted, silence=None)
-    assert found(watch_over(watcher, limits, owes_none, until=1000.0)) == set()
+
+
+def test_longer_limit_that_somebody_has_set_for_signs_holds_before_the_first_one(watcher: ModuleType) -> None:
+    first = msgspec.structs.replace(OF_THE_RULE, is_before_first_sign=True)
+    unstarted = msgspec.structs.replace(in_function(silence=first), doing=Doing.STARTING)
+    for limits, ends in (
+        ({"initial_heartbeat": Limit(hard=2000.0)}, 2000.0),
+        ({"step": Limit(soft=1500.0)}, 1500.0),
+        ({"heartbeat": Limit(hard=2000.0), "defaults": ("heartbeat",)}, 600.0),
+        ({"step": Limit(hard=50.0)}, 600.0),
+    ):
+        commands = watch_over(watcher, limits_of(rule=RULE, **limits), unstarted, until=4000.0)
+        assert [at for at, command in commands if isinstance(command, Terminate)] == [START + ends]
+    later = watch_over(watcher, limits_of(rule=RULE, step=Limit(hard=2000.0)), silent(), until=4000.0)
+    assert [at for at, command in later if isinstance(command, Terminate)] == [START + 600.0]
 
 
 def test_silence_in_a_section_is_named_for_it(watcher: ModuleType) -> None:
