@@ -71,6 +71,23 @@ for n in range(40):
 """
 
 
+COULD_NOT_ATTACH = """
+import socket
+if cycle == 1:  # as a client does that has waited for an answer for too long
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.connect(os.environ["RESILIENCE_MONITOR_SOCKET"])
+    client.close()
+    time.sleep(8.0)
+    sys.exit(0)
+import resilience
+for n in range(40):
+    resilience.step(n)
+    if (rank, n) == (0, 30):
+        sys.exit(3)
+    time.sleep(0.01)
+"""
+
+
 @pytest.fixture
 def launch(start: Start, tmp_path: Path) -> Launch:
     return launcher(start, tmp_path)
@@ -105,6 +122,13 @@ def test_worker_that_hangs_after_a_restart_before_its_first_sign_is_ended(launch
     assert (found.origin.rank, found.origin.cycle, found.event.limit) == (1, 1, "silence")
     assert found.event.allowed_s == START  # times the first limit
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "failed", "completed"]
+
+
+def test_worker_that_could_not_attach_to_its_monitor_runs_on_without_a_limit(launch: Launch) -> None:
+    job = launch(COULD_NOT_ATTACH, RESILIENCE_HANG_FIRST_LIMIT="1")
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == []
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
 
 
 def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: Launch) -> None:
