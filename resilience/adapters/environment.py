@@ -134,9 +134,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     section_timeouts: Annotated[
-        dict[str, Seconds],
+        dict[str, Seconds | None],
         _setting(
-            "name:seconds,… such as data:30,checkpoint:600",
+            "name:seconds,… such as data:30,checkpoint:none",
             "no limits",
             "how long sections may stay open before all ranks restart",
         ),
@@ -267,7 +267,8 @@ def _parsed(field: msgspec.structs.FieldInfo, variable: str, text: str) -> Any:
             case "interrupt_signal":
                 return _signal_number(text)
             case "section_timeouts":
-                return {name: float(value) for name, value in map(_section, _parts(text))}
+                sections = map(_section, _parts(text))
+                return {name: None if value == "none" else float(value) for name, value in sections}
             case "step_timeout":
                 return float(text)
             case _:

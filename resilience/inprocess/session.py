@@ -419,8 +419,8 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
     # The rank itself gives up at barrier_timeout; this limit is for a rank that cannot.
     store = watch.Limit(None, wrapper.barrier_timeout.total_seconds() + hard - soft)
 
-    def soft_and_hard(limit: float) -> watch.Limit:
-        return watch.Limit(limit, limit + hard - soft)
+    def soft_and_hard(limit: float | None) -> watch.Limit:
+        return watch.NO_LIMIT if limit is None else watch.Limit(limit, limit + hard - soft)
 
     # To this launcher, a rank that ends by SIGTERM looks preempted by a scheduler.
     restarts_all_workers = Launcher.from_environment().policy == "any-failed"
@@ -432,7 +432,7 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
         hook=only_hard,
         leave=only_hard,
         abort=abort_wait(settings.abort_wait, soft, hard),
-        step=watch.NO_LIMIT if settings.step_timeout is None else soft_and_hard(settings.step_timeout),
+        step=soft_and_hard(settings.step_timeout),
         sections={name: soft_and_hard(limit) for name, limit in settings.section_timeouts.items()},
         grace=wrapper.termination_grace_time.total_seconds(),
         rule=Rule(settings.hang_first_limit, settings.hang_least_limit, hard - soft) if settings.detect_hangs else None,

@@ -63,6 +63,11 @@ def test_every_setting_is_read_from_its_variable() -> None:
     assert {name: getattr(settings, name) for name in values} == {name: value for name, (_, value) in values.items()}
 
 
+def test_a_section_may_have_no_limit() -> None:
+    settings = Settings.from_environment({"RESILIENCE_SECTION_TIMEOUTS": "data:30, checkpoint:none"})
+    assert settings.section_timeouts == {"data": 30.0, "checkpoint": None}
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [("12", 12), ("SIGUSR1", signal.SIGUSR1), ("SIGRTMIN+3", signal.SIGRTMIN + 3), ("SIGRTMIN", signal.SIGRTMIN)],
