@@ -64,18 +64,21 @@ def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
 
 
 def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
-    """Return the answer for a limit that ends every silence after `limit` seconds at the latest."""
+    """Return the answer for a limit that ends every silence after `limit` seconds at the latest. Each rank that
+    would have worked loses a silence, so of_job is the share of ranks."""
     hangs = [hang for incident in incidents if (hang := incident.cost.hang_s)]
-    saved = sum(max(0.0, hang - limit) for hang in hangs)
+    beyond = sum(max(0.0, hang - limit) for hang in hangs)
+    of_job = min(1.0, times.hang_s / sum(hangs)) if hangs else 0.0
     longest = ", ".join(f"{hang:.3g}" for hang in sorted(hangs, reverse=True)[:5])
     more = f" and {len(hangs) - 5} shorter" if len(hangs) > 5 else ""
     return _answer(
         "limit",
         limit,
         times,
-        min(saved, times.hang_s),
-        "saved = Σ max(0, silence - limit)",
-        f"silences of {longest}{more} s; `resilience calibrate` shows how long healthy ranks are silent",
+        of_job * beyond,
+        "saved = share of ranks · Σ max(0, silence - limit)",
+        f"{of_job:.0%} of the ranks lost silences of {longest}{more} s; "
+        "`resilience calibrate` shows how long healthy ranks are silent",
         "no healthy rank is ever silent for that long",
     )
 
@@ -89,6 +92,7 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
     mean = times.productive_s / (len(incidents) + 1)
     rework_then = len(rework_times) * min(every / 2, mean)
     writing = 0.0 if write_s is None else write_s * times.productive_s / every
+    of_job = min(1.0, times.rework_s / rework_now) if rework_now else 0.0  # not all ranks repeat all of it
     writing_cost = "not recorded, assumed 0 (name a section `checkpoint`)"
     if write_s is not None:
         best = math.sqrt(2 * write_s * times.productive_s / max(1, len(rework_times)))
@@ -97,10 +101,11 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
         "checkpoints",
         every,
         times,
-        min(rework_now - rework_then - writing, times.rework_s),
-        "saved = repeated work - faults · min(every / 2, work between faults) - writing · work / every",
-        f"{rework_now:.3g} s repeated, {len(rework_times)} faults, {times.productive_s:.4g} s of work, {mean:.3g} s "
-        f"between faults; writing one: {writing_cost}",
+        of_job * (rework_now - rework_then) - writing,
+        "saved = share of ranks · (repeated work - faults · min(every / 2, work between faults)) "
+        "- writing · work / every",
+        f"{rework_now:.3g} s repeated by {of_job:.0%} of the ranks, {len(rework_times)} faults, "
+        f"{times.productive_s:.4g} s of work, {mean:.3g} s between faults; writing one: {writing_cost}",
         "checkpoints cost only the time to write them" if write_s is not None else "writing a checkpoint costs nothing",
     )
 

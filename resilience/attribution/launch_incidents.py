@@ -196,7 +196,16 @@ def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
                 answered=frozenset(iteration.answered),
                 after_answer=frozenset(iteration.after_answer),
             )
-    return evidence
+    return _without_ranks_that_left_before(evidence, inside)
+
+
+def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
+    """Return the evidence without ranks that an earlier iteration of the cycle has excluded."""
+    last = max(inside, key=lambda iteration: iteration.wall_ns or 0, default=None)
+    if last is None or len(last.started) != last.world_size:
+        return evidence  # no Wrapper, or not all ranks of its last iteration are known
+    active = frozenset(rank for rank, state in last.started.items() if state == "active")
+    return msgspec.structs.replace(evidence, active=active, inactive=frozenset(last.started) - active)
 
 
 def _progress(
