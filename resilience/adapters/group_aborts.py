@@ -106,7 +106,10 @@ class _Abort:
         self._ended = self._began
         self._error = ""
         self.thread = threading.Thread(target=self._run, name="resilience-abort", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:  # this host or process has no thread left
+            self.done = GroupAbort(name, backend, 0.0, "failed", f"{type(error).__name__}: {error}")
 
     def wait(self, limit: float) -> None:
         """Wait until the abort has ended, at most until `limit` seconds after its start. `done` has the result."""

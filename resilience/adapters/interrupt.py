@@ -251,6 +251,7 @@ class Interrupter:
 
     def _end(self) -> None:
         self._stop_stepping()
+        self._leave_all_atomic()
         self._seen = self._bottom = None
         self._report_swallows()
         self._wake.put(None)
@@ -483,6 +484,12 @@ class Interrupter:
             self._section.release()
             self._depth = 0
             raise self._new_exception()
+
+    def _leave_all_atomic(self) -> None:
+        """Leave every section of the main thread that an exception at its entry or exit has left open."""
+        self._depth = 0
+        while self._section._is_owned():  # type: ignore[attr-defined]  # no public name says it
+            self._section.release()
 
     def _leave_atomic(self, frame: FrameType) -> None:
         if os.getpid() != self._pid:

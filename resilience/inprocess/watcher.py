@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from resilience.adapters import collective_calls, collectives, group_aborts, places, processes, store_constructor
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 END_LIMIT = 2.0  # seconds for a call's last watcher to end; its iteration is decided, so it needs almost none
 LOST = "lost"  # the outcome of an iteration whose store is gone
-FOREVER = timedelta(days=1).total_seconds()
+A_DAY = timedelta(days=1).total_seconds()  # of one wait for the outcome; an iteration may take many
 CUT_AGAIN = (0.01, 0.03, 0.1, 0.3, 1.0)  # pauses between cuts: faster ones keep peers in retry
 NVLS_NOTE = "NCCL may use NVLink SHARP, whose groups cannot be aborted; set NCCL_NVLS_ENABLE=0"
 ALONE_AFTER = 0.1  # seconds after which no peer still connects to a group under construction
@@ -115,8 +116,12 @@ class IterationWatcher:
 
     def _watch(self) -> None:
         try:
-            wait(self._store, self._keys.outcome, FOREVER, FOREVER)
-            (self.outcome,) = execute(Read((self._keys.outcome,)), self._store)
+            while not wait(self._store, self._keys.outcome, A_DAY, A_DAY):
+                pass
+            (outcome,) = execute(Read((self._keys.outcome,)), self._store)
+            if outcome is None:
+                raise StoreError(f"the store has lost the key {self._keys.outcome!r}, which it had a moment before")
+            self.outcome = outcome
         except Exception as error:  # the edge of a thread that the main thread waits for
             self.error = error if isinstance(error, StoreError) else _unreadable_outcome(error)
             self.outcome = LOST
@@ -156,10 +161,17 @@ class IterationWatcher:
     def _free_main_thread(self) -> None:
         with self._interrupter.hold_off():  # blocks while the main thread is in atomic()
             began = time.monotonic()
-            self._run_abort()
+            self._attempt(self._run_abort)
         signals = self._interrupt()
-        self._abort_late_groups()
+        self._attempt(self._abort_late_groups)
         self._emit(InterruptDelivered(duration_s=time.monotonic() - began, signals=signals))
+
+    def _attempt(self, part: Callable[[], object]) -> None:
+        """Run a part of the abort. The main thread is interrupted even if it raises."""
+        try:
+            part()
+        except BaseException as error:  # of a user's hook too, which may call sys.exit: recorded, never raised
+            self._emit(AbortFailed(f"{type(error).__name__}: {error}"[:500]))
 
     def _run_abort(self) -> None:
         began = time.monotonic()
@@ -168,10 +180,7 @@ class IterationWatcher:
         store_connections = self._cut_store()
         if self._abort is not None:
             self._state.abort_begins(self._abort_wait)
-            try:
-                self._abort(self._state)
-            except Exception as error:  # a user's hook: recorded, never raised
-                self._emit(AbortFailed(f"{type(error).__name__}: {error}"))
+            self._attempt(partial(self._abort, self._state))
         self._report_group_aborts()
         cut = collectives.last_cut()
         self._emit(
@@ -221,14 +230,17 @@ class IterationWatcher:
                 signals += 1
             pause = min(max(pause * 2, 0.001), 0.05)
             if self._abort is not None and now >= cut_at:
-                collectives.cut_gloo_sockets()
-                group_aborts.begin()  # user code may have built another group
-                self._cut_store()
-                if now - began > ALONE_AFTER and places.is_in_process_groups(places.place_of(self._main)):
-                    size = self._state.world_size
-                    self._connected = collectives.connect_in_place_of_peers(size, self._connected)
+                self._attempt(partial(self._cut_again, now - began > ALONE_AFTER))
                 cut_at = now + next(pauses, CUT_AGAIN[-1])
         return signals
+
+    def _cut_again(self, is_alone: bool) -> None:
+        """Cut what the main thread waits for now. is_alone: no peer still connects to a group that it builds."""
+        collectives.cut_gloo_sockets()
+        group_aborts.begin()  # user code may have built another group
+        self._cut_store()
+        if is_alone and places.is_in_process_groups(places.place_of(self._main)):
+            self._connected = collectives.connect_in_place_of_peers(self._state.world_size, self._connected)
 
     def _look(self, ladder: Ladder, now: float) -> Ladder:
         """Update the ladder: is the main thread in a place that only a new process can free it from?"""

@@ -488,6 +488,50 @@ def hold_back_one() -> None:
     assert steps == ["inside"]
 
 
+def leave_what_an_exception_left_open() -> None:
+    interrupter = Interrupter()
+    interrupter.install()
+    is_held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with interrupter.hold_off():
+            is_held.set()
+            release.wait(LIMIT)
+
+    def lose_a_process(*_: object) -> None:
+        release.set()
+        raise ValueError("a process of mine is lost")
+
+    def enter() -> None:
+        watcher.start()
+        is_held.wait(LIMIT)
+        signal.signal(signal.SIGALRM, lose_a_process)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with interrupter.atomic():  # waits for the watcher; the handler raises here
+            raise AssertionError("entered")
+
+    def lose_the_exit() -> None:
+        interrupter._section.acquire()  # as if the handler had raised right after it
+        interrupter._depth = 1
+
+    for body in (enter, lose_the_exit):
+        watcher = threading.Thread(target=hold, daemon=True)
+        with contextlib.suppress(ValueError):
+            interrupter.call(body)
+        release.set()
+        assert interrupter._depth == 0
+        is_free: list[bool] = []
+
+        def look(is_free: list[bool] = is_free) -> None:
+            with interrupter.hold_off(LIMIT) as has_ended:
+                is_free.append(has_ended)
+
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        assert is_free == [True]
+
+
 def keep_out() -> None:
     interrupter = Interrupter()
     interrupter.install()

@@ -119,6 +119,10 @@ def test_one_signal_is_enough_to_interrupt_at_the_end_of_an_atomic_section(run: 
     run(interrupted.hold_back_one)
 
 
+def test_atomic_section_that_a_handler_ends_at_its_entry_or_exit_is_left(run: Run) -> None:
+    run(interrupted.leave_what_an_exception_left_open)
+
+
 def test_watcher_and_atomic_section_keep_each_other_out(run: Run) -> None:
     run(interrupted.keep_out)
 

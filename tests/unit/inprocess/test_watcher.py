@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,8 +11,11 @@ import torch.distributed as dist
 
 from resilience.adapters import group_aborts
 from resilience.adapters.patience import Patience
-from resilience.core.events import AnyEvent, GroupAborted
-from resilience.core.restart import Keys
+from resilience.core.events import AbortFailed, AnyEvent, GroupAborted, InterruptDelivered
+from resilience.core.restart import COMPLETED, Keys
+from resilience.errors import StoreError
+from resilience.inprocess import watcher
+from resilience.inprocess.exception import RestartAbort
 from resilience.inprocess.state import State
 from resilience.inprocess.watcher import NVLS_NOTE, IterationWatcher
 
@@ -38,6 +42,53 @@ def test_abort_of_an_nccl_group_notes_nvlink_sharp_unless_it_is_switched_off(
     assert (event.group, event.outcome, event.note) == ("0", "aborted", note)
 
 
+def test_iteration_may_take_longer_than_one_wait_for_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, store, emitted = Keys(0), dist.HashStore(), list[AnyEvent]()
+    waits: list[str] = []
+
+    def wait(_: object, key: str, *limits: float) -> bool:
+        waits.append(key)
+        if len(waits) == 3:
+            store.set(key, COMPLETED)
+        return len(waits) == 3
+
+    monkeypatch.setattr(watcher, "wait", wait)
+    watching = watcher_of(store, at, None, emitted)
+    watching.start()
+    assert watching.join(LIMIT)
+    assert (watching.outcome, watching.is_interrupted, waits, emitted) == (COMPLETED, False, [at.outcome] * 3, [])
+
+
+def test_outcome_that_the_store_has_lost_is_no_interruption_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "wait", lambda *_: True)
+    watching = watcher_of(dist.HashStore(), Keys(0), None, [])
+    watching.left()
+    watching.start()
+    assert watching.join(LIMIT)
+    assert (watching.outcome, type(watching.error)) == (watcher.LOST, StoreError)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), RestartAbort("over"), RuntimeError("can't start new thread")])
+def test_main_thread_is_interrupted_whatever_the_abort_raises(error: BaseException) -> None:
+    at, store, emitted = Keys(0), dist.HashStore(), list[AnyEvent]()
+    store.set(at.outcome, "interrupted")
+    watching = watcher_of(store, at, mock.Mock(side_effect=error), emitted)
+    interrupter = watching._interrupter
+    interrupter.is_armed = True  # type: ignore[misc]
+    interrupter.deliver.side_effect = watching.left  # type: ignore[attr-defined]
+    watching.start()
+    assert watching.join(LIMIT)
+    assert [event.error for event in emitted if isinstance(event, AbortFailed)] == [f"{type(error).__name__}: {error}"]
+    assert [event.signals for event in emitted if isinstance(event, InterruptDelivered)] == [1]
+
+
+def test_abort_without_a_thread_for_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threading.Thread.start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+    abort = group_aborts._Abort(mock.Mock(), "0", "nccl")
+    abort.wait(LIMIT)
+    assert abort.done == group_aborts.GroupAbort("0", "nccl", 0.0, "failed", "RuntimeError: can't start new thread")
+
+
 def events_of_an_interruption(backend: str, monkeypatch: pytest.MonkeyPatch) -> list[AnyEvent]:
     """Return what the watcher of an interrupted iteration emits that has one accelerator group of this backend."""
     group = mock.Mock()
@@ -49,21 +100,26 @@ def events_of_an_interruption(backend: str, monkeypatch: pytest.MonkeyPatch) -> 
     def abort(state: State) -> None:
         group_aborts.abort_all(LIMIT)
 
-    watcher = IterationWatcher(
+    watching = watcher_of(store, at, abort, emitted)
+    watching.left()  # the main thread needs no interruption
+    watching.start()
+    try:
+        assert watching.join(LIMIT)
+    finally:
+        group_aborts.forget()
+    return emitted
+
+
+def watcher_of(store: dist.Store, at: Keys, abort: Any, emitted: list[AnyEvent]) -> IterationWatcher:
+    """Return the watcher of one rank's iteration."""
+    return IterationWatcher(
         store,
         at,
         State(rank=0, world_size=1),
-        abort,  # type: ignore[arg-type]
+        abort,
         mock.MagicMock(),
         emitted.append,
         patience=Patience(store, (), LIMIT),
         abort_wait=LIMIT,
         abort_limit=LIMIT,
     )
-    watcher.left()  # the main thread needs no interruption
-    watcher.start()
-    try:
-        assert watcher.join(LIMIT)
-    finally:
-        group_aborts.forget()
-    return emitted
