@@ -6,11 +6,13 @@ listed, but do not matter by themselves. If arguments change durations, the user
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
 
 LONGEST = 120  # characters of the arguments that a difference shows
+MOST = 16 << 10  # bytes of arguments that are kept: they travel in one message to the monitor
 
 
 class Configuration(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,6 +122,19 @@ def _arguments(before: Sequence[str], now: Sequence[str]) -> tuple[Difference, .
     return (
         Difference("arguments", _joined(before[first : len(before) - last]), _joined(now[first : len(now) - last])),
     )
+
+
+def abridged(arguments: Sequence[str], most: int = MOST) -> tuple[str, ...]:
+    """Return arguments of at most about `most` bytes. The first one that does not fit and all after it become one text
+    with their number and a checksum, so equal command lines stay equal."""
+    used = 0
+    for number, argument in enumerate(arguments):
+        used += len(argument.encode(errors="surrogateescape"))
+        if used > most:
+            rest = "\0".join(arguments[number:]).encode(errors="surrogateescape")
+            checksum = hashlib.sha256(rest).hexdigest()[:16]
+            return (*arguments[:number], f"… {len(arguments) - number} more, {len(rest)} bytes, sha256 {checksum}")
+    return tuple(arguments)
 
 
 def _joined(arguments: Sequence[str]) -> str:

@@ -194,7 +194,7 @@ class MonitorStore:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except (ResilienceError, RuntimeError, OSError, ValueError) as error:
+            except Exception as error:  # the edge of a thread that later stands in for the rank
                 self._emit(events.StoreLost(f"{type(error).__name__}: {error}"[:500]))
 
     def _begin(self, begin: messages.Begin) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from resilience.adapters import attempts, collective_calls, patience, private
 from resilience.adapters.attempts import Launch
+from resilience.adapters.channel import LIMIT
 from resilience.adapters.environment import (
     Exporting,
     Launcher,
@@ -39,7 +40,7 @@ from resilience.adapters.signal_handlers import Deferred
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.configuration import Configuration
+from resilience.core.configuration import Configuration, abridged
 from resilience.core.identity import Job, Origin
 from resilience.core.masking import masked
 from resilience.core.restart import CompareSet, Seat
@@ -162,19 +163,22 @@ class Session:
         configuration = _configuration(folder, self.settings.calibration_key, state.initial_world_size)
         limits = _limits(wrapper, self.settings)
         limits, loaded = _add_learned(limits, wrapper, self.settings, folder, configuration)
-        self._monitor.send(
-            messages.Begin(
-                origin=origin,
-                folder=os.fsencode(folder),
-                prefix=self._prefix,
-                limits=limits,
-                waits=restart.WaitLimits(barrier=wrapper.barrier_timeout.total_seconds()),
-                heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
-                interval=wrapper.monitor_process_interval.total_seconds(),
-                base_host=LauncherRendezvous.from_environment().server_host,
-                job=_job(origin, function) if state.initial_rank == 0 else None,
-            )
+        begin = messages.Begin(
+            origin=origin,
+            folder=os.fsencode(folder),
+            prefix=self._prefix,
+            limits=limits,
+            waits=restart.WaitLimits(barrier=wrapper.barrier_timeout.total_seconds()),
+            heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
+            interval=wrapper.monitor_process_interval.total_seconds(),
+            base_host=LauncherRendezvous.from_environment().server_host,
+            job=_job(origin, function) if state.initial_rank == 0 else None,
         )
+        if not self._monitor.send(begin):
+            raise MonitorError(
+                f"the monitor of rank {state.initial_rank} could not be told that a call begins: it has ended, or the "
+                f"message of {len(messages.encode(begin))} bytes is longer than {LIMIT} (limits of too many sections)"
+            )
         if state.initial_rank == 0:
             self.emit(*([] if loaded is None else [loaded]))
             if (cycle, number) == (0, 0):
@@ -457,7 +461,8 @@ def _configuration(folder: Path | None, key: str, world_size: int) -> Configurat
         with contextlib.suppress(OSError, DecodeError):
             return read_job(folder).configuration
     script, *arguments = masked(sys.argv) or ("",)
-    return Configuration(script, key, world_size, local_world_size() or 0, tuple(arguments), str(torch.__version__))
+    kept = abridged(arguments)
+    return Configuration(script, key, world_size, local_world_size() or 0, kept, str(torch.__version__))
 
 
 def _job(origin: Origin, function: str) -> Job:
@@ -470,7 +475,7 @@ def _job(origin: Origin, function: str) -> Job:
         cycle=origin.cycle,
         world_size=origin.world_size,
         function=function,
-        command=masked(sys.argv),
+        command=abridged(masked(sys.argv)),
         hostname=socket.gethostname(),
         resilience_version=__version__,
         torch_version=str(torch.__version__),

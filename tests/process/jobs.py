@@ -330,6 +330,18 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
     return function()
 
 
+def complete_with_a_long_command_line() -> int:
+    """Return the iteration in which a function completes whose process has 100,000 bytes of arguments."""
+    sys.argv = ["train.py", "--short", *(f"--data-path={number:05}" + "x" * 82 for number in range(1000))]
+
+    @wrapper_of({}, {}, [])
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return call.iteration
+
+    return function()
+
+
 def stop_at_the_start_of_the_call(options: dict[str, float] = {}) -> int:  # noqa: B006  only read
     """Return the iteration in which the function completes. Rank 2 stops before its call asks the store."""
 

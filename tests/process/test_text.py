@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -223,3 +224,11 @@ def _damage(run: Path, chance: random.Random) -> None:
                 path.write_bytes(chance.randbytes(2000))
             case _:
                 path.write_bytes(textwrap.dedent('{"event": "x", "event": NaN}\n').encode() + data)
+
+
+def test_command_line_that_is_longer_than_a_message_starts_a_job(start: Start) -> None:
+    job = start(2, "tests.process.jobs:complete_with_a_long_command_line")
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    command = json.loads((job.run / "job.json").read_text())["command"]
+    assert command[:2] == ["train.py", "--short"]
+    assert "more, " in command[-1]

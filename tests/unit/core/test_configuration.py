@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from resilience.core.configuration import Configuration, differences, harmless, serious
+from resilience.core.configuration import MOST, Configuration, abridged, differences, harmless, serious
 
 LEARNED = Configuration("jobs/train.py", "", 8, 8, ("--lr", "1", "--steps", "100"), "2.13.0")
 
@@ -65,3 +65,16 @@ def test_key_of_the_user_stands_for_the_script() -> None:
 def test_long_arguments_are_cut() -> None:
     words = harmless(differences(LEARNED, changed(arguments=("x" * 500,))))
     assert len(words) < 300
+
+
+def test_long_command_lines_are_kept_in_part_and_stay_comparable() -> None:
+    short = ("--lr", "1e-3")
+    assert abridged(short) == short
+    long = [*short, *(f"--path={number:05}" for number in range(10_000))]
+    kept = abridged(long)
+    assert kept[:2] == short
+    assert sum(map(len, kept)) < 2 * MOST
+    assert kept[-1].startswith(f"… {len(long) - len(kept) + 1} more, ")
+    assert abridged(list(long)) == kept
+    assert abridged([*long[:-1], "--path=other"]) != kept
+    assert abridged(["x" * 100_000])[-1].startswith("… 1 more, 100000 bytes")
