@@ -20,7 +20,7 @@ from resilience.core.control import Nodes, Policy, Request
 from resilience.core.cycle import CycleDecision
 from resilience.core.cycle_nodes import CycleNodes
 from resilience.core.job_budget import JobBudget
-from resilience.core.membership import Around, Membership, NodeSeat
+from resilience.core.membership import FIRST, Around, Membership, NodeSeat
 from resilience.core.rendezvous import ASK_EVERY, Refusal, Rendezvous
 from resilience.core.restart import CompareSet
 from resilience.core.shared_list import SharedList
@@ -143,12 +143,14 @@ class Supervision:
 
     def ended_by_error(self, error: str) -> Protocol[CycleDecision]:
         """End the job for all nodes because this agent itself failed, unless the job has already ended. Return the
-        verdict that it ends with."""
+        verdict that it ends with. An agent that waits for a place in a running job only leaves."""
         verdict = CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=error)
         if self._rendezvous.formation.rank_of(self._rendezvous.id) is not None:
             standing = yield from self.agree(verdict)
             if standing.again is None:
                 return standing
+        elif (yield from self._rendezvous.newest()).cycle != FIRST:
+            self.leaves = error
         return verdict if self.leaves else (yield from self._end_job(verdict))
 
     def why_not_continued(self, former: int) -> NodeProtocol[str]:

@@ -28,7 +28,7 @@ from resilience.adapters.environment import node_name
 from resilience.adapters.store import execute
 from resilience.core.agent_liveness import LEASE
 from resilience.core.agent_protocol import NodeOperation, NodeProtocol, Protocol
-from resilience.core.membership import Around, Membership, NodeSeat
+from resilience.core.membership import FIRST, Around, Membership, NodeSeat
 from resilience.core.rendezvous import Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
 from resilience.errors import StoreError
@@ -143,10 +143,12 @@ class Handler(RendezvousHandler):
             return self.run(self.rendezvous.waiting())
 
     def shutdown(self) -> bool:
-        """Close the rendezvous for all and leave it; see `leave`."""
+        """Close the rendezvous for all and leave it; see `leave`. An agent without a place in a running job only leaves,
+        because the others do not need it."""
         if not self._has_left:
             try:
-                self.set_closed()
+                if self._is_seated_or_first():
+                    self.set_closed()
             except RendezvousConnectionError:
                 pass  # its host is gone, which has closed it
         return self.leave()
@@ -294,6 +296,12 @@ class Handler(RendezvousHandler):
         return True
 
     # -- small parts ------------------------------------------------------------------------------
+
+    def _is_seated_or_first(self) -> bool:
+        """Return True if this agent has a place in the cycle, or if there was none yet."""
+        with _as_torch():
+            newest = self.run(self.rendezvous.newest())
+        return newest.cycle == FIRST or self.formation.rank_of(self.id) is not None
 
     def _join(self) -> Membership:
         """Wait until this agent has a place in a cycle. Raises: RendezvousClosedError, RendezvousTimeoutError."""

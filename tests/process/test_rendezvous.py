@@ -228,6 +228,24 @@ def test_closed_rendezvous_turns_everybody_away(make: Make) -> None:
         a.do("meet")
 
 
+def test_newcomer_that_ends_before_it_has_a_place_closes_nothing(make: Make) -> None:
+    job = make("1:3")
+    a, b = job.several(2)
+    meet([a, b])
+    newcomer = job.start("c")
+    newcomer.answer()
+    assert newcomer.do("shutdown")  # as its launcher does if its own start fails
+    assert a.do("last_words") == ""
+    assert [each.cycle for each in meet([a, b])] == [1, 1]
+
+
+def test_agent_that_ends_before_the_first_cycle_ends_the_job_for_all(make: Make) -> None:
+    a, b = make("2").several(2)
+    assert b.do("shutdown")
+    with pytest.raises(RendezvousClosedError, match="the job is over"):
+        a.do("meet")
+
+
 def test_store_outlives_the_end_of_the_agent_that_hosts_it(make: Make) -> None:
     a, b = make("2").several(2)
     meet([a, b])

@@ -133,6 +133,7 @@ def test_agent_that_fails_ends_its_cycle_if_it_has_a_seat_and_the_job_also_if_it
         store = Store()
         assert Agent("a", store, 3, has_seat=has_seat).breaks().outcome == "failed"
         assert ("end/4" in store.data) is has_seat
+        assert ("cycle/5" in store.data) is has_seat  # closed; without a place it only leaves
     store = Store()
     store.set("end/4", cycle.encode(CycleDecision("interrupted", "b", again="membership")))
     ended = Agent("a", store, 3).breaks()
