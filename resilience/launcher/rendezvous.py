@@ -143,8 +143,8 @@ class Handler(RendezvousHandler):
             return self.run(self.rendezvous.waiting())
 
     def shutdown(self) -> bool:
-        """Close the rendezvous for all and leave it; see `leave`. An agent without a place in a running job only leaves,
-        because the others do not need it."""
+        """Close the rendezvous for all and leave it; see `leave`. An agent without a place in a running job only
+        leaves, because the others do not need it."""
         if not self._has_left:
             try:
                 if self._is_seated_or_first():

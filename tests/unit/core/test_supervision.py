@@ -141,6 +141,13 @@ def test_agent_that_fails_ends_its_cycle_if_it_has_a_seat_and_the_job_also_if_it
     assert Agent("b", store, 3).stops(signal.SIGINT) == ended
 
 
+def test_agent_that_fails_before_the_first_cycle_ends_the_job_for_all() -> None:
+    store = Store()
+    supervision = Supervision(Rendezvous("a", "a", Terms(3, 3)), Rules("any-failed", Budget(3)), False)
+    Driver(store, lambda: False).run_for_node(supervision.ended_by_error("RuntimeError"), lambda operation: None)
+    assert "cycle/0" in store.data
+
+
 def test_agent_that_leaves_and_then_fails_does_not_end_the_job() -> None:
     store = Store()
     store.set("end/4", cycle.encode(CycleDecision("interrupted", "b", again="membership")))
