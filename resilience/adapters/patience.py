@@ -43,6 +43,7 @@ class Patience:
         self._asks = asks
         self._answered = answered
         self._waits: tuple[float, float] | None = None  # when the wait began, and when the answer is due
+        self._overdue: tuple[float, float] | None = None  # the wait that the last check found overdue
 
     def ask(self, operation: Callable[[], T], allowed: float) -> T:
         try:
@@ -58,11 +59,15 @@ class Patience:
         return innermost(store) is self._client
 
     def check(self) -> None:
-        """End the connection of an operation that is overdue by more than the limit. From any other thread."""
+        """End the connection of an operation that two checks have found overdue by more than the limit: after a
+        suspended process went on, the answer may be there already. From any other thread."""
         waits, now = self._waits, time.monotonic()
-        if waits is not None and now >= waits[1] + self.limit:
+        if waits is None or now < waits[1] + self.limit:
+            return
+        if self._overdue is waits:
             self.ran_out_after = now - waits[0]
             self.end()
+        self._overdue = waits
 
     def end(self) -> None:
         """End the connections, and so every wait. From any other thread."""

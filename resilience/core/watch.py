@@ -163,6 +163,7 @@ class Observation(msgspec.Struct, frozen=True):
     is_dismissed: bool = False  # it is being ended on purpose
     agent_lost_at: Seconds | None = None
     are_others_seen: bool = True  # the other ranks' positions were recorded since the present finding
+    resumed_at: Seconds | None = None  # when the observer ran again after it stood still; so did the rank, perhaps
 
     @property
     def is_outside(self) -> bool:
@@ -376,7 +377,14 @@ def _ends_at(limits: Limits, observation: Observation, moment: Seconds) -> Secon
 
 
 def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, Limit]]:
-    """Return (name, last sign of life, limit) for each limit that applies to the rank's present activity."""
+    """Return (name, start of the silence, limit) for each limit that applies to the rank's present activity. After a
+    suspended node or job went on, each limit counts anew: the rank could show no sign of life meanwhile."""
+    rows, resumed_at = _rows(limits, observation), observation.resumed_at
+    return rows if resumed_at is None else [(name, max(since, resumed_at), limit) for name, since, limit in rows]
+
+
+def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, Limit]]:
+    """Return (name, last sign of life, limit) for each limit that applies."""
     if observation.is_outside:
         return []
     if observation.doing is Doing.STARTING:

@@ -41,6 +41,7 @@ from resilience.telemetry import rank_snapshot
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 
+STOOD_STILL = 5.0  # seconds by which this process woke too late: it was stopped, or its node was
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are checked again
@@ -112,6 +113,7 @@ class RankMonitor:
         self._has_completed = False  # the rank has completed this call
         self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
+        self._resumed_at: float | None = None  # when this process last ran again after it stood still
         self._is_gone = False
         self._loader_workers = LoaderWorkers()
         self._status: Exit | None = None
@@ -136,6 +138,8 @@ class RankMonitor:
         while not self._is_over:
             self._sleep(due)
             now = time.monotonic()
+            if now - due > STOOD_STILL:
+                self._resumed_at = now
             if not self._pace.looks(now, due):
                 continue
             self._pace = self._pace.looked(now)
@@ -385,6 +389,7 @@ class RankMonitor:
             said_goodbye=call is not None and view.goodbye_call == call,
             has_left=call is not None and view.left_call == call,
             are_others_seen=self._are_others_seen(),
+            resumed_at=self._resumed_at,
         )
 
     def _are_others_seen(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 from resilience.core import events
@@ -29,6 +30,23 @@ def test_rank_whose_monitor_is_killed_goes_on_and_says_so(start: Start) -> None:
     lost = [record for record in job.interruptions() if record.rank == 1]
     assert [record.interruption for record in lost] == [Interruption.MONITOR_PROCESS_EXCEPTION]
     assert any(record.event.outcome == "completed" for record in job.of(events.IterationEnded, rank=1))
+
+
+def test_job_that_is_suspended_for_longer_than_its_limits_goes_on(start: Start) -> None:
+    limits = {"soft_timeout": 4.0, "hard_timeout": 8.0, "progress_watchdog_interval": 0.25}
+    job = start(2, PATIENT, options=limits)
+    for rank in range(2):
+        job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+    monitors = [job.monitor_pid(rank) for rank in range(2)]
+    stop(*monitors, *job.pids)
+    time.sleep(14.0)  # as `scontrol suspend` does it
+    for pids in (monitors, job.pids):  # the monitors see ranks that have shown nothing for long
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(1.0)
+    (job.folder / "go").touch()
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    assert job.of(events.RankFellSilent) == job.of(events.RankSignalled) == []
 
 
 def test_stopped_monitor_does_not_disturb_its_rank(start: Start) -> None:  # F25

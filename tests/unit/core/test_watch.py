@@ -790,6 +790,19 @@ def test_rank_without_any_limit_is_ended_past_the_limit_of_the_rule(watcher: Mod
     assert (at, end.finding.limit, end.finding.allowed) == (START + 600.0, "silence", 600.0)
 
 
+def test_limits_count_anew_after_the_whole_node_stood_still(watcher: ModuleType) -> None:
+    limits = limits_of(watchdog=Limit(hard=50.0), step=Limit(soft=20.0, hard=40.0))
+    seen = in_function(watchdog_at=START, step_at=START)
+    assert found(watch_over(watcher, limits, seen, until=60.0)) == {"step"}
+    resumed = msgspec.structs.replace(seen, resumed_at=START + 1000.0)
+    decided = watcher.decide(Watch(limits), resumed, START + 1001.0)
+    assert (decided.commands, decided.wake_at) == ((), START + 1020.0)
+    late = watcher.decide(Watch(limits), resumed, START + 1041.0)
+    assert [type(command) for command in late.commands] == [CaptureEvidence, AskRestart, Terminate]
+    earlier = msgspec.structs.replace(seen, resumed_at=START - 10.0)  # it has shown signs since then
+    assert watcher.decide(Watch(limits), earlier, START + 19.0).wake_at == START + 20.0
+
+
 def test_worker_without_a_program_has_no_limit_but_the_rules(watcher: ModuleType) -> None:
     limits = limits_of(rule=RULE, watchdog=Limit(hard=50.0), step=Limit(hard=50.0), initial_heartbeat=Limit(hard=50.0))
     unstarted = msgspec.structs.replace(silent(), doing=Doing.STARTING)
