@@ -810,6 +810,8 @@ def test_worker_without_a_program_has_no_limit_but_the_rules(watcher: ModuleType
     ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
     assert (at, end.finding.limit) == (START + 600.0, "silence")
     assert found(watch_over(watcher, limits_of(), unstarted, until=1000.0)) == set()
+    owes_none = msgspec.structs.replace(unstarted, silence=None)
+    assert found(watch_over(watcher, limits, owes_none, until=1000.0)) == set()
 
 
 def test_longer_limit_that_somebody_has_set_for_signs_holds_before_the_first_one(watcher: ModuleType) -> None:
