@@ -1,8 +1,8 @@
 """Which fault of a job is the last one?  For `analysis.status`, which reads only the two ends of each file.
 
-The newest fault of a rank's own counts, without the ends of workers that the launcher stopped. The end of a file may
-begin after the fault that the present iteration follows. Then another rank's record says which rank was first, and
-that rank's file is read further back."""
+The newest iteration or cycle with a fault of a rank's own counts (ends of workers that the launcher stopped are no
+faults), and in it the rank that failed first, as in the report. The end of a file may begin after the fault that the present
+iteration follows. Then another rank's record says which rank was first, and that rank's file is read further back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LastFault:
     """The faults of an attempt that have been read so far."""
 
     def __init__(self) -> None:
-        self._newest: SeenFault | None = None
+        self._found: dict[tuple[Cycle, int | None], list[SeenFault]] = {}  # without ends of processes
         self._ends: dict[Cycle, list[SeenFault]] = {}
         self._iterations: set[Iteration] = set()  # of which a fault is known
 
@@ -58,7 +58,9 @@ class LastFault:
         if iteration is not None:
             self._iterations.add((*cycle, iteration))
         if seen.interruption is not Interruption.TERMINATED:
-            self._newest = max(self._newest or fault, fault, key=_age)
+            self._found.setdefault((cycle, iteration), []).append(fault)
+            if len(self._found) > KEPT:
+                del self._found[min(self._found, key=lambda place: max(map(_age, self._found[place])))]
             return
         self._ends.setdefault(cycle, []).append(fault)
         if len(self._ends) > KEPT:
@@ -80,11 +82,17 @@ class LastFault:
 
     def newest(self, cycles: CycleHistory) -> SeenFault | None:
         """Return the last fault. cycles: they know which workers the launcher stopped."""
-        faults: Iterable[SeenFault] = () if self._newest is None else (self._newest,)
+        faults: Iterable[SeenFault] = [fault for found in self._found.values() for fault in found]
         for cycle, ends in self._ends.items():
             stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
             faults = (*faults, *(fault for fault in ends if fault.rank not in stopped[fault.node]))
-        return max(faults, key=_age, default=None)
+        last = max(faults, key=_age, default=None)
+        if last is None:
+            return None
+        together = [fault for fault in faults if (fault.cycle, fault.iteration) == (last.cycle, last.iteration)]
+        agreed = cycles.mover(last.cycle) if last.iteration is None else None
+        first = min(together, key=lambda fault: (fault.rank != agreed, fault.at_ns)).rank
+        return max((fault for fault in together if fault.rank == first), key=_age)
 
 
 def _find(path: Path, kind: type[events.Event], place: Iteration) -> Record | None:

@@ -24,7 +24,7 @@ from resilience.attribution.incident import (
     spreads,
 )
 from resilience.attribution.verdict import judge
-from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
 from resilience.history.cycles import NODE_LOST, RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
 from resilience.history.history import History
@@ -144,9 +144,12 @@ def _records(
         rank = min(parts[node].workers, default=None)
         if rank is not None and not any(record.rank == rank for record in records):
             message = f"node {node} is lost" if node in lost else f"the agent of {node} is gone"
+            detector = None if node in lost else Detector(AGENT_LOST)
             since_ns = min(filter(None, detected), default=None)
             records.append(
-                InterruptionRecord(rank, Interruption.UNRESPONSIVE, message, node=node, detected_wall_ns=since_ns)
+                InterruptionRecord(
+                    rank, Interruption.UNRESPONSIVE, message, detector=detector, node=node, detected_wall_ns=since_ns
+                )
             )
     return tuple(
         msgspec.structs.replace(record, arrival_order=1 if record.rank == mover else None, iteration=record.iteration)

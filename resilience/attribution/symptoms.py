@@ -23,6 +23,7 @@ from resilience.core.attribution import (
 from resilience.core.communication import left_communication, lost_loader_process
 from resilience.core.deadlines import limited
 from resilience.core.user_frames import is_ours, is_users
+from resilience.core.watch import AGENT_LOST
 
 Class = Literal[
     "exception",  # user code raised
@@ -48,6 +49,7 @@ Class = Literal[
     "desynchronised",
     "common",  # most ranks failed in the same way
     "node_lost",
+    "agent_lost",  # the launcher's, on a node that still answered
     "store_lost",
     "monitor_lost",
     "ended_by_monitor",  # because of an earlier iteration
@@ -78,6 +80,7 @@ CLASSES: Mapping[Class, str] = {
     "desynchronised": "waiting in a different collective",
     "common": "failed like most others",
     "node_lost": "lost with the node",
+    "agent_lost": "lost with the launcher's agent",
     "store_lost": "the store was lost",
     "monitor_lost": "lost the monitor",
     "ended_by_monitor": "a rank ended by its own monitor, late",
@@ -171,7 +174,8 @@ def symptom(
     if record.detector is not None and record.detector.name == "completion_barrier":
         reason = "waited for the others in the completion barrier"
         return Symptom(record.rank, "missed_completion", record, 3, 0.0, False, reason)
-    return Symptom(record.rank, "node_lost", record, 1, 0.7, True)
+    is_agents = record.detector is not None and record.detector.name == AGENT_LOST
+    return Symptom(record.rank, "agent_lost" if is_agents else "node_lost", record, 1, 0.7, True)
 
 
 def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
@@ -257,7 +261,7 @@ def category(symptom: Symptom) -> Category:
             return next((name for pattern, name in _CATEGORIES if re.search(pattern, message, re.I)), "user_code")
         case "exited" | "busy_without_progress" | "blocked_in_native_code" | "waits_for_lock" | "hook_hung" | "hung":
             return "user_code" if symptom.is_own else "unknown"
-        case "out_of_memory" | "stopped" | "node_lost" | "monitor_lost":
+        case "out_of_memory" | "stopped" | "node_lost" | "agent_lost" | "monitor_lost":
             return "host"
         case "told_to_stop":
             return "scheduler"

@@ -49,7 +49,7 @@ from resilience.history.completeness import Completeness
 
 LISTED = 12  # missing items and notes; the others are only counted
 BAR = 22
-REWORK_UNKNOWN = "rework unknown: no steps were reported"
+REWORK_UNKNOWN = "rework unknown: the step before or after the restart is not on record"
 TIMES_UNKNOWN = "unknown: too many records are missing"
 STACK_SHOWN = 3  # innermost frames
 WORTH = 0.01  # share of the total time; a change that saves less is not shown
@@ -494,4 +494,6 @@ def _cost(incident: Incident) -> str:
         return "unknown"
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
     unknown = f"; {REWORK_UNKNOWN}" if cost.lost_steps is None and incident.status == "restarted" else ""
+    if cost.lost_steps and cost.rework_s is None:
+        unknown = "; how long these took is not known"
     return total + ", ".join(parts) + unknown

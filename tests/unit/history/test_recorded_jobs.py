@@ -242,6 +242,7 @@ def test_status_names_a_rank_of_the_last_incident(job: Recorded) -> None:
     now = Watcher(job.folder).look()
     assert now is not None and now.failure is not None
     assert now.failure.rank in job.plan.culprits[-1]
+    assert now.failure.rank == job.report.incidents[-1].verdict.first
 
 
 def test_job_without_its_agent_is_over_in_the_report_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,6 +256,7 @@ def test_job_without_its_agent_is_over_in_the_report_too(tmp_path: Path, capsys:
     text = capsys.readouterr().out
     assert "rank 0 lost; the launcher recorded no end" in text
     assert "running" not in text and "continued" not in text
+    assert "lost with the launcher's agent" in text and "a whole node" not in text
 
 
 def test_ranks_whose_records_are_missing_are_not_cleared(tmp_path: Path) -> None:
