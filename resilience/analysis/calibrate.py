@@ -53,8 +53,10 @@ Progress = Callable[[str, int, int], None]
 def calibrate(
     observations: Input, target: Target = DEFAULT, previous: Timeouts | None = None, progress: Progress | None = None
 ) -> Timeouts:
-    """Return a limit for each deadline of these runs. Raises: ConfigurationError."""
+    """Return a limit for each deadline of these runs. previous: earlier limits, which are merged.
+    Raises: ConfigurationError for runs or earlier limits that do not fit together."""
     runs = check(observations.runs, target)
+    earlier = {} if previous is None else _earlier(previous, runs[0], target)
     observed = max(run.ranks for run in runs)
     names = sorted({name for run in runs for name in run.deadlines})
     job = _Job(target, observed, target.ranks or observed, target.false_alarms / (2 * len(names)))
@@ -89,7 +91,7 @@ def calibrate(
         target_false_alarms=target.false_alarms,
         horizon_s=target.horizon_s,
         ranks=job.ranks,
-        deadlines=limits if previous is None else timeouts.succeed(limits, previous.deadlines),
+        deadlines=timeouts.succeed(limits, earlier),
         sources=tuple(observations.sources),
     )
 
@@ -131,6 +133,27 @@ def check(runs: Sequence[ObservedRun], target: Target) -> list[ObservedRun]:
     return list(runs)
 
 
+def _earlier(previous: Timeouts, run: ObservedRun, target: Target) -> Mapping[str, Deadline]:
+    """Return the earlier limits as they apply to the configuration of this run: limits of single ranks hold for one
+    world size, and limits outside known phases for equal arguments. Raises: ConfigurationError if limits of the earlier
+    configuration do not fit this run."""
+    was, now = previous.configuration, run.configuration
+    found = differences(was, now, previous.ranks)
+    reason = serious(found)
+    if reason and not target.is_pooled:
+        raise ConfigurationError(
+            f"the existing limits file and run {run.name} differ: {reason}. Write the limits to another --out file, or "
+            "use --pool if the difference does not affect durations"
+        )
+    if not found:
+        return previous.deadlines
+    is_same_shape = not reason and was.world_size == now.world_size
+    return {
+        name: msgspec.structs.replace(known, groups=known.groups if is_same_shape else (), outside=None)
+        for name, known in previous.deadlines.items()
+    }
+
+
 def unlike(runs: Sequence[ObservedRun]) -> list[str]:
     """Return notes on harmless differences between the configurations of these runs."""
     notes = {harmless(differences(runs[0].configuration, run.configuration)): run.name for run in runs[1:]}
@@ -168,9 +191,10 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
 
 
 def _observed_groups(runs: Sequence[ObservedRun], name: str, job: _Job) -> dict[str, list[ObservedDeadline]]:
-    """Return the observations of each group of similar ranks in all runs; empty for a job of another size."""
+    """Return the observations of each group of similar ranks in all runs; empty for a job of another size, and for
+    pooled runs of several sizes."""
     by_group: dict[str, list[ObservedDeadline]] = defaultdict(list)
-    if job.ranks == job.observed:
+    if job.ranks == job.observed and len({run.configuration.world_size for run in runs}) == 1:
         for run in runs:
             for ranks, observed in run.groups.get(name, {}).items():
                 by_group[ranks].append(observed)

@@ -62,7 +62,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run folder, job in RESILIENCE_RUN_DIR, timings file, or table (.csv, .csv.gz)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the limits to this file (YAML); an existing file is merged"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the limits to this file (YAML); an existing file of the same configuration is merged",
     )
     parser.add_argument("--json", action="store_true", help="print the limits as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions to this file (SVG)")
@@ -96,7 +99,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--min-timeout", type=duration, default=DEFAULT.min_timeout, metavar="T", help="shortest limit; default 1s"
     )
     parser.add_argument("--max-timeout", type=duration, default=None, metavar="T", help="longest limit; default: none")
-    parser.add_argument("--pool", action="store_true", help="combine runs of different configurations")
+    parser.add_argument(
+        "--pool", action="store_true", help="combine runs, and an existing --out file, of different configurations"
+    )
     parser.add_argument("--backtest", action="store_true", help="fit on all runs but one, test on the one left out")
     parser.add_argument(
         "--n", type=_numbers, default=[], metavar="N,…", help="with --backtest: fit only on the first N durations"

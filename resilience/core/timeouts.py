@@ -128,8 +128,8 @@ def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: f
             _times(alarms.model_upper, trials), _times(alarms.distribution_free_upper, trials)
         ),
         false_alarms_per_occurrence=alarms,
-        ratio_to_max=limit / fitted.max_s if limit and fitted.max_s else None,
-        ratio_to_median=limit / fitted.median_s if limit and fitted.median_s else None,
+        ratio_to_max=_ratio(limit, fitted.max_s),
+        ratio_to_median=_ratio(limit, fitted.median_s),
         n=fitted.n,
         runs=fitted.runs,
         ranks=ranks,
@@ -149,9 +149,14 @@ def _times(probability: float | None, trials: float) -> float | None:
     return None if probability is None else probability * trials
 
 
+def _ratio(limit_s: float | None, duration_s: float) -> float | None:
+    return limit_s / duration_s if limit_s and duration_s else None
+
+
 def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[str, Deadline]:
     """Return the merged limits. Only an `ok` fit may lower a limit; any fit may raise it. If the new fit has no limit
-    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum."""
+    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum. The rates of
+    the new fit are upper bounds for a longer limit too."""
     merged = dict(new)
     for name, previous in old.items():
         fresh = new.get(name)
@@ -169,6 +174,8 @@ def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[st
                 fresh,
                 timeout_s=limit,
                 reason=reason,
+                ratio_to_max=_ratio(limit, fresh.max_s),
+                ratio_to_median=_ratio(limit, fresh.median_s),
                 previous_timeout_s=previous.timeout_s,
                 groups=fresh.groups if limit == fresh.timeout_s else (),
                 outside=fresh.outside if limit == fresh.timeout_s else None,

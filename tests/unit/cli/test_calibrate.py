@@ -80,14 +80,29 @@ def test_section_that_no_run_has_is_named_and_the_exit_status_is_1(
 
 def test_only_an_ok_fit_lowers_an_old_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "timeouts.yaml"
-    main(["calibrate", str(table(tmp_path / "slow.csv", scale=4.0)), "--out", str(out)])
+    main(["calibrate", str(table(tmp_path / "t.csv", scale=4.0)), "--out", str(out)])
     before = timeouts_file.read(out)
-    main(["calibrate", str(table(tmp_path / "fast.csv")), "--out", str(out)])
+    main(["calibrate", str(table(tmp_path / "t.csv")), "--out", str(out)])
     after = timeouts_file.read(out)
     assert (after.deadlines["step"].timeout_s or 0) < (before.deadlines["step"].timeout_s or 0)
     assert after.deadlines["checkpoint"].timeout_s == before.deadlines["checkpoint"].timeout_s
     assert "kept at" in after.deadlines["checkpoint"].reason
     assert "(-" in capsys.readouterr().out
+
+
+def test_limits_file_of_other_runs_is_refused_and_stays_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "timeouts.yaml"
+    one, other = (str(table(tmp_path / name, n=1000)) for name in ("one.csv", "other.csv"))
+    main(["calibrate", one, "--out", str(out)])
+    before = out.read_text()
+    capsys.readouterr()
+    assert main(["calibrate", other, "--out", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert "table 'one.csv' before, 'other.csv' now" in message and "another --out file" in message
+    assert out.read_text() == before
+    assert main(["calibrate", other, "--out", str(out), "--pool"]) == 4  # written, with too few checkpoints
 
 
 def phased(path: Path, runs: int, n: int, slow: tuple[int, ...] = (), scale: float = 1.0) -> Path:

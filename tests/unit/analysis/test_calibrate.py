@@ -1,0 +1,81 @@
+"""Limits are fitted, merged and tested for the configuration that was observed, and within the target."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from resilience.analysis.calibrate import DEFAULT, Target, calibrate
+from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues
+from resilience.analysis.timings import Input
+from resilience.core.configuration import Configuration
+from resilience.core.phases import Phases
+from resilience.core.timeouts import SCHEMA, Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.errors import ConfigurationError
+
+EIGHT, SIXTY_FOUR = (Configuration("train.py", world_size=world) for world in (8, 64))
+SAVE = Deadline(
+    5.0,
+    "ok",
+    "fitted earlier",
+    1e-6,
+    groups=(RankGroupLimit("0-3", 2.0, "ok", "fitted earlier"),),
+    outside=OutsideLimit(1.0, "ok", "fitted earlier", Phases((10,), 20)),
+)
+POOLED = Target(is_pooled=True)
+
+
+def steps(n: int = 2000, seed: int = 1, first: float | None = None) -> ObservedDeadline:
+    """Return steps of about 0.1 s after one cold start. first: duration of the first one, in seconds."""
+    chance = random.Random(seed)
+    values = [0.1 * chance.uniform(1.0, 1.1) for _ in range(n)]
+    if first is not None:
+        values[0] = first
+    kept = [(number, seconds, float(number)) for number, seconds in enumerate(values)]
+    return ObservedDeadline([StartValues("cold", values[:16])], kept, n=n, max_s=max(values))
+
+
+def run(name: str, configuration: Configuration = EIGHT, observed: ObservedDeadline | None = None) -> ObservedRun:
+    deadline = observed or steps()
+    seconds = sum(seconds for _, seconds, _ in deadline.kept)
+    return ObservedRun(name, configuration, configuration.world_size, seconds, {"step": deadline})
+
+
+def merged(now: Configuration, before: Configuration = EIGHT, ranks: int = 0, target: Target = DEFAULT) -> Deadline:
+    """Return the earlier limit of a section that the new runs do not have, as it is written again."""
+    previous = Timeouts(SCHEMA, before, "", 1.0, 1.0, ranks or before.world_size, {"section:save": SAVE})
+    runs = [run(name, now) for name in ("a", "b")]
+    return calibrate(Input(runs, []), target, previous).deadlines["section:save"]
+
+
+def test_earlier_limits_of_the_same_configuration_are_kept_as_they_are() -> None:
+    assert merged(EIGHT) == SAVE
+
+
+def test_earlier_limits_of_another_world_size_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"world size '8' before, '64' now.*another --out file.*--pool"):
+        merged(SIXTY_FOUR)
+
+
+def test_earlier_limits_that_the_user_pools_lose_those_of_single_ranks_and_known_phases() -> None:
+    known = merged(SIXTY_FOUR, target=POOLED)
+    assert (known.timeout_s, known.groups, known.outside) == (5.0, (), None)
+
+
+def test_earlier_limits_fitted_for_more_ranks_are_kept_without_those_of_single_ranks() -> None:
+    known = merged(SIXTY_FOUR, ranks=64)
+    assert (known.timeout_s, known.groups, known.outside) == (5.0, (), None)
+
+
+def test_earlier_phases_end_with_other_arguments_because_they_may_be_elsewhere() -> None:
+    known = merged(Configuration("train.py", world_size=8, arguments=("--resume",)))
+    assert (known.groups, known.outside) == (SAVE.groups, None)
+
+
+def test_pooled_runs_of_two_world_sizes_have_no_limits_of_single_ranks() -> None:
+    runs = [run("a", SIXTY_FOUR), run("b", EIGHT)]
+    for each in runs:
+        each.groups = {"step": {"0-3": steps(seed=2), "4-7": steps(seed=3)}}
+    assert calibrate(Input(runs, []), POOLED).deadlines["step"].groups == ()
+    assert calibrate(Input(runs[:1], []), POOLED).deadlines["step"].groups
