@@ -1,8 +1,9 @@
 """Was an occurrence that a limit ended a hang or healthy?  The verdict of its incident decides, if it can.
 
 A rank hung if it was stopped, blocked in the kernel, held the interpreter's lock, or waited for a lock. A rank also
-hung if it only waited for another rank that is to blame. Otherwise it is unknown: a long computation looks like an
-endless one."""
+hung if it only waited for another rank that hung in this way, failed or ended: that wait would not have ended.
+Otherwise it is unknown: a long computation looks like an endless one, and ranks that wait for it are as healthy as
+it is."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ from resilience.core.calibration import Cut
 from resilience.telemetry.durations import Value
 
 HUNG: frozenset[Class] = frozenset(("stopped", "blocked_in_kernel", "blocked_in_native_code", "waits_for_lock"))
+FAILED: frozenset[Class] = frozenset(
+    ("exception", "left", "exited", "killed", "out_of_memory", "crashed", "told_to_stop", "hook_failed", "node_lost")
+)
 
 
 class Verdicts:
@@ -32,12 +36,16 @@ class Verdicts:
         """Return the classification of an interrupted occurrence. place: cycle and iteration."""
         if value.end != "killed":
             return Cut(value.s, value.end)
+        is_hang = any(_is_hang(incident, rank) for incident in self._at(place))
+        return Cut(value.s, "hang" if is_hang else "killed")
+
+    def _at(self, place: tuple[int, int]) -> list[Incident]:
+        """Return the incidents of an iteration. The end of its whole cycle counts only if it has none of its own,
+        because a later iteration may have ended the cycle."""
         cycle, iteration = place
-        for incident in self._all():
-            is_there = incident.layer == "launcher" or incident.iteration == iteration
-            if incident.cycle == cycle and is_there and _is_hang(incident, rank):
-                return Cut(value.s, "hang")
-        return Cut(value.s, "killed")
+        of_cycle = [incident for incident in self._all() if incident.cycle == cycle]
+        own = [incident for incident in of_cycle if incident.layer != "launcher" and incident.iteration == iteration]
+        return own or [incident for incident in of_cycle if incident.layer == "launcher"]
 
     def _all(self) -> tuple[Incident, ...]:
         if self._incidents is None:
@@ -47,6 +55,11 @@ class Verdicts:
 
 
 def _is_hang(incident: Incident, rank: int) -> bool:
+    """Return True if this rank hung for sure. A candidate may be to blame, so it did not only wait."""
     verdict = incident.verdict
-    blamed = {culprit.rank: culprit.what for culprit in verdict.culprits or verdict.candidates}
-    return blamed[rank] in HUNG if rank in blamed else bool(blamed)
+    own = [culprit.what for culprit in verdict.culprits if culprit.rank == rank]
+    if own:
+        return HUNG.issuperset(own)
+    if any(candidate.rank == rank for candidate in verdict.candidates):
+        return False
+    return any(culprit.what in HUNG | FAILED for culprit in verdict.culprits)
