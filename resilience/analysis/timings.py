@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -53,7 +53,7 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
     """Read run folders (timings of every rank), folders of timings files, and tables (.csv, .csv.gz).
 
     sections: only these; all if empty. Raises: ConfigurationError with file and line."""
-    ranks: list[_Rank] = []
+    timings_files: list[_File] = []
     tables: list[ObservedRun] = []
     sources: list[Path] = []
     notes: list[str] = []
@@ -63,16 +63,16 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
         if path.resolve() in {earlier.resolve() for earlier in paths[:number]}:
             notes.append(f"{path} is given twice; it counts once")
         elif path.is_dir():
-            ranks_of_path, runs, files_of_path = _folder(path / "timings" if (path / "timings").is_dir() else path)
-            ranks += ranks_of_path
+            timings_of_path, runs, files_of_path = _folder(path / "timings" if (path / "timings").is_dir() else path)
+            timings_files += timings_of_path
             tables += runs
             sources += files_of_path
         elif path.name.endswith((".csv", ".csv.gz")):
             tables += read_table(path)
             sources.append(path)
         elif path.suffix == ".hist":
-            ranks_of_path, files_of_path = _ranks([path])
-            ranks += ranks_of_path
+            timings_of_path, files_of_path = _files([path])
+            timings_files += timings_of_path
             sources += files_of_path
         else:
             raise ConfigurationError(
@@ -83,7 +83,7 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
             )
     if progress is not None:
         progress("", len(paths), len(paths))
-    runs = [*_runs(ranks, notes), *tables]
+    runs = [*_runs(timings_files, notes), *tables]
     unmatched = sorted(sections - {name for run in runs for name in run.deadlines})
     for run in runs:
         if sections:
@@ -120,8 +120,8 @@ def _has_ended(records: Sequence[str]) -> bool:
 # -- run folders -----------------------------------------------------------------------------------
 
 
-class _Rank(msgspec.Struct):
-    """The histograms of one rank, and where its single values are."""
+class _File(msgspec.Struct):
+    """The histograms of one rank on one node, and where its single values are."""
 
     state: durations.Durations
     path: Path
@@ -132,11 +132,71 @@ class _Rank(msgspec.Struct):
         return self.path.parent.parent
 
 
-def _folder(folder: Path) -> tuple[list[_Rank], list[ObservedRun], list[Path]]:
+class _Rank(msgspec.Struct):
+    """One initial rank of a run, which has a file on each node that it ran on, in the order of their beginnings."""
+
+    number: int
+    files: list[_File]
+
+    @property
+    def deadlines(self) -> list[str]:
+        return sorted({deadline for file in self.files for deadline in file.state.deadlines})
+
+    @property
+    def seconds(self) -> float:
+        """Return the observed time. A file of a node to which the rank returned covers the time between as well."""
+        total, until = 0.0, -math.inf
+        for state in (file.state for file in self.files):
+            end = state.began_at + state.seconds
+            total += max(0.0, end - max(state.began_at, until))
+            until = max(until, end)
+        return total
+
+    @property
+    def is_from_beginning(self) -> bool:
+        """Return True if this rank's steps show that its run did not continue from a checkpoint."""
+        first_step = self.files[0].state.first_step
+        return first_step is not None and first_step <= BEGINNING
+
+    def series(self, deadline: str) -> list[durations.Series]:
+        """Return the histograms of all its files."""
+        return [file.state.deadlines[deadline] for file in self.files if deadline in file.state.deadlines]
+
+    def total(self, deadline: str) -> Histogram:
+        """Return all its durations; not to be changed."""
+        of_files = [series.total for series in self.series(deadline)]
+        if len(of_files) == 1:
+            return of_files[0]
+        total = Histogram()
+        for histogram in of_files:
+            total.merge(histogram)
+        return total
+
+    def periods(self, deadline: str) -> list[tuple[float, durations.Period]]:
+        """Return its periods with settled durations and their ends (wall seconds), in order."""
+        periods = [
+            (file.state.began_at + (number + 1) * file.state.period_s, period)
+            for file in self.files
+            if deadline in file.state.deadlines
+            for number, period in file.state.deadlines[deadline].periods.items()
+            if period.settled
+        ]
+        return sorted(periods, key=lambda entry: entry[0])
+
+
+def _by_rank(files: Sequence[_File]) -> list[_Rank]:
+    """Return the ranks of one run."""
+    by_number: dict[int, list[_File]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.state.began_at):
+        by_number[file.state.header.rank].append(file)
+    return [_Rank(number, files_of_rank) for number, files_of_rank in by_number.items()]
+
+
+def _folder(folder: Path) -> tuple[list[_File], list[ObservedRun], list[Path]]:
     histograms = sorted(folder.glob("*.hist"))
     if histograms:
-        ranks, read_files = _ranks(histograms)
-        return ranks, [], read_files
+        timings_files, read_files = _files(histograms)
+        return timings_files, [], read_files
     tables = sorted((*folder.glob("*.csv"), *folder.glob("*.csv.gz")))
     if tables:
         return [], [run for table in tables for run in read_table(table)], tables
@@ -146,9 +206,9 @@ def _folder(folder: Path) -> tuple[list[_Rank], list[ObservedRun], list[Path]]:
     )
 
 
-def _ranks(paths: Sequence[Path]) -> tuple[list[_Rank], list[Path]]:
+def _files(paths: Sequence[Path]) -> tuple[list[_File], list[Path]]:
     """Read the histograms of ranks."""
-    ranks: list[_Rank] = []
+    timings_files: list[_File] = []
     used: list[Path] = []
     for path in paths:
         try:
@@ -156,25 +216,26 @@ def _ranks(paths: Sequence[Path]) -> tuple[list[_Rank], list[Path]]:
         except (OSError, DecodeError) as error:
             raise ConfigurationError(f"{path}: {error}; not a timings file, or damaged") from error
         single = path.with_suffix(".jsonl")
-        ranks.append(_Rank(state, single))
+        timings_files.append(_File(state, single))
         used += [path, *([single] if single.exists() else [])]
-    return ranks, used
+    return timings_files, used
 
 
-def _runs(ranks: Sequence[_Rank], notes: list[str]) -> list[ObservedRun]:
-    """Combine the ranks of each run. Name and launch identify a run: the folders of several nodes are one run, and a
-    copied or repeated folder counts once."""
-    by_run: dict[tuple[str, str], dict[tuple[str, int, float], _Rank]] = defaultdict(dict)
-    for rank in ranks:
-        header = rank.state.header
-        known_ranks = by_run[header.run, header.launch]
-        key = (header.node, header.rank, rank.state.began_at)
-        if key not in known_ranks:
-            known_ranks[key] = rank
-        elif known_ranks[key].folder != rank.folder:
-            notes.append(f"{rank.folder} contains run {header.run} again; it counts once")
-    groups = _groups([list(members.values()) for members in by_run.values()])
-    return [_run(name, list(members.values()), groups) for (name, _), members in by_run.items()]
+def _runs(timings_files: Sequence[_File], notes: list[str]) -> list[ObservedRun]:
+    """Combine the files of each rank and the ranks of each run. Name and launch identify a run: the folders of several
+    nodes are one run, and a copied or repeated folder counts once."""
+    by_run: dict[tuple[str, str], dict[tuple[str, int, float], _File]] = defaultdict(dict)
+    for file in timings_files:
+        header = file.state.header
+        known_files = by_run[header.run, header.launch]
+        key = (header.node, header.rank, file.state.began_at)
+        if key not in known_files:
+            known_files[key] = file
+        elif known_files[key].folder != file.folder:
+            notes.append(f"{file.folder} contains run {header.run} again; it counts once")
+    ranks = [_by_rank(list(members.values())) for members in by_run.values()]
+    groups = _groups(ranks)
+    return [_run(name, members, groups) for (name, _), members in zip(by_run, ranks, strict=True)]
 
 
 _Groups = dict[str, list[tuple[int, ...]]]  # by deadline, where there is more than one
@@ -186,12 +247,12 @@ def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
     longest: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for ranks in runs:
         for rank in ranks:
-            for deadline, series in rank.state.deadlines.items():
-                if series.total.count >= FEWEST:
-                    rank_number = rank.state.header.rank
-                    medians[deadline][rank_number].append(durations.median(series.total))
-                    settled = (period.settled_max for period in series.periods.values())
-                    longest[deadline][rank_number].append(max(settled, default=0.0))
+            for deadline in rank.deadlines:
+                total = rank.total(deadline)
+                if total.count >= FEWEST:
+                    medians[deadline][rank.number].append(durations.median(total))
+                    settled = (period.settled_max for _, period in rank.periods(deadline))
+                    longest[deadline][rank.number].append(max(settled, default=0.0))
     by_deadline: _Groups = {}
     for deadline, by_rank in medians.items():
         paces = {
@@ -206,7 +267,8 @@ def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
 
 
 def _run(name: str, ranks: list[_Rank], groups: _Groups) -> ObservedRun:
-    names = sorted({deadline for rank in ranks for deadline in rank.state.deadlines})
+    headers = [file.state.header for rank in ranks for file in rank.files]
+    names = sorted({deadline for rank in ranks for deadline in rank.deadlines})
     gathered = {deadline: _Gathered.of(deadline, ranks) for deadline in names}
     of_groups = {
         deadline: {members: _Gathered.of(deadline, _among(ranks, members)) for members in groups.get(deadline, ())}
@@ -217,19 +279,18 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups) -> ObservedRun:
             slowest = max((group.body for group in by_group.values()), key=durations.median)
             whole = gathered[deadline].body
             gathered[deadline].body = msgspec.structs.replace(slowest, max=whole.max)
-    verdicts = Verdicts([rank.folder for rank in ranks])
+    verdicts = Verdicts([file.folder for rank in ranks for file in rank.files])
     for rank in ranks:
-        number = rank.state.header.rank
         of_rank = {
-            deadline: [collected, *(group for members, group in of_groups[deadline].items() if number in members)]
+            deadline: [collected, *(group for members, group in of_groups[deadline].items() if rank.number in members)]
             for deadline, collected in gathered.items()
         }
         _gather(rank, of_rank, verdicts)
     return ObservedRun(
         name=name,
-        configuration=ranks[0].state.header.configuration,
-        ranks=max(len(ranks), *(rank.state.header.world_size for rank in ranks)),
-        seconds=max(rank.state.seconds for rank in ranks),
+        configuration=headers[0].configuration,
+        ranks=max(len(ranks), *(header.world_size for header in headers)),
+        seconds=max(rank.seconds for rank in ranks),
         deadlines={deadline: collected.observed() for deadline, collected in gathered.items()},
         groups={
             deadline: {rank_groups.named(members): group.observed() for members, group in collected.items()}
@@ -240,7 +301,7 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups) -> ObservedRun:
 
 
 def _among(ranks: Sequence[_Rank], members: tuple[int, ...]) -> list[_Rank]:
-    return [rank for rank in ranks if rank.state.header.rank in members]
+    return [rank for rank in ranks if rank.number in members]
 
 
 class _Gathered(msgspec.Struct):
@@ -262,25 +323,22 @@ class _Gathered(msgspec.Struct):
     @classmethod
     def of(cls, deadline: str, ranks: Sequence[_Rank]) -> _Gathered:
         """Add up the histograms of all ranks."""
-        by_rank = [(rank.state, rank.state.deadlines.get(deadline, durations.Series())) for rank in ranks]
+        totals = [rank.total(deadline) for rank in ranks]
         body = Histogram()
-        for _, series in by_rank:
-            body.merge(series.total)
-        medians = [durations.median(series.total) for _, series in by_rank if series.total.count]
+        for total in totals:
+            body.merge(total)
+        medians = [durations.median(total) for total in totals if total.count]
+        sampled = [series.total for rank in ranks for series in rank.series(deadline)]
         return cls(
             deadline,
             body,
-            n=max((series.total.count for _, series in by_rank), default=0),
+            n=max((total.count for total in totals), default=0),
             above=max(
-                (
-                    durations.threshold(series.total) if series.total.count > durations.FIRST else 0.0
-                    for _, series in by_rank
-                ),
-                default=0.0,
+                (durations.threshold(total) if total.count > durations.FIRST else 0.0 for total in sampled), default=0.0
             ),
-            course=_course(by_rank),
+            course=_course([rank.periods(deadline) for rank in ranks]),
             rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
-            is_from_beginning=all(_is_from_beginning(state) for state, _ in by_rank),
+            is_from_beginning=all(rank.is_from_beginning for rank in ranks),
         )
 
     def take(self, place: _Place, how: Start, value: durations.Value) -> None:
@@ -317,35 +375,21 @@ class _Gathered(msgspec.Struct):
         )
 
 
-def _is_from_beginning(state: durations.Durations) -> bool:
-    """Return True if this rank's steps show that its run did not continue from a checkpoint."""
-    return state.first_step is not None and state.first_step <= BEGINNING
-
-
 def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts) -> None:
     """Align a rank's single values with those of the others, and find its missing large values. gathered: by deadline,
     all collections that this rank belongs to."""
     large = {
         deadline: [
-            {number: count for number, count in series.total.buckets.items() if upper_bound(number) > collected.above}
+            {number: count for number, count in total.buckets.items() if upper_bound(number) > collected.above}
             for collected in gathered[deadline]
         ]
-        for deadline, series in rank.state.deadlines.items()
+        for deadline in rank.deadlines
+        for total in (rank.total(deadline),)
     }
-    place: _Place = (0, 0)
-    start_kind: Start = "cold"
-    try:
-        lines = durations.read_lines(rank.path)
-    except FileNotFoundError:
-        lines = []
-    except (OSError, DecodeError) as error:
-        raise ConfigurationError(f"{rank.path}: {error}") from error
-    for line in lines:
-        if isinstance(line, durations.Started):
-            place, start_kind = (line.cycle, line.iteration), line.how
-        elif isinstance(line, durations.Value) and line.section in gathered:
+    for place, start_kind, line in (value for file in rank.files for value in _single_values(file)):
+        if line.section in gathered:
             if line.end != "ok":
-                cut = verdicts.judged(rank.state.header.rank, place, line)
+                cut = verdicts.judged(rank.number, place, line)
                 for collected in gathered[line.section]:
                     collected.cuts.append(cut)
                 continue
@@ -362,6 +406,23 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
                     collected.missing[number] = max(collected.missing.get(number, 0), count)
 
 
+def _single_values(file: _File) -> Iterator[tuple[_Place, Start, durations.Value]]:
+    """Yield the single values of a file, each with its start. Raises: ConfigurationError."""
+    place: _Place = (0, 0)
+    start_kind: Start = "cold"
+    try:
+        lines = durations.read_lines(file.path)
+    except FileNotFoundError:
+        lines = []
+    except (OSError, DecodeError) as error:
+        raise ConfigurationError(f"{file.path}: {error}") from error
+    for line in lines:
+        if isinstance(line, durations.Started):
+            place, start_kind = (line.cycle, line.iteration), line.how
+        elif isinstance(line, durations.Value):
+            yield place, start_kind, line
+
+
 def _leading(values: Mapping[int, tuple[float, float]]) -> list[float]:
     """Return the values after a start up to the first gap."""
     leading: list[float] = []
@@ -370,21 +431,21 @@ def _leading(values: Mapping[int, tuple[float, float]]) -> list[float]:
     return leading
 
 
-def _course(by_rank: Sequence[tuple[durations.Durations, durations.Series]]) -> tuple[float, float, float]:
+def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tuple[float, float, float]:
     """Return the course of durations over time, without the first ones after each start: the time when half of the
-    occurrences were over (wall seconds), the maximum until then, and the drift from the first to the last third."""
+    occurrences were over (wall seconds), the maximum until then, and the drift from the first to the last third.
+
+    by_rank: the periods of each rank in order, with their ends (wall seconds)."""
     half_at, largest = 0.0, 0.0
     drifts = []
-    for state, series in by_rank:
-        total = sum(period.settled for period in series.periods.values())
+    for periods in by_rank:
+        total = sum(period.settled for _, period in periods)
         before = 0
         thirds: tuple[list[tuple[float, int]], ...] = ([], [], [])
-        for number, period in sorted(series.periods.items()):
-            if not period.settled:
-                continue
+        for end, period in periods:
             if before < total / 2:
                 largest = max(largest, period.settled_max)
-                half_at = max(half_at, state.began_at + (number + 1) * state.period_s)
+                half_at = max(half_at, end)
             thirds[min(2, int(3 * (before + period.settled / 2) / total))].append((period.median, period.settled))
             before += period.settled
         counts = [sum(count for _, count in third) for third in thirds]

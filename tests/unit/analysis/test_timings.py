@@ -319,3 +319,71 @@ def test_backtest_tests_everything_that_was_recorded(tmp_path: Path) -> None:
     alone = backtest(timings.read(folders[:1]).runs, SOON)
     assert (alone.tested, alone.answers) == (0, [])
     assert "give a second run" in alone.untested["train"]
+
+
+def moved(folder: Path, starts: Iterable[tuple[str, Sequence[float]]], rank: int = 0) -> Path:
+    """Write the occurrences of a rank that starts on this node in each cycle; return the run folder."""
+    configuration = msgspec.structs.replace(CONFIGURATION, world_size=2)
+    at, began = 1000.0, 0
+    for cycle, (node, values) in enumerate(starts):
+        recorder = Recorder(folder, Header(folder.name, node, rank, 2, configuration, "one launch"), at)
+        recorder.started("warm" if cycle else "cold", at, cycle=cycle)
+        if recorder.state.first_step is None:
+            recorder.state.first_step = began
+        for seconds in values:
+            recorder.add("train", seconds, at)
+            at += seconds
+        began += len(values)
+        recorder.close(at)
+    return folder
+
+
+def test_rank_that_moves_between_nodes_has_all_its_occurrences(tmp_path: Path) -> None:
+    kept = moved(tmp_path / "few", [(node, steps(60, number)) for number, node in enumerate(("n0", "n1", "n2"))])
+    (run,) = timings.read([kept]).runs
+    assert run.deadlines["train"].n == 180 and run.deadlines["train"].is_whole  # each node keeps that many
+    folder = moved(tmp_path / "run", [(node, steps(150, number)) for number, node in enumerate(("n0", "n1", "n2"))])
+    (run,) = timings.read([folder]).runs
+    known = run.deadlines["train"]
+    assert known.n == 450 and not known.is_whole
+    assert sum(known.counts(0).values()) == pytest.approx(450, rel=0.01)
+    assert run.ranks == 2
+
+
+def test_rank_that_moves_away_and_back_is_observed_for_as_long_as_the_run(tmp_path: Path) -> None:
+    for rank in range(2):
+        starts = [(node, [0.1] * 100) for node in ("n0", "n1", "n0")]
+        moved(tmp_path / "run", starts if rank else [("n9", [0.1] * 300)], rank)
+    (run,) = timings.read([tmp_path / "run"]).runs
+    assert run.seconds == pytest.approx(30.0)
+    assert (run.deadlines["train"].n, run.ranks) == (300, 2)
+
+
+def test_rank_that_moves_between_nodes_stays_in_its_group(tmp_path: Path) -> None:
+    for run in range(2):
+        for rank, seconds in enumerate((0.1, 0.4)):
+            values = steps(2000, 10 * run + rank, seconds)
+            moved(tmp_path / f"run{run}", [("n0", values[:1000]), (f"n{run}", values[1000:])], rank)
+    given = timings.read([tmp_path / "run0", tmp_path / "run1"])
+    assert [sorted(run.groups["train"]) for run in given.runs] == [["0", "1"], ["0", "1"]]
+    assert [group.n for run in given.runs for group in run.groups["train"].values()] == [2000] * 4
+
+
+def test_large_durations_that_no_file_kept_count_on_each_node_of_a_rank(tmp_path: Path) -> None:
+    values = [*steps(2000, 1), *[0.5] * 15]
+    folder = moved(tmp_path / "run", [("n0", values), ("n1", values)])
+    for path in (folder / "timings").glob("*.jsonl"):
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if '"s":0.5' not in line))
+    (run,) = timings.read([folder]).runs
+    assert sum(count for seconds, count in run.deadlines["train"].missing.items() if seconds > 0.4) == 30
+
+
+def test_halves_and_drift_of_a_rank_that_moves_are_those_of_its_whole_course(tmp_path: Path) -> None:
+    values = [0.001 * i + 1.0 for i in range(900)]
+    stayed = moved(tmp_path / "a", [("n0", values[:300]), ("n0", values[300:600]), ("n0", values[600:])])
+    went = moved(tmp_path / "b", [("n0", values[:300]), ("n1", values[300:600]), ("n2", values[600:])])
+    one, other = (timings.read([folder]).runs[0].deadlines["train"] for folder in (stayed, went))
+    assert other.half_at == pytest.approx(one.half_at, abs=40.0)
+    assert other.drift == pytest.approx(one.drift, rel=0.1)
+    assert other.settled_max == pytest.approx(one.settled_max, rel=0.05)
+    assert other.is_from_beginning
