@@ -19,7 +19,7 @@ from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartVal
 from resilience.analysis.outside import outside_phases
 from resilience.analysis.timings import Input
 from resilience.core import calibration, timeouts
-from resilience.core.calibration import FACTOR, MONTH, Pool, fit_first, fit_pool
+from resilience.core.calibration import FACTOR, MONTH, Pool, Timeout, fit_first, fit_pool
 from resilience.core.configuration import differences, harmless, serious
 from resilience.core.deadlines import Start, first_of
 from resilience.core.quantiles import chi2
@@ -57,9 +57,8 @@ def calibrate(
     Raises: ConfigurationError for runs or earlier limits that do not fit together."""
     runs = check(observations.runs, target)
     earlier = {} if previous is None else _earlier(previous, runs[0], target)
-    observed = max(run.ranks for run in runs)
+    job = _Job.of(runs, target)
     names = sorted({name for run in runs for name in run.deadlines})
-    job = _Job(target, observed, target.ranks or observed, target.false_alarms / (2 * len(names)))
     limits: dict[str, Deadline] = {}
     for number, name in enumerate(names):
         if progress is not None:
@@ -103,6 +102,13 @@ class _Job(msgspec.Struct, frozen=True):
     observed: int
     ranks: int
     share: float
+
+    @classmethod
+    def of(cls, runs: Sequence[ObservedRun], target: Target) -> _Job:
+        """Divide the target among all deadlines of these runs. Half of it is kept for first occurrences."""
+        observed = max(run.ranks for run in runs)
+        names = {name for run in runs for name in run.deadlines}
+        return cls(target, observed, target.ranks or observed, target.false_alarms / (2 * len(names)))
 
     def p(self, every: float) -> float:
         """Return the accepted false-alarm probability of one occurrence. every: mean seconds between occurrences."""
@@ -165,15 +171,8 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
     pool = pool_of(observed, first)
     if not pool.n:
         return None
-    every = seconds / max(1, sum(deadline.n for deadline in observed))
-    fitted = fit_pool(
-        pool,
-        job.p(every),
-        job.target.confidence,
-        [cut for deadline in observed for cut in deadline.cuts],
-        min_timeout=job.target.min_timeout,
-        max_timeout=job.target.max_timeout,
-    )
+    every = _every(observed, seconds)
+    fitted = _fitted(pool, observed, every, job)
     limit = timeouts.deadline(fitted, every, job.observed, seconds / 3600, quantile(pool.descending, 0.99))
     medians = [deadline.rank_medians for deadline in observed if deadline.rank_medians[1]]
     if medians:
@@ -188,6 +187,23 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
     if limit.timeout_s is not None and pool.descending[0][0] > limit.timeout_s:
         limit = _warned(limit, f"a healthy occurrence took {pool.descending[0][0]:.4g} s, which is above the limit")
     return limit
+
+
+def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
+    """Return the mean time between two occurrences. seconds: the observed time of these runs."""
+    return seconds / max(1, sum(deadline.n for deadline in observed))
+
+
+def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], every: float, job: _Job) -> Timeout:
+    """Return the fit of these durations to the target. observed: the deadlines in the pool, with their cuts."""
+    return fit_pool(
+        pool,
+        job.p(every),
+        job.target.confidence,
+        [cut for deadline in observed for cut in deadline.cuts],
+        min_timeout=job.target.min_timeout,
+        max_timeout=job.target.max_timeout,
+    )
 
 
 def _observed_groups(runs: Sequence[ObservedRun], name: str, job: _Job) -> dict[str, list[ObservedDeadline]]:
@@ -299,8 +315,8 @@ class TestedLimit(msgspec.Struct, frozen=True):
 
 
 class Backtest(msgspec.Struct):
-    """A backtest. answers: one per deadline and part left out. tested: number of tested durations. recorded: durations
-    that could have been tested. untested: deadlines without a test, with the reason."""
+    """A backtest. answers: one per deadline and part left out; runs of one name are numbered. tested: number of tested
+    durations. recorded: durations that could have been tested. untested: deadlines without a test, with the reason."""
 
     answers: list[TestedLimit] = []
     tested: int = 0
@@ -309,25 +325,27 @@ class Backtest(msgspec.Struct):
 
 
 def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = None) -> Backtest:
-    """Fit on all runs of a configuration but one, and count exceeded limits on that one. For a single table, fit on the
-    first 60 % and count on the rest.
+    """Fit as `calibrate` does on all runs of a configuration but one, and count exceeded limits on that one. For a
+    single table, fit on the first 60 % and count on the rest, without occurrences that did not end by themselves.
 
     most: number of durations to fit on; deadlines with fewer are skipped."""
     test = Backtest()
     groups: dict[tuple[str, str], list[ObservedRun]] = defaultdict(list)
-    for run in runs:
+    alike: dict[str, list[ObservedRun]] = defaultdict(list)
+    for run in _unique_names(runs):
+        mark = "pooled" if target.is_pooled else run.configuration.name
+        alike[mark].append(run)
         for name in run.deadlines:
-            groups["pooled" if target.is_pooled else run.configuration.name, name].append(run)
-    share = Counter(mark for mark, _ in groups)
+            groups[mark, name].append(run)
     for (mark, name), members in sorted(groups.items()):
+        job = _Job.of(alike[mark], target)
         observed = [run.deadlines[name] for run in members]
         first = warm_up(name, observed)
-        every = sum(run.seconds for run in members) / max(1, sum(deadline.n for deadline in observed))
-        p = calibration.trial_probability(target.false_alarms / share[mark], 1, target.horizon_s, every)
+        every = _every(observed, sum(run.seconds for run in members))
         recorded = sum(pool_of([deadline], first).n for deadline in observed)
         tested = 0
-        for left_out, train, held_out in _folds({run.name: run.deadlines[name] for run in members}, first):
-            answer = _test_limit(mark, name, left_out, train, held_out, first, p, target, most)
+        for left_out, train, held_out in _folds(members, name, first):
+            answer = _test_limit(mark, name, left_out, train, held_out, first, every, job, most)
             if answer is not None:
                 test.answers.append(answer)
                 tested += answer.exposure
@@ -343,19 +361,31 @@ def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = Non
     return test
 
 
+def _unique_names(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    """Return the runs with unique names: several launches of one job share its name."""
+    counts, numbers = Counter(run.name for run in runs), Counter[str]()
+    numbered = []
+    for run in runs:
+        numbers[run.name] += 1
+        name = f"{run.name} ({numbers[run.name]} of {counts[run.name]})" if counts[run.name] > 1 else run.name
+        numbered.append(msgspec.structs.replace(run, name=name))
+    return numbered
+
+
 def _folds(
-    by_name: Mapping[str, ObservedDeadline], first: int
+    runs: Sequence[ObservedRun], name: str, first: int
 ) -> Iterator[tuple[str, list[ObservedDeadline], ObservedDeadline]]:
-    """Yield the name of the part left out, the data to fit on, and the data to test on."""
-    if len(by_name) > 1:
-        for left_out, held_out in by_name.items():
-            yield left_out, [deadline for name, deadline in by_name.items() if name != left_out], held_out
+    """Yield the name of the part left out, the data of deadline `name` to fit on, and the data to test on."""
+    observed = [run.deadlines[name] for run in runs]
+    if len(runs) > 1:
+        for number, run in enumerate(runs):
+            yield run.name, [*observed[:number], *observed[number + 1 :]], observed[number]
         return
-    ((name, single),) = by_name.items()
+    (single,) = observed
     if single.is_whole:
         cut = first + int(max(0, len(single.kept) - first) * 0.6)
         later = [(first + number, s, at) for number, (_, s, at) in enumerate(single.kept[cut:])]
-        yield f"the last 40 % of {name}", [_part(single, single.kept[:cut])], _part(single, later)
+        yield f"the last 40 % of {runs[0].name}", [_part(single, single.kept[:cut])], _part(single, later)
 
 
 def _part(whole: ObservedDeadline, kept: list[tuple[int, float, float]]) -> ObservedDeadline:
@@ -371,8 +401,8 @@ def _test_limit(
     train: list[ObservedDeadline],
     held_out: ObservedDeadline,
     first: int,
-    p: float,
-    target: Target,
+    every: float,
+    job: _Job,
     most: int | None,
 ) -> TestedLimit | None:
     if most is not None:
@@ -380,7 +410,7 @@ def _test_limit(
     train_pool, test_pool = pool_of(train, first), pool_of([held_out], first)
     if train_pool.n < calibration.FEWEST or not test_pool.n:
         return None
-    fitted = fit_pool(train_pool, p, target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout)
+    fitted = _fitted(train_pool, train, every, job)
     if fitted.timeout_s is None:
         return None
     pools = [pool_of([deadline], first) for deadline in train]
@@ -394,7 +424,7 @@ def _test_limit(
         name,
         left_out,
         fitted.status,
-        p,
+        fitted.p,
         fitted.n,
         fitted.timeout_s,
         nvrx,
@@ -405,7 +435,7 @@ def _test_limit(
         plain_over,
         fitted.median_s,
     )
-    outside = _outside(train, first, fitted.timeout_s, p / 2, target)
+    outside = _outside(train, first, fitted.timeout_s, job.among(2).p(every), job.target)
     if outside is None:
         return answer
     tested = pool_of([held_out.outside(outside.phases)], first)

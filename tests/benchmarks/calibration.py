@@ -71,7 +71,7 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
         yield from few([path for path, _ in sets], tables)
         answers: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
         for path, sections in sets:
-            made = backtest(path, TARGET * sections)
+            made = backtest(path, 2 * TARGET * sections)  # half of a target is kept for first occurrences
             for size, found in zip(SIZES, made["answers"], strict=True):
                 answers[size] += found
     for size in SIZES:

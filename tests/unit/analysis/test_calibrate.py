@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from resilience.analysis.calibrate import DEFAULT, Target, calibrate
+from resilience.analysis.calibrate import DEFAULT, Target, backtest, calibrate
 from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues
 from resilience.analysis.timings import Input
+from resilience.core.calibration import Cut
 from resilience.core.configuration import Configuration
 from resilience.core.phases import Phases
 from resilience.core.timeouts import SCHEMA, Deadline, OutsideLimit, RankGroupLimit, Timeouts
@@ -79,3 +80,38 @@ def test_pooled_runs_of_two_world_sizes_have_no_limits_of_single_ranks() -> None
         each.groups = {"step": {"0-3": steps(seed=2), "4-7": steps(seed=3)}}
     assert calibrate(Input(runs, []), POOLED).deadlines["step"].groups == ()
     assert calibrate(Input(runs[:1], []), POOLED).deadlines["step"].groups
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("a", "b", "c"), ["a", "b", "c"]),
+        (("a", "a", "b"), ["a (1 of 2)", "a (2 of 2)", "b"]),
+        (("a", "a", "a"), ["a (1 of 3)", "a (2 of 3)", "a (3 of 3)"]),
+    ],
+)
+def test_backtest_tests_each_run_even_if_runs_share_a_name(names: tuple[str, ...], shown: list[str]) -> None:
+    test = backtest([run(name, observed=steps(seed=seed)) for seed, name in enumerate(names)], DEFAULT)
+    assert [answer.left_out for answer in test.answers] == shown
+    assert [answer.n for answer in test.answers] == [2 * 1999] * 3
+    assert test.tested == test.recorded == 3 * 1999
+
+
+@pytest.mark.parametrize("target", [DEFAULT, Target(ranks=64)], ids=["as observed", "more ranks"])
+def test_backtest_tests_the_probability_that_calibrate_uses(target: Target) -> None:
+    runs = [run(name, observed=steps(seed=seed)) for seed, name in enumerate("ab")]
+    for each in runs:
+        each.deadlines["save"] = steps(seed=9)
+    fitted = calibrate(Input(runs, []), target).deadlines
+    answers = backtest(runs, target).answers
+    assert len(answers) == 4
+    for answer in answers:
+        assert answer.p == pytest.approx(fitted[answer.deadline].p, rel=1e-9)
+
+
+def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does() -> None:
+    runs = [run(name, observed=steps(seed=seed)) for seed, name in enumerate("abc")]
+    runs[0].deadlines["step"].cuts = [Cut(0.3, "killed")]
+    timeouts = {answer.left_out: answer.timeout_s for answer in backtest(runs, Target(min_timeout=0.001)).answers}
+    assert timeouts["a"] < 0.3
+    assert timeouts["b"] == timeouts["c"] == pytest.approx(1.5 * 0.3)
