@@ -90,7 +90,7 @@ def calibrate(
         target_false_alarms=target.false_alarms,
         horizon_s=target.horizon_s,
         ranks=job.ranks,
-        deadlines=timeouts.succeed(limits, earlier),
+        deadlines=timeouts.succeed(limits, earlier, target.max_timeout),
         sources=tuple(observations.sources),
     )
 
@@ -184,9 +184,7 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
             "large durations are known only from the histogram, within 1 %, because the file of single values is full"
         )
         limit = _warned(limit, f"{lost} {warning}")
-    if limit.timeout_s is not None and pool.descending[0][0] > limit.timeout_s:
-        limit = _warned(limit, f"a healthy occurrence took {pool.descending[0][0]:.4g} s, which is above the limit")
-    return limit
+    return _exceeded(limit, pool.descending[0][0])
 
 
 def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
@@ -263,16 +261,26 @@ def _warned(deadline: Deadline, warning: str) -> Deadline:
     return msgspec.structs.replace(deadline, warnings=(*deadline.warnings, warning))
 
 
+def _exceeded(limit: Deadline, longest: float) -> Deadline:
+    """Return the limit, with a warning if it is below the longest healthy occurrence (seconds)."""
+    if limit.timeout_s is None or longest <= limit.timeout_s:
+        return limit
+    return _warned(limit, f"a healthy occurrence took {longest:.4g} s, which is above the limit")
+
+
 def _first(starts: Sequence[StartValues], first: int, usual: Deadline | None, seconds: float, job: _Job) -> Deadline:
     """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit."""
     every = MONTH / job.target.restarts_per_month
     maxima = [max(start.values[:first]) for start in starts]
-    fitted = fit_first(maxima, job.p(every), min_timeout=job.target.min_timeout)
+    target = job.target
+    fitted = fit_first(
+        maxima, job.p(every), target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout
+    )
     limit = timeouts.deadline(fitted, every, job.observed, seconds / 3600, max(maxima))
     usual_s = None if usual is None else usual.timeout_s
     if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
         limit = msgspec.structs.replace(limit, timeout_s=usual_s, reason=f"{limit.reason}; as long as the usual limit")
-    return msgspec.structs.replace(limit, occurrences=first)
+    return msgspec.structs.replace(_exceeded(limit, max(maxima)), occurrences=first)
 
 
 # -- the backtest ----------------------------------------------------------------------------------

@@ -161,11 +161,9 @@ def fit_pool(
     }.get(status, FACTOR * top)
     timeout, warnings = _above_kills(timeout, top, kills)
     timeout = max(timeout, min_timeout)
-    if max_timeout is not None and timeout > max_timeout:
-        timeout = max_timeout
-        warnings = (*warnings, f"capped at {max_timeout:g} s, which is {max_timeout / top:.2g} times the maximum")
-        if status in ("ok", "tentative") and timeout < level:
-            status, reason = "provisional", f"max_timeout {max_timeout:g} s is below the {level:.4g} s that p needs"
+    timeout, cap_warnings = _capped(timeout, top, max_timeout)
+    if cap_warnings and status in ("ok", "tentative") and timeout < level:
+        status, reason = "provisional", f"max_timeout {max_timeout:g} s is below the {level:.4g} s that p needs"
     return Timeout(
         timeout_s=timeout,
         status=status,
@@ -181,8 +179,16 @@ def fit_pool(
         modes=tuple(Mode(quantile(mode, 0.5), count_of(mode) / n, count_of(mode)) for mode in reversed(modes)),
         censored=extra,
         excluded_hangs=hangs,
-        warnings=warnings,
+        warnings=(*warnings, *cap_warnings),
     )
+
+
+def _capped(timeout: float, top: float, max_timeout: float | None) -> tuple[float, tuple[str, ...]]:
+    """Return the limit, at most max_timeout, and a warning if that is shorter. top: the longest duration. All in
+    seconds."""
+    if max_timeout is None or timeout <= max_timeout:
+        return timeout, ()
+    return max_timeout, (f"capped at {max_timeout:g} s, which is {max_timeout / top:.2g} times the maximum",)
 
 
 def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
@@ -325,20 +331,30 @@ def trial_probability(
     return min(0.5, alarms / deadlines / trials * min(1.0, observed_ranks / ranks))
 
 
-def fit_first(maxima: Sequence[float], p: float, *, min_timeout: float = 1.0) -> Timeout:
+def fit_first(
+    maxima: Sequence[float],
+    p: float,
+    confidence: float = 0.95,
+    *,
+    min_timeout: float = 1.0,
+    max_timeout: float | None = None,
+) -> Timeout:
     """Return the limit of first occurrences after a start. maxima: one value per start, the slowest of its warm-up.
+    The other arguments are those of `fit`.
 
     Restarts are rare, so the rule of thumb applies until there are enough of them for `fit`."""
     if not maxima:
         return Timeout(None, "insufficient", "no start was observed", p)
     if len(maxima) >= FEWEST:
-        return fit([maxima], p, min_timeout=min_timeout)
+        return fit([maxima], p, confidence, min_timeout=min_timeout, max_timeout=max_timeout)
     top = max(maxima)
     short = f"at least {FEWEST_RESTARTS}" if len(maxima) < FEWEST_RESTARTS else f"{FEWEST}"
     reason = f"{len(maxima)} starts were observed, {short} are needed before a rate can be stated"
     middle = sorted(maxima)[len(maxima) // 2]
-    timeout = max(FACTOR * top, min_timeout)
-    return Timeout(timeout, "provisional", reason, p, len(maxima), len(maxima), top, middle)
+    timeout, warnings = _capped(max(FACTOR * top, min_timeout), top, max_timeout)
+    return Timeout(
+        timeout, "provisional", reason, p, len(maxima), len(maxima), max_s=top, median_s=middle, warnings=warnings
+    )
 
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:

@@ -5,6 +5,7 @@ when a file is stale. `adapters.timeouts_file` reads and writes the file."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import get_args
 
@@ -153,34 +154,56 @@ def _ratio(limit_s: float | None, duration_s: float) -> float | None:
     return limit_s / duration_s if limit_s and duration_s else None
 
 
-def succeed(new: Mapping[str, Deadline], old: Mapping[str, Deadline]) -> dict[str, Deadline]:
+def with_limit(known: Deadline, timeout_s: float | None, reason: str) -> Deadline:
+    """Return the entry with another limit (seconds), and the ratios of that limit."""
+    changed: Deadline = msgspec.structs.replace(
+        known,
+        timeout_s=timeout_s,
+        reason=reason,
+        ratio_to_max=_ratio(timeout_s, known.max_s),
+        ratio_to_median=_ratio(timeout_s, known.median_s),
+    )
+    return changed
+
+
+def succeed(
+    new: Mapping[str, Deadline], old: Mapping[str, Deadline], max_timeout: float | None = None
+) -> dict[str, Deadline]:
     """Return the merged limits. Only an `ok` fit may lower a limit; any fit may raise it. If the new fit has no limit
-    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum. The rates of
-    the new fit are upper bounds for a longer limit too."""
+    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum. The rates of the new fit
+    are upper bounds for a longer limit too. max_timeout: the longest limit in seconds, for the deadlines that `new`
+    has."""
     merged = dict(new)
     for name, previous in old.items():
         fresh = new.get(name)
         if fresh is None:
             merged[name] = previous
         elif previous.timeout_s is not None:
-            limit, reason = fresh.timeout_s, fresh.reason
-            if limit is None and fresh.max_s > previous.timeout_s:
-                limit = FACTOR * fresh.max_s
-                reason = f"{reason}; raised from {previous.timeout_s:.4g} s, because {fresh.max_s:.4g} s was observed"
-            elif limit is None or (limit < previous.timeout_s and fresh.status != "ok"):
-                limit = previous.timeout_s
-                reason = f"{reason}; kept at {previous.timeout_s:.4g} s, because only an `ok` fit may lower a limit"
+            limit, reason = _following(fresh, previous.timeout_s, max_timeout)
+            is_fresh = limit == fresh.timeout_s
             merged[name] = msgspec.structs.replace(
-                fresh,
-                timeout_s=limit,
-                reason=reason,
-                ratio_to_max=_ratio(limit, fresh.max_s),
-                ratio_to_median=_ratio(limit, fresh.median_s),
+                with_limit(fresh, limit, reason),
                 previous_timeout_s=previous.timeout_s,
-                groups=fresh.groups if limit == fresh.timeout_s else (),
-                outside=fresh.outside if limit == fresh.timeout_s else None,
+                groups=fresh.groups if is_fresh else (),
+                outside=fresh.outside if is_fresh else None,
             )
     return merged
+
+
+def _following(fresh: Deadline, earlier_s: float, max_timeout: float | None) -> tuple[float | None, str]:
+    """Return the limit that follows an earlier one, and its reason. All in seconds."""
+    limit, reason = fresh.timeout_s, fresh.reason
+    bound = math.inf if max_timeout is None else max_timeout
+    if earlier_s > bound:
+        reason = f"{reason}; the earlier limit of {earlier_s:.4g} s is above max_timeout, {bound:g} s"
+        earlier_s = bound
+    if limit is None and earlier_s < min(fresh.max_s, bound):
+        limit = min(FACTOR * fresh.max_s, bound)
+        reason = f"{reason}; raised from {earlier_s:.4g} s, because {fresh.max_s:.4g} s was observed"
+    elif limit is None or (limit < earlier_s and fresh.status != "ok"):
+        limit = earlier_s
+        reason = f"{reason}; kept at {earlier_s:.4g} s, because only an `ok` fit may lower a limit"
+    return limit, reason
 
 
 def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equal: bool = True) -> Limits:

@@ -115,3 +115,35 @@ def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does
     timeouts = {answer.left_out: answer.timeout_s for answer in backtest(runs, Target(min_timeout=0.001)).answers}
     assert timeouts["a"] < 0.3
     assert timeouts["b"] == timeouts["c"] == pytest.approx(1.5 * 0.3)
+
+
+def first_steps(*seconds: float, target: Target) -> Deadline:
+    """Return the limit of first steps, from one run with this first step for each of these durations."""
+    runs = [run(f"run {number}", observed=steps(200, number, first)) for number, first in enumerate(seconds)]
+    return calibrate(Input(runs, []), target).deadlines["step.first"]
+
+
+def test_longest_limit_bounds_first_occurrences_too_and_says_what_exceeds_it() -> None:
+    known = first_steps(30.0, target=Target(max_timeout=20.0))
+    assert known.timeout_s == 20.0 and known.ratio_to_max == pytest.approx(20.0 / 30.0)
+    assert known.warnings == (
+        "capped at 20 s, which is 0.67 times the maximum",
+        "a healthy occurrence took 30 s, which is above the limit",
+    )
+    assert first_steps(3.0, target=Target(max_timeout=20.0)).warnings == ()
+
+
+def test_longest_limit_bounds_first_occurrences_of_many_starts() -> None:
+    known = first_steps(*[30.0 + number / 100 for number in range(40)], target=Target(max_timeout=20.0))
+    assert known.timeout_s == 20.0
+    assert any(warning.startswith("capped at 20 s") for warning in known.warnings)
+    assert any("above the limit" in warning for warning in known.warnings)
+
+
+def test_first_occurrences_are_fitted_with_the_confidence_of_the_target() -> None:
+    seconds = [30.0 + (number * 7 % 40) / 100 for number in range(40)]
+    counted = [
+        first_steps(*seconds, target=Target(confidence=confidence)).false_alarms_per_occurrence.distribution_free_upper
+        for confidence in (0.5, 0.99)
+    ]
+    assert counted[0] is not None and counted[1] is not None and counted[0] < counted[1]

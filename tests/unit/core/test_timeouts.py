@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from resilience.core.timeouts import Deadline, succeed
 
 
@@ -15,3 +17,27 @@ def test_limit_that_is_raised_without_a_fit_has_its_own_ratios() -> None:
     fresh = Deadline(None, "insufficient", "", 1e-6, max_s=3.0, median_s=1.0)
     known = succeed({"step": fresh}, {"step": Deadline(2.0, "ok", "", 1e-6)})["step"]
     assert (known.timeout_s, known.ratio_to_max, known.ratio_to_median) == (15.0, 5.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("fresh_s", "max_s", "limit_s", "words"),
+    [
+        (20.0, 30.0, 20.0, "the earlier limit of 100 s is above max_timeout, 20 s"),
+        (2.0, 1.0, 20.0, "kept at 20 s"),
+        (None, 30.0, 20.0, "kept at 20 s"),
+        (None, 1.0, 20.0, "kept at 20 s"),
+    ],
+)
+def test_earlier_limit_is_kept_up_to_the_longest_limit_only(
+    fresh_s: float | None, max_s: float, limit_s: float, words: str
+) -> None:
+    fresh = Deadline(fresh_s, "provisional", "too few", 1e-6, max_s=max_s)
+    known = succeed({"step": fresh}, {"step": Deadline(100.0, "ok", "", 1e-6)}, 20.0)["step"]
+    assert (known.timeout_s, known.previous_timeout_s) == (limit_s, 100.0)
+    assert words in known.reason
+
+
+def test_limit_is_raised_without_a_fit_up_to_the_longest_limit_only() -> None:
+    fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=6.0)
+    known = succeed({"step": fresh}, {"step": Deadline(5.0, "ok", "", 1e-6)}, 20.0)["step"]
+    assert known.timeout_s == 20.0 and "raised from 5 s" in known.reason
