@@ -279,7 +279,7 @@ def _first(starts: Sequence[StartValues], first: int, usual: Deadline | None, se
     limit = timeouts.deadline(fitted, every, job.observed, seconds / 3600, max(maxima))
     usual_s = None if usual is None else usual.timeout_s
     if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
-        limit = msgspec.structs.replace(limit, timeout_s=usual_s, reason=f"{limit.reason}; as long as the usual limit")
+        limit = timeouts.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")
     return msgspec.structs.replace(_exceeded(limit, max(maxima)), occurrences=first)
 
 

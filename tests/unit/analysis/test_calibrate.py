@@ -147,3 +147,13 @@ def test_first_occurrences_are_fitted_with_the_confidence_of_the_target() -> Non
         for confidence in (0.5, 0.99)
     ]
     assert counted[0] is not None and counted[1] is not None and counted[0] < counted[1]
+
+
+def test_first_limit_that_is_as_long_as_the_usual_one_has_the_ratios_of_that_length() -> None:
+    slow = steps(200)
+    for number in range(20, 200, 20):
+        slow.kept[number] = (number, 2.0, float(number))
+    limits = calibrate(Input([run("a", observed=slow)], []), DEFAULT).deadlines
+    known = limits["step.first"]
+    assert known.timeout_s == limits["step"].timeout_s and known.max_s < 0.2
+    assert known.ratio_to_max == pytest.approx((known.timeout_s or 0.0) / known.max_s)
