@@ -8,7 +8,7 @@ does not apply these limits to them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
@@ -34,14 +34,12 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
 
     selected: sections, by default all. A collective of the default group: all ranks call it."""
     states = _own_histograms(rank)
-    rank_buckets = {
-        f"{state.header.run}{_BETWEEN}{name}": _buckets(series)
-        for state in states
-        for name, series in state.deadlines.items()
-        if name == OUT_OF_SECTION or section_of(name) is not None
-    }
-    # In whole milliseconds.
-    rank_buckets |= {f"{state.header.run}{_SECONDS}": {0: int(1000 * state.seconds)} for state in states}
+    rank_buckets: dict[str, Counter[int]] = defaultdict(Counter)
+    for state in states:  # a rank that moved has one for each node of a run
+        for name, series in state.deadlines.items():
+            if name == OUT_OF_SECTION or section_of(name) is not None:
+                rank_buckets[f"{state.header.run}{_BETWEEN}{name}"].update(_buckets(series))
+        rank_buckets[f"{state.header.run}{_SECONDS}"][0] += int(1000 * state.seconds)  # in whole milliseconds
     summed = rank_reductions.sums_over_ranks(rank_buckets, LARGEST_BUCKET + 1)
     seconds = sum(fitted.get(0, 0) for name, fitted in summed.items() if name.endswith(_SECONDS)) / 1000 / max(1, ranks)
     if seconds <= 0.0:
@@ -86,7 +84,9 @@ def _own_histograms(rank: int) -> list[Durations]:
     if newest is None:
         return []
     alike = [state for state in states if _is_like(newest.header.configuration, state.header.configuration)]
-    return sorted(alike, key=lambda state: state.began_at)[-MOST_RUNS:]
+    alike.sort(key=lambda state: state.began_at)
+    runs = list(dict.fromkeys(state.header.run for state in alike))[-MOST_RUNS:]
+    return [state for state in alike if state.header.run in runs]
 
 
 def _is_like(ours: Configuration, other: Configuration) -> bool:

@@ -13,10 +13,18 @@ from resilience.monitor import refit
 from resilience.telemetry.durations import Header, Recorder
 
 
-def record(folder: Path, run: str, began: float, n: int = 15_000, script: str = "train.py", first: float = 0.0) -> None:
+def record(
+    folder: Path,
+    run: str,
+    began: float,
+    n: int = 15_000,
+    script: str = "train.py",
+    first: float = 0.0,
+    node: str = "host",
+) -> None:
     chance = random.Random(run)
     configuration = Configuration(script, world_size=1)
-    header = Header(run=run, node="host", rank=0, world_size=1, configuration=configuration)
+    header = Header(run=run, node=node, rank=0, world_size=1, configuration=configuration)
     recorder = Recorder(folder / run, header, began)
     if first:
         recorder.add("train", first, began)
@@ -46,6 +54,20 @@ def test_slow_first_step_does_not_lengthen_the_limit(runs: Path) -> None:
     record(runs, "yesterday", 0.0, first=100.0)
     record(runs, "today", 1e6, first=100.0)
     assert 3.0 < refit.limits(None, 1, 0)["train"] < 6.0
+
+
+def test_rank_that_a_restart_moved_counts_on_all_its_nodes(runs: Path) -> None:
+    for run, began in (("yesterday", 0.0), ("today", 1e6)):
+        for number in range(3):
+            record(runs, run, began + 1e5 * number, n=4_000, node=f"host{number}")
+    assert set(refit.limits(None, 1, 0)) == {"train"}  # 12,000 durations of each run are enough, 4,000 are not
+
+
+def test_nodes_of_a_run_do_not_count_as_runs(runs: Path) -> None:
+    record(runs, "yesterday", 0.0)
+    for number in range(refit.MOST_RUNS):
+        record(runs, "today", 1e6 + 1e5 * number, n=3_000, node=f"host{number}")
+    assert set(refit.limits(None, 1, 0)) == {"train"}
 
 
 def test_one_run_alone_gives_none_for_it_may_be_special(runs: Path) -> None:
