@@ -20,7 +20,18 @@ from resilience.telemetry.durations import Value
 
 HUNG: frozenset[Class] = frozenset(("stopped", "blocked_in_kernel", "blocked_in_native_code", "waits_for_lock"))
 FAILED: frozenset[Class] = frozenset(
-    ("exception", "left", "exited", "killed", "out_of_memory", "crashed", "told_to_stop", "hook_failed", "node_lost")
+    (
+        "exception",
+        "left",
+        "exited",
+        "killed",
+        "out_of_memory",
+        "crashed",
+        "told_to_stop",
+        "hook_failed",
+        "node_lost",
+        "agent_lost",
+    )
 )
 
 

@@ -1,8 +1,9 @@
 """Which fault of a job is the last one?  For `analysis.status`, which reads only the two ends of each file.
 
-The newest iteration or cycle with a fault of a rank's own counts (ends of workers that the launcher stopped are no
-faults), and in it the rank that failed first, as in the report. The end of a file may begin after the fault that the present
-iteration follows. Then another rank's record says which rank was first, and that rank's file is read further back."""
+The newest iteration or cycle with a fault of a rank's own counts, and in it the rank that failed first, as in the
+report. The end of a worker that the launcher stopped is no fault. The end of a file may begin after the fault that the
+present iteration follows. Then another rank's record says which rank was first, and that rank's file is read further
+back."""
 
 from __future__ import annotations
 
