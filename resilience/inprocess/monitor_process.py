@@ -10,6 +10,7 @@ not a child of the rank: it leaves no zombie there, and no `wait` of user code r
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -26,7 +27,7 @@ import msgspec
 
 from resilience.adapters import background, collective_calls, descriptors, processes, stacks, terminal, titles
 from resilience.adapters.background import WRITER
-from resilience.adapters.channel import Channel, ChannelClosed, pair
+from resilience.adapters.channel import Channel, ChannelClosed, close_all, pair
 from resilience.core.encoding import text
 from resilience.core.events import Interrupted
 from resilience.core.printable import printable
@@ -227,14 +228,18 @@ def _comm_of(path: str) -> str:
 
 def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
     read, write = os.pipe()
-    with processes.job_signals_blocked():  # the monitor inherits the mask, and unblocks them once it ignores them
-        between = os.fork()
-        if not between:
-            _fork_again(plan, page, channel, (other_end.fileno(), read), write, dump)
-    os.close(write)
-    os.waitpid(between, 0)
-    monitor_pid = os.read(read, 32)
-    os.close(read)
+    open_ends = [read, write]
+    try:
+        with processes.job_signals_blocked():  # the monitor inherits the mask, and unblocks them once it ignores them
+            between = os.fork()
+            if not between:
+                _fork_again(plan, page, channel, (other_end.fileno(), read), write, dump)
+        os.close(open_ends.pop())
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored, or a handler of the program has reaped it
+            os.waitpid(between, 0)
+        monitor_pid = os.read(read, 32)
+    finally:
+        close_all(open_ends)
     if not monitor_pid:
         raise MonitorError("the monitor could not be forked: too many processes, or not enough memory")
     return int(monitor_pid)
@@ -274,11 +279,16 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
     read, write = os.pipe()
     command = [sys.executable, "-m", "resilience.inprocess.monitor_process", str(read), *map(str, fds)]
     between = [sys.executable, "-S", "-c", _BETWEEN, *command]
-    with processes.job_signals_blocked():  # as for a forked monitor
-        monitor_pid = subprocess.run(
-            between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-        ).stdout
-    os.close(read)
+    try:
+        with processes.job_signals_blocked():  # as for a forked monitor
+            monitor_pid = subprocess.run(
+                between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+            ).stdout
+    except BaseException:
+        os.close(write)
+        raise
+    finally:
+        os.close(read)
     if not monitor_pid:
         os.close(write)
         raise MonitorError("the monitor could not be started: too many processes, or not enough memory")

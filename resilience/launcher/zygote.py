@@ -390,7 +390,8 @@ def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
         write = -1
         while data := os.read(read, 1 << 16):  # until every process has reported its pid
             births += data
-        os.waitpid(middle, 0)
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored, or a module's handler has reaped it
+            os.waitpid(middle, 0)
         return births or _born.pack(FAILED, 0)
     except OSError as error:
         return _born.pack(FAILED, error.errno or 0)

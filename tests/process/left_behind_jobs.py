@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import gc
 import os
@@ -128,6 +129,27 @@ def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict
         outcomes.append(once(name))
         left.append(differences(before, monitors))
     return outcomes, left
+
+
+def call_and_lose_children(how: str) -> tuple[int, dict[str, Any]]:
+    """Call a Wrapper in a program whose ended children cannot be waited for. Answers the value and what was left."""
+
+    def reap_all(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        monitors.append(call._session._monitor.pid)
+        return call.iteration
+
+    monitors: list[int] = []
+    function()  # what torch and we load and keep for good
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN if how == "ignored" else reap_all)
+    before = snapshot([])
+    return function(), differences(before, monitors)
 
 
 def fork_and_leave(ending: str) -> tuple[Any, Any]:

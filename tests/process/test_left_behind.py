@@ -25,6 +25,13 @@ def test_calls_leave_nothing_however_they_end_and_each_forks_its_monitor(start: 
     assert len({record.origin.job_id for record in job.of(events.CallStarted)}) == 1
 
 
+@pytest.mark.parametrize("how", ["ignored", "reaped by a handler"])
+def test_program_whose_children_cannot_be_waited_for_can_call_the_function(start: Start, how: str) -> None:
+    job = start(1, f"{JOBS}:call_and_lose_children", how=how)
+    (rank,) = job.wait(limit=60)
+    assert rank.value == (0, {})
+
+
 @pytest.mark.parametrize(("ending", "got"), [("returns", "child"), ("raises", "raised in the child")])
 def test_forked_child_that_leaves_the_function_says_nothing_as_its_parent(start: Start, ending: str, got: str) -> None:
     job = start(2, f"{JOBS}:fork_and_leave", ending=ending)
