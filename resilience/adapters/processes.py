@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -79,11 +80,17 @@ class ProcessState(msgspec.Struct, frozen=True):
 
 
 def state(pid: int) -> ProcessState | None:
-    """Return the state of a process, None if there is none."""
+    """Return the state of a process, None if there is none or it cannot be read."""
     try:
-        text = encoding.text(Path(f"/proc/{pid}/stat").read_bytes())
+        return _read_state(pid)
     except OSError:
         return None
+
+
+def _read_state(pid: int) -> ProcessState:
+    """Raises: FileNotFoundError or ProcessLookupError if there is no such process; other OSErrors if it cannot be read,
+    as with too many open files."""
+    text = encoding.text(Path(f"/proc/{pid}/stat").read_bytes())
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may contain blanks and brackets
     return ProcessState(
         state=fields[0],
@@ -100,9 +107,10 @@ class Process:
     """A process that is not our child, held by its pidfd."""
 
     def __init__(self, pid: int) -> None:
-        """Open the process. Raises: ProcessLookupError if there is no such process."""
+        """Open the process. Raises: ProcessLookupError if there is no such process; OSError, as with too many open
+        files."""
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
+        self.pidfd = open_pidfd(pid)
         present = state(pid)
         self._start_time = None if present is None else present.start_time
 
@@ -155,6 +163,18 @@ class Process:
         return status if mask & _PIDFD_INFO_EXIT else None
 
 
+def open_pidfd(pid: int) -> int:
+    """Return a new pidfd. Raises: ProcessLookupError if there is no such process; OSError, as with too many open files.
+
+    If a thread has the number now, the kernel reports ENOENT, older kernels EINVAL."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINVAL):
+            raise ProcessLookupError(errno.ESRCH, f"{pid} is the number of no process") from error
+        raise
+
+
 def children(pid: int) -> tuple[int, ...]:
     """Return the pids of the processes that the main thread of a process has started; () if it is gone or the kernel
     does not tell (CONFIG_PROC_CHILDREN)."""
@@ -203,39 +223,59 @@ def identity_of(pid: int) -> tuple[int, int]:
 
 
 def is_alive(identity: tuple[int, int]) -> bool:
-    """Return True until the main thread of a process ends. `await_end` also waits for its other threads."""
-    present = state(identity[0])
-    return present is not None and present.start_time == identity[1] and present.state not in "ZX"
+    """Return True until the main thread of a process ends, and if that is unknown. `await_end` also waits for its other
+    threads."""
+    try:
+        present = _read_state(identity[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True
+    return present.start_time == identity[1] and present.state not in "ZX"
 
 
 def await_end(identity: tuple[int, int], limit: float) -> bool:
-    """Wait until a process has ended, at most `limit` seconds. Return True if it has. Reaps it if it is a child.
+    """Wait until a process has ended, at most `limit` seconds. Return True if it has, False also if that is unknown, as
+    with too many open files. Reaps it if it is a child.
 
     It has ended when all its threads have: until then its files and ports are open. /proc shows the state of its main
     thread, which may end earlier."""
     try:
-        process = Process(identity[0])
-    except ProcessLookupError:
+        with _opened(identity) as process:
+            if not process.has_ended(max(0.0, limit)):
+                return False
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    try:
-        present = state(identity[0])
-        is_same = present is not None and present.start_time == identity[1]
-        if is_same and not process.has_ended(max(0.0, limit)):
-            return False
-    finally:
-        process.close()
+    except OSError:
+        return False
     with contextlib.suppress(ChildProcessError):  # it is nearly always another process's child
         os.waitpid(identity[0], os.WNOHANG)
     return True
 
 
 def kill(identity: tuple[int, int]) -> None:
-    """Kill a process, unless it has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        process = Process(identity[0])
-        if is_alive(identity):
-            process.send(signal.SIGKILL)
+    """Kill a process, unless it has ended or cannot be opened."""
+    with contextlib.suppress(OSError), _opened(identity) as process:
+        process.send(signal.SIGKILL)
+
+
+@contextmanager
+def _opened(identity: tuple[int, int]) -> Iterator[Process]:
+    """Yield the process with this pid and start time. Raises: FileNotFoundError or ProcessLookupError if it has ended;
+    other OSErrors if that is unknown."""
+    _check_start_time(identity)  # a number that another process or a thread has now is not opened
+    process = Process(identity[0])
+    try:
+        _check_start_time(identity)
+        yield process
+    finally:
         process.close()
+
+
+def _check_start_time(identity: tuple[int, int]) -> None:
+    pid, start_time = identity
+    if _read_state(pid).start_time != start_time:
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} is a later one")
 
 
 class Runnable(msgspec.Struct, frozen=True):

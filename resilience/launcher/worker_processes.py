@@ -79,7 +79,7 @@ class RunningWorkers:
         self._pidfds: dict[int, int] = {}
         for local_rank, pid in context.pids().items():
             with contextlib.suppress(ProcessLookupError):  # ended already: `collect` finds out how
-                self._pidfds[local_rank] = os.pidfd_open(pid)
+                self._pidfds[local_rank] = processes.open_pidfd(pid)
         self.living = set(self._ranks)
         self.unkillable: list[EndedWorker] = []  # recorded as ended by SIGKILL, but still there
         self.ended: list[EndedWorker] = []

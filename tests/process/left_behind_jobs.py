@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import faulthandler
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -150,6 +152,33 @@ def call_and_lose_children(how: str) -> tuple[int, dict[str, Any]]:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if how == "ignored" else reap_all)
     before = snapshot([])
     return function(), differences(before, monitors)
+
+
+def use_up_descriptors() -> list[int]:
+    """Open files until this process can open no more. Answers their descriptors."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, most), most))
+    files: list[int] = []
+    while True:
+        try:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return files
+
+
+def call_and_lose_sight_of_monitor() -> int:
+    """Return a value from a call whose process cannot open its monitor at the end."""
+
+    def open_none(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        os.pidfd_open = open_none
+        return 7
+
+    return function()
 
 
 def fork_and_leave(ending: str) -> tuple[Any, Any]:

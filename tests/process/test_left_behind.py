@@ -32,6 +32,11 @@ def test_program_whose_children_cannot_be_waited_for_can_call_the_function(start
     assert rank.value == (0, {})
 
 
+def test_call_returns_its_value_if_too_many_files_are_open_to_wait_for_its_monitor(start: Start) -> None:
+    (rank,) = start(1, f"{JOBS}:call_and_lose_sight_of_monitor").wait(limit=60)
+    assert rank.value == 7
+
+
 @pytest.mark.parametrize(("ending", "got"), [("returns", "child"), ("raises", "raised in the child")])
 def test_forked_child_that_leaves_the_function_says_nothing_as_its_parent(start: Start, ending: str, got: str) -> None:
     job = start(2, f"{JOBS}:fork_and_leave", ending=ending)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import queue
 import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from resilience.adapters import processes
 from resilience.adapters.processes import Process
 from resilience.core.attribution import Exit
 from tests.process.children import LIMIT, child, hear, hold
+from tests.process.left_behind_jobs import use_up_descriptors
 
 SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
@@ -97,6 +101,75 @@ def test_process_that_never_was_cannot_be_held() -> None:
         other.wait()
         with pytest.raises(ProcessLookupError):
             Process(other.pid)
+
+
+@contextmanager
+def thread_of_this_process() -> Iterator[int]:
+    """Yield the number of a thread, which runs until the body is left."""
+    started: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done = threading.Event()
+
+    def body() -> None:
+        started.put(threading.get_native_id())
+        done.wait()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield started.get(timeout=LIMIT)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_number_that_a_thread_has_now_is_no_process() -> None:
+    with thread_of_this_process() as number:
+        identity = processes.identity_of(number)
+        with pytest.raises(ProcessLookupError):
+            Process(number)
+        assert processes.await_end(identity, 0.0)
+        assert processes.await_end((number, identity[1] - 1), 0.0)
+        processes.kill(identity)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_ended"), [(errno.ENOENT, True), (errno.EINVAL, True), (errno.ESRCH, True), (errno.EMFILE, False)]
+)
+def test_process_has_ended_only_if_the_kernel_knows_no_such_process(
+    error: int, has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pidfd_open(_: int) -> int:
+        raise OSError(error, os.strerror(error))
+
+    with child(hold) as other:
+        other.hear()
+        identity = processes.identity_of(other.pid)
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+        assert processes.await_end(identity, 0.0) is has_ended
+        processes.kill(identity)
+
+
+def test_process_whose_number_another_one_has_now_has_ended_and_the_other_is_not_touched() -> None:
+    with child(hold) as other:
+        other.hear()
+        pid, start_time = processes.identity_of(other.pid)
+        assert processes.await_end((pid, start_time - 1), 0.0)
+        processes.kill((pid, start_time - 1))
+        assert not processes.await_end((pid, start_time), 0.0)
+        processes.kill((pid, start_time))
+        assert os.WTERMSIG(other.wait()) == signal.SIGKILL
+
+
+def test_process_counts_as_alive_if_too_many_files_are_open_to_see_it() -> None:
+    def body(line: Connection) -> None:
+        here, parent = processes.identity_of(os.getpid()), processes.identity_of(os.getppid())
+        files = use_up_descriptors()
+        seen = [(processes.is_alive(process), processes.await_end(process, 0.0)) for process in (here, parent)]
+        os.close(files.pop())
+        line.send(seen)
+
+    with child(body) as other:
+        assert other.hear() == [(True, False)] * 2
 
 
 def test_state_tells_what_the_process_uses() -> None:
