@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ from resilience.telemetry.restart_lines import RestartLine
 LOOKS = 100  # consecutive checks, LOOK_EVERY seconds apart, that must find no client, unless all are known to have left
 LOOK_EVERY = 0.02
 JOIN_LIMIT = 300.0  # seconds for this call's store to replace an earlier one on the same port
+CONNECT_PAUSE = 0.5  # seconds between two attempts to open a further connection to the store
 CONNECT_LIMIT = 5.0  # seconds for a monitor to find the store if its rank is already gone
 MONITORS_LIMIT = 2.0  # seconds that the host waits for the other monitors once all ranks have left
 LEFT_KEY = "left"  # counts the monitors whose ranks' ends are on record
@@ -206,16 +208,44 @@ class MonitorStore:
             self._patience.limit = begin.waits.barrier
         self._store = dist.PrefixStore(begin.prefix, self._base_store)
         folder = agree_on_folder(self._store, begin.origin.node)
-        self._supervisor = Supervisor(begin, folder, self._connect, self._represent, self._emit)
+        # Half the limit: another monitor of the node can still lead before the other nodes count this one as silent.
+        connect_as_leader = partial(self._connect, begin.heartbeat_timeout / 2)
+        self._supervisor = Supervisor(begin, folder, connect_as_leader, self._represent, self._emit)
         self._supervisor.start()
 
-    def _connect(self) -> Any:
-        return connect(self._factory, self._kwargs, self._notice)
+    def _connect(self, limit: float, failed: Callable[[Exception], None] = lambda error: None) -> Any:
+        """Return a further connection to the store. Tries again for `limit` seconds: the host of the store may be
+        overloaded for a while, or this process short of descriptors.
+
+        failed: called with the error before each new attempt. Raises: what the factory raises."""
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                return connect(self._factory, self._kwargs, self._notice)
+            except Exception as error:  # a user's factory may raise anything
+                if time.monotonic() >= deadline:
+                    raise
+                failed(error)
+            time.sleep(CONNECT_PAUSE)
 
     def _represent(self, record: InterruptionRecord) -> None:
-        """Stand in for a rank whose own monitor is gone. Runs in its own thread."""
-        store = dist.PrefixStore(self._call_begin.prefix, self._connect())
-        self._emit(self._drive_stand_in(record, store)[0])
+        """Stand in for a rank whose own monitor is gone. Runs in its own thread, and returns once the stand-in has
+        ended. The other ranks wait for it until barrier_timeout, so it tries to connect for as long."""
+        began = time.monotonic()
+        first_error: Exception | None = None
+
+        def failed(error: Exception) -> None:
+            nonlocal first_error
+            if first_error is None:
+                first_error = error
+                self._emit(_failed_stand_in(record, began, error))
+
+        try:
+            connection = self._connect(self._call_begin.waits.barrier, failed)
+            ended, _ = self._drive_stand_in(record, dist.PrefixStore(self._call_begin.prefix, connection))
+        except Exception as error:  # the edge of the thread
+            ended = _failed_stand_in(record, began, error)
+        self._emit(ended)
 
     def _interrupt(self, record: InterruptionRecord) -> None:
         assert record.iteration is not None
@@ -280,7 +310,6 @@ class MonitorStore:
     ) -> tuple[events.RankStoodInFor, Seat | None]:
         """Represent a rank. Return the result, and the rank's last seat."""
         began = time.monotonic()
-        result: Any
         seat: Seat | None = None
 
         def perform(operation: restart.Operation) -> Any:
@@ -293,11 +322,10 @@ class MonitorStore:
 
         try:
             seat = self._last_seat(record.rank, store)
-            result = drive(stand_in(seat, self._call_begin.waits, encode(record)), store, perform, chunk=3600.0)
-            error = ""
-        except (ResilienceError, RuntimeError, OSError) as stand_in_error:
-            result, error = "failed", f"{type(stand_in_error).__name__}: {stand_in_error}"[:500]
-        return events.RankStoodInFor(record.rank, result, time.monotonic() - began, error), seat
+            result: Any = drive(stand_in(seat, self._call_begin.waits, encode(record)), store, perform, chunk=3600.0)
+        except (ResilienceError, RuntimeError, OSError) as error:
+            return _failed_stand_in(record, began, error), seat
+        return events.RankStoodInFor(record.rank, result, time.monotonic() - began), seat
 
     def _last_seat(self, initial_rank: int, store: StoreLike) -> Seat:
         """Return the seat that the rank published last, or its seat at the start of the call."""
@@ -359,6 +387,12 @@ class MonitorStore:
         while ports and looks < LOOKS and time.monotonic() < deadline and not self._have_all_left():
             looks = 0 if open_sockets.has_foreign_clients(ports) else looks + 1
             time.sleep(LOOK_EVERY)
+
+
+def _failed_stand_in(record: InterruptionRecord, began: float, error: Exception) -> events.RankStoodInFor:
+    """began: the start of the stand-in, in monotonic seconds."""
+    reason = f"{type(error).__name__}: {error}"[:500]
+    return events.RankStoodInFor(record.rank, "failed", time.monotonic() - began, reason)
 
 
 def iteration_server(address: str) -> dist.TCPStore:

@@ -68,7 +68,8 @@ class Supervisor:
         self._neighbour: Neighbour | None = None
         self._known_members: dict[str, list[Member]] = {}
         self._leads = False
-        self._represented: set[int] = set()
+        self._represented: set[int] = set()  # initial ranks whose stand-in has begun, or that need none
+        self._unstarted: set[int] = set()  # initial ranks for whose stand-in no thread could be started at first
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
 
     def start(self) -> None:
@@ -140,7 +141,8 @@ class Supervisor:
         if not members:
             return
         ranks = tuple(member.initial_rank for member in members)
-        self._emit(events.NodeFellSilent(name, self._limit, silent_for, ranks))
+        if not self._unstarted.issuperset(ranks):  # else it is on record
+            self._emit(events.NodeFellSilent(name, self._limit, silent_for, ranks))
         for member in members:
             self._represent_lost(name, member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
 
@@ -160,9 +162,9 @@ class Supervisor:
     ) -> None:
         if member.initial_rank in self._represented:
             return
-        self._represented.add(member.initial_rank)
         if execute(restart.Check((finished_key(member.initial_rank),)), self._store):
-            return  # it left cleanly
+            self._represented.add(member.initial_rank)  # it left cleanly
+            return
         (text,) = execute(Read((restart.seat_key(member.initial_rank),)), self._store)
         seat = None if text is None else encoding.from_json(text, restart.Seat)
         record = InterruptionRecord(
@@ -177,9 +179,24 @@ class Supervisor:
             silent_for_s=silent_for,
             detected_wall_ns=time.time_ns(),
         )
-        self._emit(events.Interrupted(record))
         # In a thread each: every stand-in waits until all ranks have arrived.
-        threading.Thread(target=self._represent, args=(record,), daemon=True).start()
+        thread = threading.Thread(target=self._stand_in, args=(record,), name="resilience-stand-in", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # this process may start no more threads: the next check tries again
+            self._note_unstarted(record, error)
+        else:
+            self._represented.add(member.initial_rank)
+
+    def _stand_in(self, record: InterruptionRecord) -> None:
+        self._emit(events.Interrupted(record))
+        self._represent(record)
+
+    def _note_unstarted(self, record: InterruptionRecord, error: RuntimeError) -> None:
+        """Record, once for each rank, that its stand-in could not be started."""
+        if record.rank not in self._unstarted:
+            self._unstarted.add(record.rank)
+            self._emit(events.RankStoodInFor(record.rank, "failed", 0.0, f"{type(error).__name__}: {error}"[:500]))
 
 
 class _Lead:

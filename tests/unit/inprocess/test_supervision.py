@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 import torch.distributed as dist
 
 from resilience.adapters.store import drive, execute
+from resilience.core import events
 from resilience.core.peer_liveness import take_place
 from resilience.core.restart import Add
 from resilience.inprocess import supervision
-from resilience.inprocess.supervision import Supervisor, announce, entry_of
+from resilience.inprocess.supervision import Member, Supervisor, announce, entry_of
 
 HOUR = 3600
+GONE = (2**22 + 1, 1)  # (pid, start time); no process can have this pid
 
 
 class Counting:
@@ -55,3 +58,41 @@ def test_leader_of_a_node_asks_the_store_once_a_second_at_any_number_of_nodes(
         supervisor._check_neighbours()
     assert not lost
     assert 0 < len(store.calls) <= HOUR, store.calls[:20]
+
+
+def leading(store: Any, represent: Any, emit: Any) -> Supervisor:
+    """Return the supervisor of the leader of `here`, which has looked at no node yet."""
+    begin: Any = SimpleNamespace(origin=SimpleNamespace(node="here"), heartbeat_timeout=30.0, interval=1.0)
+    supervisor = Supervisor(begin, "", lambda: store, represent, emit)
+    supervisor._store, supervisor._place = store, 1
+    return supervisor
+
+
+def in_this_thread(refusals: int = 0) -> Any:
+    """Return a stand-in for the module `threading`: a thread runs in its caller. The first starts are refused."""
+    left = [RuntimeError("can't start new thread")] * refusals
+
+    def thread(target: Any, args: Any = (), **_: Any) -> Any:
+        def start() -> None:
+            if left:
+                raise left.pop()
+            target(*args)
+
+        return SimpleNamespace(start=start)
+
+    return SimpleNamespace(Thread=thread, Event=threading.Event)
+
+
+def test_rank_is_represented_once_a_thread_can_be_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    represented: list[Any] = []
+    emitted: list[Any] = []
+    store = dist.HashStore()
+    announce(store, "here", Member(3, GONE, GONE))
+    supervisor = leading(store, represented.append, emitted.append)
+    monkeypatch.setattr(supervision, "threading", in_this_thread(refusals=2))
+    for _ in range(5):
+        supervisor._check_neighbours()
+    assert [record.rank for record in represented] == [3]
+    failed, interrupted = emitted
+    assert (failed.initial_rank, failed.result, failed.error) == (3, "failed", "RuntimeError: can't start new thread")
+    assert isinstance(interrupted, events.Interrupted)
