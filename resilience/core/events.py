@@ -284,8 +284,8 @@ class RankLeft(Event, frozen=True, tag="rank.left"):
 
 
 class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
-    """A monitor represented a dead rank until the other ranks continued without it. failed: it could not. A monitor that
-    could not begin tries again until barrier_timeout is over; a later record then shows the end."""
+    """A monitor represented a dead rank until the other ranks continued without it. failed: it could not. A monitor
+    that could not begin tries again until barrier_timeout is over; a later record then shows the end."""
 
     initial_rank: int
     result: Literal["excluded", "completed", "discarded", "failed"]
