@@ -2,40 +2,56 @@
 
 Python runs a pending call in the main thread between two bytecodes. If the call does not run, the thread is
 blocked in C, or another thread holds the GIL. This proves life, not progress: a loop that gets nowhere answers
-as well."""
+as well.
+
+The pending call is `sem_post` of the C library, so it runs no Python. In a Python function, a signal handler of the
+program could raise at its start: ctypes would swallow the exception, return an arbitrary result to the interpreter, and
+the program would get a SystemError in its place."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import os
 
 from resilience.monitor.page import RankSide
 
-_pending_page: RankSide | None = None
+# Keeps the GIL during a call; none of these functions waits.
+_libc = ctypes.PyDLL(None)
+_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
+_add_pending_call.argtypes = ctypes.c_void_p, ctypes.c_void_p
+_sem_post = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
 
+# A sem_t, which counts the answers. Never freed: the interpreter may still hold a request after the last call.
+_answers = (ctypes.c_uint64 * 8)()
+_libc.sem_init(_answers, 0, 0)
 
-def _answer(_: Any) -> int:
-    global _pending_page
-    page, _pending_page = _pending_page, None
-    if page is not None:
-        page.tick()
-    return 0
-
-
-# Never freed: the interpreter may still hold it after the last call.
-_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_answer)
+_is_pending = False
 
 
 def forget_request() -> None:
-    """Drop the pending request, if there is one: its answer then has no effect."""
-    global _pending_page
-    _pending_page = None
+    """Drop the pending request, if there is one."""
+    global _is_pending
+    _take_answers()
+    _is_pending = False
+
+
+os.register_at_fork(after_in_child=forget_request)
 
 
 def request_tick(page: RankSide) -> None:
-    """Ask the main thread to write a proof of life into `page`. At most one request is pending."""
-    global _pending_page
-    if _pending_page is None:
-        _pending_page = page
-        if ctypes.pythonapi.Py_AddPendingCall(_CALL, None) != 0:
-            _pending_page = None  # the interpreter's queue is full: ask again at the next tick
+    """Write a proof of life into `page` if the main thread has answered the last request, and ask it again. At most one
+    request is pending."""
+    global _is_pending
+    if _take_answers():
+        _is_pending = False
+        page.tick()
+    if not _is_pending:  # if the interpreter's queue is full, the next call asks again
+        _is_pending = _add_pending_call(_sem_post, ctypes.addressof(_answers)) == 0
+
+
+def _take_answers() -> bool:
+    """Return True if there was an answer."""
+    is_answered = False
+    while _libc.sem_trywait(_answers) == 0:
+        is_answered = True
+    return is_answered
