@@ -122,7 +122,8 @@ class Session:
                 yield session
         finally:
             if session is not None and os.getpid() == pid:
-                _open.remove(session)
+                if session in _open:  # not if an interrupt arrived before it was added
+                    _open.remove(session)
                 session._close()
 
     def _connect(self, wrapper: Wrapper, state: State) -> None:
