@@ -18,11 +18,13 @@ class Signals:
 
     def __init__(self, names: str) -> None:
         """names: in the format of torchrun's --signals-to-handle. Raises: ConfigurationError."""
-        self._numbers = [number for number in map(_number, names.split(",")) if number is not None]
-        self._ignored = [number for number in self._numbers if signal.getsignal(number) is signal.SIG_IGN]
+        self.names = names
+        numbers = [number for number in map(_number, names.split(",")) if number is not None]
         self._received: list[int] = []
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.install()
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable after a signal has arrived."""
@@ -37,11 +39,6 @@ class Signals:
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         poll.poll(limit * 1000)
-
-    def install(self) -> None:
-        """Install our handlers, also after other code has installed its own."""
-        for number in self._numbers:
-            signal.signal(number, signal.SIG_IGN if number in self._ignored else self._note)
 
     def take(self) -> list[int]:
         """Return the signals that arrived since the last call, in order."""

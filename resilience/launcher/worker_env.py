@@ -42,7 +42,6 @@ def specification(agent: Agent, group: WorkerGroup, supervisor: CycleSupervisor)
         duplicate_stdout_filters=spec.duplicate_stdout_filters,
         duplicate_stderr_filters=spec.duplicate_stderr_filters,
         zygote=supervisor.zygote,
-        before_start=supervisor.signals.install,
     )
 
 
@@ -62,6 +61,7 @@ def _environment(agent: Agent, group: WorkerGroup, worker: Worker, supervisor: C
         "TORCHELASTIC_RESTART_COUNT": str(supervisor.restarts_used),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": supervisor.signals.names,
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": async_error_handling(),
         "RESILIENCE_RUN_DIR": str(supervisor.reporter.folder.parent),

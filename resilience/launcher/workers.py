@@ -16,15 +16,12 @@ from typing import Any, Literal
 
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from resilience.errors import LaunchError
 from resilience.launcher import fork_safety, tied
 from resilience.launcher.output import RunFolderLogs
 from resilience.launcher.zygote import Order, Zygote
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +39,6 @@ class WorkersSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     zygote: Zygote | None = None
-    before_start: Callable[[], None] = _nothing  # called first, after torchelastic has installed its signal handlers
 
 
 class Workers(SubprocessContext):
@@ -62,13 +58,26 @@ class Workers(SubprocessContext):
             spec.duplicate_stderr_filters,
         )
         self._zygote = spec.zygote
-        self._before_start = spec.before_start
         self._logs = spec.logs_specs if isinstance(spec.logs_specs, RunFolderLogs) else None
         self.how: Literal["warm", "cold"] = "cold"
         self.reason = ""
 
+    def start(self) -> None:
+        """Start the workers. Installs no signal handlers: torchelastic's would raise in the agent's main thread, also
+        for signals that the agent does not handle or ignores, such as SIGHUP under nohup. Raises: OSError."""
+        self._start()
+        for tail_log in self._tails():
+            tail_log.start()
+
+    def _tails(self) -> Sequence[TailLog]:
+        """Return the threads that show teed output. Torch had two attributes for them before it had a list."""
+        tails: Sequence[TailLog] = vars(self).get("_tail_logs") or [
+            vars(self)["_stdout_tail"],
+            vars(self)["_stderr_tail"],
+        ]
+        return tails
+
     def _start(self) -> None:
-        self._before_start()
         with contextlib.ExitStack() as streams_to_close:
             self._start_each(
                 {local_rank: self._handler(local_rank, streams_to_close) for local_rank in range(self.nprocs)}

@@ -151,8 +151,14 @@ def test_schedulers_warning_stops_the_job_in_good_order(launch: Launch, number: 
     assert [record.event.source.split()[0] for record in job.of(events.StopRequested)] == [number.name]
 
 
-def test_terminal_that_closes_ends_no_job_that_was_started_by_nohup(launch: Launch) -> None:  # F08
-    job = launch("say('up'); await_file('go')", NOHUP="yes")
+@pytest.mark.parametrize("handled", ["SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIGTERM,SIGUSR1"])
+def test_terminal_that_closes_ends_no_job_that_was_started_by_nohup(launch: Launch, handled: str) -> None:  # F08
+    script = f"""
+        assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == {handled!r}
+        say('up')
+        await_file('go')
+        """
+    job = launch(script, "--signals-to-handle", handled, NOHUP="yes")
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     job.job.signal(0, signal.SIGHUP)
