@@ -171,11 +171,9 @@ def _fork(line: Channel) -> int:
 
 def _serve_forked(line: Channel, agent: int) -> NoReturn:
     try:
-        line_fd = line.fileno()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(0, 1)
-        os.closerange(3, line_fd)
-        os.closerange(line_fd + 1, os.sysconf("SC_OPEN_MAX"))
+        descriptors.close_others((line.fileno(),))
         serve(line, agent)
     finally:
         os._exit(0)

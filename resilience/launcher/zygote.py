@@ -30,7 +30,7 @@ from typing import NoReturn
 
 import msgspec
 
-from resilience.adapters import titles
+from resilience.adapters import descriptors, titles
 from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
 from resilience.core import encoding
 from resilience.core.printable import printable
@@ -434,7 +434,7 @@ def _be_worker(order: Sent, streams: Sequence[int], folder: int, memory: int, no
     os.fchdir(folder)
     os.dup2(streams[order.stdout], 1)
     os.dup2(streams[order.stderr], 2)
-    os.closerange(3, 1 + max(int(fd) for fd in os.listdir("/proc/self/fd")))
+    descriptors.close_others()
     worker_main.become(
         [os.fsdecode(argument) for argument in order.arguments],
         {os.fsdecode(name): os.fsdecode(value) for name, value in order.environment.items()},
@@ -446,7 +446,7 @@ def _be_worker(order: Sent, streams: Sequence[int], folder: int, memory: int, no
 def _be_successor(modules: Sequence[str], learned: Sequence[str], line_fd: int, agent: int) -> None:
     """Import modules, report the result, then serve as the zygote."""
     tied.tie_to(agent)
-    close_all([fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd != line_fd])
+    descriptors.close_others((line_fd,))
     line = Channel(socket.socket(fileno=line_fd))
     loaded = preload.load(modules, learned)
     line.send(encoding.to_msgpack(loaded))

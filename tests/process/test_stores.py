@@ -84,3 +84,23 @@ def test_it_goes_with_an_agent_that_is_killed() -> None:
         agent.send_signal(signal.SIGKILL)
         agent.wait()
         assert process.has_ended(5.0)
+
+
+def test_forked_process_starts_at_once_if_a_million_files_may_be_open() -> None:
+    closed = os.closerange
+    asked = os.sysconf
+
+    def close_few(first: int, end: int) -> None:
+        assert end - first < 1 << 20, "this takes minutes without close_range"
+        closed(first, end)
+
+    def body(line: Connection) -> None:
+        os.sysconf = lambda name: 1 << 30 if name == "SC_OPEN_MAX" else asked(name)
+        os.closerange = close_few
+        started = StoreProcess.start()
+        line.send((started.is_forked, started.host().port))
+        started.close()
+
+    with child(body) as agent:
+        is_forked, port = agent.hear()
+    assert is_forked and port
