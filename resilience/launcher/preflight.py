@@ -17,18 +17,21 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 import msgspec
 
 from resilience.adapters.health import nvml
 from resilience.core import encoding
+from resilience.core.elapsed import Elapsed
 from resilience.core.masking import masked_text
 
 LOOK = 0.02  # seconds between polls of a request to stop
+LONGEST_GAP = 0.2  # seconds that a gap between two such polls counts; in a longer one, this process was stopped
+LOOKS = 10  # least number of looks within a check's limit while workers run; a longer gap counts as one of them
 DISK_LIMIT, STORE_LIMIT, DEVICE_LIMIT, COMMAND_LIMIT = 10.0, 30.0, 30.0, 60.0  # seconds
 DISK_WARNING_LIMIT = 1.0  # seconds; a mere warning may not delay a cycle longer
 LAST = 500  # characters of a command's output in the report
@@ -77,9 +80,9 @@ class Gate:
         """Return why this node is not fit, empty if it is. Takes as long as the slowest check, or its limit.
 
         is_interrupted: True ends the wait; a check that has not answered by then counts as passed."""
-        began = time.monotonic()
+        waited = Elapsed(monotonic(), LONGEST_GAP)
         check_runs = [_CheckRun(check) for check in self._checks]
-        outcomes = [check_run.await_answer(began + check_run.check.limit, is_interrupted) for check_run in check_runs]
+        outcomes = [check_run.await_answer(waited, is_interrupted) for check_run in check_runs]
         return [outcome for outcome in outcomes if outcome is not None]
 
 
@@ -91,18 +94,22 @@ class PeriodicCheck:
         self._check, self._interval = check, interval
         self._run: _CheckRun | None = None
         self._began = -math.inf
+        self._waited = Elapsed(0.0)
 
     def refusal(self, now: float) -> PreflightFailure | None:
         """Return the failure that the current run has found, or that it is late; start the next run when it is due.
 
-        now: seconds on a monotonic clock. A run that nothing can stop is left behind and not repeated."""
+        now: seconds on a monotonic clock. A run is late after its limit, or later if looks are more than a tenth of
+        the limit apart. A run that nothing can stop is left behind and not repeated."""
         if self._run is None:
             if now - self._began >= self._interval:
                 self._run, self._began = _CheckRun(self._check), now
+                self._waited = Elapsed(now, self._check.limit / LOOKS)
             return None
+        waited = self._waited.look(now)
         outcome = self._run.answer()
         if outcome is None:
-            if now - self._began < self._check.limit:
+            if waited < self._check.limit:
                 return None
             self._check.give_up()
             self._began = math.inf
@@ -125,9 +132,12 @@ class _CheckRun:
         self._has_answered = threading.Event()
         threading.Thread(target=self._work, name=f"resilience-gate-{check.name}", daemon=True).start()
 
-    def await_answer(self, deadline: float, is_interrupted: Callable[[], bool]) -> PreflightFailure | None:
-        while not self._has_answered.wait(max(0.0, min(LOOK, deadline - time.monotonic()))):
-            is_late = time.monotonic() >= deadline
+    def await_answer(self, waited: Elapsed, is_interrupted: Callable[[], bool]) -> PreflightFailure | None:
+        """Return the failure that this run finds, or that it is late; None if nothing is wrong, or after an interrupt.
+
+        waited: since all runs began."""
+        while not self._has_answered.wait(LOOK):
+            is_late = waited.look(monotonic()) >= self.check.limit
             if is_late or is_interrupted():
                 self.check.give_up()
                 return late_failure(self.check) if is_late else None

@@ -49,6 +49,16 @@ def hang() -> Iterator[Callable[[], str]]:
     end.set()
 
 
+def after(event: threading.Event) -> Callable[[], str]:
+    """Return a check's look that finds nothing once this event is set."""
+
+    def look() -> str:
+        event.wait()
+        return ""
+
+    return look
+
+
 def fail() -> str:
     raise OSError("no such device")
 
@@ -258,12 +268,36 @@ def test_patrol_of_a_check_that_hangs_is_a_refusal_after_its_limit_and_is_not_re
 ) -> None:
     check = Checking("gpu", hang, limit=30.0)
     patrol = PeriodicCheck(check, 5.0)
-    assert [patrol.refusal(now) for now in (0.0, 29.9)] == [None, None]
+    assert [patrol.refusal(float(now)) for now in range(30)] == [None] * 30
     assert not check.is_given_up
     assert patrol.refusal(30.0) == PreflightFailure("gpu", "no answer within 30 s")
     assert check.is_given_up
     assert [patrol.refusal(now) for now in (31.0, 100.0, 1000.0)] == [None] * 3
     assert sum(thread.name == "resilience-gate-gpu" for thread in threading.enumerate()) == 1
+
+
+def test_patrol_of_an_agent_that_was_stopped_leaves_the_check_time_to_answer() -> None:
+    may_answer = threading.Event()
+    check = Checking("gpu", after(may_answer), limit=30.0)
+    patrol = PeriodicCheck(check, 5.0)
+    assert [patrol.refusal(now) for now in (0.0, 40.0)] == [None, None]
+    may_answer.set()
+    await_idle()
+    assert patrol.refusal(40.1) is None
+    assert not check.is_given_up
+
+
+def test_gate_of_an_agent_that_was_stopped_leaves_its_checks_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer, was_stopped = threading.Event(), iter([0.0])
+    now = time.monotonic
+    monkeypatch.setattr(preflight, "monotonic", lambda: now() + next(was_stopped, 4000.0))
+
+    def is_interrupted() -> bool:
+        may_answer.set()  # the first look after the standstill
+        return False
+
+    checks = [Checking(name, after(may_answer), limit=30.0) for name in ("disk", "store")]
+    assert Gate(checks).refusals(is_interrupted) == []
 
 
 def test_patrol_of_a_check_that_raises_is_a_refusal() -> None:
