@@ -16,15 +16,14 @@ from resilience.errors import StoreError
 SPARE = 64  # descriptors for files, pipes and short connections
 
 
-def raise_limit() -> None:
-    """Raise this process's soft limit to its hard limit. Changes nothing where the system refuses."""
+def raise_limit() -> int:
+    """Raise this process's soft limit to its hard limit; return the soft limit before. Changes nothing where the system
+    refuses: then the soft limit is what `make_room` counts with."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):
-        return  # what `make_room` then counts with is the soft limit
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
 
 
 def close_others(kept: Collection[int] = ()) -> None:

@@ -30,12 +30,13 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from resilience.adapters import descriptors
 from resilience.adapters.background import READ_LIMIT
 from resilience.core import cycle, events
 from resilience.core.cycle import CycleDecision
 from resilience.core.group_ranks import worker_ranks
 from resilience.errors import LaunchError, StoreError
-from resilience.launcher import worker_env, workers
+from resilience.launcher import worker_env, worker_processes, workers
 from resilience.launcher.output import RunFolderLogs
 from resilience.launcher.worker_processes import EndedWorker, RunningWorkers
 
@@ -54,6 +55,7 @@ class Agent(LocalElasticAgent):
         self.verdict = CycleDecision(
             outcome="failed", node=supervisor.name, exit_code=cycle.FAILED, detail="nothing ran"
         )
+        self.worker_open_files = descriptors.raise_limit()  # the agent itself needs several for each worker
         self.is_clean = False  # the job was preempted, and all workers here exited with status 0
         self._supervisor = supervisor
         self._running: RunningWorkers | None = None
@@ -137,7 +139,7 @@ class Agent(LocalElasticAgent):
             self._logs_specs.cycle = supervisor.handler.cycle
         supervisor.warm_start.prepare()
         context = workers.start(worker_env.specification(self, worker_group, supervisor))
-        self._running = running = RunningWorkers(context, worker_group.workers)
+        self._running = running = worker_processes.watched(context, worker_group.workers)
         for worker in worker_group.workers:
             worker.id = context.pids()[worker.local_rank]
             supervisor.witnesses.watch(worker, running.files(worker.local_rank))

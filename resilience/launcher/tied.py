@@ -1,14 +1,15 @@
-"""Starts a program that ends with its parent: `python -I -S tied.py PARENT PROGRAM ARGUMENTS`.
+"""Starts a program that ends with its parent: `python -I -S tied.py PARENT FILES PROGRAM ARGUMENTS`.
 
 The kernel sends the program SIGKILL when its parent dies, even if every other process that could end it is gone. Only
 the process itself can request that, and a fork of an agent with threads must not run Python code. So the agent starts
-this file, which makes the request and then executes the program. Standard library only. The program inherits
-environment, descriptors and session unchanged."""
+this file, which makes the request and then executes the program. Standard library only. FILES is the
+program's soft limit of open files: the agent has raised its own. Everything else is inherited unchanged."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -23,8 +24,10 @@ def tie_to(parent: int) -> None:
 
 
 def main() -> None:
-    parent, *command = sys.argv[1:]
+    parent, files, *command = sys.argv[1:]
     tie_to(int(parent))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), hard))
     with open("/proc/self/environ", "rb") as file:  # os.environ also has what this interpreter set
         entries = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by this interpreter, and exec would keep that

@@ -42,6 +42,7 @@ def specification(agent: Agent, group: WorkerGroup, supervisor: CycleSupervisor)
         duplicate_stdout_filters=spec.duplicate_stdout_filters,
         duplicate_stderr_filters=spec.duplicate_stderr_filters,
         zygote=supervisor.zygote,
+        open_files=agent.worker_open_files,
     )
 
 

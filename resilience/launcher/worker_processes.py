@@ -21,7 +21,9 @@ from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from resilience.adapters import processes
+from resilience.adapters.channel import close_all
 from resilience.adapters.processes import signal_name
+from resilience.errors import LaunchError
 from resilience.launcher.zygote import ForkedWorker
 
 LOOK = 0.1  # seconds between polls for an urgent stop
@@ -70,20 +72,41 @@ class ExitProgress:
         return stuck
 
 
+def watched(context: SubprocessContext, workers: list[Worker]) -> RunningWorkers:
+    """Return the started workers. Raises: LaunchError if they cannot be watched; they have been killed then."""
+    try:
+        return RunningWorkers(context, workers)
+    except OSError as error:
+        context.close(signal.SIGKILL, int(KILL_LIMIT))
+        raise LaunchError(f"the workers cannot be watched, so they were killed: {error}") from error
+
+
 class RunningWorkers:
     """One node's workers in one cycle."""
 
     def __init__(self, context: SubprocessContext, workers: list[Worker]) -> None:
+        """Raises: OSError, if no descriptor is left."""
         self._context = context
         self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
         self._pidfds: dict[int, int] = {}
-        for local_rank, pid in context.pids().items():
-            with contextlib.suppress(ProcessLookupError):  # ended already: `collect` finds out how
-                self._pidfds[local_rank] = processes.open_pidfd(pid)
+        try:
+            self._open_pidfds()
+        except OSError:
+            self._close_pidfds()
+            raise
         self.living = set(self._ranks)
         self.unkillable: list[EndedWorker] = []  # recorded as ended by SIGKILL, but still there
         self.ended: list[EndedWorker] = []
         self._first_done_at: float | None = None  # when the first worker exited with 0
+
+    def _open_pidfds(self) -> None:
+        for local_rank, pid in self._context.pids().items():
+            with contextlib.suppress(ProcessLookupError):  # ended already: `collect` finds out how
+                self._pidfds[local_rank] = processes.open_pidfd(pid)
+
+    def _close_pidfds(self) -> None:
+        close_all(list(self._pidfds.values()))
+        self._pidfds.clear()
 
     @property
     def descriptors(self) -> list[int]:
@@ -153,9 +176,7 @@ class RunningWorkers:
             self.signal(signal.SIGKILL)
             ended += self._await_end(EXIT_LIMIT, lambda: len(progress.stuck(self.pids())) == len(self.living))
             self.give_up(self.pids())
-        for fd in self._pidfds.values():
-            os.close(fd)
-        self._pidfds.clear()
+        self._close_pidfds()
         self._context.close(signal.SIGKILL, 0)
         return ended
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ class WorkersSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     zygote: Zygote | None = None
+    open_files: int | None = None  # soft limit of a cold worker; None: this process's. The zygote has its own limit.
 
 
 class Workers(SubprocessContext):
@@ -58,6 +60,7 @@ class Workers(SubprocessContext):
             spec.duplicate_stderr_filters,
         )
         self._zygote = spec.zygote
+        self._open_files = spec.open_files
         self._logs = spec.logs_specs if isinstance(spec.logs_specs, RunFolderLogs) else None
         self.how: Literal["warm", "cold"] = "cold"
         self.reason = ""
@@ -92,7 +95,7 @@ class Workers(SubprocessContext):
                 self.reason = str(error)
         if self.how == "cold":
             for local_rank, handler in handlers.items():
-                handler.start_cold()
+                handler.start_cold(self._open_files)
                 self.subprocess_handlers[local_rank] = handler  # from now on, closing the context ends it
 
     def _handler(self, local_rank: int, streams_to_close: contextlib.ExitStack) -> Ordered:
@@ -148,12 +151,15 @@ class Ordered(SubprocessHandler):
         err = 2 if self._stderr is None else self._stderr.fileno()
         return Order(self.command[1:], self.environment, out, err)
 
-    def start_cold(self) -> None:
-        """Start the command, usually a fresh interpreter; it ends with this process. Raises: OSError."""
+    def start_cold(self, open_files: int | None) -> None:
+        """Start the command, usually a fresh interpreter; it ends with this process.
+
+        open_files: its soft limit, None for this process's. Raises: OSError."""
         program = self.command[0]
         if shutil.which(program, path=self.environment.get("PATH")) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
-        wrapper = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()))
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if open_files is None else open_files
+        wrapper = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), str(files))
         self.proc = super()._popen((*wrapper, *self.command), self.environment)
 
 

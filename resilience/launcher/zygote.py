@@ -16,6 +16,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import math
 import mmap
 import os
 import select
@@ -41,6 +42,7 @@ from resilience.launcher.preload import Loaded, cannot_fork
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
 MOST_REFUSALS = 5  # refused modules, each of which costs a process; after that, learned modules are not tried
+LOOK = 0.01  # seconds between polls of a process for which there is no descriptor
 KILL_LIMIT = 2.0  # seconds that a killed process may take to end
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
 _born = struct.Struct("=ii")  # index of a process's order, its pid; or FAILED, errno
@@ -89,17 +91,26 @@ class ForkedWorker:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end. Raises: subprocess.TimeoutExpired."""
         if self.poll() is None:
-            pidfd = os.pidfd_open(self.pid)
-            try:
-                poll = select.poll()
-                poll.register(pidfd, select.POLLIN)
-                poll.poll(None if timeout is None else timeout * 1000)
-            finally:
-                os.close(pidfd)
+            self._await_end(math.inf if timeout is None else timeout)
             if self.poll() is None:
                 raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
         assert self.returncode is not None
         return self.returncode
+
+    def _await_end(self, timeout: float) -> None:
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except OSError:  # no descriptor is left
+            deadline = time.monotonic() + timeout
+            while self.poll() is None and time.monotonic() < deadline:
+                time.sleep(LOOK)
+            return
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(None if timeout == math.inf else timeout * 1000)
+        finally:
+            os.close(pidfd)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

@@ -191,7 +191,7 @@ def test_program_that_is_tied_to_its_parent_starts_as_it_would_without() -> None
         "a b",
         "c  d",
     )
-    tie = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()))
+    tie = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), "64")
     env = {b"PATH": b"/usr/bin:/bin", b"LC_ALL": b"C", b"BYTES": b"\xff"}
     seen = [subprocess.run([*way, *show], env=env, capture_output=True, check=True).stdout for way in ((), tie)]
     assert seen[0] == seen[1] != b""

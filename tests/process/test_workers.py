@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import signal
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
+from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing import Std
 
+from resilience.errors import LaunchError
+from resilience.launcher.worker_processes import watched as watched_workers
 from resilience.launcher.workers import start
+from resilience.launcher.zygote import ForkedWorker
 from tests.process.warming import specification, told
 
 
@@ -30,3 +39,52 @@ def test_start_of_workers_changes_no_signal_handler(
                 signal.signal(number, handler)
     assert told(workers)["codes"] == [0]
     assert after == before
+
+
+def test_workers_that_cannot_be_watched_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text("import time\ntime.sleep(600)")
+    context = start(specification([str(script)], None, tmp_path / "logs", 3, redirects=Std.NONE))
+    pids = context.pids().values()
+    watched: list[int] = []
+
+    def open_one(pid: int) -> int:
+        if watched:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        watched.append(os.dup(0))
+        return watched[0]
+
+    monkeypatch.setattr(os, "pidfd_open", open_one)
+    workers = [Worker(local_rank, local_rank, local_rank, 3, 3) for local_rank in range(3)]
+    with pytest.raises(LaunchError, match="Too many open files"):
+        watched_workers(context, workers)
+    assert not any(map(psutil.pid_exists, pids))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(watched[0])
+
+
+def test_worker_is_waited_for_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        worker = ForkedWorker(process.pid)
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(0.0)
+        worker.send_signal(signal.SIGKILL)
+        process.returncode = worker.wait(60.0)  # reaped there
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_cold_worker_gets_the_limit_of_open_files_that_its_launcher_began_with(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text("import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE))")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spec = specification([str(script)], None, tmp_path / "logs", open_files=200)
+    workers = start(spec)
+    answer = told(workers)
+    for handler in workers.subprocess_handlers.values():
+        handler._stdout.close()
+        handler._stderr.close()
+    assert answer["out"] == [f"(200, {hard})\n"]
