@@ -150,7 +150,7 @@ def launch(command: Command) -> int:
         run(agent, node)
         verdict = agent.verdict
         if drain is not None:
-            drain.finish(signals.has_any, PREEMPTED_LIMIT if verdict.outcome == "preempted" else FINISH_LIMIT)
+            pass_on_output(drain, signals, verdict.outcome == "preempted")
             console.losses(drain.losses())
         is_clean = verdict.outcome == "preempted" and agent.is_clean
         first, sentence = None, ""
@@ -169,6 +169,13 @@ def launch(command: Command) -> int:
             console.last_words(summary(verdict, folder, failure, failures, is_clean, node.has_left, sentence))
         node.over(verdict)
         return verdict.exit_code
+
+
+def pass_on_output(drain: DrainProcess, signals: Signals, is_preempted: bool) -> bool:
+    """Wait until readers have the workers' output; return True if they have all of it, as far as they take it.
+
+    Stop waiting if a person asks again. SIGTERM changes nothing: schedulers send it twice anyway."""
+    return drain.finish(signals.is_hurried, PREEMPTED_LIMIT if is_preempted else FINISH_LIMIT)
 
 
 def start_zygote(modules: Sequence[str]) -> Zygote:

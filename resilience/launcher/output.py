@@ -203,18 +203,24 @@ class DrainProcess:
                 case _:  # of another version
                     pass
 
-    def finish(self, is_interrupted: Callable[[], bool], limit: float = FINISH_LIMIT) -> None:
-        """Wait until the output of the ended workers is passed on, as far as readers take it. limit: seconds.
+    def finish(self, is_interrupted: Callable[[], bool], limit: float = FINISH_LIMIT) -> bool:
+        """Wait until the output of the ended workers is passed on, as far as readers take it; return True if it is.
 
+        limit: seconds.
         Afterwards the drain process continues by itself."""
         self._is_finishing = True
         self._line.send(encode(FinishStreams()))
         deadline = time.monotonic() + limit
-        while time.monotonic() < deadline and not self.hear() and not is_interrupted():
+        while time.monotonic() < deadline:
+            if self.hear():
+                return True
+            if is_interrupted():
+                return False
             poll = select.poll()
             for fd in self.filenos():
                 poll.register(fd, select.POLLIN)
             poll.poll(LOOK * 1000)
+        return False
 
     def losses(self) -> list[str]:
         """Return sentences on what is missing in files, and on losses that no terminal line mentioned."""

@@ -34,6 +34,10 @@ class Signals:
         """Return True if a signal has arrived that `take` has not returned."""
         return bool(self._received)
 
+    def is_hurried(self) -> bool:
+        """Return True if a person has sent a signal that `take` has not returned: SIGINT or SIGQUIT."""
+        return not {signal.SIGINT, signal.SIGQUIT}.isdisjoint(self._received)
+
     def wait(self, limit: float) -> None:
         """Wait for a signal that `take` has not returned, for at most `limit` seconds."""
         poll = select.poll()
