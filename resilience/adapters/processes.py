@@ -33,6 +33,7 @@ _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes), include/uapi/linux/pi
 _PIDFD_INFO_EXIT = 1 << 3
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 _CGROUPS = Path("/sys/fs/cgroup")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of the host: all its containers read the same
 
 
 MEANT_FOR_A_JOB = (
@@ -220,6 +221,17 @@ def identity_of(pid: int) -> tuple[int, int]:
     """Return (pid, start time). No later process has the same pair."""
     present = state(pid)
     return pid, 0 if present is None else present.start_time
+
+
+def pid_namespace() -> str:
+    """Return what identifies this process's pid namespace among all hosts, empty if it cannot be read. A pid has a
+    meaning only within its namespace."""
+    try:
+        number = os.stat("/proc/self/ns/pid").st_ino
+        boot = encoding.text(_BOOT_ID.read_bytes()).strip()
+    except OSError:
+        return ""
+    return f"{number}-{boot}"
 
 
 def is_alive(identity: tuple[int, int]) -> bool:

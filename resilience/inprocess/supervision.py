@@ -4,7 +4,10 @@ The monitors of a node have one leader: the holder of the lock on a folder that 
 kernel frees the lock when the holder dies. The leader raises its node's counter in the store, watches the counter
 of the next node in a ring, and checks that the processes of its own node are alive. It also stands in for ranks
 whose own monitor is gone: those of a lost node, or a rank that died together with its monitor. In steady state it
-does at most one store operation per node and second, with the default heartbeat_timeout."""
+does at most one store operation per node and second, with the default heartbeat_timeout.
+
+Containers may share the name of a node, but not its process numbers, and one may end alone. So the ranks of one node
+and pid namespace are a group, and each group has a leader, a counter and a place in the ring of its own."""
 
 from __future__ import annotations
 
@@ -32,11 +35,12 @@ BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A rank of a node and its monitor, each as (pid, start time)."""
+    """A rank of a node and its monitor, each as (pid, start time). Their pids are those of the pid namespace."""
 
     initial_rank: int
     rank: tuple[int, int]
     monitor: tuple[int, int]
+    pid_namespace: str = ""
 
 
 class Supervisor:
@@ -57,6 +61,8 @@ class Supervisor:
         self._represent = represent
         self._emit = emit
         self._node = begin.origin.node
+        self._pid_namespace = processes.pid_namespace()
+        self._group = _group(self._node, self._pid_namespace)
         self._limit = begin.heartbeat_timeout
         self._beat_every = self._limit / BEATS
         self._pause_limit = 2 * (self._beat_every + begin.interval)  # twice the longest time between two checks
@@ -96,7 +102,7 @@ class Supervisor:
         from resilience.telemetry.exporters import NodeExports  # costs a rank that never leads nothing
 
         self._leads = True
-        self._place = drive(take_place(self._node), self._store)
+        self._place = drive(take_place(self._group), self._store)
         exports = NodeExports.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
         try:
             while not self._done.wait(self._begin.interval):
@@ -110,51 +116,60 @@ class Supervisor:
     # -- looking --------------------------------------------------------------------------------
 
     def _check_neighbours(self) -> None:
-        for member in self._known_members.get(self._node, []):
-            if not processes.is_alive(member.rank) and not processes.is_alive(member.monitor):
+        for member in self._known_members.get(self._group, []):
+            if self._has_died(member):
                 self._represent_lost(
                     self._node, member, Interruption.TERMINATED, "rank and monitor died together", None
                 )
         if time.monotonic() >= self._next_beat_at:
             self._next_beat_at = time.monotonic() + self._beat_every
-            execute(Add(f"nodes/{self._node}/beat", 1), self._store)
-            self._members(self._node)
+            execute(Add(f"nodes/{self._group}/beat", 1), self._store)
+            self._members(self._group)
             self._neighbour = drive(next_node(self._place, self._neighbour), self._store)
             if self._neighbour.node:
                 self._check_node(self._neighbour.node)
 
-    def _check_node(self, name: str) -> None:
-        count = execute(Add(f"nodes/{name}/beat", 0), self._store)
+    def _has_died(self, member: Member) -> bool:
+        """Return True if both processes of a member have ended. Its pids mean nothing in another pid namespace."""
+        return (
+            member.pid_namespace == self._pid_namespace
+            and not processes.is_alive(member.rank)
+            and not processes.is_alive(member.monitor)
+        )
+
+    def _check_node(self, group: str) -> None:
+        count = execute(Add(f"nodes/{group}/beat", 0), self._store)
         now = time.monotonic()
         if now - self._checked_at > self._pause_limit:
             self._peer = None  # this process or the store was paused: so may be the peer, without a fault
         self._checked_at = now
-        if self._peer is None or self._peer.node != name:
-            self._peer = Peer(name, count, now)
+        if self._peer is None or self._peer.node != group:
+            self._peer = Peer(group, count, now)
         verdict = weigh(self._peer, count, now, self._limit)
         self._peer = verdict.peer
         if verdict.silent_for is not None:
-            self._represent_node(name, verdict.silent_for)
+            self._represent_node(group, verdict.silent_for)
 
-    def _represent_node(self, name: str, silent_for: float) -> None:
-        members = [member for member in self._members(name) if member.initial_rank not in self._represented]
+    def _represent_node(self, group: str, silent_for: float) -> None:
+        members = [member for member in self._members(group) if member.initial_rank not in self._represented]
         if not members:
             return
         ranks = tuple(member.initial_rank for member in members)
+        name = _node_of(group)
         if not self._unstarted.issuperset(ranks):  # else it is on record
             self._emit(events.NodeFellSilent(name, self._limit, silent_for, ranks))
         for member in members:
             self._represent_lost(name, member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
 
-    def _members(self, node: str) -> list[Member]:
-        """Return the ranks registered on a node. Reads them again only if there are more."""
-        size = execute(Add(f"nodes/{node}/size", 0), self._store)
-        known = self._known_members.get(node, [])
+    def _members(self, group: str) -> list[Member]:
+        """Return the ranks registered in a group. Reads them again only if there are more."""
+        size = execute(Add(f"nodes/{group}/size", 0), self._store)
+        known = self._known_members.get(group, [])
         if len(known) < size:
-            slots = tuple(f"nodes/{node}/{slot}" for slot in range(1, size + 1))
+            slots = tuple(f"nodes/{group}/{slot}" for slot in range(1, size + 1))
             texts = execute(Read(slots), self._store)
             known = [encoding.from_json(text, Member) for text in texts if text is not None]
-            self._known_members[node] = known
+            self._known_members[group] = known
         return known
 
     def _represent_lost(
@@ -228,7 +243,8 @@ def agree_on_folder(store: StoreLike, node: str) -> str:
     """Return the folder whose lock a node's leader holds, the same for all its monitors. Its random name keeps others
     from creating it first. Raises: OSError, and what stores raise."""
     proposed = private.make()
-    agreed = str(execute(CompareSet(f"nodes/{node}/folder", proposed), store))
+    group = _group(node, processes.pid_namespace())
+    agreed = str(execute(CompareSet(f"nodes/{group}/folder", proposed), store))
     if agreed != proposed:
         private.remove(proposed)
     return agreed
@@ -237,10 +253,11 @@ def agree_on_folder(store: StoreLike, node: str) -> str:
 def announce(store: StoreLike, node: str, member: Member) -> None:
     """Register a rank and its node. The rank itself calls this before the first barrier, so that its loss is noticed
     even if the node is lost before its monitors have reported anything."""
-    slot = execute(Add(f"nodes/{node}/size", 1), store)
-    execute(Set(f"nodes/{node}/{slot}", encoding.to_json_text(member)), store)
-    if slot == 1:  # once per node; the node's leader does it as well
-        drive(take_place(node), store)
+    group = _group(node, member.pid_namespace)
+    slot = execute(Add(f"nodes/{group}/size", 1), store)
+    execute(Set(f"nodes/{group}/{slot}", encoding.to_json_text(member)), store)
+    if slot == 1:  # once per group; its leader does it as well
+        drive(take_place(group), store)
 
 
 def finished_key(initial_rank: int) -> str:
@@ -250,4 +267,18 @@ def finished_key(initial_rank: int) -> str:
 
 def entry_of(initial_rank: int, rank_pid: int, monitor_pid: int) -> Member:
     """Return the entry that registers a rank and its monitor."""
-    return Member(initial_rank, processes.identity_of(rank_pid), processes.identity_of(monitor_pid))
+    return Member(
+        initial_rank,
+        processes.identity_of(rank_pid),
+        processes.identity_of(monitor_pid),
+        processes.pid_namespace(),
+    )
+
+
+def _group(node: str, pid_namespace: str) -> str:
+    """Return the name under which the ranks of one node and pid namespace watch, and are watched."""
+    return f"{node}@{pid_namespace}"
+
+
+def _node_of(group: str) -> str:
+    return group.rpartition("@")[0]

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from resilience.adapters import processes
 from resilience.adapters.store import drive, execute
-from resilience.core import events
+from resilience.core import encoding, events
 from resilience.core.peer_liveness import take_place
 from resilience.core.restart import Add
 from resilience.inprocess import supervision
@@ -46,7 +47,7 @@ def test_leader_of_a_node_asks_the_store_once_a_second_at_any_number_of_nodes(
     for rank, name in enumerate(names[:2]):
         announce(store.store, name, entry_of(rank, os.getpid(), os.getpid()))
     for name in names[2:]:
-        drive(take_place(name), store.store)
+        drive(take_place(f"{name}@{processes.pid_namespace()}"), store.store)
     lost: list[Any] = []
     begin: Any = SimpleNamespace(origin=SimpleNamespace(node=names[0]), heartbeat_timeout=30.0, interval=1.0)
     supervisor = Supervisor(begin, "", lambda: store, lost.append, lambda event: lost.append(event))
@@ -54,7 +55,7 @@ def test_leader_of_a_node_asks_the_store_once_a_second_at_any_number_of_nodes(
     for second in range(1, HOUR):
         clock.seconds = float(second)
         for name in names[1:2]:
-            execute(Add(f"nodes/{name}/beat", 1), store.store)
+            execute(Add(f"nodes/{name}@{processes.pid_namespace()}/beat", 1), store.store)
         supervisor._check_neighbours()
     assert not lost
     assert 0 < len(store.calls) <= HOUR, store.calls[:20]
@@ -87,7 +88,7 @@ def test_rank_is_represented_once_a_thread_can_be_started_for_it(monkeypatch: py
     represented: list[Any] = []
     emitted: list[Any] = []
     store = dist.HashStore()
-    announce(store, "here", Member(3, GONE, GONE))
+    announce(store, "here", Member(3, GONE, GONE, processes.pid_namespace()))
     supervisor = leading(store, represented.append, emitted.append)
     monkeypatch.setattr(supervision, "threading", in_this_thread(refusals=2))
     for _ in range(5):
@@ -96,3 +97,44 @@ def test_rank_is_represented_once_a_thread_can_be_started_for_it(monkeypatch: py
     failed, interrupted = emitted
     assert (failed.initial_rank, failed.result, failed.error) == (3, "failed", "RuntimeError: can't start new thread")
     assert isinstance(interrupted, events.Interrupted)
+
+
+def test_rank_of_another_pid_namespace_is_not_represented_because_its_pid_is_unknown_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    represented: list[Any] = []
+    store = dist.HashStore()
+    announce(store, "here", Member(1, GONE, GONE, "4026532999-boot"))
+    announce(store, "here", Member(2, GONE, GONE, processes.pid_namespace()))
+    supervisor = leading(store, represented.append, lambda event: None)
+    supervisor._members(supervisor._group).append(Member(3, GONE, GONE, "4026532999-boot"))
+    monkeypatch.setattr(supervision, "threading", in_this_thread())
+    for _ in range(3):
+        supervisor._check_neighbours()
+    assert [record.rank for record in represented] == [2]
+
+
+def test_pid_namespace_that_falls_silent_is_represented_by_another_one_of_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds, time_ns=time.time_ns)
+    monkeypatch.setattr(supervision, "time", clock)
+    monkeypatch.setattr(supervision, "threading", in_this_thread())
+    represented: list[Any] = []
+    emitted: list[Any] = []
+    store = dist.HashStore()
+    announce(store, "here", entry_of(0, os.getpid(), os.getpid()))
+    announce(store, "here", Member(1, GONE, GONE, "4026532999-boot"))
+    supervisor = leading(store, represented.append, emitted.append)
+    for second in range(120):
+        clock.seconds = float(second)
+        supervisor._check_neighbours()
+    assert [(record.rank, record.node, record.message) for record in represented] == [
+        (1, "here", "node here fell silent")
+    ]
+    assert [event.silent_node for event in emitted if isinstance(event, events.NodeFellSilent)] == ["here"]
+
+
+def test_entry_without_a_pid_namespace_can_be_read() -> None:
+    text = '{"initial_rank": 1, "rank": [2, 3], "monitor": [4, 5]}'
+    assert encoding.from_json(text, Member) == Member(1, (2, 3), (4, 5), "")
