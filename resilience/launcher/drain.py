@@ -47,6 +47,7 @@ STALL = 1.0  # seconds without disk progress before output is dropped
 LOOK = 0.005  # seconds between polls of a full queue
 TICK = 1.0  # seconds between checks of the terminal's size
 FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
+REPLACE_LIMIT = 2.0  # seconds for that if another process waits for the streams
 
 
 class Stream:
@@ -85,10 +86,12 @@ class Drain:
         self._finish_by: float | None = None  # deadline for slow readers
         self._has_finished = False
         self._has_agent = True
+        self._must_be_replaced = False  # a stream came without its descriptor
         self._tick_at = 0.0
 
-    def run(self) -> None:
-        """Drain until no stream is left and the agent needs nothing more."""
+    def run(self) -> bool:
+        """Drain until no stream is left and the agent needs nothing more. Return False if another process must take
+        over all streams earlier: the kernel dropped the descriptor of one, because this process has too many."""
         while not self._is_over():
             self._throttle()
             ready = self._poll.poll(self._timeout() * 1000)
@@ -104,9 +107,20 @@ class Drain:
                     self._hear()
             self._show_partial_lines(now)
             self._copy_terminal_size(now)
+            if self._must_be_replaced:
+                self._write_out()
+                return False
             self._check_finish()
         if not self._has_agent:
             self._remove_socket()
+        return True
+
+    def _write_out(self) -> None:
+        """Pass on what was read, and read nothing more: the streams belong to the next process."""
+        self._show_partial_lines(0.0, is_last=True)
+        deadline = time.monotonic() + REPLACE_LIMIT
+        while not self._is_passed_on(deadline):
+            time.sleep(LOOK)
 
     def _remove_socket(self) -> None:
         """Remove the socket and its folder in place of the agent."""
@@ -210,8 +224,11 @@ class Drain:
             close_all(fds)
             return
         match message:
-            case OpenStream() if fds:
-                self._open(message, fds[0])
+            case OpenStream():
+                if fds:
+                    self._open(message, fds[0])
+                else:
+                    self._must_be_replaced = True
             case ProbeDrain():
                 self._tell(Reading())
             case FinishStreams():
@@ -298,5 +315,5 @@ if __name__ == "__main__":
     titles.name("res-drain")
     descriptors.raise_limit()
     line_fd, listener_fd = int(sys.argv[1]), int(sys.argv[2])
-    Drain(Channel(socket.socket(fileno=line_fd)), socket.socket(fileno=listener_fd)).run()
-    os._exit(0)  # threads may hang on a reader that does not read
+    has_finished = Drain(Channel(socket.socket(fileno=line_fd)), socket.socket(fileno=listener_fd)).run()
+    os._exit(not has_finished)  # threads may hang on a reader that does not read

@@ -18,7 +18,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
@@ -174,7 +174,7 @@ class DrainProcess:
         self._number += 1
         stream = OpenStream(self._number, name, os.fsencode(path), self._limit, to)
         self._open[stream.number] = (stream, reading)
-        self._line.send(encode(stream), [reading])
+        self._give(stream, [reading])
         return writing
 
     def hear(self) -> bool:
@@ -209,7 +209,7 @@ class DrainProcess:
         limit: seconds.
         Afterwards the drain process continues by itself."""
         self._is_finishing = True
-        self._line.send(encode(FinishStreams()))
+        self._give(FinishStreams())
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
             if self.hear():
@@ -288,9 +288,15 @@ class DrainProcess:
         self._started_at = time.monotonic()
         self._asked_at = None
         for stream, reading in self._open.values():
-            self._line.send(encode(stream), [reading])
+            self._give(stream, [reading])
         if self._is_finishing:
-            self._line.send(encode(FinishStreams()))
+            self._give(FinishStreams())
+
+    def _give(self, message: OpenStream | FinishStreams, fds: Sequence[int] = ()) -> None:
+        """Send a message that must arrive: nobody else reads that stream, and its worker would wait for ever. A process
+        that does not take it is replaced; the next one gets all streams."""
+        if self._process is not None and not self._line.send(encode(message), fds):
+            self._lose("" if self._process.poll() is not None else "it took no message")
 
     def _lose(self, reason: str = "") -> None:
         """Drop this process, which is gone or does not read; schedule a replacement. reason: empty if it is gone."""

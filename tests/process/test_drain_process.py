@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
+from resilience.adapters.channel import Channel, close_all, listen, pair
+from resilience.core import events
+from resilience.launcher.drain import Drain
 from resilience.launcher.launch import pass_on_output
 from resilience.launcher.output import DrainProcess
 from resilience.launcher.signals import Signals
+from resilience.launcher.streams import OpenStream, encode
 from tests.process.children import child
 
 OUTPUT = b"x" * 79 + b"\n"
@@ -59,3 +64,57 @@ def test_person_who_asks_again_is_in_a_hurry_and_a_scheduler_is_not(number: int,
 
     with child(body) as agent:
         assert agent.hear() == (is_hurried, [number], False)
+
+
+def test_stream_that_was_not_handed_over_is_read_by_the_next_drain_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, refused, lost = Channel.send, list[bytes](), list[events.Event]()
+
+    def refuse_once(line: Channel, message: bytes, fds: Sequence[int] = ()) -> bool:
+        if fds and not refused:
+            refused.append(message)
+            return False
+        return send(line, message, fds)
+
+    monkeypatch.setattr(Channel, "send", refuse_once)
+    drain = DrainProcess(0)
+    try:
+        drain.report_to(lost.append)
+        first = drain.pid
+        stream = drain.open("rank 0's stdout", str(tmp_path / "0.out"), 0)
+        drain.hear()
+        assert drain.pid not in (0, first)
+        for _ in range(LINES):
+            os.write(stream, OUTPUT)
+        os.close(stream)
+        assert drain.finish(lambda: False, 60.0)
+    finally:
+        drain.close()
+    assert (tmp_path / "0.out").read_bytes() == OUTPUT * LINES
+    assert refused and [(event.drain_pid, event.why) for event in lost if isinstance(event, events.DrainLost)] == [
+        (first, "it took no message")
+    ]
+
+
+def test_drain_process_that_gets_a_stream_without_its_descriptor_writes_what_it_has_and_exits(tmp_path: Path) -> None:
+    agents, drains = pair()
+    reading, writing = os.pipe()
+    os.write(writing, b"before\n")
+    (tmp_path / "listener").mkdir()
+    listener = listen(tmp_path / "listener" / "drain")
+    drain = Drain(drains, listener)
+    agents.send(encode(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0)), [reading])
+    agents.send(encode(OpenStream(2, "rank 0's stderr", os.fsencode(tmp_path / "0.err"), 0, 0)))
+    runs = threading.Thread(target=lambda: outcome.append(drain.run()), daemon=True)
+    outcome: list[bool] = []
+    runs.start()
+    runs.join(60.0)
+    assert outcome == [False]
+    assert Path(listener.getsockname()).exists()  # for the next one
+    os.write(writing, b"after\n")
+    rest = os.read(reading, 100)
+    kept = (tmp_path / "0.out").read_bytes() if (tmp_path / "0.out").exists() else b""
+    assert kept + rest == b"before\nafter\n"
+    for close in (agents.close, drains.close, listener.close, lambda: close_all([reading, writing])):
+        close()
