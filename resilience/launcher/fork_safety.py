@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
+from resilience.adapters.background import asked
 from resilience.launcher import program, script_variables
 
 # The interpreter, the loader or a library reads these once, at its start.
@@ -41,7 +42,19 @@ def why_not(
         return f"the agent's own interpreter has the option {options[0]}"
     if list(arguments[:1]) != ["-u"]:
         return "the command is not torchrun's call of the interpreter"
-    program_arguments = list(arguments[1:])
+    try:
+        return asked(lambda: _why_files(list(arguments[1:]), environment, preloaded, reads), program.LIMIT)
+    except OSError as error:
+        return f"the program's files cannot be read: {error.strerror}"
+
+
+def _why_files(
+    program_arguments: Sequence[str],
+    environment: Mapping[str, str],
+    preloaded: Mapping[str, str],
+    reads: Collection[str],
+) -> str:
+    """Return why the files of this program need a fresh interpreter; empty if they do not. Raises: OSError."""
     if program_arguments[:1] == ["-m"] and len(program_arguments) > 1:
         file = program.file_of(program_arguments[1])
         late = script_variables.why_not(file, os.getcwd(), environment, reads) if file else ""

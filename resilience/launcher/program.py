@@ -2,7 +2,7 @@
 
 A missing script, a missing module and a syntax error fail the same way every time. The answer comes from the files,
 not from what the worker printed. Nothing of the program is imported or run. If the files do not tell, we assume that
-the program can start."""
+the program can start. A file server may not answer, so files are read in another thread, for a limited time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
+from resilience.adapters.background import ASK_LIMIT, asked
+
+LIMIT = ASK_LIMIT  # seconds for a program's files, of which up to 100 are read and parsed
+
 ARCHIVES = (".zip", ".pyz", ".pyc")
 
 
@@ -20,6 +24,13 @@ def why_not(entrypoint: str, arguments: Sequence[str]) -> str:
     """Return why `ENTRYPOINT ARGUMENTS` cannot start in the current folder; empty if it can or if that is unknown."""
     if entrypoint != sys.executable or list(arguments[:1]) != ["-u"] or len(arguments) < 2:
         return ""  # --no-python: the program may be anything
+    try:
+        return asked(lambda: _why_files_cannot_start(arguments), LIMIT)
+    except OSError:
+        return ""
+
+
+def _why_files_cannot_start(arguments: Sequence[str]) -> str:
     if arguments[1] != "-m":
         return _why_script_cannot_start(arguments[1])
     return _why_module_cannot_start(arguments[2]) if len(arguments) > 2 else ""
