@@ -25,12 +25,12 @@ LimitKind = Literal["section", "hook", "silence"]
 _SECTION = "section:"
 
 DEFINITIONS: Mapping[str, str] = {
-    "NAME": "from opening section NAME to closing it; no exception leaves it",
+    "NAME": "from opening section NAME to closing it, if no exception leaves it",
     OUT_OF_SECTION: "from closing the last open section to opening the next one, or to the end of the program",
     STEP: "from one rise of the step counter to the next one, or to the end of the program",
     HEARTBEAT: "from one heartbeat to the next one, or to the end of the program",
     INITIAL_HEARTBEAT: "from the announcement of heartbeats to the first one; a section that is opened or closed in "
-    "between begins the time anew",
+    "between restarts the clock",
     "NAME" + FIRST: "any of the durations above for the first occurrences after a cold start",
     "NAME" + FIRST + ".warm": "the same after a warm start",
     "NAME" + FIRST + ".iteration": "the same after an iteration of the Wrapper began",

@@ -25,13 +25,11 @@ from resilience.adapters import attempts, collective_calls, patience, private
 from resilience.adapters.attempts import Launch
 from resilience.adapters.channel import LIMIT
 from resilience.adapters.environment import (
-    Exporting,
     Launcher,
     LauncherRendezvous,
     Settings,
     has_agent,
     launched_folder,
-    local_world_size,
     node_name,
 )
 from resilience.adapters.interrupt import Swallow
@@ -40,16 +38,16 @@ from resilience.adapters.signal_handlers import Deferred
 from resilience.adapters.store import StoreLike, drive, execute
 from resilience.core import events, restart, watch
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.configuration import Configuration, abridged
-from resilience.core.identity import Job, Origin
-from resilience.core.masking import masked
+from resilience.core.configuration import Configuration
+from resilience.core.identity import Origin
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
-from resilience.errors import DecodeError, MonitorError, ResilienceError
+from resilience.errors import MonitorError, ResilienceError
 from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
+from resilience.inprocess.job_description import configuration_of, endpoint, job_of, launch_in, new_job_id
 from resilience.inprocess.joining import join
 from resilience.inprocess.monitor_process import Handle, start
 from resilience.inprocess.monitor_store import hook_store, publish_server
@@ -58,7 +56,7 @@ from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
 from resilience.telemetry import log, standard
 from resilience.telemetry.emitter import Emitter
-from resilience.telemetry.recording import RecordFile, read_job
+from resilience.telemetry.recording import RecordFile
 from resilience.telemetry.standard import StandardLog
 
 if TYPE_CHECKING:
@@ -161,7 +159,7 @@ class Session:
         )
         self.emitter = Emitter(origin, [self._monitor, StandardLog()])
         self._folder = folder
-        configuration = _configuration(folder, self.settings.calibration_key, state.initial_world_size)
+        configuration = configuration_of(folder, self.settings.calibration_key, state.initial_world_size)
         limits = _limits(wrapper, self.settings)
         limits, loaded = _add_learned(limits, wrapper, self.settings, folder, configuration)
         begin = messages.Begin(
@@ -173,7 +171,7 @@ class Session:
             heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
             interval=wrapper.monitor_process_interval.total_seconds(),
             base_host=LauncherRendezvous.from_environment().server_host,
-            job=_job(origin, function) if state.initial_rank == 0 else None,
+            job=job_of(origin, function) if state.initial_rank == 0 else None,
         )
         if not self._monitor.send(begin):
             raise MonitorError(
@@ -233,9 +231,9 @@ class Session:
     def _allocate(self) -> Launch:
         """Return a new launch, or the one that this start of the ranks continues. Raises: ConfigurationError."""
         settings = self.settings
-        job_id = settings.job_id or _new_job_id()
+        job_id = settings.job_id or new_job_id()
         if settings.cycle and settings.attempt is None:  # a launcher has started the ranks again
-            attempt = attempts.newest(self._root, job_id, lambda folder: _launch_in(folder) == _endpoint())
+            attempt = attempts.newest(self._root, job_id, lambda folder: launch_in(folder) == endpoint())
             if attempt is not None:
                 return Launch(job_id, attempt)
         attempt_wanted = None if settings.cycle else settings.attempt
@@ -394,7 +392,7 @@ def _failed_to_start(function: str, number: int, state: State, error: Exception,
         state.initial_world_size,
         error,
         duration,
-        lambda origin: _job(origin, function),
+        lambda origin: job_of(origin, function),
     )
 
 
@@ -454,53 +452,3 @@ def _add_learned(
 
     margin = (wrapper.hard_timeout - wrapper.soft_timeout).total_seconds()
     return timeouts_file.learned(settings.timeouts, folder.parent, limits, own, settings.timeouts_shadow, margin)
-
-
-def _configuration(folder: Path | None, key: str, world_size: int) -> Configuration:
-    """Return the configuration of the launcher's run, if this process belongs to one; else that of this process."""
-    if launched_folder() is not None and folder is not None:
-        with contextlib.suppress(OSError, DecodeError):
-            return read_job(folder).configuration
-    script, *arguments = masked(sys.argv) or ("",)
-    kept = abridged(arguments)
-    return Configuration(script, key, world_size, local_world_size() or 0, kept, str(torch.__version__))
-
-
-def _job(origin: Origin, function: str) -> Job:
-    from resilience import __version__
-
-    assert origin.world_size is not None
-    return Job(
-        job_id=origin.job_id,
-        attempt=origin.attempt,
-        cycle=origin.cycle,
-        world_size=origin.world_size,
-        function=function,
-        command=abridged(masked(sys.argv)),
-        hostname=socket.gethostname(),
-        resilience_version=__version__,
-        torch_version=str(torch.__version__),
-        python_version=sys.version.split()[0],
-        started_wall_ns=time.time_ns(),
-        configuration=_configuration(None, Settings.from_environment().calibration_key, origin.world_size),
-        traceparent=Exporting.from_environment().traceparent,
-        launch=_endpoint(),
-    )
-
-
-def _endpoint() -> str:
-    """Return the text that distinguishes this launch from others of the same job at the same time."""
-    rendezvous = LauncherRendezvous.from_environment()
-    return f"{rendezvous.host}:{rendezvous.port}"
-
-
-def _launch_in(folder: Path) -> str:
-    """Return the launch that a run folder belongs to, empty if it cannot be read."""
-    try:
-        return read_job(folder).launch
-    except (OSError, DecodeError):
-        return ""
-
-
-def _new_job_id() -> str:
-    return f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -19,6 +19,7 @@ LONG = {
     "resilience/core/watch.py": "the decision on one rank: its limits, observations, commands and state, in one place",
     "resilience/inprocess/call.py": "one call of a wrapped function, from its entry to its end",
     "resilience/adapters/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
+    "resilience/analysis/calibrate.py": "the way from runs to a file of limits: pooled, fitted, merged, tested",
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
 }
 

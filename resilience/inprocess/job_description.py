@@ -1,0 +1,71 @@
+"""What is known about a job without a launcher of ours?  Its name, command, configuration and place, for job.json."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from resilience.adapters.environment import Exporting, LauncherRendezvous, Settings, launched_folder, local_world_size
+from resilience.core.configuration import Configuration, abridged
+from resilience.core.identity import Job, Origin
+from resilience.core.masking import masked
+from resilience.errors import DecodeError
+from resilience.telemetry.recording import read_job
+
+
+def configuration_of(folder: Path | None, key: str, world_size: int) -> Configuration:
+    """Return the configuration of the launcher's run, if this process belongs to one; else that of this process."""
+    if launched_folder() is not None and folder is not None:
+        with contextlib.suppress(OSError, DecodeError):
+            return read_job(folder).configuration
+    script, *arguments = masked(sys.argv) or ("",)
+    kept = abridged(arguments)
+    return Configuration(script, key, world_size, local_world_size() or 0, kept, str(torch.__version__))
+
+
+def job_of(origin: Origin, function: str) -> Job:
+    """Return the content of job.json."""
+    from resilience import __version__
+
+    assert origin.world_size is not None
+    return Job(
+        job_id=origin.job_id,
+        attempt=origin.attempt,
+        cycle=origin.cycle,
+        world_size=origin.world_size,
+        function=function,
+        command=abridged(masked(sys.argv)),
+        hostname=socket.gethostname(),
+        resilience_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=sys.version.split()[0],
+        started_wall_ns=time.time_ns(),
+        configuration=configuration_of(None, Settings.from_environment().calibration_key, origin.world_size),
+        traceparent=Exporting.from_environment().traceparent,
+        launch=endpoint(),
+    )
+
+
+def endpoint() -> str:
+    """Return the text that distinguishes this launch from others of the same job at the same time."""
+    rendezvous = LauncherRendezvous.from_environment()
+    return f"{rendezvous.host}:{rendezvous.port}"
+
+
+def launch_in(folder: Path) -> str:
+    """Return the launch that a run folder belongs to, empty if it cannot be read."""
+    try:
+        return read_job(folder).launch
+    except (OSError, DecodeError):
+        return ""
+
+
+def new_job_id() -> str:
+    """Return a name for a job that has none."""
+    return f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
