@@ -86,7 +86,7 @@ def test_it_goes_with_an_agent_that_is_killed() -> None:
         assert process.has_ended(5.0)
 
 
-def test_forked_process_starts_at_once_if_a_million_files_may_be_open() -> None:
+def test_forked_process_starts_at_once_if_a_billion_files_may_be_open() -> None:
     closed = os.closerange
     asked = os.sysconf
 
