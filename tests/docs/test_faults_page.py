@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 from resilience.attribution.symptoms import Class
 from resilience.core.attribution import Hang
@@ -10,7 +11,9 @@ from resilience.core.hang_kind import WORDS
 from tests.support.server import ROOT
 
 PAGE = (ROOT / "docs" / "faults.md").read_text()
-FILES = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+FILES: defaultdict[str, str] = defaultdict(str)  # several files may have one name
+for path in (ROOT / "tests").rglob("test_*.py"):
+    FILES[path.name] += path.read_text()
 MEANT = ("test_launcher_faults.py", "test_launcher_endurance.py")
 
 
