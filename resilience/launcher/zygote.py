@@ -357,7 +357,8 @@ def _be_zygote(line: Channel, agent: int) -> None:
     tied.tie_to(agent)
     os.setsid()  # keys typed at the terminal are for the agent
     for number in _HANDLED:
-        signal.signal(number, lambda *_: None)  # a worker drops a handler (`worker_main`), but would keep SIG_IGN
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup SIGHUP stays ignored, as in a new interpreter
+            signal.signal(number, lambda *_: None)  # a worker drops a handler (`worker_main`), but would keep SIG_IGN
     titles.name("res-zygote")
     titles.show(["resilience-zygote"])
     preload.begin()

@@ -123,9 +123,9 @@ def cut_rounds(rounds: int, shape: bool) -> list[tuple[str, int]]:
     cuts, before = [], (0, 0)
     for number in range(rounds):
         groups = build(store, f"round{number}", rank, world)
-        if number == 0:
-            meet(store, "built", world)
-            before = resources()
+        if number < 2:  # a thread may be about to start when the first groups are built
+            meet(store, f"built{number}", world)
+            before = max(before[0], resources()[0]), max(before[1], resources()[1])
         if rank == number % world:  # the absent one
             meet(store, f"blocked{number}", world)
             cut = collectives.cut_gloo_sockets()

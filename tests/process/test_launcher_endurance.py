@@ -252,7 +252,7 @@ def test_killed_agent_leaves_no_process_of_any_kind(launch: Launch, script: str)
     ends = {record.origin.initial_rank for record in job.job.of(events.RankExited)}
     assert ends == {0, 1}  # the monitors have closed the account
     incident = only_incident(job, killed=job.job.of(events.CycleStarted)[0].origin.node)
-    assert (incident.verdict.what, incident.category, culprits(incident)) == ("node_lost", "host", [(0, "node_lost")])
+    assert (incident.verdict.what, incident.category, culprits(incident)) == ("agent_lost", "host", [(0, "agent_lost")])
     present = Watcher(job.job.run, lambda: time.time() + 10.0).look()
     assert present is not None and (present.phase, present.is_well) == ("lost", False)
 
