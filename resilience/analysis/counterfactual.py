@@ -15,7 +15,7 @@ from resilience.attribution.incident import Incident
 
 LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
 CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two
-USUAL_LIMIT, USUAL_CHECKPOINTS = 20.0, 300.0  # used if all listed values exceed the observed times
+USUAL_LIMIT = 20.0  # seconds; used if all of LIMITS exceed the observed silences
 SPARES = (1, 2)
 LEAST_S = 0.0005  # seconds saved; smaller answers are omitted
 
@@ -57,10 +57,10 @@ def _limits(incidents: Sequence[Incident]) -> list[float]:
 
 
 def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
-    """Return checkpoint intervals that fit into the productive time."""
+    """Return checkpoint intervals that fit into the productive time. A longer one would write no checkpoint."""
     if all(incident.cost.rework_s is None for incident in incidents):
         return []
-    return [every for every in CHECKPOINTS if every < times.productive_s] or [USUAL_CHECKPOINTS]
+    return [every for every in CHECKPOINTS if every < times.productive_s]
 
 
 def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
@@ -86,11 +86,10 @@ def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
 def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, write_s: float | None) -> WhatIf:
     """Return the answer for a checkpoint every `every` seconds of work: a fault loses half of that on average.
 
-    An incident loses at most the work since the previous one. The existing checkpoints are assumed to cost nothing."""
+    every: shorter than the productive time. The existing checkpoints are assumed to cost nothing."""
     rework_times = [rework for incident in incidents if (rework := incident.cost.rework_s) is not None]
     rework_now = sum(rework_times)
-    mean = times.productive_s / (len(incidents) + 1)
-    rework_then = len(rework_times) * min(every / 2, mean)
+    rework_then = len(rework_times) * every / 2
     writing = 0.0 if write_s is None else write_s * times.productive_s / every
     of_job = min(1.0, times.rework_s / rework_now) if rework_now else 0.0  # not all ranks repeat all of it
     writing_cost = "not recorded, assumed 0 (name a section `checkpoint`)"
@@ -102,10 +101,9 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
         every,
         times,
         of_job * (rework_now - rework_then) - writing,
-        "saved = share of ranks · (repeated work - faults · min(every / 2, work between faults)) "
-        "- writing · work / every",
+        "saved = share of ranks · (repeated work - faults · every / 2) - writing · work / every",
         f"{rework_now:.3g} s repeated by {of_job:.0%} of the ranks, {len(rework_times)} faults, "
-        f"{times.productive_s:.4g} s of work, {mean:.3g} s between faults; writing one: {writing_cost}",
+        f"{times.productive_s:.4g} s of work; writing one: {writing_cost}",
         "checkpoints cost only the time to write them" if write_s is not None else "writing a checkpoint costs nothing",
     )
 

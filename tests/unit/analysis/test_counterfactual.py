@@ -75,9 +75,15 @@ def test_writing_checkpoints_costs_what_it_takes() -> None:
     assert "42.4 s would be best" in answer.inputs  # sqrt(2 * 3 * 600 / 2)
 
 
-def test_no_fault_loses_more_than_there_was() -> None:
-    answer = saved_more_often(TIMES, [incident(1, rework_s=100.0), incident(2, rework_s=100.0)], 3600.0, None)
-    assert answer.saved_s == 200.0 - 2 * 600.0 / 3
+def test_checkpoints_further_apart_than_the_whole_work_save_nothing() -> None:
+    """Three faults repeated nearly all of 5 s of work: one checkpoint every 5 min would have changed nothing."""
+    short = msgspec.structs.replace(TIMES, total_s=15.0, productive_s=5.0, rework_s=9.0)
+    found = [incident(number, rework_s=3.0) for number in (1, 2, 3)]
+    assert not [answer for answer in what_ifs(short, found) if answer.kind == "checkpoints"]
+    longer = msgspec.structs.replace(short, productive_s=12.0)
+    assert [answer.value for answer in what_ifs(longer, found) if answer.kind == "checkpoints"] == []  # 3 * 5 > 9
+    saved = what_ifs(msgspec.structs.replace(longer, rework_s=18.0), [incident(1, rework_s=18.0)])
+    assert [(answer.value, answer.saved_s) for answer in saved] == [(10.0, 18.0 - 5.0)]
 
 
 def test_a_spare_does_the_work_of_a_rank_that_went() -> None:
