@@ -165,7 +165,6 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     notice: names the key for the address of a store beside the launcher's own.
     Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
-    _await_earlier(wrapper.barrier_timeout.total_seconds() if is_host else 0.0)
     page = Page.create()
     ours, theirs = pair()
     rank_side = RankSide(page)
@@ -187,7 +186,7 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
 
 
-def _await_earlier(limit: float) -> None:
+def await_earlier(limit: float) -> None:
     """Wait until the monitors of earlier calls have ended: one of them may hold the port needed next.
 
     A monitor still there after `limit` seconds serves lost ranks; the next host kills it."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.adapters import attempts, collective_calls, patience, private
+from resilience.adapters import attempts, collective_calls, patience, private, processes
 from resilience.adapters.attempts import Launch
 from resilience.adapters.channel import LIMIT
 from resilience.adapters.environment import (
@@ -49,11 +49,12 @@ from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.job_description import configuration_of, endpoint, job_of, launch_in, new_job_id
 from resilience.inprocess.joining import join
-from resilience.inprocess.monitor_process import Handle, start
+from resilience.inprocess.monitor_process import Handle, await_earlier, start
 from resilience.inprocess.monitor_store import hook_store, publish_server
 from resilience.inprocess.progress import forget_request, request_tick
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
+from resilience.monitor.page import RankSide
 from resilience.telemetry import log, standard
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -85,8 +86,8 @@ class Session:
         self._others_go_on = False  # without this rank, which has left
         self._call = number
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
-        self._monitor: Handle = start(wrapper, state, state.initial_rank == 0, self._notice)
-        self.page = self._monitor.page
+        self._monitor: Handle
+        self.page: RankSide
         self._ticker = threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
         self._own_file: RecordFile | None = None  # once the monitor is lost
         self._base: Any = None
@@ -104,12 +105,12 @@ class Session:
     @contextmanager
     def open(cls, wrapper: Wrapper, function: str, number: int, state: State) -> Iterator[Session]:
         """Open a call's session, and close it when the body is left. A forked child does not close it."""
-        pid, began = os.getpid(), time.monotonic()
+        began = time.monotonic()
         session: Session | None = None
         try:
             try:
                 session = cls(wrapper, number, state)
-                _open.append(session)
+                session._start_monitor(wrapper, state)
                 session._connect(wrapper, state)
             except Exception as error:
                 _failed_to_start(function, number, state, error, time.monotonic() - began)
@@ -119,10 +120,17 @@ class Session:
                 session._begin(wrapper, function, number, state)
                 yield session
         finally:
-            if session is not None and os.getpid() == pid:
-                if session in _open:  # not if an interrupt arrived before it was added
-                    _open.remove(session)
+            if session in _open:  # not in a forked child, nor without a monitor
+                _open.remove(session)
                 session._close()
+
+    def _start_monitor(self, wrapper: Wrapper, state: State) -> None:
+        is_host = state.initial_rank == 0
+        await_earlier(wrapper.barrier_timeout.total_seconds() if is_host else 0.0)
+        with processes.job_signals_blocked():  # a handler that raises must not part the monitor from its session
+            self._monitor = start(wrapper, state, is_host, self._notice)
+            self.page = self._monitor.page
+            _open.append(self)
 
     def _connect(self, wrapper: Wrapper, state: State) -> None:
         """Connect to the store, which this monitor or another one hosts, and start to listen to the monitor."""

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.errors import RestartAbort
-from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess import CallWrapper, Wrapper, monitor_process, session
 from resilience.inprocess.rank_assignment import ShiftRanks
 
 SETTLE_LIMIT = 20.0  # seconds; a monitor that hosts a store serves until the last rank has left
@@ -208,3 +209,61 @@ def fork_and_leave(ending: str) -> tuple[Any, Any]:
         told.write_text(f"{value}, RANK={os.environ['RANK']}, {threading.active_count()} thread")
         os._exit(0)
     return value, told.read_text()
+
+
+def call_interrupted_at_each_line_of_its_start(stride: int) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
+    """Send SIGINT at every stride-th line between the call and its function. Answers the number of interrupted calls
+    and what was left, by line."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        sys.settrace(None)
+        assert call is not None
+        monitors.append(call._session._monitor.pid)
+        return call.iteration
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal passed, place
+        code = frame.f_code
+        if os.getpid() != pid or code.co_filename not in files:
+            return None
+        if event == "line":
+            passed += 1
+            if passed == strike:
+                sys.settrace(None)
+                place = f"{Path(code.co_filename).name}:{frame.f_lineno}"
+                os.kill(pid, signal.SIGINT)
+        return trace
+
+    files = {module.__file__ for module in (monitor_process, session)}
+    monitors: list[int] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    function()  # what torch and we load and keep for good
+    before = snapshot([])
+    pid, strike, calls = os.getpid(), 1, 0
+    found: list[tuple[str, dict[str, Any]]] = []
+    while True:
+        passed, place = 0, ""
+        sys.settrace(trace)
+        with contextlib.suppress(KeyboardInterrupt):
+            function()
+        sys.settrace(None)
+        if not place:
+            break
+        calls, strike = calls + 1, strike + stride
+        gc.collect()
+        if left := differences(before, []):
+            found.append((place, left))
+            before = snapshot([])
+    if left := differences(before, _monitors_of_this_job()):
+        found.append(("after all", left))
+    return calls, found
+
+
+def _monitors_of_this_job() -> list[int]:
+    found = []
+    for process in psutil.process_iter(["name"]):
+        with contextlib.suppress(psutil.Error):
+            if process.info["name"].startswith("res-monitor") and process.cwd() == os.getcwd():
+                found.append(process.pid)
+    return found

@@ -45,3 +45,11 @@ def test_forked_child_that_leaves_the_function_says_nothing_as_its_parent(start:
     assert not job.of(events.Interrupted)
     assert [record.event.outcome for record in job.of(events.CallEnded)] == ["completed"] * 2
     assert len({record.origin.pid for record in job.records() if record.origin.role == "rank"}) == 2
+
+
+@pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_call_interrupted_at_any_line_of_its_start_leaves_nothing(start: Start, stride: int) -> None:
+    (rank,) = start(1, f"{JOBS}:call_interrupted_at_each_line_of_its_start", stride=stride).wait(limit=250)
+    calls, left = rank.value
+    assert left == []
+    assert calls > 200 / stride
