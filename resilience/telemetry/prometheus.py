@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS = 16  # concurrent; each has a thread
 ENDING = 4  # additional threads that may be about to end
+BACKLOG = 128  # connections that wait to be accepted; the kernel delays any further one by a second or more
 CONNECTION_LIMIT = 10.0  # seconds; a scrape takes milliseconds
 PAUSE = 0.2  # seconds between attempts to accept if no descriptor is left
 PORTS_TRIED = 32  # from the requested port upwards
@@ -183,6 +184,8 @@ class MetricsServer:
 
 class _Threads(ThreadingMixIn, WSGIServer):
     """One thread per connection, bounded in number and time: an old connection must give way to a new one."""
+
+    request_queue_size = BACKLOG
 
     daemon_threads = True
 

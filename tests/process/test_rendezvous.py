@@ -229,7 +229,7 @@ def test_closed_rendezvous_turns_everybody_away(make: Make) -> None:
 
 
 def test_newcomer_that_ends_before_it_has_a_place_closes_nothing(make: Make) -> None:
-    job = make("1:3")
+    job = make("1:3", last_call_timeout=2)
     a, b = job.several(2)
     meet([a, b])
     newcomer = job.start("c")
