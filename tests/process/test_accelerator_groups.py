@@ -32,7 +32,7 @@ def outcomes(job: Job, rank: int) -> Counter[str]:
     return Counter(record.event.outcome for record in job.of(events.GroupAborted, rank=rank))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("frees_first", [True, False])
+@pytest.mark.parametrize("frees_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_abort_of_every_group_is_waited_for_before_groups_are_built_again(start: Start, frees_first: bool) -> None:
     job = start(2, target(accelerated.abort_several_groups), abort={"abort_s": LONG, "frees_first": frees_first})
     ranks = job.wait(90)

@@ -19,7 +19,7 @@ FAULTS = 50
 LATEST = 0.05  # seconds after the entry of an iteration: its groups are up long before
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fault_inside_group_building_strands_nobody(
     start: Start, seed: int, record_testsuite_property: Callable[[str, object], None]
 ) -> None:

@@ -38,7 +38,7 @@ if cycle == 0 and rank == 0:
 """
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_worker_that_exits_with_0_when_it_is_ended_for_a_hang_has_failed(launch: Launch, nproc: int) -> None:
     limits = ("--ft-rank-heartbeat-timeout", "6", "--ft-rank-termination-signal", "SIGTERM")
     job = launch(HANGS_AND_EXITS_WITH_0, *limits, nproc=nproc)
@@ -117,7 +117,9 @@ def test_program_that_is_not_there_is_named_without_a_traceback(run: Callable[[s
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("program", ["fails.py", "imports_late.py", "-m package.fails"])
+@pytest.mark.parametrize(
+    "program", ["fails.py", pytest.param("imports_late.py", marks=pytest.mark.slow), "-m package.fails"]
+)
 def test_program_that_started_and_failed_is_started_again(run: Callable[[str], Launched], program: str) -> None:
     job = run(program)
     assert job.wait()[0] != 0
@@ -240,7 +242,7 @@ if cycle == 0:
 }
 
 
-@pytest.mark.parametrize("policy", ["any-failed", "min-healthy"])
+@pytest.mark.parametrize("policy", [pytest.param("any-failed", marks=pytest.mark.slow), "min-healthy"])
 @pytest.mark.parametrize("worker", UP_AND_ON)
 def test_sigterm_to_one_worker_alone_is_its_failure(launch: Launch, worker: str, policy: str) -> None:
     job = launch(UP_AND_ON[worker], "--ft-restart-policy", policy)

@@ -124,7 +124,8 @@ train()
 
 
 @pytest.mark.parametrize(
-    ("limit", "status", "words"), [("soft", 0, ""), ("hard", 1, "has to host the store of 3 ranks and needs")]
+    ("limit", "status", "words"),
+    [pytest.param("soft", 0, "", marks=pytest.mark.slow), ("hard", 1, "has to host the store of 3 ranks and needs")],
 )
 def test_limit_of_open_files_of_torchruns_agent_is_raised_or_named(
     tmp_path: Path, limit: str, status: int, words: str

@@ -40,7 +40,7 @@ def test_rank_interrupted_at_each_store_operation_of_its_way_out_is_represented(
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind in ("fatal", "waiting") else pytest.mark.slow) for kind in BY_STORE]
+    "kind", [pytest.param(kind, marks=[] if kind == "waiting" else pytest.mark.slow) for kind in BY_STORE]
 )
 def test_rank_interrupted_again_and_again_on_its_way_out_is_represented(start: Start, kind: str) -> None:
     others_go_on(start(2, LEAVE, kind=kind, what="operations, again"), 280.0)

@@ -169,6 +169,7 @@ def test_first_node_is_evicted_and_the_other_one_goes_on(launch: Launch) -> None
     assert restarts(job) == []
 
 
+@pytest.mark.slow
 def test_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch) -> None:
     job = launch("say('up')\nif cycle == 0: await_file('never')", nodes="1")
     job.await_worker("up.0.0")

@@ -290,7 +290,7 @@ def test_any_id_names_a_folder_inside_of_the_one_that_is_given_where_torchruns_e
 # -- what counts as a failure -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ["missing.py", "broken.py"])
+@pytest.mark.parametrize("program", ["missing.py", pytest.param("broken.py", marks=pytest.mark.slow)])
 def test_program_that_cannot_start_is_tried_once_and_by_torchrun_as_often_as_the_job_may_restart(
     launch: Launch, tmp_path: Path, program: str
 ) -> None:

@@ -21,7 +21,7 @@ def launch(start: Start, tmp_path: Path) -> Callable[..., Launched]:
     return launcher(start, tmp_path)
 
 
-@pytest.mark.parametrize(("again", "completed_in"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("again", "completed_in"), [pytest.param(False, 1, marks=pytest.mark.slow), (True, 2)])
 def test_handler_that_raises_during_a_restart_costs_no_rank(start: Start, again: bool, completed_in: int) -> None:
     job = start(2, "tests.process.handling:handler_raises", again=again)
     first, second = job.wait(120.0)

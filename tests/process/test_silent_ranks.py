@@ -144,7 +144,9 @@ def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: 
     assert said.count("hangs: ") == 1  # not again in the second cycle
 
 
-@pytest.mark.parametrize("how", ["flag", "variable", "file"])
+@pytest.mark.parametrize(
+    "how", ["flag", pytest.param("variable", marks=pytest.mark.slow), pytest.param("file", marks=pytest.mark.slow)]
+)
 def test_one_option_switches_it_off(launch: Launch, tmp_path: Path, how: str) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("fault_tolerance:\n  detect_hangs: false\n")

@@ -354,7 +354,11 @@ def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(
 # -- switched off, not read ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[*OURS, "--quiet"], OURS, TORCHRUN], ids=["--quiet", "variable", "torchrun"])
+@pytest.mark.parametrize(
+    "command",
+    [[*OURS, "--quiet"], pytest.param(OURS, marks=pytest.mark.slow), TORCHRUN],
+    ids=["--quiet", "variable", "torchrun"],
+)
 def test_all_of_it_can_be_switched_off(terminal: Open, command: list[str]) -> None:
     env = {} if "--quiet" in command else {"RESILIENCE_QUIET": "1"}
     job = terminal([*command, "--nproc-per-node", "2"], WRAPPED, RESILIENCE_RUN_DIR="runs", **env)

@@ -38,7 +38,7 @@ def test_rank_that_hangs_while_others_wait_in_backward_is_named_alone(start: Sta
     assert incident.verdict.culprits[0].confidence >= 0.7
 
 
-@pytest.mark.parametrize("world", [4, 2])
+@pytest.mark.parametrize("world", [4, pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize("with_ddp", [True, pytest.param(False, marks=SLOW)])
 def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: int, with_ddp: bool) -> None:
     incident = of_wrapper(start, world, how="barrier", culprit=1, with_ddp=with_ddp)
@@ -86,8 +86,8 @@ for step in range(STEPS):
     ("how", "world"),
     [
         ("py_loop", 4),
-        ("barrier", 4),
         ("barrier", 2),
+        pytest.param("barrier", 4, marks=SLOW),
         *(pytest.param(how, 4, marks=SLOW) for how in ("sleep", "lock")),
     ],
 )

@@ -58,7 +58,7 @@ def test_host_of_the_store_that_goes_on_in_time_costs_nobody(start: Start, fault
     assert len(job.interruptions()) == restarts
 
 
-@pytest.mark.parametrize("how", ["stopped", "gil_held"])
+@pytest.mark.parametrize("how", ["stopped", pytest.param("gil_held", marks=pytest.mark.slow)])
 def test_rank_that_stands_still_while_it_waits_for_the_store_costs_itself_alone(start: Start, how: str) -> None:
     job = start(3, PATIENT, options=LIMITS)
     inside(job, 3)
