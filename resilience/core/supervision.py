@@ -183,8 +183,9 @@ class Supervision:
         """Return whether this node leaves or the job stops. An agent that leaves a cycle appends itself to a list. So
         each agent knows those that leave before it, also if they are signalled at the same time."""
         rendezvous = self._rendezvous
-        if rendezvous.formation.rank_of(rendezvous.id) is None:
-            return "leave"  # it waits for a place
+        if rendezvous.formation.rank_of(rendezvous.id) is None:  # it waits for a place
+            is_needed = self._hosts_store and (yield from rendezvous.newest()).cycle == FIRST  # to begin at all
+            return "stop" if is_needed else "leave"
         others = yield from rendezvous.others(())
         asked = Asked(name, self.rules.mode, self._hosts_store, others, rendezvous.terms.least)
         if on_signal(asked) == "stop":

@@ -90,6 +90,8 @@ class Agent(LocalElasticAgent):
             verdict = supervisor.began(group)
         except (StoreError, RendezvousConnectionError) as error:
             return supervisor.cut_off(str(error))
+        except LaunchError as error:
+            return supervisor.unhealthy(str(error))
         if verdict is not None:
             return verdict
         reporter.emit(events.CycleStarted(reason, supervisor.restarts_used, group.spec.max_restarts))
@@ -108,7 +110,7 @@ class Agent(LocalElasticAgent):
         except (StoreError, RendezvousConnectionError) as error:
             verdict = supervisor.cut_off(str(error))
         except LaunchError as error:
-            verdict = CycleDecision("failed", supervisor.name, exit_code=cycle.FAILED, detail=str(error))
+            verdict = supervisor.cannot_start_workers(str(error))
         finally:
             with reporter.phase("stop"):
                 self._end_workers(verdict)

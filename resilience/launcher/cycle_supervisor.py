@@ -149,7 +149,7 @@ class CycleSupervisor:
         if verdict is not None:
             return verdict
         if self._unusable:
-            return self._leave(f"unhealthy: {self._unusable}")
+            return self.unhealthy(self._unusable)
         outcomes = self._preflight.refusals(self.signals.has_any)
         self._warn([refusal for refusal in outcomes if refusal.is_warning])
         refusals = [refusal for refusal in outcomes if not refusal.is_warning]
@@ -157,7 +157,7 @@ class CycleSupervisor:
             self.reporter.emit(events.NodeUnhealthy(refusal.check, refusal.detail[:500]))
         if not refusals:
             return None
-        return self._leave("unhealthy: " + "; ".join(f"{refusal.check}: {refusal.detail}" for refusal in refusals))
+        return self.unhealthy("; ".join(f"{refusal.check}: {refusal.detail}" for refusal in refusals))
 
     def _warn(self, warnings: Sequence[PreflightFailure]) -> None:
         """Report each warning once, until its check passes again."""
@@ -245,6 +245,18 @@ class CycleSupervisor:
         if verdict is None:
             self.stopping.end_terminated_workers()
         return verdict
+
+    def cannot_start_workers(self, error: str) -> CycleDecision:
+        """Return what follows if this node cannot start its workers: it leaves if the other nodes are enough to
+        continue, otherwise the job fails."""
+        self.reporter.emit(events.NodeUnhealthy("workers", error[:500]))
+        with contextlib.suppress(StoreError):
+            if self.handler.others(()) >= self.handler.rendezvous.terms.least:
+                request = Request("ExcludeThisNode", error[:500])
+                verdict = self._run(self._supervision.requested([request]))
+                if verdict is not None:
+                    return verdict
+        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=error)
 
     def _check_devices(self) -> None:
         """Request that this node leave if its devices fail, as if one of its ranks had requested it."""
@@ -349,8 +361,9 @@ class CycleSupervisor:
         time_left = self.handler.time_left  # read last: the request to the store may have shown that we are cut off
         return limit if time_left is None else min(time_left, limit)
 
-    def _leave(self, reason: str) -> CycleDecision:
-        return self._run(self._supervision.leave(reason))
+    def unhealthy(self, reason: str) -> CycleDecision:
+        """Return the verdict of a node that leaves because it cannot run workers."""
+        return self._run(self._supervision.leave(f"unhealthy: {reason}"))
 
     def over(self, verdict: CycleDecision) -> None:
         """End the job for this node, and for all nodes unless only this one leaves. Wait for the others if they need

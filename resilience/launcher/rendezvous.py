@@ -304,7 +304,10 @@ class Handler(RendezvousHandler):
         return newest.cycle == FIRST or self.formation.rank_of(self.id) is not None
 
     def _join(self) -> Membership:
-        """Wait until this agent has a place in a cycle. Raises: RendezvousClosedError, RendezvousTimeoutError."""
+        """Wait until this agent has a place in a cycle. Raises: RendezvousClosedError, RendezvousTimeoutError,
+        StoreError, LaunchError."""
+        if not self.is_host and not self._stores.is_alive:
+            self._replace_stores()
         if self._seat is None:
             port, address = self._stores.take().port, self._rendezvous_store.address
             self._seat = NodeSeat(self.id, self.node, address, port, self._rank, self._workers, self._role)
@@ -322,8 +325,16 @@ class Handler(RendezvousHandler):
             self._stores.release(self._cycle_store_port)
         self._cycle_store_port = used
         if used is not None:
-            self._stores.ask(self._rendezvous_store.address)
             self._seat = None
+            with contextlib.suppress(StoreError):  # the process is gone, which the next `_join` notices
+                self._stores.ask(self._rendezvous_store.address)
+
+    def _replace_stores(self) -> None:
+        """Start another store process after ours has died. The job's store is elsewhere."""
+        self._stores.close()
+        self._stores, self._owns_stores = StoreProcess.start(), True
+        self._seat = self._cycle_store_port = None
+        self._stores.ask(self._rendezvous_store.address)
 
     def _connect(self) -> Any:
         return dist.PrefixStore(f"resilience/{self._parameters.run_id}", self._rendezvous_store.connect())

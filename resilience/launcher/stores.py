@@ -88,6 +88,14 @@ class StoreProcess:
             peer_line.close()
         return cls(pid, ours, is_forked)
 
+    @property
+    def is_alive(self) -> bool:
+        """Return True if the process runs."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
     def host(self, address: str = LOOPBACK, port: int = 0) -> Hosted:
         """Open a TCPStore server and return where it listens.
 
@@ -123,7 +131,10 @@ class StoreProcess:
             return
         self._is_open = False
         self._line.close()
-        pidfd = os.pidfd_open(self.pid)  # safe: it is our child and not reaped yet
+        try:
+            pidfd = os.pidfd_open(self.pid)  # safe: it is our child and not reaped yet
+        except ProcessLookupError:
+            return
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)

@@ -326,11 +326,32 @@ def test_sigterm_to_a_spare_is_for_the_spare(launch: Launch) -> None:
     assert job.wait() == [0, 0]
 
 
+def test_sigterm_before_the_first_cycle_to_the_node_that_hosts_the_store_stops_the_job(launch: Launch) -> None:
+    job = launch("say('ran')", nodes="3", agents=2)
+    for node in ("node0", "node1"):
+        await_rendezvous(job, node)
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [128 + signal.SIGTERM] * 2
+    assert set(outcomes(job).values()) == {("preempted", 143)}
+    assert not job.of(events.WorkerStarted)
+
+
 def test_node_that_finds_no_others_says_so(launch: Launch) -> None:
     job = launch("say('ran')", nodes="2", agents=1, conf="join_timeout=0.5")
     assert job.wait() == [1]
     assert "0 nodes took part in the last one, 1 wait" in job.output(stream=2)
     assert outcomes(job) == {"node0": ("failed", 1)}
+
+
+def test_node_that_cannot_start_its_workers_leaves_if_the_others_are_enough(launch: Launch, tmp_path: Path) -> None:
+    job = launch(
+        "await_file('go')", nodes="1:2", agents=2, per_agent=({}, {"PYTHON_EXEC": str(tmp_path / "no_python")})
+    )
+    job.await_record(events.CycleStarted, "node0", lambda event: event.why != "first")
+    assert job.wait_agent(1).code != 0
+    go(job)
+    assert job.wait()[0] == 0
+    assert "the workers cannot be started" in job.output(1, stream=2)
 
 
 # -- requests -----------------------------------------------------------------------------------------

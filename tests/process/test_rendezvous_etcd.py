@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
@@ -167,6 +168,20 @@ def test_first_node_is_evicted_and_the_other_one_goes_on(launch: Launch) -> None
     assert job.wait() == [143, 0]
     assert (job.folder / "up.1.0").exists()
     assert restarts(job) == []
+
+
+def test_nodes_whose_store_processes_are_killed_start_others(launch: Launch) -> None:
+    """The one that hosts the workers' store of this cycle, and the one that may host that of the next."""
+    job = launch("say('up')\nif cycle < 2: await_file(f'go.{cycle}'); sys.exit(rank)", nodes="2")
+    for cycle in range(2):
+        for rank in range(2):
+            job.await_worker(f"up.{cycle}.{rank}")
+        for agent in job.job.pids:
+            (store,) = [each for each in psutil.Process(agent).children() if each.name() == "res-store"]
+            store.kill()
+        (job.folder / f"go.{cycle}").touch()
+    assert job.wait() == [0, 0]
+    assert not job.of(events.StoreLost)
 
 
 @pytest.mark.slow

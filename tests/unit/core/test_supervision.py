@@ -27,12 +27,20 @@ class Agent:
     """One of three agents of a cycle. None of them is known to be gone."""
 
     def __init__(
-        self, name: str, store: Store, least: int, is_host: bool = False, has_seat: bool = True, back: str = ""
+        self,
+        name: str,
+        store: Store,
+        least: int,
+        is_host: bool = False,
+        has_seat: bool = True,
+        back: str = "",
+        has_begun: bool = True,
     ) -> None:
         """back: nodes that wait for the next cycle."""
         seats = tuple(NodeSeat(each, each, "here", 1) for each in NODES if has_seat or each != name)
         rendezvous = Rendezvous(name, name, Terms(least, len(NODES)))
-        rendezvous.formation = Membership(cycle=4, seats=seats)
+        if has_begun:
+            rendezvous.formation = Membership(cycle=4, seats=seats)
         rendezvous.gathering = membership.fold(
             membership.begin(rendezvous.formation),
             [Arrived(NodeSeat(each, each, "here", 1), known=4) for each in NODES if each in back],
@@ -114,6 +122,12 @@ def test_agent_that_is_listed_by_another_one_on_its_way_to_the_list_counts_it() 
 def test_agent_that_waits_for_a_place_leaves_though_it_hosts_the_store() -> None:
     agent = Agent("a", Store(), 3, is_host=True, has_seat=False)
     assert what(agent.asked(signal.SIGINT)) == "leave"
+
+
+@pytest.mark.parametrize(("is_host", "expected"), [(True, "stop"), (False, "leave")])
+def test_job_that_has_not_begun_stops_with_the_agent_that_hosts_its_store(is_host: bool, expected: str) -> None:
+    agent = Agent("a", Store(), 3, is_host=is_host, has_seat=False, has_begun=False)
+    assert what(agent.asked(signal.SIGTERM)) == expected
 
 
 def test_job_has_the_end_that_was_first_where_one_agent_fails_and_another_is_told_to_stop() -> None:
