@@ -61,8 +61,7 @@ class Supervisor:
         self._represent = represent
         self._emit = emit
         self._node = begin.origin.node
-        self._pid_namespace = processes.pid_namespace()
-        self._group = _group(self._node, self._pid_namespace)
+        self._group = _group(self._node, processes.pid_namespace())
         self._limit = begin.heartbeat_timeout
         self._beat_every = self._limit / BEATS
         self._pause_limit = 2 * (self._beat_every + begin.interval)  # twice the longest time between two checks
@@ -130,12 +129,8 @@ class Supervisor:
                 self._check_node(self._neighbour.node)
 
     def _has_died(self, member: Member) -> bool:
-        """Return True if both processes of a member have ended. Its pids mean nothing in another pid namespace."""
-        return (
-            member.pid_namespace == self._pid_namespace
-            and not processes.is_alive(member.rank)
-            and not processes.is_alive(member.monitor)
-        )
+        """Return True if both processes of a member of this group have ended. All of a group share a pid namespace."""
+        return not processes.is_alive(member.rank) and not processes.is_alive(member.monitor)
 
     def _check_node(self, group: str) -> None:
         count = execute(Add(f"nodes/{group}/beat", 0), self._store)
@@ -198,7 +193,7 @@ class Supervisor:
         thread = threading.Thread(target=self._stand_in, args=(record,), name="resilience-stand-in", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # this process may start no more threads: the next check tries again
+        except RuntimeError as error:  # no thread can be started now: the next check tries again
             self._note_unstarted(record, error)
         else:
             self._represented.add(member.initial_rank)

@@ -107,7 +107,6 @@ def test_rank_of_another_pid_namespace_is_not_represented_because_its_pid_is_unk
     announce(store, "here", Member(1, GONE, GONE, "4026532999-boot"))
     announce(store, "here", Member(2, GONE, GONE, processes.pid_namespace()))
     supervisor = leading(store, represented.append, lambda event: None)
-    supervisor._members(supervisor._group).append(Member(3, GONE, GONE, "4026532999-boot"))
     monkeypatch.setattr(supervision, "threading", in_this_thread())
     for _ in range(3):
         supervisor._check_neighbours()
