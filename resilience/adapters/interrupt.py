@@ -251,7 +251,7 @@ class Interrupter:
 
     def _end(self) -> None:
         self._stop_stepping()
-        self._leave_all_atomic()
+        self._leave_atomic_to(0)
         self._seen = self._bottom = None
         self._report_swallows()
         self._wake.put(None)
@@ -481,23 +481,24 @@ class Interrupter:
         self._depth += 1  # before the lock: what strikes while we wait for it is held back too
         self._section.acquire()
         if self._depth == 1 and self._is_held_back and self._armed and not self._is_unfit(frame):
-            self._section.release()
-            self._depth = 0
-            raise self._new_exception()
+            raise self._new_exception()  # which leaves the section
 
-    def _leave_all_atomic(self) -> None:
-        """Leave every section of the main thread that an exception at its entry or exit has left open."""
-        self._depth = 0
-        while self._section._is_owned():  # type: ignore[attr-defined]  # no public name says it
+    def _leave_atomic_to(self, depth: int) -> None:
+        """Leave the sections of the main thread that are deeper. The outermost one frees the lock, however often an
+        exception at an entry or exit has left it held."""
+        if os.getpid() != self._pid or threading.get_ident() != self._main:
+            return
+        self._depth = depth
+        while depth == 0 and self._section._is_owned():  # type: ignore[attr-defined]  # no public name says it
             self._section.release()
 
     def _leave_atomic(self, frame: FrameType) -> None:
         if os.getpid() != self._pid:
             return
-        self._section.release()
         if threading.get_ident() != self._main:
+            self._section.release()
             return
-        self._depth -= 1
+        self._leave_atomic_to(max(0, self._depth - 1))
         if self._depth == 0 and self._is_held_back:
             self._is_held_back = False
             if self._armed and not self._is_unfit(frame):
@@ -521,10 +522,20 @@ class _Atomic:
         self._interrupter = interrupter
 
     def __enter__(self) -> None:
-        self._interrupter._enter_atomic(sys._getframe(1))
+        depth = self._interrupter._depth
+        try:
+            self._interrupter._enter_atomic(sys._getframe(1))
+        except BaseException:  # also of a signal handler, at any line: no body follows, so no exit either
+            self._interrupter._leave_atomic_to(depth)
+            raise
 
     def __exit__(self, *_: object) -> None:
-        self._interrupter._leave_atomic(sys._getframe(1))
+        depth = max(0, self._interrupter._depth - 1)
+        try:
+            self._interrupter._leave_atomic(sys._getframe(1))
+        except BaseException:
+            self._interrupter._leave_atomic_to(depth)
+            raise
 
 
 def _mortal(base: type[BaseException], owner: Interrupter) -> type[BaseException]:

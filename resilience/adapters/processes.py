@@ -33,7 +33,6 @@ _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes), include/uapi/linux/pi
 _PIDFD_INFO_EXIT = 1 << 3
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 _CGROUPS = Path("/sys/fs/cgroup")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of the host: all its containers read the same
 
 
 MEANT_FOR_A_JOB = (
@@ -78,6 +77,16 @@ class ProcessState(msgspec.Struct, frozen=True):
     start_time: int
     wait_status: int | None
     parent: int = 0
+
+
+def _read_boot_id() -> str:
+    try:
+        return encoding.text(Path("/proc/sys/kernel/random/boot_id").read_bytes()).strip()
+    except OSError:
+        return ""
+
+
+_BOOT_ID = _read_boot_id()  # of the host, the same in all its containers; later no descriptor may be left to read it
 
 
 def state(pid: int) -> ProcessState | None:
@@ -218,9 +227,12 @@ def _is_runnable(pid: int, thread: str) -> bool:
 
 
 def identity_of(pid: int) -> tuple[int, int]:
-    """Return (pid, start time). No later process has the same pair."""
-    present = state(pid)
-    return pid, 0 if present is None else present.start_time
+    """Return (pid, start time), (pid, 0) of a process that is gone. No later process has the same pair. Raises: OSError
+    if that is unknown, as with too many open files."""
+    try:
+        return pid, _read_state(pid).start_time
+    except (FileNotFoundError, ProcessLookupError):
+        return pid, 0
 
 
 def pid_namespace() -> str:
@@ -228,10 +240,9 @@ def pid_namespace() -> str:
     meaning only within its namespace."""
     try:
         number = os.stat("/proc/self/ns/pid").st_ino
-        boot = encoding.text(_BOOT_ID.read_bytes()).strip()
     except OSError:
         return ""
-    return f"{number}-{boot}"
+    return f"{number}-{_BOOT_ID}" if _BOOT_ID else ""
 
 
 def is_alive(identity: tuple[int, int]) -> bool:

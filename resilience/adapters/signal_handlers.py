@@ -33,7 +33,8 @@ class ProgramHandlers:
     def __init__(self, is_in_function: Callable[[], bool]) -> None:
         self._is_in_function = is_in_function
         self._pid = 0
-        self._deferred: dict[int, Deferred | None] = {}  # signals to raise again; None: it has been reported
+        self._to_raise: set[int] = set()
+        self._unreported: dict[int, Deferred] = {}
 
     def guard(self, our_number: int) -> None:
         """Guard the handlers that are there now. Raises: what one that is not guarded yet raises meanwhile; call it
@@ -53,11 +54,10 @@ class ProgramHandlers:
                 signal.signal(number, handler.handler)
 
     def raise_again(self) -> None:
-        """Raise the reported signals again. Raises: what their handlers raise."""
-        for number, deferred in list(self._deferred.items()):
-            if deferred is None:
-                del self._deferred[number]
-                signal.raise_signal(number)
+        """Raise the signals again that were put off. Raises: what their handlers raise."""
+        for number in list(self._to_raise):
+            self._to_raise.discard(number)
+            signal.raise_signal(number)
 
     def must_put_off(self, frame: FrameType | None) -> bool:
         """Return True if an exception at this place would leave through our code only."""
@@ -69,13 +69,12 @@ class ProgramHandlers:
 
     def put_off(self, number: int, error: Exception) -> None:
         """Note a signal to raise again, because its handler raised `error` in our code."""
-        self._deferred[number] = Deferred(signal_name(number), f"{type(error).__name__}: {error}"[:500])
+        self._unreported[number] = Deferred(signal_name(number), f"{type(error).__name__}: {error}"[:500])
+        self._to_raise.add(number)
 
     def take_deferred(self) -> list[Deferred]:
-        """Return the signals that were put off since the last call, each once. They count as reported from now on."""
-        unreported = [(number, deferred) for number, deferred in list(self._deferred.items()) if deferred is not None]
-        self._deferred.update((number, None) for number, _ in unreported)
-        return [deferred for _, deferred in unreported]
+        """Return the signals that were put off since the last call, each once."""
+        return [self._unreported.pop(number) for number in list(self._unreported)]
 
 
 class _Guarded:

@@ -174,6 +174,8 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     reason = why_not_fork()
     try:
         pid = _execute(plan, page, theirs, dump, reason) if reason else _fork(plan, page, theirs, ours, dump)
+        how: StartMethod = "executed" if reason else "forked"
+        return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
     except BaseException:
         rank_side.close()
         stacks.disarm()
@@ -182,8 +184,6 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     finally:
         theirs.close()
         page.close()
-    how: StartMethod = "executed" if reason else "forked"
-    return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
 
 
 def await_earlier(limit: float) -> None:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from resilience.adapters import files, processes, stacks
-from resilience.adapters.background import READ_LIMIT, WRITER
+from resilience.adapters.background import READ_LIMIT, WRITER, asked
 from resilience.adapters.channel import connect
 from resilience.core import events, hang_kind, watch
 from resilience.core.attribution import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
@@ -76,6 +76,7 @@ class Witness:
         self.drain = ""
         self.has_iterations = True
         self.ask: stacks.Ask = lambda number: False
+        self._are_sources_lost = False
         self._sample = _Sample(float("-inf"), None, None)
         self._seen_before_signal: tuple[ProcessInfo | None, str] = (None, "")  # before the rank was touched
 
@@ -132,8 +133,18 @@ class Witness:
     def hang(self, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
         """Return how the program hangs, from the last stored state. stack: the main thread's."""
         process, waits_in = self._seen_before_signal
-        line = linecache.getline(stack[-1].file, stack[-1].line) if stack else ""
+        line = self._line_of(stack[-1]) if stack else ""
         return hang_kind.classify(process, stack, line, waits_in, is_gil_held)
+
+    def _line_of(self, frame: Frame) -> str:
+        """Return a line of the program's source, empty if it cannot be read, as from a file server that does not
+        answer: often that is what the program hangs in. It gets one chance, since a thread waits for it."""
+        if not self._are_sources_lost:
+            try:
+                return asked(functools.partial(linecache.getline, frame.file, frame.line), READ_LIMIT)
+            except (OSError, RuntimeError):  # it does not answer; no thread could be started
+                self._are_sources_lost = True
+        return ""
 
     def take_sample(self, now: float) -> bool:
         """Store the CPU time and memory used so far, now and then, for a later comparison. Return True if it did."""

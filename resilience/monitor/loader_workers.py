@@ -8,6 +8,7 @@ another kind are left alone: they may be meant to outlive the rank."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -30,7 +31,8 @@ class LoaderWorkers:
         children = processes.children(pid)
         if children:
             known = self._children
-            self._children = {child: known.get(child) or processes.identity_of(child)[1] for child in children}
+            with contextlib.suppress(OSError):  # too many open files: the next look remembers them
+                self._children = {child: known.get(child) or processes.identity_of(child)[1] for child in children}
 
     def outlived(self) -> None:
         """The rank is dead: begin to wait for its workers, in a thread, if there are any."""

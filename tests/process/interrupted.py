@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -530,6 +531,56 @@ def leave_what_an_exception_left_open() -> None:
         other.start()
         other.join()
         assert is_free == [True]
+
+
+def catch_what_a_handler_raises_at_each_instruction_of_an_atomic_section() -> None:
+    """In the function, which goes on. As a handler does that limits a read by SIGALRM."""
+    interrupter = Interrupter()
+    interrupter.install()
+    methods = (Interrupter._enter_atomic, Interrupter._leave_atomic, Interrupter._leave_atomic_to)
+    codes = [method.__code__ for method in methods]
+    struck: list[str] = []
+
+    def body() -> None:
+        strike, is_struck = 0, True
+        while is_struck:
+            strike, is_struck, seen = strike + 1, False, 0
+
+            def trace(frame: FrameType, event: str, _: Any) -> Any:
+                nonlocal is_struck, seen
+                if frame.f_code not in codes:
+                    return None
+                frame.f_trace_opcodes, frame.f_trace_lines = True, False
+                if event == "opcode":
+                    seen += 1
+                    if seen == strike:
+                        is_struck = True
+                        struck.append(f"{frame.f_code.co_name} {frame.f_lasti}")
+                        raise ValueError("took too long")
+                return trace
+
+            sys.settrace(trace)
+            try:
+                with interrupter.atomic(), interrupter.atomic():
+                    pass
+            except ValueError:
+                pass
+            finally:
+                sys.settrace(None)
+            assert interrupter._depth == 0, struck[-1]
+            is_free: list[bool] = []
+
+            def look(is_free: list[bool] = is_free) -> None:
+                with interrupter.hold_off(0.0) as has_ended:
+                    is_free.append(has_ended)
+
+            other = threading.Thread(target=look)
+            other.start()
+            other.join()
+            assert is_free == [True], struck[-1]
+
+    interrupter.call(body)
+    assert len(struck) > 100
 
 
 def keep_out() -> None:

@@ -123,6 +123,10 @@ def test_atomic_section_that_a_handler_ends_at_its_entry_or_exit_is_left(run: Ru
     run(interrupted.leave_what_an_exception_left_open)
 
 
+def test_atomic_section_that_a_handler_ends_at_any_instruction_is_left_at_once(run: Run) -> None:
+    run(interrupted.catch_what_a_handler_raises_at_each_instruction_of_an_atomic_section)
+
+
 def test_watcher_and_atomic_section_keep_each_other_out(run: Run) -> None:
     run(interrupted.keep_out)
 
