@@ -8,6 +8,7 @@ continues in time does no harm: its answer is only late."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ from resilience.adapters.open_sockets import Connection, opened_by
 
 T = TypeVar("T")
 
+STOOD_STILL = 5.0  # seconds by which a check came too late: this process was stopped, or its node was
+
 _of_thread = threading.local()
 
 
@@ -25,14 +28,16 @@ class Patience:
     """Bounds the waiting of one thread with one store client.
 
     client: the store; operations on other stores are not bounded. connections: the client's own, in this process.
-    limit: seconds beyond the moment when an answer is due. asks, answered: called around each operation, by the
-    waiting thread; `asks` with the seconds that the operation itself allows."""
+    limit: seconds beyond the moment when an answer is due. interval: seconds between two calls of `check`. asks,
+    answered: called around each operation, by the waiting thread; `asks` with the seconds that the operation itself
+    allows."""
 
     def __init__(
         self,
         client: Any,
         connections: Sequence[Connection],
         limit: float,
+        interval: float,
         asks: Callable[[float], None] = lambda allowed: None,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
@@ -43,7 +48,9 @@ class Patience:
         self._asks = asks
         self._answered = answered
         self._waits: tuple[float, float] | None = None  # when the wait began, and when the answer is due
-        self._overdue: tuple[float, float] | None = None  # the wait that the last check found overdue
+        self._longest_gap = STOOD_STILL + 2 * interval
+        self._checked_at = math.inf
+        self._resumed_at = -math.inf
 
     def ask(self, operation: Callable[[], T], allowed: float) -> T:
         try:
@@ -59,15 +66,15 @@ class Patience:
         return innermost(store) is self._client
 
     def check(self) -> None:
-        """End the connection of an operation that two checks have found overdue by more than the limit: after a
-        suspended process went on, the answer may be there already. From any other thread."""
+        """End the connection of an operation whose answer is overdue by more than the limit. After this process stood
+        still, the limit counts anew: the store may have stood still too. From any other thread."""
         waits, now = self._waits, time.monotonic()
-        if waits is None or now < waits[1] + self.limit:
-            return
-        if self._overdue is waits:
+        if now - self._checked_at > self._longest_gap:
+            self._resumed_at = now
+        self._checked_at = now
+        if waits is not None and now >= max(waits[1], self._resumed_at) + self.limit:
             self.ran_out_after = now - waits[0]
             self.end()
-        self._overdue = waits
 
     def end(self) -> None:
         """End the connections, and so every wait. From any other thread."""

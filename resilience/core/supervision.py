@@ -190,6 +190,11 @@ class Supervision:
         asked = Asked(name, self.rules.mode, self._hosts_store, others, rendezvous.terms.least)
         if on_signal(asked) == "stop":
             return "stop"
+        return on_signal(msgspec.structs.replace(asked, others=(yield from self._others_after_leaving())))
+
+    def _others_after_leaving(self) -> Protocol[int]:
+        """Register this agent as leaving its cycle. Return how many nodes could take part in the next one."""
+        rendezvous = self._rendezvous
         entries = SharedList(f"job/leaving/{rendezvous.cycle}")
         leaving: list[str] = []
 
@@ -198,8 +203,17 @@ class Supervision:
             return rendezvous.id in leaving
 
         yield from entries.append(rendezvous.id, is_listed)
-        others = yield from rendezvous.others(leaving[: leaving.index(rendezvous.id)])
-        return on_signal(msgspec.structs.replace(asked, others=others))
+        return (yield from rendezvous.others(leaving[: leaving.index(rendezvous.id)]))
+
+    def cannot_start(self, why: str, is_of_node: bool) -> NodeProtocol[CycleDecision]:
+        """Return the verdict if the workers of this node cannot be started. is_of_node: this node lacks something, so
+        it leaves if the others are enough. Otherwise the job fails, because the others would not succeed either."""
+        yield Emit(events.NodeUnhealthy("workers", why[:500]))
+        if is_of_node and (yield from self._others_after_leaving()) >= self._rendezvous.terms.least:
+            self.excluded_for = why
+            detail = f"node {self.name} leaves: {why}"
+            return (yield from self.agree(CycleDecision("interrupted", self.name, again="request", detail=detail)))
+        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=why)
 
     def requested(self, requests: Sequence[Request]) -> Protocol[CycleDecision | None]:
         """Return the verdict after signals to this agent and its workers' requests, None if there are none."""

@@ -275,28 +275,23 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
             "classes for them, or call the wrapped function before starting threads or CUDA"
         ) from error
     fds = (page.fd, channel.fileno(), dump.fd)
-    read, write = os.pipe()
-    command = [sys.executable, "-m", "resilience.inprocess.monitor_process", str(read), *map(str, fds)]
-    between = [sys.executable, "-S", "-c", _BETWEEN, *command]
-    try:
+    # Not a pipe, which would block here if the plan is large and the monitor slow.
+    with os.fdopen(os.memfd_create("resilience-plan"), "w+b") as plan_file:
+        plan_file.write(pickled)
+        plan_file.seek(0)
+        read = plan_file.fileno()
+        command = [sys.executable, "-m", "resilience.inprocess.monitor_process", str(read), *map(str, fds)]
+        between = [sys.executable, "-S", "-c", _BETWEEN, *command]
         with processes.job_signals_blocked():  # as for a forked monitor
             monitor_pid = subprocess.run(
                 between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
             ).stdout
-    except BaseException:
-        os.close(write)
-        raise
-    finally:
-        os.close(read)
     if not monitor_pid:
-        os.close(write)
         raise MonitorError("the monitor could not be started: too many processes, or not enough memory")
-    with os.fdopen(write, "wb") as pipe:
-        pipe.write(pickled)
     return int(monitor_pid)
 
 
-# Its one child becomes the monitor, which does not need this pipe.
+# Its one child becomes the monitor, which does not need the pipe to the rank.
 _BETWEEN = """
 import os, sys
 pid = os.fork()
@@ -361,8 +356,8 @@ def shortened(record: Record) -> Record:
 
 def _main(arguments: list[str]) -> None:
     read, page_fd, channel_fd, dump_fd = map(int, arguments)
-    with os.fdopen(read, "rb") as pipe:
-        plan: Plan = pickle.load(pipe)
+    with os.fdopen(read, "rb") as plan_file:
+        plan: Plan = pickle.load(plan_file)
     _become_monitor(plan, Page.attach(page_fd), Channel(socket.socket(fileno=channel_fd)), stacks.Dump(dump_fd))
 
 

@@ -183,7 +183,7 @@ class MonitorStore:
                 execute(Set(serving_key(self._notice), "1"), self._base_store)
             else:
                 self._base_store, opened = join(self._factory, self._kwargs, self._notice, JOIN_LIMIT)
-            self._patience = Patience(self._base_store, opened, self._waits.barrier)
+            self._patience = Patience(self._base_store, opened, self._waits.barrier, LOOK_EVERY)
             self._hosting_s = time.monotonic() - began
             self._ready("")
         except Exception as error:  # a user's factory may raise anything; the rank gets the reason

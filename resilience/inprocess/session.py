@@ -141,8 +141,9 @@ class Session:
         limit = wrapper.barrier_timeout.total_seconds()
         self._base, rank_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit, is_rank=True)
         self._watch_base, watcher_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
-        self._patience = Patience(self._base, rank_sockets, limit, self.page.asks_store, self.page.store_answered)
-        self.watch_patience = Patience(self._watch_base, watcher_sockets, limit)
+        asks, answered = self.page.asks_store, self.page.store_answered
+        self._patience = Patience(self._base, rank_sockets, limit, self._interval, asks, answered)
+        self.watch_patience = Patience(self._watch_base, watcher_sockets, limit, self._interval)
         self._patiences = self._patience, self.watch_patience
         self._ticker.start()
 

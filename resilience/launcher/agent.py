@@ -103,14 +103,15 @@ class Agent(LocalElasticAgent):
             outcome="failed", node=supervisor.name, exit_code=cycle.FAILED, detail="the agent failed"
         )
         try:
-            with reporter.phase("spawn"):
-                self._start_workers(group)
-            with reporter.phase("run"):
-                verdict = self._watch()
+            try:
+                with reporter.phase("spawn"):
+                    self._start_workers(group)
+                with reporter.phase("run"):
+                    verdict = self._watch()
+            except LaunchError as error:
+                verdict = supervisor.cannot_start_workers(error)
         except (StoreError, RendezvousConnectionError) as error:
             verdict = supervisor.cut_off(str(error))
-        except LaunchError as error:
-            verdict = supervisor.cannot_start_workers(str(error))
         finally:
             with reporter.phase("stop"):
                 self._end_workers(verdict)

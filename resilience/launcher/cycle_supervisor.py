@@ -6,6 +6,7 @@ and monitors have reported."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from resilience.core.job_budget import failure_of
 from resilience.core.silences import Rule
 from resilience.core.supervision import Rules, Supervision, WorkerStates
 from resilience.core.watch import Limits
-from resilience.errors import StoreError
+from resilience.errors import LaunchError, StoreError
 from resilience.launcher import program
 from resilience.launcher.driving import T
 from resilience.launcher.stopping import NodeSignals
@@ -246,17 +247,11 @@ class CycleSupervisor:
             self.stopping.end_terminated_workers()
         return verdict
 
-    def cannot_start_workers(self, error: str) -> CycleDecision:
-        """Return what follows if this node cannot start its workers: it leaves if the other nodes are enough to
-        continue, otherwise the job fails."""
-        self.reporter.emit(events.NodeUnhealthy("workers", error[:500]))
-        with contextlib.suppress(StoreError):
-            if self.handler.others(()) >= self.handler.rendezvous.terms.least:
-                request = Request("ExcludeThisNode", error[:500])
-                verdict = self._run(self._supervision.requested([request]))
-                if verdict is not None:
-                    return verdict
-        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=error)
+    def cannot_start_workers(self, error: LaunchError) -> CycleDecision:
+        """Return what follows if this node cannot start its workers. Raises: StoreError."""
+        cause = error.__cause__
+        is_of_node = isinstance(cause, OSError) and cause.errno not in (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+        return self._run(self._supervision.cannot_start(str(error)[:500], is_of_node))
 
     def _check_devices(self) -> None:
         """Request that this node leave if its devices fail, as if one of its ranks had requested it."""

@@ -309,7 +309,7 @@ class Handler(RendezvousHandler):
         if not self.is_host and not self._stores.is_alive:
             self._replace_stores()
         if self._seat is None:
-            port, address = self._stores.take().port, self._rendezvous_store.address
+            port, address = self._take_port(), self._rendezvous_store.address
             self._seat = NodeSeat(self.id, self.node, address, port, self._rank, self._workers, self._role)
         result = self.join(self._seat)
         if isinstance(result, Refusal):
@@ -328,6 +328,16 @@ class Handler(RendezvousHandler):
             self._seat = None
             with contextlib.suppress(StoreError):  # the process is gone, which the next `_join` notices
                 self._stores.ask(self._rendezvous_store.address)
+
+    def _take_port(self) -> int:
+        """Return the port of our store for the next cycle. Raises: StoreError, LaunchError."""
+        try:
+            return self._stores.take().port
+        except StoreError:
+            if self.is_host:
+                raise
+            self._replace_stores()
+            return self._stores.take().port
 
     def _replace_stores(self) -> None:
         """Start another store process after ours has died. The job's store is elsewhere."""

@@ -138,8 +138,6 @@ class RankMonitor:
         while not self._is_over:
             self._sleep(due)
             now = time.monotonic()
-            if now - due > STOOD_STILL:
-                self._resumed_at = now
             if not self._pace.looks(now, due):
                 continue
             self._pace = self._pace.looked(now)
@@ -188,11 +186,13 @@ class RankMonitor:
     def _sleep(self, due: float) -> None:
         """Wait until a descriptor is ready or a check is due, and handle what is ready."""
         now = time.monotonic()
-        wake_at = self._pace.wake_at(now, due)
+        wake_at = max(now, self._pace.wake_at(now, due))
         resting = None if self._pace.reads(now) else self._channel
         if resting is not None:
             self._selector.unregister(resting)
-        ready = self._selector.select(max(0.0, wake_at - now))
+        ready = self._selector.select(wake_at - now)
+        if (awake_at := time.monotonic()) - wake_at > STOOD_STILL:
+            self._resumed_at = awake_at
         if resting is not None:
             self._selector.register(resting, selectors.EVENT_READ, self._receive)
         for key, _ in ready:

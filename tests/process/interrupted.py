@@ -546,7 +546,7 @@ def catch_what_a_handler_raises_at_each_instruction_of_an_atomic_section() -> No
         while is_struck:
             strike, is_struck, seen = strike + 1, False, 0
 
-            def trace(frame: FrameType, event: str, _: Any) -> Any:
+            def trace(frame: FrameType, event: str, _: Any, strike: int = strike) -> Any:
                 nonlocal is_struck, seen
                 if frame.f_code not in codes:
                     return None

@@ -7,6 +7,7 @@ shared file system."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -46,12 +47,14 @@ def agent(arguments: list[str]) -> None:
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
     group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
-    shows. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
+    shows. LACKS: memory to start a worker. WAITS: file that it makes when it begins to wait for the rendezvous.
+    FOLDER: the folder it is started in."""
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import rendezvous_store
     from resilience.launcher.main import main
     from resilience.launcher.preflight import Devices
     from resilience.launcher.rendezvous import Handler
+    from resilience.launcher.workers import Workers
 
     join = Handler.next_rendezvous
     if "NOHUP" in os.environ:
@@ -75,6 +78,13 @@ def agent(arguments: list[str]) -> None:
 
     if os.environ.get("DIES") == "spending":
         JobBudget.spend = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+
+    if "LACKS" in os.environ:
+
+        def fail(_: Workers) -> None:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        Workers.start = fail  # type: ignore[method-assign]
 
     if os.environ.get("DIES") == "seated":
 

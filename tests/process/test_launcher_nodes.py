@@ -343,15 +343,19 @@ def test_node_that_finds_no_others_says_so(launch: Launch) -> None:
     assert outcomes(job) == {"node0": ("failed", 1)}
 
 
-def test_node_that_cannot_start_its_workers_leaves_if_the_others_are_enough(launch: Launch, tmp_path: Path) -> None:
-    job = launch(
-        "await_file('go')", nodes="1:2", agents=2, per_agent=({}, {"PYTHON_EXEC": str(tmp_path / "no_python")})
-    )
+def test_node_that_lacks_memory_to_start_its_workers_leaves_if_the_others_are_enough(launch: Launch) -> None:
+    job = launch("await_file('go')", nodes="1:2", agents=2, per_agent=({}, {"LACKS": "memory"}))
     job.await_record(events.CycleStarted, "node0", lambda event: event.why != "first")
-    assert job.wait_agent(1).code != 0
+    assert job.wait_agent(1).code == 95
     go(job)
     assert job.wait()[0] == 0
-    assert "the workers cannot be started" in job.output(1, stream=2)
+    assert "the workers cannot be started: [Errno 12] Cannot allocate memory" in job.output(1, stream=2)
+
+
+def test_program_that_is_on_no_node_fails_the_job_on_all(launch: Launch) -> None:
+    job = launch("", "--no-python", "no_such_program", nodes="1:2", agents=2)
+    assert job.wait() == [1, 1]
+    assert set(outcomes(job).values()) == {("failed", 1)}
 
 
 # -- requests -----------------------------------------------------------------------------------------

@@ -67,6 +67,9 @@ class Agent:
     def over(self, verdict: CycleDecision) -> None:
         self._run(self._supervision.over(verdict))
 
+    def cannot_start(self, is_of_node: bool = True) -> CycleDecision:
+        return self._run(self._supervision.cannot_start("no memory", is_of_node))
+
     def breaks(self) -> CycleDecision:
         return self._run(self._supervision.ended_by_error("RuntimeError"))
 
@@ -103,6 +106,14 @@ def test_agents_that_are_signalled_at_the_same_moment_do_not_count_on_each_other
     store = Store()
     agents = [Agent(name, store, least=2) for name in NODES]
     assert [what(agent.asked(signal.SIGTERM)) for agent in agents] == ["leave", "stop", "stop"]
+
+
+def test_nodes_that_cannot_start_their_workers_at_the_same_time_leave_as_long_as_enough_remain() -> None:
+    store = Store()
+    verdicts = [Agent(name, store, least=1).cannot_start() for name in NODES]
+    assert [verdict.outcome for verdict in verdicts] == ["interrupted", "interrupted", "failed"]
+    assert Agent("a", Store(), least=3).cannot_start().outcome == "failed"
+    assert Agent("a", Store(), least=1).cannot_start(is_of_node=False).outcome == "failed"
 
 
 def test_agent_that_is_listed_by_another_one_on_its_way_to_the_list_counts_it() -> None:

@@ -119,7 +119,7 @@ def watcher_of(store: dist.Store, at: Keys, abort: Any, emitted: list[AnyEvent])
         abort,
         mock.MagicMock(),
         emitted.append,
-        patience=Patience(store, (), LIMIT),
+        patience=Patience(store, (), LIMIT, 1.0),
         abort_wait=LIMIT,
         abort_limit=LIMIT,
     )

@@ -18,7 +18,10 @@ def test_each_bug_that_is_put_in_by_hand_still_has_its_place_in_the_protocol() -
 
 def test_agent_that_left_and_is_given_a_seat_is_found_by_the_simulation() -> None:
     (mutant,) = [each for each in mutants_of(membership) if each.change == "without arrived.pop(id, None)"]
-    with planted(membership, mutant), pytest.raises(InternalError, match="seats are for those who came|every schedule ends"):
+    with (
+        planted(membership, mutant),
+        pytest.raises(InternalError, match=r"seats are for those who came|every schedule ends"),
+    ):
         _run_schedules(200)
     _run_schedules(10)
 
