@@ -55,7 +55,8 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     size = cycles.world_size(place)
     without_store = _without_store(parts)
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the other nodes are not to blame
-    records = _records(parts, within, mover, [] if is_store_lost else lost)
+    ranks = _ranks_by_node(parts, lost, size)
+    records = _records(parts, within, mover, [] if is_store_lost else lost, ranks)
     evidence = _with_inside(_evidence(parts, records, mover, size), inside)
     evidence = msgspec.structs.replace(evidence, store_lost=without_store)
     verdict = judge(evidence)
@@ -85,7 +86,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
         active_world_size=size,
         next_world_size=next_size,
         next_active_world_size=next_size,
-        excluded=tuple(sorted(rank for node in lost for rank in parts[node].workers if node in parts)),
+        excluded=tuple(sorted(rank for node in lost for rank in ranks[node])),
         phases=spreads(history.restart_phases(place), RESTART, lowest),
         actions=_actions(parts, following, lost, status, first),
     )
@@ -101,6 +102,19 @@ def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
         if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST)
     }
     return sorted(decided | {node for node, part in parts.items() if part.is_cut_off})
+
+
+def _ranks_by_node(parts: dict[str, NodeCycle], lost: list[str], size: int | None) -> dict[str, list[int]]:
+    """Return the ranks of each node. A node that was lost as soon as it had its place may not have recorded its workers:
+    it had the ranks that no other node has, if there is only one such node."""
+    ranks = {node: sorted(part.workers) for node, part in parts.items()} | {
+        node: [] for node in lost if node not in parts
+    }
+    unrecorded = [node for node in lost if not ranks[node]]
+    if len(unrecorded) == 1 and all(ranks[node] for node in ranks if node not in unrecorded):
+        known = {rank for of_node in ranks.values() for rank in of_node}
+        ranks[unrecorded[0]] = [rank for rank in range(size or 0) if rank not in known]
+    return ranks
 
 
 def _without_store(parts: dict[str, NodeCycle]) -> frozenset[int]:
@@ -124,9 +138,13 @@ def _is_end(record: InterruptionRecord) -> bool:
 
 
 def _records(
-    parts: dict[str, NodeCycle], within: Sequence[InterruptionRecord], mover: int | None, lost: list[str]
+    parts: dict[str, NodeCycle],
+    within: Sequence[InterruptionRecord],
+    mover: int | None,
+    lost: list[str],
+    ranks: dict[str, list[int]],
 ) -> tuple[InterruptionRecord, ...]:
-    """Return the records of this cycle, each process end once."""
+    """Return the records of this cycle, each process end once. ranks: of each node."""
     own: dict[tuple[int, Interruption, int | None], InterruptionRecord] = {}
     for part in parts.values():
         for seen in part.seen:
@@ -136,12 +154,13 @@ def _records(
                 own[key] = record  # the monitor's record says more than the agent's
     known = {record.rank for record in own.values() if _is_end(record)}
     records = [*own.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
-    for node in sorted({*lost, *_without_agent(parts)} & parts.keys()):
+    for node in sorted({*lost, *_without_agent(parts)}):
         # Monitors that still ran ended their workers because the agent was gone. One record stands for the whole node.
-        ended = {rank for rank, worker in parts[node].workers.items() if _is_orphan(worker)}
+        workers = parts[node].workers if node in parts else {}
+        ended = {rank for rank, worker in workers.items() if _is_orphan(worker)}
         detected = [record.detected_wall_ns for record in records if _is_end(record) and record.rank in ended]
         records = [record for record in records if not (_is_end(record) and record.rank in ended)]
-        rank = min(parts[node].workers, default=None)
+        rank = min(ranks[node], default=None)
         if rank is not None and not any(record.rank == rank for record in records):
             message = f"node {node} is lost" if node in lost else f"the agent of {node} is gone"
             detector = None if node in lost else Detector(AGENT_LOST)

@@ -47,6 +47,17 @@ def test_each_failure_is_one_incident_with_the_right_culprit(kind: Kind) -> None
     assert cleared == {0, 1, 3}
 
 
+def test_node_lost_before_it_recorded_its_workers_has_the_ranks_that_no_other_node_has() -> None:
+    told = launched([Fault("node", 2)], nodes=2)
+    told.files = {
+        (node, rank): [record for record in records if node == "node0" or record.origin.cycle != 0]
+        for (node, rank), records in told.files.items()
+    }
+    incident = only(told)
+    assert [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] == [(2, "node_lost")]
+    assert incident.excluded == (2, 3)
+
+
 @pytest.mark.parametrize("kind", sorted(WISHED))
 def test_what_somebody_asked_for_is_no_incident(kind: Kind) -> None:
     assert fold(launched([Fault(kind, 1)], nodes=2).records) == ()
