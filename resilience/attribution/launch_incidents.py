@@ -105,8 +105,8 @@ def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
 
 
 def _ranks_by_node(parts: dict[str, NodeCycle], lost: list[str], size: int | None) -> dict[str, list[int]]:
-    """Return the ranks of each node. A node that was lost as soon as it had its place may not have recorded its workers:
-    it had the ranks that no other node has, if there is only one such node."""
+    """Return the ranks of each node. A node that was lost as soon as it had its place may not have recorded its
+    workers: it had the ranks that no other node has, if there is only one such node."""
     ranks = {node: sorted(part.workers) for node, part in parts.items()} | {
         node: [] for node in lost if node not in parts
     }
