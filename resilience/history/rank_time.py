@@ -80,6 +80,7 @@ class WrappedRank:
         self._reached: int | None = None  # the interrupted step
         self._entered: int | None = None  # the step with which it continued after a restart
         self._step_ns: float | None = None  # duration of one step
+        self._repeated = 0  # steps of rework that do not count yet: how long a step takes is not known
 
     def take(self, record: Record) -> None:
         """Add a record of the rank or of its monitor."""
@@ -148,8 +149,10 @@ class WrappedRank:
         if self._reached is not None:
             if entered is not None and self._reached > entered:
                 self._step_ns = self._worked / (self._reached - entered)
-            repeated = max(0, self._reached - step)
-            self._spent.rework += min(self._worked, round(repeated * (self._step_ns or 0.0)))
+            self._repeated += max(0, self._reached - step)
+            if self._step_ns is not None:
+                self._spent.rework += min(self._spent.productive, round(self._repeated * self._step_ns))
+                self._repeated = 0
         self._entered, self._reached = step, None
 
 

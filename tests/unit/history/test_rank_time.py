@@ -9,7 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.cost import times
+from resilience.core import events
+from resilience.core.identity import Origin
+from resilience.core.records import Record
 from resilience.history.history import History
+from resilience.history.rank_time import WrappedRank
 from resilience.telemetry.metrics import MetricView
 from tests.support import launch_streams, record_streams
 from tests.support.agreement import LOST, PRODUCTIVE, assert_same_seconds, seconds_counted
@@ -98,3 +102,21 @@ def test_a_counter_never_falls_while_records_come_in() -> None:
         for key, value in before.items():
             assert found[key] >= value
         before = found
+
+
+def test_rework_before_the_duration_of_a_step_is_known_counts_once_it_is() -> None:
+    """A job that goes on from a checkpoint does not say with which step it began."""
+    seen: list[tuple[float, events.Event]] = [
+        (0.0, events.IterationStarted(4, "active")),
+        (0.0, events.StageStarted("run")),
+        (8.0, events.OutcomeSeen(0, step=108)),
+        (9.0, events.RestartEnded("exception", 1.0, "step", 105)),
+        (9.0, events.StageEnded("restart", "completed", 1.0)),
+        (17.0, events.OutcomeSeen(0, step=113)),
+        (18.0, events.RestartEnded("exception", 1.0, "step", 110)),
+        (18.0, events.StageEnded("restart", "completed", 1.0)),
+    ]
+    rank = WrappedRank("node0")
+    for number, (at, event) in enumerate(seen):
+        rank.take(Record(number, 0, round(at * 1e9), Origin("job", "node0", "rank", 1), event))
+    assert rank.spent_until(round(40e9)).rework == 6 * 10**9  # 3 steps and 3 steps of 1 s
