@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import opcode
 import os
-import queue
 import signal
 import sys
 import threading
@@ -35,7 +34,6 @@ from resilience.errors import ConfigurationError, ProtocolError, RankShouldResta
 
 T = TypeVar("T")
 
-FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05  # seconds between two signals
 IN_FLIGHT = 0.05  # seconds for which an exception may be on its way through C code, where it is not seen
 STEP_LIMIT = 0.25  # seconds for which torch may go on before we raise inside it
 FRAGILE_LIMIT = 5.0  # seconds for which the standard library, an import or a __del__ may go on before we raise inside
@@ -54,7 +52,7 @@ class Swallow(msgspec.Struct, frozen=True):
 
 class Interrupter:
     """Interrupts a function that the main thread runs. Made, installed, called and removed by the main
-    thread; `deliver`, `deliver_until_arrived` and `hold_off` belong to the thread that watches.
+    thread; `deliver` and `hold_off` belong to the thread that watches.
 
     signal_number: default SIGRTMIN + 9. If it is in use, the next free real-time signal is taken.
     exception: what is raised; user code may catch it to clean up, and must let it go on.
@@ -113,7 +111,6 @@ class Interrupter:
         self._target: FrameType | None = None  # of the trace function
         self._called_at = 0  # the instruction at which the target stood
         self._bottom: FrameType | None = None
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may interrupt itself
 
     # -- main thread --------------------------------------------------------------------------------
 
@@ -191,28 +188,6 @@ class Interrupter:
                     signal.pthread_kill(self._main, self.signal_number)
         self._report_swallows()
 
-    def deliver_until_arrived(self, limit: float, step: Callable[[], None] | None = None) -> bool:
-        """Repeat `deliver`, 1 ms to 50 ms apart, until the main thread is out of the present call;
-        answers whether it is within `limit` seconds. True at once if there is no call.
-
-        step: performed after each signal that has not sufficed, to cut again what blocks below Python."""
-        call, wake = self._call, self._wake
-        deadline = time.monotonic() + limit
-        pause = FIRST_PAUSE
-        while self._armed and self._call == call:
-            self.deliver()
-            left = deadline - time.monotonic()
-            try:
-                wake.get(timeout=max(0.0, min(pause, left)))
-                pause = FIRST_PAUSE  # swallowed or lost: again at once
-            except queue.Empty:
-                if left <= 0:
-                    return False
-                pause = min(2 * pause, LAST_PAUSE)
-                if step is not None:
-                    step()
-        return True
-
     @contextlib.contextmanager
     def hold_off(self, timeout: float | None = None) -> Iterator[bool]:
         """Keep the user's `atomic()` sections out while the body runs.
@@ -254,7 +229,6 @@ class Interrupter:
         self._leave_atomic_to(0)
         self._seen = self._bottom = None
         self._report_swallows()
-        self._wake.put(None)
 
     def _claim(self) -> None:
         """Make sure that a signal of ours gets through: held by our handler, and not masked."""
@@ -444,7 +418,6 @@ class Interrupter:
             return
         if not exception.is_settled:
             self._swallowed(exception, sys._getframe(1).f_back)
-        self._wake.put(None)
 
     def _swallowed(self, exception: Any, where: FrameType | None) -> None:
         exception.is_settled = True

@@ -44,6 +44,20 @@ def raises(kind: type[BaseException], text: str = "") -> Iterator[None]:
     assert text in raised
 
 
+def deliver_until_arrived(interrupter: Interrupter, step: Callable[[], None] = lambda: None) -> bool:
+    """Repeat the interrupt, as the watcher of an iteration does, until the main thread is out of the call. step:
+    performed after each. Return True if it was within LIMIT."""
+    call, deadline, pause = interrupter._call, time.monotonic() + LIMIT, 0.001
+    while interrupter.is_armed and interrupter._call == call:
+        if time.monotonic() > deadline:
+            return False
+        interrupter.deliver()
+        time.sleep(pause)
+        step()
+        pause = min(2 * pause, 0.05)
+    return True
+
+
 class Scene:
     """One interrupted call. The function is given the scene, and calls `go` where it may be struck."""
 
@@ -69,7 +83,7 @@ class Scene:
 
     def _watch(self) -> None:
         self._go.wait(LIMIT)
-        self.has_arrived = self.interrupter.deliver_until_arrived(LIMIT, self._count)
+        self.has_arrived = deliver_until_arrived(self.interrupter, self._count)
 
     def _count(self) -> None:
         self.signals += 1
@@ -604,7 +618,7 @@ def keep_out() -> None:
             for _ in range(3):
                 interrupter.deliver()
                 time.sleep(0.001)
-        interrupter.deliver_until_arrived(LIMIT)
+        deliver_until_arrived(interrupter)
 
     def work() -> None:
         with interrupter.atomic():
