@@ -171,13 +171,13 @@ def succeed(
 ) -> dict[str, Deadline]:
     """Return the merged limits. Only an `ok` fit may lower a limit; any fit may raise it. If the new fit has no limit
     and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum. The rates of the new fit
-    are upper bounds for a longer limit too. max_timeout: the longest limit in seconds, for the deadlines that `new`
-    has."""
+    are upper bounds for a longer limit too. max_timeout: the longest limit in seconds, also of a deadline that only
+    `old` has."""
     merged = dict(new)
     for name, previous in old.items():
         fresh = new.get(name)
         if fresh is None:
-            merged[name] = previous
+            merged[name] = _bounded(previous, max_timeout)
         elif previous.timeout_s is not None:
             limit, reason = _following(fresh, previous.timeout_s, max_timeout)
             is_fresh = limit == fresh.timeout_s
@@ -188,6 +188,16 @@ def succeed(
                 outside=fresh.outside if is_fresh else None,
             )
     return merged
+
+
+def _bounded(kept: Deadline, max_timeout: float | None) -> Deadline:
+    """Return an earlier deadline that the new runs do not have, with a limit of at most max_timeout seconds."""
+    if kept.timeout_s is None or max_timeout is None or kept.timeout_s <= max_timeout:
+        return kept
+    reason = f"{kept.reason}; the earlier limit of {kept.timeout_s:.4g} s is above max_timeout, {max_timeout:g} s"
+    return msgspec.structs.replace(
+        with_limit(kept, max_timeout, reason), previous_timeout_s=kept.timeout_s, groups=(), outside=None
+    )
 
 
 def _following(fresh: Deadline, earlier_s: float, max_timeout: float | None) -> tuple[float | None, str]:

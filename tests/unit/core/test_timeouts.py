@@ -37,6 +37,15 @@ def test_earlier_limit_is_kept_up_to_the_longest_limit_only(
     assert words in known.reason
 
 
+def test_longest_limit_bounds_what_only_the_earlier_runs_had() -> None:
+    earlier = {"save": Deadline(100.0, "ok", "fitted", 1e-6), "load": Deadline(10.0, "ok", "fitted", 1e-6)}
+    known = succeed({}, earlier, 20.0)
+    assert (known["save"].timeout_s, known["save"].previous_timeout_s) == (20.0, 100.0)
+    assert "the earlier limit of 100 s is above max_timeout, 20 s" in known["save"].reason
+    assert known["load"] == earlier["load"]
+    assert succeed({}, earlier) == earlier
+
+
 def test_limit_is_raised_without_a_fit_up_to_the_longest_limit_only() -> None:
     fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=6.0)
     known = succeed({"step": fresh}, {"step": Deadline(5.0, "ok", "", 1e-6)}, 20.0)["step"]
