@@ -46,6 +46,8 @@ def why_not(
         return asked(lambda: _why_files(list(arguments[1:]), environment, preloaded, reads), program.LIMIT)
     except OSError as error:
         return f"the program's files cannot be read: {error.strerror}"
+    except Exception as error:  # whatever a parser or a finder of modules raises: a fresh interpreter may differ
+        return f"the program's files cannot be judged: {type(error).__name__}: {error}"
 
 
 def _why_files(

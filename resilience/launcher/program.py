@@ -26,7 +26,7 @@ def why_not(entrypoint: str, arguments: Sequence[str]) -> str:
         return ""  # --no-python: the program may be anything
     try:
         return asked(lambda: _why_files_cannot_start(arguments), LIMIT)
-    except OSError:
+    except Exception:  # whatever a file server, a parser or a finder of modules raises
         return ""
 
 

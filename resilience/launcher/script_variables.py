@@ -125,10 +125,10 @@ def _read(path: str) -> tuple[list[Write | Import], list[Write | Import]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
+        reader = _Reader(path)
+        reader.visit(tree)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return [], []
-    reader = _Reader(path)
-    reader.visit(tree)
     return reader.at_once, reader.in_functions
 
 

@@ -101,3 +101,15 @@ def test_variable_that_a_preloaded_module_has_read_is_found_anywhere(tmp_path: P
 def test_source_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     assert why_not(tmp_path, "value = = 1\n") == ""
     assert script_variables.why_not(str(tmp_path / "gone.py"), str(tmp_path), {}, ()) == ""
+
+
+DEEP = {"sum": "x = 0" + " + 1" * 500, "elif": "if x == 0:\n    pass\n" + "elif x == 1:\n    pass\n" * 400}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_module_with_a_deep_syntax_tree_is_left_to_the_worker(tmp_path: Path, kind: str) -> None:
+    late = "import os\nos.environ['TORCH_LOGS'] = 'all'\nimport torch\n"
+    assert why_not(tmp_path, f"{late}{DEEP[kind]}\n") == ""
+    assert why_not(tmp_path, f"import mine\n{late}", mine=DEEP[kind]).endswith(
+        "sets TORCH_LOGS before torch is imported"
+    )
