@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from resilience.adapters.environment import one_blas_thread
@@ -12,6 +13,8 @@ WRONG_USE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's part of the job; return the exit status."""
+    # If SIGCHLD was ignored when this process started, the kernel would drop the exit statuses of all workers.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with one_blas_thread():
         from resilience.launcher.arguments import parse
         from resilience.launcher.console import say

@@ -1,0 +1,87 @@
+"""A job runs whatever state its launcher was started in: its signals, its descriptors, its folder, its terminals."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.core import events
+from resilience.launcher.warm_start import FIRST_LIMIT
+from tests.support.account import Account
+from tests.support.server import ROOT
+
+RESILIENCE = [sys.executable, "-m", "resilience.cli"]
+NO_TERMINALS = """
+import errno, os, sys
+from resilience.cli import main
+
+def refuse():
+    raise OSError(errno.ENOSPC, "no terminal is left")
+
+os.openpty = refuse
+sys.exit(main())
+"""
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path,
+    script: str,
+    *options: str,
+    program: list[str] = RESILIENCE,
+    cwd: Path | None = None,
+    prepare: Callable[[], None] | None = None,
+    stdout: int | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `resilience run` on a script. prepare: runs in the new process before the launcher."""
+    path = folder / "script.py"
+    path.write_text(script)
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{folder}:{ROOT}",
+        "RESILIENCE_RUN_DIR": str(folder / "runs"),
+        "RESILIENCE_JOB_ID": "job",
+        "OMP_NUM_THREADS": "1",
+    }
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        child = subprocess.Popen(
+            [*program, "run", "--nproc-per-node", "1", "--max-restarts", "0", *options, str(path)],
+            env=env,
+            cwd=cwd or folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out if stdout is None else stdout,
+            stderr=err,
+            preexec_fn=prepare,
+            start_new_session=True,
+        )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def said(folder: Path) -> str:
+    return (folder / "err").read_text()
+
+
+@pytest.mark.parametrize("options", [(), ("--cold",)])
+def test_job_of_a_parent_that_ignores_sigchld_ends_as_its_workers_do(tmp_path: Path, options: tuple[str, ...]) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    with running(tmp_path, "import signal\nprint(signal.getsignal(17).name)", *options, prepare=ignore) as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    assert (tmp_path / "out").read_text() == "SIG_DFL\n"
