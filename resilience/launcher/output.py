@@ -170,7 +170,7 @@ class DrainProcess:
 
     def open(self, name: str, path: str, to: int) -> int:
         """Return the descriptor for a worker's output. to: 1, 2, or 0 for no terminal. Raises: OSError."""
-        reading, writing = _open_terminal_like(to) if to and os.isatty(to) else os.pipe2(os.O_CLOEXEC)
+        reading, writing = _open_pair(to)
         self._number += 1
         stream = OpenStream(self._number, name, os.fsencode(path), self._limit, to)
         self._open[stream.number] = (stream, reading)
@@ -327,10 +327,23 @@ def _loss_sentences(losses: list[tuple[StreamLost, int]], verb: str, preposition
     ]
 
 
+def _open_pair(to: int) -> tuple[int, int]:
+    """Return both ends of a terminal if `to` is one, else of a pipe. Raises: OSError."""
+    if to and os.isatty(to):
+        with contextlib.suppress(OSError, termios.error):  # this host has no terminal left, or no /dev/pts
+            return _open_terminal_like(to)
+    return os.pipe2(os.O_CLOEXEC)
+
+
 def _open_terminal_like(to: int) -> tuple[int, int]:
-    """Return both ends of a new terminal of our terminal's size that passes bytes unchanged. Raises: OSError."""
+    """Return both ends of a new terminal of our terminal's size that passes bytes unchanged. Raises: OSError,
+    termios.error."""
     reading, writing = os.openpty()
-    tty.setraw(writing)
+    try:
+        tty.setraw(writing)
+    except termios.error:
+        close_all([reading, writing])
+        raise
     with contextlib.suppress(OSError):
         fcntl.ioctl(writing, termios.TIOCSWINSZ, fcntl.ioctl(to, termios.TIOCGWINSZ, bytes(8)))
     return reading, writing

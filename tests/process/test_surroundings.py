@@ -85,3 +85,16 @@ def test_job_of_a_parent_that_ignores_sigchld_ends_as_its_workers_do(tmp_path: P
     with running(tmp_path, "import signal\nprint(signal.getsignal(17).name)", *options, prepare=ignore) as child:
         assert child.wait(120) == 0, said(tmp_path)
     assert (tmp_path / "out").read_text() == "SIG_DFL\n"
+
+
+def test_job_on_a_host_without_free_terminals_writes_to_pipes(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    with running(tmp_path, "print('here')", program=[sys.executable, "-c", NO_TERMINALS], stdout=terminal) as child:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: its other end is closed
+            while piece := os.read(screen, 4096):
+                shown += piece
+        assert child.wait(120) == 0, said(tmp_path)
+    os.close(screen)
+    assert b"here" in shown
