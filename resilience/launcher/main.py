@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
+import sys
 from collections.abc import Sequence
 
 from resilience.adapters.environment import one_blas_thread
@@ -15,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's part of the job; return the exit status."""
     # If SIGCHLD was ignored when this process started, the kernel would drop the exit statuses of all workers.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _open_closed_streams()
     with one_blas_thread():
         from resilience.launcher.arguments import parse
         from resilience.launcher.console import say
@@ -28,3 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ResilienceError as error:
         say(str(error))
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Let a closed stdin, stdout or stderr lead to /dev/null, as in `>&-`. Otherwise the next file would take its
+    place."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number, which is `fd`
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(fd, "w" if fd else "r", closefd=False)))

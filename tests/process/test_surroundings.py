@@ -98,3 +98,15 @@ def test_job_on_a_host_without_free_terminals_writes_to_pipes(tmp_path: Path) ->
         assert child.wait(120) == 0, said(tmp_path)
     os.close(screen)
     assert b"here" in shown
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_job_runs_with_closed_standard_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    def close() -> None:
+        for fd in closed:
+            os.close(fd)
+
+    with running(tmp_path, "import os\nos.write(1, b'out')\nos.write(2, b'err')", prepare=close) as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    (out,) = (tmp_path / "runs").glob("job/output/0/0.out")
+    assert (out.read_text(), out.with_suffix(".err").read_text()) == ("out", "err")
