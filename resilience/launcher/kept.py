@@ -6,6 +6,7 @@ Beside each file, another one records when its bytes were read (`files.times_of`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -193,12 +194,16 @@ class _File:
             return
         older = self._path.with_name(f"{self._path.name}{files.ROTATED}")
         removed = older.stat().st_size if older.exists() else 0
-        self._path.replace(older)
-        self._times.close()
-        self._times.path.replace(files.times_of(older))
-        self._stamped_ns = 0
+        try:
+            self._path.replace(older)
+        except FileNotFoundError:  # somebody has deleted the file
+            removed = 0
         os.close(self._fd)
         self._fd, self._open_at = None, 0.0
+        self._stamped_ns = 0
+        self._times.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._times.path.replace(files.times_of(older))
         self._removed += removed
         if removed:
             self._lost("rotated", self._removed, f"files are rotated at {self._limit >> 20} MiB (--output-file-mb)")

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from resilience.adapters import files
 from resilience.adapters.channel import listen, pair
 from resilience.core import events
 from resilience.core.attribution import Interruption
@@ -139,6 +140,32 @@ def test_loss_is_told_again_when_there_is_room_for_a_record_of_it(small: Path) -
     keeper.close(stream)
     keeper.call(is_over.set)
     assert is_over.wait(60.0)
+    assert told.empty()
+
+
+@pytest.mark.parametrize("deleted", [("0.out",), ("0.out.times",), ("0.out", "0.out.times")])
+def test_file_that_was_deleted_before_its_rotation_costs_no_later_output(
+    tmp_path: Path, deleted: tuple[str, ...]
+) -> None:
+    told: queue.SimpleQueue[StreamLost] = queue.SimpleQueue()
+    keeper = Keeper(told.put)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 100, 0), -1)
+    keeper.open(stream)
+
+    def take(data: bytes) -> None:
+        is_over = threading.Event()
+        keeper.take(stream, data, is_stalled=False)
+        keeper.call(is_over.set)
+        assert is_over.wait(60.0)
+
+    take(b"." * 100 + b"\n")
+    assert files.times_of(tmp_path / "0.out").name == "0.out.times"
+    for name in deleted:
+        (tmp_path / name).unlink()
+    take(b"second\n")
+    take(b"third\n")
+    keeper.close(stream)
+    assert (tmp_path / "0.out").read_bytes() == b"second\nthird\n"
     assert told.empty()
 
 
