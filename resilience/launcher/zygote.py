@@ -254,23 +254,25 @@ class Zygote:
 
     def _fork_all_or_none(self, parts: Sequence[Part]) -> list[ForkedWorker]:
         """Let the zygote fork processes, and open the gate for them: all of them, or none. Raises: LaunchError."""
-        folder = os.open(os.curdir, os.O_RDONLY | os.O_CLOEXEC)  # by descriptor, because its name may be gone
-        gate_reader, gate_writer = os.pipe2(os.O_CLOEXEC)
+        folder = gate_reader = gate_writer = -1
         workers: list[ForkedWorker] = []
         try:
+            # By descriptor, because the folder's name may be gone; O_PATH, because it may be unreadable.
+            folder = os.open(os.curdir, os.O_PATH | os.O_CLOEXEC)
+            gate_reader, gate_writer = os.pipe2(os.O_CLOEXEC)
             for part in parts:
                 self._fork(part, [folder, gate_reader], workers)
             os.write(gate_writer, b"." * len(workers))
-        except LaunchError as error:
+        except (LaunchError, OSError) as error:
             self._give_up(self.why_not or str(error))
-            os.close(gate_writer)  # processes that wait at the gate exit
+            close_all([gate_writer])  # processes that wait at the gate exit
             gate_writer = -1
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.wait(ANSWER_LIMIT)
             raise LaunchError(self._why_not) from error
         finally:
-            close_all([folder, gate_reader, *([gate_writer] if gate_writer >= 0 else [])])
+            close_all([folder, gate_reader, gate_writer])
         return workers
 
     def _fork(self, part: Part, fds: list[int], workers: list[ForkedWorker]) -> None:

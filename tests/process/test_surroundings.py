@@ -73,6 +73,12 @@ def running(
             child.wait()
 
 
+def how(folder: Path) -> list[tuple[str, str]]:
+    """Return how each worker was started, and why not warm."""
+    started = [record.event for record in Account(folder / "runs" / "job").records()]
+    return [(event.how, event.why_cold) for event in started if isinstance(event, events.WorkerStarted)]
+
+
 def said(folder: Path) -> str:
     return (folder / "err").read_text()
 
@@ -110,3 +116,28 @@ def test_job_runs_with_closed_standard_streams(tmp_path: Path, closed: tuple[int
         assert child.wait(120) == 0, said(tmp_path)
     (out,) = (tmp_path / "runs").glob("job/output/0/0.out")
     assert (out.read_text(), out.with_suffix(".err").read_text()) == ("out", "err")
+
+
+def obey_permissions() -> None:
+    """Let file permissions apply to the programs that this process executes, also if the user is root."""
+    if os.geteuid() == 0:
+        for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+            assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o311, "warm"), (0o000, "cold")])
+def test_job_runs_in_a_folder_that_it_may_not_read(tmp_path: Path, mode: int, expected: str) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+
+    def prepare() -> None:
+        os.chdir(folder)
+        folder.chmod(mode)
+        obey_permissions()
+
+    with running(tmp_path, "print('here')", prepare=prepare) as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    folder.chmod(0o700)
+    assert (tmp_path / "out").read_text() == "here\n"
+    ((kind, why),) = how(tmp_path)
+    assert kind == expected, why

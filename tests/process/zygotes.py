@@ -82,6 +82,19 @@ def fail_to_fork(descriptors: int) -> dict[str, Any]:
     return {"answers": [answer], "ran": ran()}
 
 
+def without_memory() -> dict[str, Any]:
+    """The agent has no descriptor or memory left for an order."""
+
+    def fail(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    become_subreaper()
+    zygote = Zygote.start()
+    os.memfd_create = fail
+    answer = told(start(specification([script()], zygote, Path("workers"))))
+    return {"answers": [answer], "ran": ran()}
+
+
 def in_several_orders() -> dict[str, Any]:
     """More workers than a message has room for descriptors."""
     zygotes.MOST_FDS = 7
