@@ -171,7 +171,12 @@ class Command:
 
 def parser() -> argparse.ArgumentParser:
     """Return torchrun's parser with our options added."""
-    torchrun_parser = torchrun.get_args_parser()
+    try:
+        torchrun_parser = torchrun.get_args_parser()
+    except ValueError as error:  # torch reads the variable of a switch with int()
+        raise ConfigurationError(
+            f"PET_STANDALONE, PET_MODULE, PET_NO_PYTHON, PET_RUN_PATH or PET_VIRTUAL_LOCAL_RANK is not 0 or 1: {error}"
+        ) from error
     torchrun_parser.prog = "resilience run"
     torchrun_parser.error = lambda message: argparse.ArgumentParser.error(torchrun_parser, printable(message))  # type: ignore[method-assign]
     torchrun_parser.usage = "%(prog)s [options] training_script [its arguments ...]"
@@ -184,7 +189,7 @@ def parser() -> argparse.ArgumentParser:
     torchrun_parser._optionals.title = "torchrun's options"
     torchrun_parser._positionals.title = "what to run"
     # The default applies only if neither the flag nor its variable is set.
-    torchrun_parser.set_defaults(max_restarts=int(torchrun_default("MAX_RESTARTS") or MAX_RESTARTS))
+    torchrun_parser.set_defaults(max_restarts=torchrun_default("MAX_RESTARTS") or MAX_RESTARTS)
     own_group = torchrun_parser.add_argument_group("resilience's options")
     for field in dataclasses.fields(Options):
         _add(own_group, field)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from resilience.errors import ConfigurationError
 from resilience.launcher.arguments import parse
 
 
@@ -18,3 +19,32 @@ def test_torchruns_options_may_be_abbreviated_as_ever_and_ours_may_not(capsys: p
     with pytest.raises(SystemExit):
         parse(["--run-di", "here", "train.py"])
     assert "unrecognized arguments: --run-di" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("MAX_RESTARTS", "--max-restarts"), ("MONITOR_INTERVAL", "--monitor-interval")]
+)
+def test_variable_that_is_no_number_is_wrong_usage_of_its_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, option: str
+) -> None:
+    monkeypatch.setenv(f"PET_{name}", "abc")
+    with pytest.raises(SystemExit) as ended:
+        parse(["train.py"])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert f"argument {option}" in message
+    assert "'abc'" in message
+
+
+@pytest.mark.parametrize("name", ["STANDALONE", "MODULE", "NO_PYTHON", "RUN_PATH", "VIRTUAL_LOCAL_RANK"])
+def test_variable_of_a_switch_that_is_no_number_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"PET_{name}", "yes")
+    with pytest.raises(ConfigurationError, match=f"PET_{name}.*'yes'"):
+        parse(["train.py"])
+
+
+def test_variable_sets_the_number_of_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(["train.py"]).torchrun.max_restarts == 10
+    monkeypatch.setenv("PET_MAX_RESTARTS", "4")
+    assert parse(["train.py"]).torchrun.max_restarts == 4
+    assert parse(["--max-restarts", "3", "train.py"]).torchrun.max_restarts == 3
