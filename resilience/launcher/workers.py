@@ -157,7 +157,8 @@ class Ordered(SubprocessHandler):
         open_files: its soft limit, None for this process's. Raises: OSError."""
         program = self.command[0]
         if shutil.which(program, path=self.environment.get("PATH")) is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+            number = errno.EACCES if os.sep in program and os.path.exists(program) else errno.ENOENT
+            raise OSError(number, os.strerror(number), program)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if open_files is None else open_files
         wrapper = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), str(files))
         self.proc = super()._popen((*wrapper, *self.command), self.environment)

@@ -141,3 +141,9 @@ def test_job_runs_in_a_folder_that_it_may_not_read(tmp_path: Path, mode: int, ex
     assert (tmp_path / "out").read_text() == "here\n"
     ((kind, why),) = how(tmp_path)
     assert kind == expected, why
+
+
+def test_program_that_may_not_be_executed_is_named_as_such(tmp_path: Path) -> None:
+    with running(tmp_path, "", "--no-python", "--cold") as child:  # the script is not executable
+        assert child.wait(120) == 1
+    assert f"Permission denied: '{tmp_path / 'script.py'}'" in said(tmp_path)
