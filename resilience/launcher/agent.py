@@ -140,7 +140,7 @@ class Agent(LocalElasticAgent):
         supervisor = self._supervisor
         if isinstance(self._logs_specs, RunFolderLogs):
             self._logs_specs.cycle = supervisor.handler.cycle
-        supervisor.warm_start.prepare()
+        supervisor.warm_start.prepare(supervisor.signals.has_any)
         context = workers.start(worker_env.specification(self, worker_group, supervisor))
         self._running = running = worker_processes.watched(context, worker_group.workers)
         for worker in worker_group.workers:

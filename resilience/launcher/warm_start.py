@@ -6,13 +6,14 @@ zygote can preload them for the next workers; which variables a program set too 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from resilience.core import events
 from resilience.launcher.event_reporter import NodeEvents
 from resilience.launcher.zygote import Zygote
 
 FIRST_LIMIT = 20.0  # seconds that the first workers wait for the modules of --preload
+LOOK = 0.1  # seconds between polls for a signal meanwhile
 SETTLED = 2.0  # seconds without another import before the zygote imports what workers have imported
 
 
@@ -32,9 +33,12 @@ class WarmStart:
     def pids(self) -> set[int]:
         return set() if self._zygote is None else self._zygote.pids
 
-    def prepare(self) -> None:
-        """Take over preloaded modules before workers start. Only the first workers wait for them."""
-        self._take_preloaded(FIRST_LIMIT if self._is_first else 0.0)
+    def prepare(self, is_interrupted: Callable[[], bool]) -> None:
+        """Take over preloaded modules before workers start. Only the first workers wait for them, without signals."""
+        deadline = time.monotonic() + (FIRST_LIMIT if self._is_first else 0.0)
+        self._take_preloaded(0.0)
+        while self._is_preloading and time.monotonic() < deadline and not is_interrupted():
+            self._take_preloaded(LOOK)
         self._is_first = False
 
     def look(self, notes: Iterable[tuple[int, str]]) -> None:
@@ -50,6 +54,10 @@ class WarmStart:
         if self._zygote.pid and self._zygote.why_not and not self._is_lost:
             self._is_lost = True
             self._reporter.emit(events.ZygoteLost(self._zygote.why_not))
+
+    @property
+    def _is_preloading(self) -> bool:
+        return self._zygote is not None and self._zygote.is_preloading
 
     def _take_preloaded(self, limit: float) -> None:
         for loaded in self._zygote.succeed(limit) if self._zygote is not None else ():

@@ -147,3 +147,17 @@ def test_program_that_may_not_be_executed_is_named_as_such(tmp_path: Path) -> No
     with running(tmp_path, "", "--no-python", "--cold") as child:  # the script is not executable
         assert child.wait(120) == 1
     assert f"Permission denied: '{tmp_path / 'script.py'}'" in said(tmp_path)
+
+
+def test_sigterm_ends_the_wait_for_a_slow_preload(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
+    with running(tmp_path, "", "--preload", "slow_to_import") as child:
+        deadline = time.monotonic() + 120.0
+        while not any(
+            isinstance(record.event, events.RendezvousCompleted)
+            for record in Account(tmp_path / "runs" / "job").records()
+        ):
+            assert child.poll() is None and time.monotonic() < deadline, said(tmp_path)
+            time.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(FIRST_LIMIT - 5.0) == 128 + signal.SIGTERM
