@@ -330,7 +330,9 @@ def _outcome(successor: Successor, limit: float) -> Loaded | None:
         return None if answer is None else _loaded(answer)
     except (ChannelClosed, DecodeError):
         ending = _end(successor.pid, successor.line)
-        return Loaded(refused=successor.modules, why=f"the process that imported them is gone ({ending})")
+        refused = (*successor.modules, *successor.learned)
+        why = f"the process that imported them is gone ({ending})"
+        return Loaded(refused=refused, why=why, is_learned=not successor.modules)
 
 
 _orders = encoding.reader(list[Sent], "msgpack")
@@ -463,5 +465,8 @@ def _be_successor(modules: Sequence[str], learned: Sequence[str], line_fd: int, 
     descriptors.close_others((line_fd,))
     line = Channel(socket.socket(fileno=line_fd))
     loaded = preload.load(modules, learned)
-    line.send(encoding.to_msgpack(loaded))
+    if not line.send(encoding.to_msgpack(loaded)):
+        refused, why = (*modules, *learned), "they import too many modules to report"
+        line.send(encoding.to_msgpack(Loaded(refused=refused, why=why, is_learned=not modules)))
+        return  # if even that is too long, the agent notices that this process is gone
     _serve(line, agent)  # after a refused module, only until the agent kills this process

@@ -142,11 +142,24 @@ def test_module_that_spoils_a_fork_is_refused_and_the_others_are_kept(agent: Age
     assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["False\n"])
 
 
-def test_module_that_ends_the_process_costs_no_worker(agent: Agent) -> None:
-    found = agent("preload", modules=["harmless", "that_dies"])
-    assert found["outcomes"] == [
-        ["refused:", "harmless", "that_dies", "the process that imported them is gone (SIGABRT)"]
-    ]
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("that_dies", "the process that imported them is gone (SIGABRT)"),
+        ("with_long_names", "they import too many modules to report"),
+    ],
+)
+def test_module_that_ends_the_process_or_has_no_result_costs_no_worker(agent: Agent, module: str, why: str) -> None:
+    found = agent("preload", modules=["harmless", module])
+    assert found["outcomes"] == [["refused:", "harmless", module, why]]
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["True\n"])
+    assert not found["has_changed"]
+
+
+def test_learned_module_that_ends_the_process_leaves_the_zygote_as_it_was(agent: Agent) -> None:
+    found = agent("preload", modules=[], learned=("that_dies",))
+    assert found["outcomes"] == [["refused:", "that_dies", "the process that imported them is gone (SIGABRT)"]]
     (answer,) = found["answers"]
     assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["True\n"])
     assert not found["has_changed"]

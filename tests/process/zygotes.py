@@ -171,6 +171,7 @@ MODULES = {
     "with_a_handler": "import signal\nsignal.signal(signal.SIGUSR2, print)",
     "that_fails": "raise RuntimeError('on purpose')",
     "that_dies": "import os\nos.abort()",
+    "with_long_names": "import sys\nfor number in range(1000):\n    sys.modules[f'{number:0100}'] = sys",
 }
 IMPORTING = """
 import os, sys
@@ -179,7 +180,7 @@ sys.stdout.write(f"{harmless.imported_by == os.getpid()}\\n")
 """
 
 
-def preload(modules: list[str]) -> dict[str, Any]:
+def preload(modules: list[str], learned: tuple[str, ...] = ()) -> dict[str, Any]:
     """A successor imports modules, and takes over; then a worker imports one of them too."""
     become_subreaper()
     folder = Path("modules").absolute()
@@ -191,7 +192,7 @@ def preload(modules: list[str]) -> dict[str, Any]:
     script.write_text(IMPORTING)
     zygote = Zygote.start()
     first = zygote.pid
-    zygote.preload(modules)
+    zygote.preload(modules, learned)
     outcomes = zygote.succeed(60.0)
     answer = told(start(specification([str(script)], zygote, Path("workers"))))
     second = zygote.pid
