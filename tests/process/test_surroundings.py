@@ -1,4 +1,5 @@
-"""A job runs whatever state its launcher was started in: its signals, its descriptors, its folder, its terminals."""
+"""A job runs whatever state its launcher was started in (signals, descriptors, folder, terminals), and whatever its
+script looks like."""
 
 from __future__ import annotations
 
@@ -123,6 +124,13 @@ def obey_permissions() -> None:
     if os.geteuid() == 0:
         for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
             assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
+
+
+def test_script_with_a_deep_syntax_tree_is_run(tmp_path: Path) -> None:
+    with running(tmp_path, f"print(0{' + 1' * 330})") as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    assert (tmp_path / "out").read_text() == "330\n"
+    assert how(tmp_path) == [("warm", "")]
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o311, "warm"), (0o000, "cold")])
