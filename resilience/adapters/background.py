@@ -58,14 +58,19 @@ class Writer:
         return since is not None and time.monotonic() - since > seconds
 
     def submit(self, job: Callable[[], object]) -> bool:
-        """Run the job after all earlier ones. Return False if the queue is full. The job must not raise."""
+        """Run the job after all earlier ones. Return False if the queue is full, or if no thread can be started now.
+        The job must not raise."""
         if self._jobs.qsize() >= MOST:
             return False
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=THREAD, daemon=True)
-                    self._thread.start()
+                    try:
+                        self._thread.start()
+                    except RuntimeError:  # this host or process has no thread left: a later job tries again
+                        self._thread = None
+                        return False
         self._jobs.put(job)
         return True
 

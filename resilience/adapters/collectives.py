@@ -58,6 +58,7 @@ _latest = NO_CUT
 _held: dict[int, int] = {}  # descriptors of sockets that were cut, by inode
 os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
 _dropping: list[threading.Thread] = []
+_kept: list[list[Any]] = []  # groups that no thread could be started to drop
 
 
 def cut_gloo_sockets() -> CutResult:
@@ -383,7 +384,11 @@ def unwrap_excepthook(until: Any = None) -> None:
 def _release_in_background(held: list[Any], aborting: frozenset[int]) -> None:
     thread = threading.Thread(target=_release, args=(held, aborting), name="resilience-drop", daemon=True)
     _dropping.append(thread)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # this host or process has no thread left, and a shutdown in this one may never return
+        _dropping.remove(thread)
+        _kept.append(held)
 
 
 def _release(held: list[Any], aborting: frozenset[int]) -> None:

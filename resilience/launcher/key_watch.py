@@ -58,7 +58,12 @@ class KeyWatch:
             orders = self._idle.pop() if self._idle else None
         if orders is None:
             orders = queue.SimpleQueue()
-            threading.Thread(target=self._run, args=(orders,), name="resilience watch", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, args=(orders,), name="resilience watch", daemon=True).start()
+            except RuntimeError:  # this host or process has no thread left: the next call tries again
+                with self._lock:
+                    self._key = ""
+                return False
         orders.put(key)
         return False
 

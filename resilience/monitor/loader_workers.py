@@ -23,6 +23,7 @@ class LoaderWorkers:
 
     def __init__(self) -> None:
         self._children: dict[int, int] = {}  # pid -> start time
+        self._left: list[tuple[int, int]] = []  # workers for which no thread could be started
         self._ended: list[int] = []
         self._thread: threading.Thread | None = None
 
@@ -38,13 +39,17 @@ class LoaderWorkers:
         """The rank is dead: begin to wait for its workers, in a thread, if there are any."""
         left = [identity for identity in self._children.items() if _is_worker(identity)]
         if left and self._thread is None:
-            self._thread = threading.Thread(
-                target=self._end, args=(left,), name="resilience-loader-workers", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._end, args=(left,), name="resilience-loader-workers", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # this host or process has no thread left: `finish` does the work
+                self._left = left
+            else:
+                self._thread = thread
 
     def finish(self) -> tuple[int, ...]:
         """Wait until they have ended; return the pids of those that had to be killed."""
+        self._end(self._left)
         if self._thread is not None:
             self._thread.join(GRACE + 1.0)
         return tuple(self._ended)

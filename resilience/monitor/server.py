@@ -168,7 +168,10 @@ class RankMonitor:
         self._death = threading.Thread(
             target=self._await_death, args=(self._page,), name="resilience-death", daemon=True
         )
-        self._death.start()
+        try:
+            self._death.start()
+        except RuntimeError:  # this host or process has no thread left: the pidfd reports the death, a little later
+            self._death = None
 
     def _await_death(self, page: MonitorSide) -> None:
         while not page.wait_for_death(60.0):  # repeat: the call has a limit, the rank's life has none

@@ -144,7 +144,11 @@ class MetricsServer:
         self.port: int = self._server.server_port
         self._target = f"{_public_address(host)}:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="resilience-metrics", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # this host or process has no thread left
+            self._server.server_close()
+            raise
 
     @property
     def endpoint(self) -> str:
@@ -163,8 +167,9 @@ class MetricsServer:
         self._targets.leave(outcome)
         # Ends within the server's own poll interval (0.5 s); running scrapes have their own threads.
         thread = threading.Thread(target=self._stop, name="resilience-metrics-close", daemon=True)
-        thread.start()
-        thread.join(timeout)
+        with contextlib.suppress(RuntimeError):  # no thread is left: the server ends with this process
+            thread.start()
+            thread.join(timeout)
 
     def _stop(self) -> None:
         self._server.shutdown()

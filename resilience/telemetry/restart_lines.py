@@ -8,6 +8,7 @@ prints what it knows itself."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -45,12 +46,14 @@ class RestartLine:
         self._thread = threading.Thread(
             target=lambda: say(make(self._hurry)), name="resilience-restart-line", daemon=True
         )
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # this host or process has no thread left: the line is not printed
+            self._thread.start()
 
     def finish(self) -> None:
         """Print the line now, because the process is about to exit. Wait briefly for it."""
         self._hurry.set()
-        self._thread.join(FINISH_LIMIT)
+        if self._thread.ident is not None:
+            self._thread.join(FINISH_LIMIT)
 
 
 def incident(

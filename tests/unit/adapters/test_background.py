@@ -79,6 +79,20 @@ def test_question_raises_what_it_raises() -> None:
     assert asked(lambda: 7) == 7
 
 
+def test_writer_without_a_thread_refuses_and_starts_one_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer()
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", no_thread)
+        assert not writer.submit(lambda: None)
+        assert writer.flush()
+    assert writer.ask(lambda: 7, 60.0) == 7
+    writer.end(60.0)
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_job_that_raises_ends_no_other() -> None:
     writer = Writer()
     writer.submit(lambda: 1 // 0)

@@ -74,3 +74,13 @@ def write(folder: Path, kind: Kind) -> None:
         path = folder / "records" / f"node-{rank}.jsonl"
         path.write_bytes(b"".join(map(to_line, records)))
         os.utime(path, (1000 + (rank != 1), 1000 + (rank != 1)))
+
+
+def test_line_that_gets_no_thread_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    printed: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    restart_lines.RestartLine(lambda hurry: "line", printed.append).finish()
+    assert printed == []
