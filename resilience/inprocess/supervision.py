@@ -97,17 +97,16 @@ class Supervisor:
                 self._emit(events.StoreLost(f"supervision: {type(error).__name__}: {error}"[:500]))
 
     def _run_as_leader(self) -> None:
-        """Watch the neighbours, and export for the node, until this monitor leaves."""
-        from resilience.telemetry.exporters import NodeExports  # costs a rank that never leads nothing
+        """Watch the neighbours, and let a thread export for the node, until this monitor leaves. This thread reads no
+        file: a disk that hangs must not make this node look lost."""
+        from resilience.telemetry.exporters import ExportThread  # costs a rank that never leads nothing
 
         self._leads = True
         self._place = drive(take_place(self._group), self._store)
-        exports = NodeExports.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
+        exports = ExportThread.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
         try:
             while not self._done.wait(self._begin.interval):
                 self._check_neighbours()
-                if exports is not None:
-                    exports.poll()
         finally:
             if exports is not None:
                 exports.close(EXPORT_LIMIT)

@@ -66,7 +66,7 @@ from resilience.launcher.summary import success, summary
 from resilience.launcher.zygote import Zygote
 from resilience.monitor.config import FaultToleranceConfig, to_limits
 from resilience.telemetry.elastic import bridged
-from resilience.telemetry.exporters import AgentExports, MetricsOptions
+from resilience.telemetry.exporters import ExportThread, MetricsOptions
 from resilience.telemetry.recording import JobRecord, read_job
 
 
@@ -110,7 +110,7 @@ def launch(command: Command) -> int:
         console = Console(command.config.log_level, folder, restarts_all=restarts_all, quiet=is_quiet)
         reporter = NodeEvents(folder, launched.job_id, name, launched.attempt, console)
         cleanup.callback(reporter.close)
-        exports = AgentExports.start(folder, name, reporter.emit, metrics_options(command))
+        exports = ExportThread.start(folder, name, reporter.emit, metrics_options(command), is_agents=True)
         if exports is not None:
             cleanup.callback(exports.close, 2.0)
         cleanup.enter_context(bridged(reporter.emit, config.event_log_handler))

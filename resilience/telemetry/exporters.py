@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 MARGIN = 15.0  # an exporter sends spans that ended less than this many seconds before its start
 SNAPSHOT_EVERY = 15.0  # seconds between reads of the timing histograms, and between snapshots and node-exporter files
 LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, rarely later
-POLL_EVERY = 0.5  # seconds between the agent's reads of the record files
+POLL_EVERY = 0.5  # seconds between reads of the record files
 CATCH_UP_LOOKS = 1000  # reads before the metrics are served; each takes up to 4 MiB of each file
 LINGER = 0.02  # seconds between reads of the files of ranks that are about to end
 
 Call = tuple[int, int, int]  # attempt, cycle, call
+T = TypeVar("T")
 
 
 class NodeExports:
@@ -225,21 +226,27 @@ class MetricsOptions(msgspec.Struct, frozen=True):
         return self.port is None and self.textfile is None
 
 
-class AgentExports:
-    """The exporters of the launcher's agent, which run in their own thread until `close`."""
+class ExportThread:
+    """The exporters of a node, which run in their own thread until `close`: a disk may block it as long as it likes."""
 
-    def __init__(self, folder: Path, node: str, emit: Emit, asked: MetricsOptions) -> None:
-        self._place = (folder, node, emit, asked)
+    def __init__(self, folder: Path, node: str, emit: Emit, is_agents: bool, asked: MetricsOptions) -> None:
+        self._place = (folder, node, emit, is_agents, asked)
         self._done = threading.Event()
         self._close_s = 0.0
         self._thread = threading.Thread(target=self._run, name="resilience-exports", daemon=True)
 
     @classmethod
-    def start(cls, folder: Path, node: str, emit: Emit, asked: MetricsOptions | None = None) -> AgentExports | None:
-        """Export for this node from now on; return None, without a thread, if no export is requested.
+    def start(
+        cls, folder: Path, node: str, emit: Emit, asked: MetricsOptions | None = None, is_agents: bool = False
+    ) -> ExportThread | None:
+        """Export for this node from now on; return None, without a thread, if no export is requested, or if another
+        process exports for this node. Never raises.
 
-        Call this after the agent's last fork. folder: the run folder. emit: takes events about the exporting
-        itself, from any thread. asked: the command line's metrics options."""
+        Call this after the process's last fork. folder: the run folder. emit: takes events about the exporting
+        itself, from any thread. asked: the command line's metrics options. is_agents: called by the launcher's
+        agent."""
+        if not is_agents and has_agent():
+            return None  # this node's agent exports
         asked = asked or MetricsOptions()
         exporting = Exporting.from_environment()
         if exporting.protocol is None and exporting.metrics_protocol is None:
@@ -248,8 +255,13 @@ class AgentExports:
                     return None
             except ConfigurationError:
                 pass  # the thread reports it
-        exports = cls(folder, node, emit, asked)
-        exports._thread.start()
+        exports = cls(folder, node, emit, is_agents, asked)
+        try:
+            exports._thread.start()
+        except RuntimeError as error:  # this host or process has no thread left: the job does not notice
+            reason = f"cannot start: {type(error).__name__}: {error}"[:500]
+            emit(events.ExportFailed("prometheus" if exporting.protocol is None else "otlp", reason, is_at_start=True))
+            return None
         return exports
 
     def close(self, timeout: float = 2.0) -> None:
@@ -259,8 +271,8 @@ class AgentExports:
         self._thread.join(timeout + LINGER)
 
     def _run(self) -> None:
-        folder, node, emit, asked = self._place
-        exports = NodeExports.start(folder, node, emit, is_agents=True, asked=asked)
+        folder, node, emit, is_agents, asked = self._place
+        exports = NodeExports.start(folder, node, emit, is_agents, asked)
         if exports is None:
             return
         while not self._done.wait(POLL_EVERY):
@@ -307,11 +319,13 @@ class Exports:
         view = MetricView(time.monotonic_ns, settings.metrics_ranks, about, timeline, parent)
         exports = cls(emit, view, SpanView(parent), is_launched)
         if exporting.protocol is not None:
-            exports._sender = SpanSender(exporting, node, emit)
+            exports._sender = exports._started("otlp", lambda: SpanSender(exporting, node, emit))
         if exporting.metrics_protocol is not None:
             from resilience.telemetry.otlp_metrics import MetricSender  # loaded only by a node that sends metrics
 
-            exports._metric_sender = MetricSender(exporting, folder.name, node, view, emit)
+            exports._metric_sender = exports._started(
+                "otlp", lambda: MetricSender(exporting, folder.name, node, view, emit)
+            )
         if not asked.is_nothing:
             exports._expose(folder, node, asked)
         is_nothing = exports._sender is None and exports._metric_sender is None and exports._exposition is None
@@ -330,21 +344,26 @@ class Exports:
                     prometheus.serve, asked.host, asked.port, exposition, folder, node, self._emit
                 )
         except Exception as error:  # prometheus_client missing or broken: the job does not notice
-            self._report_failed_start(error)
+            self._report_failed_start("prometheus", error)
             return
         self._exposition = exposition
 
-    def _report_failed_start(self, error: Exception) -> None:
+    def _started(self, exporter: Literal["prometheus", "otlp"], start: Callable[[], T]) -> T | None:
+        """Return an exporter; report it and return None if it cannot start."""
+        try:
+            return start()
+        except Exception as error:  # no thread is left, or the exporter is broken: the job does not notice
+            self._report_failed_start(exporter, error)
+            return None
+
+    def _report_failed_start(self, exporter: Literal["prometheus", "otlp"], error: Exception) -> None:
         reason = f"cannot start: {type(error).__name__}: {error}"[:500]
-        self._emit(events.ExportFailed("prometheus", reason, is_at_start=True))
+        self._emit(events.ExportFailed(exporter, reason, is_at_start=True))
 
     def serve(self) -> None:
         """Serve the metrics from now on, if a port is set. Never raises."""
         if self._serve is not None:
-            try:
-                self._server = self._serve()
-            except Exception as error:  # the job does not notice
-                self._report_failed_start(error)
+            self._server = self._started("prometheus", self._serve)
 
     def take(self, record: Record) -> bool:
         """Feed a record to the views. Never blocks; return True if everything was taken."""

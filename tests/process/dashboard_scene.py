@@ -15,7 +15,7 @@ from typing import Any
 
 from resilience.analysis.dashboard_files import write
 from resilience.core.events import CycleStarted
-from resilience.telemetry.exporters import AgentExports, MetricsOptions
+from resilience.telemetry.exporters import ExportThread, MetricsOptions
 from tests.process.dashboard_jobs import END, LAUNCHED, LIMITS, RESTARTS
 from tests.process.launching import launcher
 from tests.support.prometheus import Watching, watching
@@ -103,7 +103,9 @@ def _launched(server: ForkServer, folder: Path) -> Iterator[Any]:
         launched = launcher(start, folder)(LAUNCHED, *options, nproc=3, **environment)
         # What an agent exports, exported beside it; a folder that is there before the job belongs to another attempt.
         launched.await_record(CycleStarted)
-        exports = AgentExports.start(launched.account.folder, "node0", lambda event: None, MetricsOptions(free_port()))
+        exports = ExportThread.start(
+            launched.account.folder, "node0", lambda event: None, MetricsOptions(free_port()), is_agents=True
+        )
         assert exports is not None
         stack.callback(exports.close)
         yield launched

@@ -13,7 +13,7 @@ from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record, to_line
 from resilience.telemetry import rank_snapshot
-from resilience.telemetry.exporters import AgentExports, MetricsOptions, NodeExports
+from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
 from resilience.telemetry.metrics import MetricView
 from tests.process.test_export import STRAIGHT, receiving, scrape
 from tests.support.launch_streams import Fault, launched
@@ -54,7 +54,7 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
         folder, rank_snapshot.RankSnapshot(origin, "run", now, time.time() - now, 33, now, now, opened)
     )
     emitted: list[events.Event] = []
-    exports = AgentExports.start(folder, "node0", emitted.append, MetricsOptions(free_port()))
+    exports = ExportThread.start(folder, "node0", emitted.append, MetricsOptions(free_port()), is_agents=True)
     assert exports is not None
     sd_file = tmp_path / ".targets" / "run@@node0.json"
     until(sd_file.exists)
@@ -90,7 +90,7 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
 def test_last_records_are_sent_before_the_agent_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-        exports = AgentExports.start(tmp_path, "node0", lambda event: None)
+        exports = ExportThread.start(tmp_path, "node0", lambda event: None, is_agents=True)
         assert exports is not None
         late = time.time_ns()
         first, *_ = records = launched().files["node0", None]
@@ -102,7 +102,7 @@ def test_last_records_are_sent_before_the_agent_leaves(tmp_path: Path, monkeypat
 
 
 def test_nothing_is_started_where_nothing_is_asked_for(tmp_path: Path) -> None:
-    assert AgentExports.start(tmp_path, "node0", lambda event: None) is None
+    assert ExportThread.start(tmp_path, "node0", lambda event: None, is_agents=True) is None
 
 
 def test_monitor_under_the_launcher_leaves_it_to_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_monitor_under_the_launcher_leaves_it_to_the_agent(tmp_path: Path, monke
 def test_wrong_port_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESILIENCE_METRICS_PORT", "many")
     emitted: list[events.Event] = []
-    exports = AgentExports.start(tmp_path, "node0", emitted.append)
+    exports = ExportThread.start(tmp_path, "node0", emitted.append, is_agents=True)
     assert exports is not None
     exports.close()
     assert [type(event) for event in emitted] == [events.ExportFailed]

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters import processes
+from resilience.adapters import private, processes
 from resilience.adapters.store import drive, execute
 from resilience.core import encoding, events
 from resilience.core.peer_liveness import take_place
 from resilience.core.restart import Add
 from resilience.inprocess import supervision
 from resilience.inprocess.supervision import Member, Supervisor, announce, entry_of
+from resilience.telemetry import exporters
 
 HOUR = 3600
 GONE = (2**22 + 1, 1)  # (pid, start time); no process can have this pid
@@ -132,6 +133,51 @@ def test_pid_namespace_that_falls_silent_is_represented_by_another_one_of_its_no
         (1, "here", "node here fell silent")
     ]
     assert [event.silent_node for event in emitted if isinstance(event, events.NodeFellSilent)] == ["here"]
+
+
+class HungDisk:
+    """Exports whose disk does not answer."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self.answers = threading.Event()
+
+    def poll(self) -> None:
+        self.is_asked.set()
+        self.answers.wait()
+
+    def close(self, timeout: float) -> None:
+        self.answers.wait()
+
+
+def test_node_whose_disk_hangs_still_counts_as_alive(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = HungDisk()
+    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET", raising=False)
+    monkeypatch.setenv("RESILIENCE_METRICS_TEXTFILE", str(tmp_path))
+    monkeypatch.setattr(exporters.NodeExports, "start", lambda *_: disk)
+    monkeypatch.setattr(supervision, "EXPORT_LIMIT", 0.1)
+    store: Any = dist.HashStore()
+    origin = SimpleNamespace(node="here")
+    begin: Any = SimpleNamespace(
+        origin=origin, heartbeat_timeout=0.06, interval=0.01, prefix="", folder=os.fsencode(tmp_path)
+    )
+    supervisor = Supervisor(begin, private.make(), lambda: store, lambda record: None, lambda event: None)
+    supervisor.start()
+    key = f"nodes/here@{processes.pid_namespace()}/beat"
+    beats = dist.PrefixStore("", store)
+    assert disk.is_asked.wait(60.0)
+    before = execute(Add(key, 0), beats)
+    deadline = time.monotonic() + 10.0
+    try:
+        while execute(Add(key, 0), beats) < before + 3:
+            assert time.monotonic() < deadline, "the node fell silent"
+            time.sleep(0.01)
+        supervisor.stop()
+        supervisor._thread.join(60.0)
+        assert not supervisor._thread.is_alive()
+    finally:
+        disk.answers.set()
+        supervisor.stop()
 
 
 def test_entry_without_a_pid_namespace_can_be_read() -> None:
