@@ -152,10 +152,12 @@ class BackgroundFile:
     def __init__(self, path: Path) -> None:
         self._file = files.LineFile(path)
         self._lost = 0  # accepted lines that could not be written
+        self._lost_before = 0  # at the last `take_lost`
 
-    def write(self, line: bytes) -> bool:
-        """Append a line (newline included), later; return False if it is refused."""
-        return WRITER.submit(lambda: self._append(line))
+    def write(self, line: bytes, lost: Callable[[], object] = lambda: None) -> bool:
+        """Append a line (newline included), later; return False if it is refused. lost: called in the writer's thread
+        if it is accepted, but cannot be written."""
+        return WRITER.submit(lambda: self._append(line, lost))
 
     def write_now(self, line: bytes, limit: float) -> bool:
         """Append a line and wait for that, at most `limit` seconds. Return True if it is written, or will be when the
@@ -174,7 +176,8 @@ class BackgroundFile:
 
     def take_lost(self) -> int:
         """Return how many accepted lines could not be written since the last call."""
-        lost, self._lost = self._lost, 0
+        total = self._lost  # the writer's thread goes on counting
+        lost, self._lost_before = total - self._lost_before, total
         return lost
 
     def close(self, limit: float = LAST_LIMIT) -> None:
@@ -183,8 +186,10 @@ class BackgroundFile:
         if WRITER.submit(self._file.close):
             WRITER.flush(limit)
 
-    def _append(self, line: bytes) -> None:
-        self._lost += not self._file.write(line)
+    def _append(self, line: bytes, lost: Callable[[], object]) -> None:
+        if not self._file.write(line):
+            self._lost += 1
+            lost()
 
 
 def _forget_in_child() -> None:

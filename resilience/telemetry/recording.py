@@ -14,6 +14,7 @@ from resilience.adapters import files
 from resilience.adapters.background import BackgroundFile
 from resilience.core import encoding
 from resilience.core.configuration import Configuration
+from resilience.core.events import TelemetryDropped
 from resilience.core.identity import Nanoseconds, Natural, WorldSize
 from resilience.core.records import EVENT, Record, from_line, to_line
 from resilience.errors import DecodeError
@@ -62,23 +63,46 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         self._file = BackgroundFile(path)
-        self.dropped = 0
+        self._refused = 0
+        self._unwritten = 0  # accepted records that could not be written; like `_lost`, counted by the writer's thread
+        self._lost = 0  # the same, with the losses that unwritten records reported
+        self._lost_before = 0  # at the last `take_lost`
+
+    @property
+    def dropped(self) -> int:
+        """Return how many records were refused or could not be written so far. Reports of such losses do not count."""
+        return self._refused + self._unwritten
 
     def take(self, record: Record) -> bool:
         """Queue the record for writing; return False if it is refused because the disk does not answer."""
-        is_taken = self._file.write(to_line(record))
-        self.dropped += not is_taken
+        reported = _reported_losses(record)
+        is_taken = self._file.write(to_line(record), lambda: self._note_unwritten(reported))
+        self._refused += not is_taken and not reported
         return is_taken
 
     def take_lost(self) -> int:
-        """Return how many accepted records could not be written since the last call."""
-        lost = self._file.take_lost()
-        self.dropped += lost
+        """Return how many accepted records could not be written since the last call. A lost report of losses counts as
+        the losses that it reported."""
+        total = self._lost  # the writer's thread goes on counting
+        lost, self._lost_before = total - self._lost_before, total
         return lost
 
     def close(self) -> None:
         """Wait briefly until all records are written, then close the file."""
         self._file.close()
+
+    def _note_unwritten(self, reported: int) -> None:
+        self._unwritten += not reported
+        self._lost += reported or 1
+
+
+def _reported_losses(record: Record) -> int:
+    """Return how many lost records a record reports."""
+    match record.event:
+        case TelemetryDropped("record", "sink", count):
+            return count
+        case _:
+            return 0
 
 
 class RecordTail:
