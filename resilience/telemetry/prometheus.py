@@ -219,17 +219,24 @@ class _Threads(ThreadingMixIn, WSGIServer):
                 self._since[request] = time.monotonic()
         if is_refused:
             self.shutdown_request(request)
-        else:
+            return
+        try:
             super().process_request(request, client_address)
+        except RuntimeError:  # no thread is left: the server closes the connection
+            self._ended(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection until it ends or is closed by us."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._lock:
-                self._since.pop(request, None)
-                self._threads_alive -= 1
+            self._ended(request)
+
+    def _ended(self, request: Any) -> None:
+        with self._lock:
+            self._since.pop(request, None)
+            self._threads_alive -= 1
 
     def service_actions(self) -> None:
         """Close connections that have exceeded their time. The server calls this twice a second."""

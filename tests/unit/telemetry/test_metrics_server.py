@@ -1,0 +1,24 @@
+"""What the server of a node's metrics does while its host fails."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from resilience.telemetry import prometheus
+
+
+def test_connection_that_gets_no_thread_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    server = prometheus._Threads(("127.0.0.1", 0), prometheus._Silent, False)
+    for _ in range(2 * (prometheus.MOST_CONNECTIONS + prometheus.ENDING)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs, pytest.raises(RuntimeError):
+            server.process_request(ours, ("127.0.0.1", 1))
+    assert (server._threads_alive, server._since) == (0, {})
+    server.server_close()
