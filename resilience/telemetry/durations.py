@@ -8,7 +8,6 @@ any length of run."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ MOST_VALUES = 4_000  # lines of a file, besides starts and cut-offs: less than 5
 MOST_LINES = 6_000  # of a file in all
 PERIOD = 10.0  # seconds of a period, until there are more than PERIODS
 PERIODS = 64
+REREAD_LIMIT = 0.2  # seconds for a file that could not be read at the start: the monitor's loop waits for it
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
@@ -102,6 +102,12 @@ class Series(msgspec.Struct, omit_defaults=True):
     failed: Histogram = msgspec.field(default_factory=Histogram)
     periods: dict[Count, Period] = {}
 
+    def merge(self, other: Series) -> None:
+        """Add another series' histograms; its periods may be other ones."""
+        self.total.merge(other.total)
+        self.early.merge(other.early)
+        self.failed.merge(other.failed)
+
 
 class Durations(msgspec.Struct):
     """The content of a rank's `.hist` file. period_s: length of a period; periods count from the first. seconds: total
@@ -115,6 +121,34 @@ class Durations(msgspec.Struct):
     seconds: float = 0.0
     left_out: Count = 0
     first_step: int | None = None
+
+    def number_of(self, at: float) -> int:
+        """Return the number of the period at a time, in wall seconds."""
+        return max(0, int((at - self.began_at) // self.period_s))
+
+    def double_periods(self) -> None:
+        """Double the period length by merging pairs of periods."""
+        self.period_s *= 2
+        for series in self.deadlines.values():
+            merged: dict[int, Period] = {}
+            for number, period in series.periods.items():
+                merged.setdefault(number // 2, Period()).merge(period)
+            series.periods = merged
+
+    def merge(self, later: Durations) -> None:
+        """Add what was recorded later for the same rank."""
+        last = max((number for series in later.deadlines.values() for number in series.periods), default=0)
+        while self.period_s < later.period_s or self.number_of(later.began_at + last * later.period_s) >= PERIODS:
+            self.double_periods()
+        for name, series in later.deadlines.items():
+            own = self.deadlines.setdefault(name, Series())
+            own.merge(series)
+            for number, period in series.periods.items():
+                at = later.began_at + number * later.period_s
+                own.periods.setdefault(self.number_of(at), Period()).merge(period)
+        self.left_out += later.left_out
+        if self.first_step is None:
+            self.first_step = later.first_step
 
     def timings(self) -> Timings:
         """Return the histograms of sections and heartbeats for exporters and reports."""
@@ -152,10 +186,9 @@ class Recorder:
         self._lines = 0
         self.dropped = 0
         self._is_changed = False
-        with contextlib.suppress(OSError, DecodeError):  # no files yet, or the disk does not answer
-            self._continue_from(
-                *WRITER.ask(lambda: _earlier_files(self._path, folder / "timings" / f"{stem}.jsonl"), READ_LIMIT)
-            )
+        self._is_configured = False
+        self._is_earlier_known = False  # what an earlier monitor's files hold
+        self._find_earlier(READ_LIMIT)
 
     @property
     def state(self) -> Durations:
@@ -170,17 +203,41 @@ class Recorder:
     def know(self, configuration: Configuration, launch: str) -> None:
         """Set the run's configuration and launch."""
         self._state.header = msgspec.structs.replace(self._state.header, configuration=configuration, launch=launch)
+        self._is_configured = True
+
+    def _find_earlier(self, limit: float) -> bool:
+        """Continue the files of an earlier monitor if there are any. Return False if they cannot be read now, within
+        `limit` seconds: then they must not be replaced."""
+        if not self._is_earlier_known:
+            try:
+                earlier = WRITER.ask(lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit)
+                self._continue_from(*earlier)
+            except (FileNotFoundError, NotADirectoryError, DecodeError):
+                pass  # there are none
+            except OSError:
+                return False
+            self._is_earlier_known = True
+        return True
 
     def _continue_from(self, earlier: Durations, size: int) -> None:
-        """Take over the earlier records of the same run. size: of the file of values, in bytes."""
-        if earlier.header.run != self._state.header.run:
+        """Put the earlier records of the same run before the present ones. size: of the file of values, in bytes."""
+        later = self._state
+        if earlier.header.run != later.header.run:
             return
-        self._state = earlier
+        for name, running in self._running.items():
+            self._update_median(name, running)
         for name, series in earlier.deadlines.items():
-            self._running[name] = _Running(i=series.total.count, threshold=threshold(series.total))
-        self._lines = size // 90  # an estimate, which only limits the file's size
+            self._running.setdefault(name, _Running()).i += series.total.count
+        earlier.merge(later)
+        if self._is_configured:
+            earlier.header = later.header
+        self._state = earlier
+        for name, running in self._running.items():
+            running.number = -1
+            running.threshold = threshold(earlier.deadlines[name].total)
+        self._lines = max(self._lines, size // 90)  # an estimate, which only limits the file's size
         self._kept = self._lines
-        self._starts = 1
+        self._starts += 1
 
     def started(self, how: Start, at: float, cycle: int = 0, iteration: int = 0) -> None:
         """Note the start of a worker, or of an iteration of its function."""
@@ -221,9 +278,14 @@ class Recorder:
 
     def flush(self, at: float) -> bool:
         """Write the histograms if any value was added; else the file may belong to another monitor of this rank. Return
-        False if the write is refused."""
+        False if the write is refused, or if an earlier file cannot be read yet."""
+        return self._flush(at, REREAD_LIMIT)
+
+    def _flush(self, at: float, limit: float) -> bool:
         if not self._is_changed:
             return True
+        if not self._find_earlier(limit):
+            return False
         self._state.seconds = max(0.0, at - self._state.began_at)
         for name, running in self._running.items():
             self._update_median(name, running)
@@ -231,16 +293,14 @@ class Recorder:
         return not self._is_changed
 
     def close(self, at: float) -> None:
-        self.flush(at)
+        self._flush(at, READ_LIMIT)
         self._values.close()
         self.dropped += self._values.take_lost()
 
     def _add_to_period(self, name: str, running: _Running, seconds: float, at: float) -> None:
         state = self._state
-        number = max(0, int((at - state.began_at) // state.period_s))
-        while number >= PERIODS:
+        while (number := state.number_of(at)) >= PERIODS:
             self._double_periods()
-            number = int((at - state.began_at) // state.period_s)
         period = state.deadlines[name].periods.setdefault(number, Period())
         if number != running.number:
             self._update_median(name, running)
@@ -262,15 +322,10 @@ class Recorder:
             period.median = _merged_median(running.median, earlier_count, median(running.now), running.now.count)
 
     def _double_periods(self) -> None:
-        """Double the period length by merging pairs of periods."""
-        self._state.period_s *= 2
-        for name, series in self._state.deadlines.items():
-            self._update_median(name, self._running[name])
-            merged: dict[int, Period] = {}
-            for number, period in series.periods.items():
-                merged.setdefault(number // 2, Period()).merge(period)
-            series.periods = merged
-            self._running[name].number = -1
+        for name, running in self._running.items():
+            self._update_median(name, running)
+            running.number = -1
+        self._state.double_periods()
 
     def _write(self, line: Header | Started | Value) -> None:
         if self._lines == 0 and not isinstance(line, Header):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
 import pytest
 
+from resilience.adapters.background import WRITER
 from resilience.errors import DecodeError
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Header, Recorder, Started, Value
@@ -89,6 +91,44 @@ def test_torn_last_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) ->
     path.write_bytes(whole + b"nonsense\n")
     with pytest.raises(DecodeError, match="line 3"):
         values(path)
+
+
+@pytest.mark.parametrize("later", [1000.0, 90_000.0])
+def test_earlier_file_that_could_not_be_read_is_merged_later_and_not_replaced(
+    later: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "timings" / "host-3.hist"
+    record(Recorder(tmp_path, HEADER, at=0.0), 0.0, 5).close(5.0)
+    record(whole := Recorder(tmp_path, HEADER, at=later), later, 600)
+    before = path.read_bytes()
+
+    def unreadable(path: Path) -> durations.Durations:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as hung:
+        hung.setattr(durations, "read_histograms", unreadable)
+        recorder = record(Recorder(tmp_path, HEADER, at=later), later, 600)
+        assert not recorder.flush(later + 600.0)
+    assert WRITER.flush(60.0)
+    assert path.read_bytes() == before
+    recorder.add("new", 1.0, later + 600.0)
+    recorder.close(later + 601.0)
+    state = durations.read_histograms(path)
+    merged, expected = state.deadlines["step"], whole.state.deadlines["step"]
+    assert (merged.total, merged.early) == (expected.total, expected.early)
+    assert state.period_s == whole.state.period_s
+    assert {number: period.count for number, period in merged.periods.items()} == {
+        number: period.count for number, period in expected.periods.items()
+    }
+    assert state.deadlines["new"].total.count == 1
+    assert recorder._running["step"].i == 605
+
+
+def record(recorder: Recorder, begin: float, count: int) -> Recorder:
+    recorder.started("warm", begin)
+    for i in range(count):
+        recorder.add("step", 1.0 + i % 7, begin + i)
+    return recorder
 
 
 def test_folder_that_cannot_be_written_costs_the_record_only(tmp_path: Path) -> None:
