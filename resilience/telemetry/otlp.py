@@ -36,6 +36,7 @@ class SpanSender:
         self._emit = emit
         self._is_off = False  # the exporter could not be loaded; this is reported
         self._queue: collections.deque[Span] = collections.deque()
+        self._in_flight = 0  # spans of the request that is under way; 0 once they are counted as lost
         self._changed = threading.Condition()
         self._is_closing = False
         self._is_failing = False
@@ -60,15 +61,16 @@ class SpanSender:
 
     def close(self, timeout: float) -> None:
         """Send queued spans for at most `timeout` seconds; count the rest as lost. A request that is under way then
-        ends by its own timeout, is not repeated, and blocks nothing."""
+        ends by its own timeout, is not repeated, and blocks nothing. Its spans count as lost too."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.join(timeout)
         with self._changed:
-            if self._queue:
-                self._lost["closing"] += len(self._queue)
+            if unsent := len(self._queue) + self._in_flight:
+                self._lost["closing"] += unsent
                 self._queue.clear()
+                self._in_flight = 0
         if self._thread.is_alive():
             end_retries(self._exporter)
         self._report_losses()
@@ -83,7 +85,7 @@ class SpanSender:
         exporter, convert = loaded
         self._exporter = exporter
         while batch := self._next_batch():
-            self._note_result(batch, _export(exporter, [convert(span) for span in batch]))
+            self._note_result(_export(exporter, [convert(span) for span in batch]))
             if time.monotonic() >= self._report_at:
                 self._report_losses()
         _shut_down(exporter)
@@ -99,15 +101,16 @@ class SpanSender:
                 if remaining <= 0:
                     break
                 self._changed.wait(remaining)
-            count = min(len(self._queue), self._exporting.batch)
+            count = self._in_flight = min(len(self._queue), self._exporting.batch)
             return [self._queue.popleft() for _ in range(count)]
 
-    def _note_result(self, batch: Sequence[Span], is_sent: bool) -> None:
-        if not is_sent:
-            with self._changed:
-                self._lost["export failed"] += len(batch)
-            if not self._is_failing:
-                self._emit(events.ExportFailed("otlp", f"{masked_text(self._exporting.endpoint)} does not take spans"))
+    def _note_result(self, is_sent: bool) -> None:
+        with self._changed:
+            unaccounted, self._in_flight = self._in_flight, 0
+            if unaccounted and not is_sent:
+                self._lost["export failed"] += unaccounted
+        if not is_sent and not self._is_failing:
+            self._emit(events.ExportFailed("otlp", f"{masked_text(self._exporting.endpoint)} does not take spans"))
         self._is_failing = not is_sent
 
     def _report_losses(self) -> None:
