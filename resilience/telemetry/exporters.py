@@ -15,6 +15,7 @@ may leave twice; their ids are equal, so a back end that knows ids keeps one."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
@@ -66,6 +67,7 @@ class NodeExports:
         self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
         self._read: dict[Path, RecordTail] = {}
         self._calls: dict[Path, Call] = {}  # ranks whose process has not ended, with their current call
+        self._timings: dict[Path, timings.Timings] = {}  # as last read
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
@@ -191,11 +193,12 @@ class NodeExports:
     def _take_timings(self) -> None:
         total = timings.Timings()
         for path in self._read:
-            try:
+            # If it is not written yet, there is nothing to add. If it is unreadable now, counters must not fall.
+            with contextlib.suppress(OSError, DecodeError):
                 recorded = durations.read_histograms(self._folder / "timings" / f"{path.stem}.hist")
-                total.merge(recorded.timings())
-            except (OSError, DecodeError):
-                continue  # not written yet, or unreadable now
+                self._timings[path] = recorded.timings()
+            if path in self._timings:
+                total.merge(self._timings[path])
         self._exports.metrics.take_timings(total)
 
     def _write_snapshot(self) -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from resilience.adapters.background import WRITER
 from resilience.core import events
-from resilience.telemetry.exporters import ExportThread, NodeExports
+from resilience.telemetry.durations import Header, Recorder
+from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
+from tests.support.record_streams import job
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +20,19 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name in ("PORT", "HOST", "TEXTFILE", "RANKS"):
         monkeypatch.delenv(f"RESILIENCE_METRICS_{name}", raising=False)
+
+
+@pytest.fixture
+def emitted() -> list[events.Event]:
+    """What the exporters put on record about themselves."""
+    return []
+
+
+def exporting(folder: Path, emitted: list[events.Event]) -> NodeExports:
+    """Return exports of a run folder into the file for node-exporter."""
+    exports = NodeExports.start(folder, "node", emitted.append, asked=MetricsOptions(textfile=str(folder.parent)))
+    assert exports is not None
+    return exports
 
 
 def no_thread(thread: threading.Thread) -> None:
@@ -35,3 +51,30 @@ def test_host_without_a_thread_exports_nothing_and_says_so(
     for event in emitted:
         assert isinstance(event, events.ExportFailed) and event.is_at_start
         assert event.reason == "cannot start: RuntimeError: can't start new thread"
+
+
+def test_counters_of_sections_do_not_fall_while_a_file_is_unreadable(
+    tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = job(world=2).write(tmp_path / "run")
+    for rank in range(2):
+        recorder = Recorder(folder, Header(run="run", node="node", rank=rank, world_size=2), at=0.0)
+        recorder.add("section.data", 1.0, 0.0)
+        recorder.close(1.0)
+    assert WRITER.flush(60.0)
+    exports = exporting(folder, emitted)
+    exports.poll()
+    before = sections(exports)
+    assert before == 2
+    path = folder / "timings" / "node-1.hist"
+    for unreadable in (b"{", None):
+        path.unlink() if unreadable is None else path.write_bytes(unreadable)
+        exports._take_timings()
+        assert sections(exports) == before
+    assert not [event for event in emitted if isinstance(event, events.ExportFailed)]
+
+
+def sections(exports: NodeExports) -> float:
+    """Return how many sections are counted."""
+    samples = exports._exports.metrics.samples().items()
+    return sum(value for (name, _), value in samples if name == "resilience_section_duration_seconds_bucket")
