@@ -30,7 +30,7 @@ import msgspec
 from resilience.adapters import files
 from resilience.adapters.background import WRITER
 from resilience.adapters.environment import Exporting, Settings, has_agent
-from resilience.core import events
+from resilience.core import encoding, events
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.history.timeline import Timeline
@@ -112,9 +112,9 @@ class NodeExports:
             self._exports.serve()
         if now >= self._snapshot_at:
             self._snapshot_at = now + SNAPSHOT_EVERY
+            self._exports.renew()
             self._take_timings()
             self._write_snapshot()
-            self._exports.renew()
 
     def _take_added(self) -> bool:
         """Feed new records to the views; return True if there were any."""
@@ -316,7 +316,9 @@ class Exports:
         asked = asked.beside(settings)
         from resilience import __version__
 
-        about = About(str(folder), __version__, str(getattr(sys.modules.get("torch"), "__version__", "")))
+        about = About(
+            encoding.text(str(folder)), __version__, str(getattr(sys.modules.get("torch"), "__version__", ""))
+        )
         parent = parse_traceparent(exporting.traceparent)
         timeline = Timeline(is_launched=is_launched)
         view = MetricView(time.monotonic_ns, settings.metrics_ranks, about, timeline, parent)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from resilience.adapters.environment import Exporting
-from resilience.core import events
+from resilience.core import encoding, events
 from resilience.core.masking import masked, masked_text
 from resilience.telemetry.span import SCOPE, Span
 
@@ -175,7 +175,9 @@ def resource_of(node: str) -> Any:
 
     from resilience import __version__
 
-    resource = Resource({"service.name": "resilience", "service.version": __version__, "host.name": node})
+    resource = Resource(
+        {"service.name": "resilience", "service.version": __version__, "host.name": encoding.text(node)}
+    )
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence; the SDK's default name does not.
     overrides = {
         key: _masked(key, value)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from resilience.adapters.environment import Exporting
-from resilience.core import events
+from resilience.core import encoding, events
 from resilience.core.masking import masked_text
 from resilience.telemetry.catalogue import Labels, Metric
 from resilience.telemetry.metrics import MetricView
@@ -88,7 +88,7 @@ class _Converter:
         from resilience import __version__
 
         self._otel = otel
-        self._resource = resource_of(node).merge(Resource({"resilience.job.id": job_id}))
+        self._resource = resource_of(node).merge(Resource({"resilience.job.id": encoding.text(job_id)}))
         self._scope = InstrumentationScope(SCOPE, __version__)
 
     def __call__(self, rows: Iterable[tuple[Metric, list[tuple[Labels, Any]]]]) -> Any:

@@ -88,7 +88,7 @@ class TextFile:
 
     def __init__(self, folder: Path, job_id: str, node: str, exposition: Exposition, emit: Emit) -> None:
         self._path = folder / file_name(job_id, node)
-        self._labels = {"job_id": job_id, "node": node}
+        self._labels = {"job_id": encoding.text(job_id), "node": encoding.text(node)}
         self._exposition = exposition
         self._emit = emit
         self._has_failed = False
@@ -177,10 +177,10 @@ class MetricsServer:
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ.get("PATH_INFO") != DISCOVERY:
-            wanted = urllib.parse.parse_qs(environ.get("QUERY_STRING", "")).get(PARAMETER, [self._folder.name])
-            if wanted != [self._folder.name]:
+            job_id = encoding.text(self._folder.name)  # as `Targets` writes it
+            if urllib.parse.parse_qs(environ.get("QUERY_STRING", "")).get(PARAMETER, [job_id]) != [job_id]:
                 start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-                return [f"this is job {self._folder.name}\n".encode(errors="backslashreplace")]
+                return [f"this is job {job_id}\n".encode()]
             answer: Iterable[bytes] = self._metrics(environ, start_response)
             return answer
         start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])

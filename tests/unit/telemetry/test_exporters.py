@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -78,3 +79,24 @@ def sections(exports: NodeExports) -> float:
     """Return how many sections are counted."""
     samples = exports._exports.metrics.samples().items()
     return sum(value for (name, _), value in samples if name == "resilience_section_duration_seconds_bucket")
+
+
+def test_folder_whose_name_is_not_utf8_is_exported_with_escapes(tmp_path: Path, emitted: list[events.Event]) -> None:
+    folder = job(world=1).write(tmp_path / os.fsdecode(b"run-\xff"))
+    exports = exporting(folder, emitted)
+    exports.poll()
+    assert not [event for event in emitted if isinstance(event, events.ExportFailed)]
+    text = (tmp_path / "resilience-run-\\udcff-node.prom").read_text()
+    (build,) = {line for line in text.splitlines() if line.startswith("resilience_run_info")}
+    assert 'job_id="run-\\\\udcff"' in build and f'folder="{tmp_path}/run-\\\\udcff"' in build
+    assert (folder / "metrics" / "node.prom").exists()
+
+
+def test_entry_for_prometheus_is_renewed_though_the_snapshot_fails(
+    tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports, renewed = exporting(job(world=1).write(tmp_path / "run"), emitted), list[bool]()
+    monkeypatch.setattr(exports._exports, "exposition", lambda: 1 // 0)
+    monkeypatch.setattr(exports._exports, "renew", lambda: renewed.append(True))
+    exports.poll()
+    assert renewed == [True]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+import urllib.parse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,3 +27,10 @@ def test_connection_that_gets_no_thread_takes_no_place(monkeypatch: pytest.Monke
             server.process_request(ours, ("127.0.0.1", 1))
     assert (server._threads_alive, server._since) == (0, {})
     server.server_close()
+
+
+def test_job_whose_name_is_not_utf8_is_found_by_the_name_of_its_entry() -> None:
+    server: Any = SimpleNamespace(_folder=Path(os.fsdecode(b"run-\xff")), _metrics=lambda *_: [b"metrics"])
+    for name, answer in (("run-\\udcff", b"metrics"), ("another", b"this is job run-\\udcff\n")):
+        asked = {"PATH_INFO": "/metrics", "QUERY_STRING": urllib.parse.urlencode({"job_id": name})}
+        assert prometheus.MetricsServer._answer(server, asked, lambda *_: None) == [answer]

@@ -87,3 +87,9 @@ def test_exported_values_are_those_of_the_endpoint() -> None:
 )
 def test_metrics_leave_only_where_somebody_asks_for_it(environment: dict[str, str], protocol: str | None) -> None:
     assert Exporting.from_environment(environment).metrics_protocol == protocol
+
+
+def test_names_that_are_not_utf8_are_sent_with_escapes() -> None:
+    (resource,) = _Converter("job-\udcff", "node-\udcff")([]).resource_metrics
+    attributes = resource.resource.attributes
+    assert (attributes["resilience.job.id"], attributes["host.name"]) == ("job-\\udcff", "node-\\udcff")
