@@ -10,8 +10,8 @@ imported.
 Fail-open: nothing here raises, blocks or decides. A collector that is dead, slow or returns garbage costs spans, which
 are counted (`TelemetryDropped`); a full or read-only disk costs the snapshots. `close` is bounded.
 
-After a takeover, we assume that spans that ended more than MARGIN seconds before it have left already. The last ones
-may leave twice; their ids are equal, so a back end that knows ids keeps one."""
+After a takeover, of the records that exist by then, spans that ended more than MARGIN seconds before it are assumed to
+have left already. The last ones may leave twice; their ids are equal, so a back end that knows ids keeps one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class NodeExports:
                     break
             self._has_caught_up = True
             self._take_timings()
-            self._exports.serve()
+            self._exports.caught_up()
         if now >= self._snapshot_at:
             self._snapshot_at = now + SNAPSHOT_EVERY
             self._exports.renew()
@@ -297,6 +297,7 @@ class Exports:
         self._exposition: Exposition | None = None
         self._server: MetricsServer | None = None
         self._serve: Callable[[], MetricsServer | None] | None = None  # starts the requested server
+        # Spans that ended before this have left already. 0 once this exporter has caught up.
         self._since_ns = time.time_ns() - round(MARGIN * 1e9)
         self._has_failed = False
 
@@ -365,8 +366,10 @@ class Exports:
         reason = f"cannot start: {type(error).__name__}: {error}"[:500]
         self._emit(events.ExportFailed(exporter, reason, is_at_start=True))
 
-    def serve(self) -> None:
-        """Serve the metrics from now on, if a port is set. Never raises."""
+    def caught_up(self) -> None:
+        """Note that all earlier records are taken: send all spans, and serve the metrics if a port is set. Never
+        raises."""
+        self._since_ns = 0  # the wall clock may be set back
         if self._serve is not None:
             self._server = self._started("prometheus", self._serve)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from resilience.adapters.background import WRITER
 from resilience.core import events
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
+from resilience.telemetry.span import Span
 from tests.support.record_streams import job
 
 
@@ -100,3 +102,21 @@ def test_entry_for_prometheus_is_renewed_though_the_snapshot_fails(
     monkeypatch.setattr(exports._exports, "renew", lambda: renewed.append(True))
     exports.poll()
     assert renewed == [True]
+
+
+def test_spans_are_sent_though_the_clock_is_set_back(
+    tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans of records that existed before, and are old, have left already."""
+    sent: list[Span] = []
+    started = job(world=1)  # long ago
+    exports = exporting(started.write(tmp_path / "run"), emitted)
+    monkeypatch.setattr(exports._exports, "_sender", SimpleNamespace(offer=lambda span: [sent.append(span)]))
+    (path,) = (tmp_path / "run" / "records").iterdir()
+    records = path.read_bytes()
+    path.write_bytes(records[: len(records) // 2])
+    exports.poll()
+    assert not sent
+    path.write_bytes(records)
+    exports.poll()
+    assert sent
