@@ -110,8 +110,7 @@ class _Converter:
         else:
             numbers = [otel.NumberDataPoint(labels, start, now, float(value)) for labels, value in labelled]
             data = otel.Gauge(numbers) if metric.kind == "gauge" else otel.Sum(numbers, cumulative, True)
-        unit = "s" if "_seconds" in metric.name else "1"
-        return otel.Metric(metric.name.removesuffix("_total"), metric.help, unit, data)
+        return otel.Metric(metric.name.removesuffix("_total"), metric.help, unit_of(metric.name), data)
 
     def _histogram(self, labels: dict[str, str], fine: Histogram, sum_ns: int, start: int, now: int) -> Any:
         scale, offset, counts, zeros = exponential(fine)
@@ -120,6 +119,13 @@ class _Converter:
         return self._otel.ExponentialHistogramDataPoint(
             labels, start, now, fine.count, sum_ns / 1e9, scale, zeros, buckets, none, 0, 0.0, largest
         )
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a metric. From "1", the translation to Prometheus appends `_ratio` to the name of a gauge."""
+    if "_seconds" in name:
+        return "s"
+    return "1" if name.endswith("_ratio") else ""
 
 
 BEGAN = "resilience_start_timestamp_seconds"

@@ -14,7 +14,7 @@ from resilience.telemetry.timings import Histogram
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `otlp` is not installed")
 
-from resilience.telemetry.otlp_metrics import _Converter
+from resilience.telemetry.otlp_metrics import _Converter, unit_of
 from tests.support.busy_node import busy_node
 
 
@@ -93,3 +93,12 @@ def test_names_that_are_not_utf8_are_sent_with_escapes() -> None:
     (resource,) = _Converter("job-\udcff", "node-\udcff")([]).resource_metrics
     attributes = resource.resource.attributes
     assert (attributes["resilience.job.id"], attributes["host.name"]) == ("job-\\udcff", "node-\\udcff")
+
+
+def test_only_ratios_have_the_unit_of_ratios() -> None:
+    (resource,) = _Converter("job", "node0")(busy_node().exported()).resource_metrics
+    (scope,) = resource.scope_metrics
+    units = {metric.name: metric.unit for metric in scope.metrics}
+    assert (units["resilience_ranks"], units["resilience_lost_seconds"]) == ("", "s")
+    assert {name.endswith("_ratio") for name, unit in units.items() if unit == "1"} <= {True}
+    assert unit_of("resilience_timeout_headroom_ratio") == "1"
