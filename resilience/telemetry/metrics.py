@@ -394,22 +394,32 @@ class MetricView:
 
     def collect(self) -> Iterable[Family]:
         """Yield metric families, as a prometheus_client registry expects from a collector."""
-        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
         if self.look is not None:
             self.take_snapshots(self.look())
         for metric, rows in self._rows():
-            if metric.kind == "histogram":
-                histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-                for labels, value in rows:
-                    histogram.add_metric(labels, cumulative(metric, value), value.sum_ns / 1e9)
-                yield histogram
-                continue
-            family: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            simple = family(metric.name, metric.help, labels=metric.labels)
+            family = _family(metric)
             for labels, value in rows:
-                simple.add_metric(labels, value)
-            yield simple
+                if metric.kind == "histogram":
+                    family.add_metric(labels, cumulative(metric, value), value.sum_ns / 1e9)
+                else:
+                    family.add_metric(labels, value)
+            yield family
+
+    def describe(self) -> list[Family]:
+        """Return all metric families without values, from which a registry learns their names."""
+        return [_family(metric) for metric in METRICS]
+
+
+def _family(metric: Metric) -> Any:
+    """Return a metric without values, in the form of prometheus_client."""
+    from prometheus_client import metrics_core
+
+    kinds: dict[str, Any] = {
+        "counter": metrics_core.CounterMetricFamily,
+        "gauge": metrics_core.GaugeMetricFamily,
+        "histogram": metrics_core.HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
 
 
 def _increase(values: dict[Labels, float], labels: Labels) -> None:

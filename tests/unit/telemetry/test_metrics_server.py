@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from resilience.telemetry import prometheus
+from tests.support.busy_node import busy_node
 
 
 def test_connection_that_gets_no_thread_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +35,16 @@ def test_job_whose_name_is_not_utf8_is_found_by_the_name_of_its_entry() -> None:
     for name, answer in (("run-\\udcff", b"metrics"), ("another", b"this is job run-\\udcff\n")):
         asked = {"PATH_INFO": "/metrics", "QUERY_STRING": urllib.parse.urlencode({"job_id": name})}
         assert prometheus.MetricsServer._answer(server, asked, lambda *_: None) == [answer]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("resilience_monitor_up", "resilience_monitor_up"),
+        ("resilience_interruptions_total", "resilience_interruptions"),
+        ("resilience_restart_duration_seconds_count", "resilience_restart_duration_seconds"),
+    ],
+)
+def test_request_for_one_metric_is_answered_with_it(name: str, family: str) -> None:
+    registry = prometheus.Exposition(busy_node()).registry
+    assert [answered.name for answered in registry.restricted_registry([name]).collect()] == [family]
