@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from resilience.adapters import processes
 from resilience.adapters.processes import Runnable, memory_files, runnable, to_exit
 from resilience.core.attribution import Exit
 
@@ -72,3 +75,14 @@ def test_this_thread_has_run_and_an_ended_process_is_not_counted() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert runnable(child) is None
+
+
+def test_process_whose_state_cannot_be_read_is_not_taken_for_an_ended_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    namespace = processes.pid_namespace()
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        processes.identity_of(os.getpid())
+    assert processes.pid_namespace() == namespace != ""
