@@ -48,3 +48,19 @@ def test_job_whose_name_is_not_utf8_is_found_by_the_name_of_its_entry() -> None:
 def test_request_for_one_metric_is_answered_with_it(name: str, family: str) -> None:
     registry = prometheus.Exposition(busy_node()).registry
     assert [answered.name for answered in registry.restricted_registry([name]).collect()] == [family]
+
+
+def test_server_that_gets_no_thread_leaves_its_port_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    closed: list[bool] = []
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with monkeypatch.context() as watched:
+        close = prometheus._Threads.server_close
+        watched.setattr(prometheus._Threads, "server_close", lambda self: (closed.append(True), close(self)))
+        with pytest.raises(RuntimeError):
+            prometheus.MetricsServer("127.0.0.1", 0, prometheus.Exposition(busy_node()), tmp_path / "run", "node")
+    assert closed == [True]
+    server: Any = SimpleNamespace(_targets=SimpleNamespace(leave=lambda outcome: None), _stop=lambda: None)
+    prometheus.MetricsServer.close(server, 1.0)
