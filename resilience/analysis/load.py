@@ -66,6 +66,8 @@ class Reader:
         size, damaged = 0, {}
         known_ranks: set[int] = set()
         workers: set[int] = set()
+        launched: set[str] = set()  # nodes whose workers an agent started
+        agents: set[str] = set()  # nodes whose agent left records
         missing_before = len(self._missing)
         paths = _listed(self.folder / RECORDS, self._missing)
         if not paths and len(self._missing) == missing_before == 0:
@@ -77,6 +79,10 @@ class Reader:
             for record in file_records:
                 origin, event = record.origin, record.event
                 numbers[origin.role, origin.pid, origin.call, origin.initial_rank].add(record.sequence)
+                if origin.role == "agent":
+                    agents.add(origin.node)
+                elif origin.is_launchers:
+                    launched.add(origin.node)
                 match event:
                     case events.CallStarted():
                         size = max(size, event.world_size)
@@ -94,6 +100,10 @@ class Reader:
         absent = sorted(workers.union(range(size)) - known_ranks)
         if absent:  # these ranks must have existed, but left no records
             self._missing.append(Missing(RECORDS, f"no records of {named(absent)}"))
+        for node in sorted(launched - agents):  # its agent started these monitors
+            if f"{node}-agent" not in damaged:
+                damaged[f"{node}-agent"] = 0  # it is not known how many
+                self._missing.append(Missing(RECORDS, f"no records of the agent of {node}"))
         self.completeness = _completeness([path.stem for path in paths], damaged, known_ranks, absent)
 
 
@@ -196,7 +206,8 @@ def _words(error: Exception) -> str:
 def _completeness(
     names: Sequence[str], damaged: Mapping[str, int], seen: Set[int], absent: Sequence[int]
 ) -> Completeness:
-    """Summarise completeness. names: record files. damaged: missing records by name. seen, absent: ranks."""
+    """Summarise completeness. names: record files. damaged: missing records by file, 0 if unknown.
+    seen, absent: ranks."""
     by_node: defaultdict[str, set[int]] = defaultdict(set)
     for name in names:
         node, _, rank = name.rpartition("-")

@@ -16,6 +16,7 @@ from resilience.analysis.report import as_json, report
 from resilience.core.events import TelemetryDropped
 from resilience.core.records import to_line
 from resilience.telemetry.recording import JobRecord
+from tests.fixtures.jobs import unpacked
 from tests.support.record_streams import Fault, job
 
 JOB = JobRecord("job", created_wall_ns=5, function="train.main", world_size=4, torch_version="2.13.0")
@@ -95,6 +96,24 @@ def test_records_reported_as_dropped_are_told_as_such(run: Path) -> None:
 def test_rank_without_a_file_is_named(run: Path) -> None:
     records_of(run, 3).unlink()
     assert Missing("records", "no records of rank 3") in load(run).missing
+
+
+@pytest.mark.parametrize("name", ["launcher-faults", "wrapper-in-launcher"])
+def test_missing_file_of_an_agent_makes_the_records_incomplete(name: str, tmp_path: Path) -> None:
+    folder = unpacked(name, tmp_path)
+    assert load(folder).completeness.is_whole
+    (folder / "records" / "node0-agent.jsonl").unlink()
+    found = load(folder)
+    assert Missing("records", "no records of the agent of node0") in found.missing
+    assert not found.completeness.is_whole
+    assert 0 in found.completeness.damaged
+    assert as_json(report(found))["completeness"]["is_whole"] is False
+
+
+def test_unreadable_file_of_an_agent_is_noted_once(tmp_path: Path) -> None:
+    folder = unpacked("launcher-faults", tmp_path)
+    (folder / "records" / "node0-agent.jsonl").write_bytes(b"nonsense\n")
+    assert [missing.file for missing in load(folder).missing] == ["records/node0-agent.jsonl"]
 
 
 def test_unreadable_file_is_told_and_the_others_are_read(run: Path) -> None:
