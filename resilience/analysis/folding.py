@@ -21,7 +21,8 @@ MOMENT_NS = 2 * 10**9
 HELD = 24 << 20  # bytes of waiting text
 QUIET = 10
 VARIANTS = 3  # shown separately next to a majority; more become a range
-_TOKEN = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w)|\w*\d\w*", re.ASCII)
+# A word is searched from its first character only (\b). From every character, a long word costs quadratic time.
+_TOKEN = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w)|\b[^\W\d]*\d\w*", re.ASCII)
 _SERIOUS = frozenset(LEVELS[LEVELS.index("warning") :])
 
 

@@ -43,7 +43,7 @@ _SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FA
 _LEVEL_WORDS = {"WARN": "warning", "FATAL": "critical", "I": "info", "W": "warning", "E": "error", "F": "critical"}
 # Fields shown of an interruption; `resilience report` shows the others.
 _OF_INTERRUPTION = ("interruption", "message", "hang", "stage", "step", "silent_for_s")
-_BREAKS = re.compile(r"\s*[\r\n]\s*")
+_BREAKS = re.compile(r"(?<!\s)\s*[\r\n]\s*")  # searched from the first of many spaces only
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
 _STAMP = re.compile(
     r"^\W?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))? ?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,19 @@ def told(lines: list[Line]) -> list[tuple[str, tuple[int, ...], bool]]:
 
 def test_same_line_of_all_ranks_is_told_once() -> None:
     assert told([text("ready", rank) for rank in range(8)]) == [("ready", tuple(range(8)), False)]
+
+
+@given(st.text("a_1.e+- é٣", max_size=40))
+def test_tokens_with_digits_are_whole_words_and_numbers(words: str) -> None:
+    plain = r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w)|\w*\d\w*"
+    assert folding._TOKEN.findall(words) == re.findall(plain, words, re.ASCII)
+
+
+@pytest.mark.parametrize("character", ["a", " "])
+def test_line_of_the_greatest_length_is_folded_in_linear_time(character: str) -> None:
+    words = character * (1 << 20)
+    line = Line(AT, "log", "logs/node-0.jsonl", 1, log_line(words, AT), "info", words, 0)
+    assert template(line) == f"log info {words}"
 
 
 def test_minority_that_says_something_else_stands_out() -> None:
