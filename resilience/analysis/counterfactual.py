@@ -12,6 +12,7 @@ import msgspec
 
 from resilience.attribution.cost import Times
 from resilience.attribution.incident import Incident
+from resilience.core.in_words import seconds
 
 LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
 CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two
@@ -69,7 +70,7 @@ def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
     hangs = [hang for incident in incidents if (hang := incident.cost.hang_s)]
     beyond = sum(max(0.0, hang - limit) for hang in hangs)
     of_job = min(1.0, times.hang_s / sum(hangs)) if hangs else 0.0
-    longest = ", ".join(f"{hang:.3g}" for hang in sorted(hangs, reverse=True)[:5])
+    longest = ", ".join(seconds(hang) for hang in sorted(hangs, reverse=True)[:5])
     more = f" and {len(hangs) - 5} shorter" if len(hangs) > 5 else ""
     return _answer(
         "limit",
@@ -77,7 +78,7 @@ def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
         times,
         of_job * beyond,
         "saved = share of ranks · Σ max(0, silence - limit)",
-        f"{of_job:.0%} of the ranks lost silences of {longest}{more} s; "
+        f"{of_job:.0%} of the ranks lost silences of {longest}{more}; "
         "`resilience calibrate` shows how long healthy ranks are silent",
         "no healthy rank is ever silent for that long",
     )
@@ -95,15 +96,17 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
     writing_cost = "not recorded, assumed 0 (name a section `checkpoint`)"
     if write_s is not None:
         best = math.sqrt(2 * write_s * times.productive_s / max(1, len(rework_times)))
-        writing_cost = f"{write_s:.3g} s, so one every {best:.3g} s would be best (√(2 · writing · work per fault))"
+        writing_cost = (
+            f"{seconds(write_s)}, so one every {seconds(best)} would be best (√(2 · writing · work per fault))"
+        )
     return _answer(
         "checkpoints",
         every,
         times,
         of_job * (rework_now - rework_then) - writing,
         "saved = share of ranks · (repeated work - faults · every / 2) - writing · work / every",
-        f"{rework_now:.3g} s repeated by {of_job:.0%} of the ranks, {len(rework_times)} faults, "
-        f"{times.productive_s:.4g} s of work; writing one: {writing_cost}",
+        f"{seconds(rework_now)} repeated by {of_job:.0%} of the ranks, {len(rework_times)} faults, "
+        f"{seconds(times.productive_s)} of work; writing one: {writing_cost}",
         "checkpoints cost only the time to write them" if write_s is not None else "writing a checkpoint costs nothing",
     )
 
@@ -113,21 +116,21 @@ def with_spares(times: Times, incidents: Sequence[Incident], spares: int, until_
 
     Work that missing ranks did not do counts as seconds of the whole job. Waiting for nodes counts in full."""
     steps = _missing(incidents, until_wall_ns)
-    saved = sum(min(spares, missing) / size * seconds for missing, size, seconds in steps)
+    saved = sum(min(spares, missing) / size * lasted for missing, size, lasted in steps)
     waits = [
         phase.took.max_s
         for incident in incidents
         for phase in incident.phases
         if incident.verdict.what == "node_lost" and phase.name == "rendezvous"
     ]
-    lacking = sum(missing * seconds for missing, _, seconds in steps)
+    lacking = sum(missing * lasted for missing, _, lasted in steps)
     return _answer(
         "spares",
         spares,
         times,
         min(saved, times.idle_s) + min(sum(waits), times.restart_s),
         "saved = Σ min(spares, missing) / ranks · seconds + waiting for replacement nodes",
-        f"{lacking:.3g} rank-seconds of lost ranks; waited {sum(waits):.3g} s for {len(waits)} nodes",
+        f"{seconds(lacking)} of missing ranks in total; waited {seconds(sum(waits))} for {len(waits)} nodes",
         "a spare takes the place of a lost rank at once",
     )
 

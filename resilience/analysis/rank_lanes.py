@@ -13,6 +13,7 @@ import msgspec
 
 from resilience.attribution.incident import Incident
 from resilience.core.attribution import InterruptionRecord
+from resilience.core.in_words import seconds
 from resilience.history.history import History
 from resilience.history.phases import Place, TimedPhase
 from resilience.history.ranks import WORKER, Stretch
@@ -173,10 +174,10 @@ def _silent_stretches(record: InterruptionRecord, detected_ns: int) -> list[Lane
     """Return the sections that were open at detection; without any, the silence before it."""
     stretches = []
     for section in record.open_sections:
-        limit = "" if section.limit_s is None else f", limit {section.limit_s:g} s"
-        label = f"section {section.name} open for {section.open_s:.3g} s{limit}"
+        limit = "" if section.limit_s is None else f", limit {seconds(section.limit_s)}"
+        label = f"section {section.name} open for {seconds(section.open_s)}{limit}"
         stretches.append(LaneStretch(detected_ns - round(section.open_s * 1e9), detected_ns, "section", label))
     if record.silent_for_s and not stretches:
-        label = f"no sign of life for {record.silent_for_s:.3g} s"
+        label = f"no sign of life for {seconds(record.silent_for_s)}"
         stretches.append(LaneStretch(detected_ns - round(record.silent_for_s * 1e9), detected_ns, "section", label))
     return stretches

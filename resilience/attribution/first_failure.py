@@ -11,6 +11,7 @@ from resilience.attribution.verdict import Culprit, Verdict
 from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.hang_kind import WORDS as HANGS
+from resilience.core.in_words import seconds
 
 LONGEST = 120  # characters of a cause
 NOBODY = "no rank is to blame"
@@ -87,7 +88,7 @@ def _cause(record: InterruptionRecord) -> str:
         ending = end.signal or ("ended" if end.code is None else f"exit code {end.code}")
         return f"{ending}, out of memory" if end.oom else ending
     if record.interruption in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT) and detector is not None:
-        limit = "" if detector.limit_s is None else f" limit {detector.limit_s:g} s"
+        limit = "" if detector.limit_s is None else f" limit {seconds(detector.limit_s)}"
         hang = "" if record.hang is None else f", {HANGS[record.hang]}"
         return f"hung: {detector.name}{limit}{hang}"
     return record.message or record.interruption.value

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from resilience.core import events
 from resilience.core.deadlines import limited
+from resilience.core.in_words import seconds
 from resilience.core.watched import watched_in_words
 
 _MISSING = {
@@ -22,20 +23,20 @@ def note(event: events.Event) -> str | None:
             return watched_in_words(event)
         case events.HangSuspected():
             where = f"in section {event.kind!r}" if event.kind else "outside sections"
-            limit = f"a rank is ended there after {event.allowed_s:g} s"
+            limit = f"a rank is ended there after {seconds(event.allowed_s)}"
             return f"a hang was suspected {where}, where no limit is set; {limit}"
         case events.RankSuspected():
-            where, longest = _place(event.limit), f"{event.longest_s:.3g} s"
-            return f"a rank was late in {where}: longer than ever before ({longest}); limit {event.allowed_s:.3g} s"
+            where, longest = _place(event.limit), seconds(event.longest_s)
+            return f"a rank was late in {where}: longer than ever before ({longest}); limit {seconds(event.allowed_s)}"
         case events.TimeoutExceededInShadow():
             where = _place(event.limit)
-            return f"a shadow limit would have ended a rank in {where}: {event.allowed_s:.3g} s (nothing was done)"
+            return f"a shadow limit would have ended a rank in {where}: {seconds(event.allowed_s)} (nothing was done)"
         case events.ProgressUnknown():
             return "no limit on progress was armed: a loop that makes no progress would go unnoticed"
         case events.AbortFailed():
             return f"the abort hook raised: {event.error}"
         case events.GroupAborted(outcome="timed out"):
-            return f"the abort of group {event.group} ({event.backend}) was given up after {event.duration_s:.3g} s"
+            return f"the abort of group {event.group} ({event.backend}) was given up after {seconds(event.duration_s)}"
         case events.GroupAborted(outcome="failed"):
             return f"the abort of group {event.group} ({event.backend}) failed: {event.error}"
         case events.GroupAborted(note=note) if note:
@@ -45,7 +46,7 @@ def note(event: events.Event) -> str | None:
         case events.StoreLost():
             return f"lost the store: {event.error}"
         case events.NodeFellSilent():
-            return f"node {event.silent_node} fell silent for {event.silent_for_s:.3g} s"
+            return f"node {event.silent_node} fell silent for {seconds(event.silent_for_s)}"
         case events.CallStarted(monitor="executed"):
             return f"the monitor was started as a fresh process: {event.monitor_reason}"
         case events.NodeUnhealthy():

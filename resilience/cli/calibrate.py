@@ -17,12 +17,13 @@ from resilience.analysis import timings
 from resilience.analysis.calibrate import DEFAULT, Target, calibrate, unlike
 from resilience.cli import calibrate_backtest, calibrate_plot
 from resilience.cli.arguments import Parser
-from resilience.cli.render import Line, cut, say, say_json, seconds, show, table, width_of_terminal, wrap
+from resilience.cli.render import Line, cut, say, say_json, show, table, width_of_terminal, wrap
 from resilience.cli.run_argument import run_or_file
 from resilience.core import encoding
 from resilience.core.calibration import unlike_runs
 from resilience.core.configuration import differences
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
+from resilience.core.in_words import seconds
 from resilience.core.timeouts import Deadline, OutsideLimit, Timeouts
 from resilience.errors import ConfigurationError
 

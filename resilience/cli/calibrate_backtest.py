@@ -12,8 +12,9 @@ import msgspec
 
 from resilience.analysis.calibrate import Backtest, Target, TestedLimit, backtest, geometric_mean, upper_rate
 from resilience.analysis.timings import ObservedRun
-from resilience.cli.render import Line, say_json, seconds, show, table, width_of_terminal, wrap
+from resilience.cli.render import Line, say_json, show, table, width_of_terminal, wrap
 from resilience.core import encoding
+from resilience.core.in_words import seconds
 
 WORSE = 1  # exit status; also if too few durations could be tested
 LEAST_SHARE = 0.3  # of the recorded durations; if fewer were tested, the backtest says nothing

@@ -14,10 +14,10 @@ from resilience.adapters import files
 from resilience.analysis.observed import pool_of, warm_up
 from resilience.analysis.timings import Input
 from resilience.cli.markup import escape
-from resilience.cli.render import seconds
 from resilience.core import calibration
 from resilience.core.deadlines import split
 from resilience.core.encoding import text
+from resilience.core.in_words import seconds
 from resilience.core.timeouts import Deadline, Timeouts
 from resilience.errors import ConfigurationError
 

@@ -15,7 +15,8 @@ import msgspec
 from resilience.cli.demo_board import DemoActivity, DemoRow, Return, Strike
 from resilience.cli.demo_faults import HANG_LIMIT, DemoFault
 from resilience.cli.exit_signals import signals_deferred
-from resilience.cli.render import Line, Piece, count, cut_line, may_paint, painted, seconds
+from resilience.cli.render import Line, Piece, count, cut_line, may_paint, painted
+from resilience.core.in_words import seconds
 
 _BAR = 30
 _ASCII = str.maketrans({"█": "#", "░": ".", "…": "~", "·": "-"})

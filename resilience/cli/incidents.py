@@ -12,9 +12,10 @@ from resilience.adapters.environment import Settings
 from resilience.analysis.load import is_run, runs_in
 from resilience.analysis.repeats import RepeatedFault, as_json, faults, incidents_in
 from resilience.attribution.symptoms import CLASSES
-from resilience.cli.render import Line, count, cut, date, field, say_json, seconds, show, width_of_terminal
+from resilience.cli.render import Line, count, cut, date, field, say_json, show, width_of_terminal
 from resilience.cli.run_argument import find_run
 from resilience.core import encoding
+from resilience.core.in_words import seconds
 from resilience.errors import ConfigurationError
 
 LISTED = 20  # faults; the others are only counted

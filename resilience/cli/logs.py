@@ -22,20 +22,11 @@ from resilience.analysis.query import QueryResult, run_query
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.incidents import incidents_of
 from resilience.cli.arguments import ranks_of
-from resilience.cli.render import (
-    NARROWEST,
-    count,
-    cut,
-    may_paint,
-    painted,
-    printable_pieces,
-    seconds,
-    width_of_terminal,
-    wrap,
-)
+from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, printable_pieces, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
+from resilience.core.in_words import seconds
 from resilience.core.printable import printable_json, printable_line
 from resilience.errors import ConfigurationError
 

@@ -33,7 +33,6 @@ from resilience.cli.render import (
     phase_name,
     say,
     say_json,
-    seconds,
     short_path,
     show,
     table,
@@ -43,6 +42,7 @@ from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
 from resilience.core.attribution import Frame, InterruptionRecord
 from resilience.core.hang_kind import WORDS as HANGS
+from resilience.core.in_words import seconds
 from resilience.core.user_frames import is_ours, user_frame
 from resilience.errors import ConfigurationError
 from resilience.history.completeness import Completeness

@@ -15,7 +15,8 @@ from resilience.analysis.waterfall import Waterfall
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.cost import Times
 from resilience.cli.markup import escape
-from resilience.cli.render import clock, count, phase_name, seconds
+from resilience.cli.render import clock, count, phase_name
+from resilience.core.in_words import seconds
 from resilience.history.phases import TimedPhase, Who
 from resilience.history.rank_time import CAUSES
 

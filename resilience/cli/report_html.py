@@ -29,7 +29,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import StackGroup, stack_groups
 from resilience.cli.evidence import last_lines
-from resilience.cli.render import clock, count, date, phase_name, seconds, short_path
+from resilience.cli.render import clock, count, date, phase_name, short_path
 from resilience.cli.report import (
     TIMES_UNKNOWN,
     as_of_in_words,
@@ -50,6 +50,7 @@ from resilience.cli.report_drawings import (
 from resilience.cli.report_logs import MOST_LINES, lines_around
 from resilience.core.attribution import InterruptionRecord
 from resilience.core.encoding import text
+from resilience.core.in_words import seconds
 from resilience.core.printable import printable
 from resilience.core.user_frames import is_ours
 from resilience.errors import ConfigurationError

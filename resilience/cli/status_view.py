@@ -14,7 +14,8 @@ import msgspec
 from resilience.analysis.status import Group, Now, RankNow, Sort, grouped, order
 from resilience.attribution.advice import ranks_in_words
 from resilience.cli.arguments import ranks_of
-from resilience.cli.render import Line, brief, count, cut, field, seconds, table
+from resilience.cli.render import Line, brief, count, cut, field, table
+from resilience.core.in_words import seconds
 from resilience.errors import ConfigurationError
 
 What = Literal["ranks", "alike", "node"]

@@ -19,9 +19,10 @@ from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall, waterfall
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
-from resilience.cli.render import Line, cut, date, phase_name, say_json, seconds, show, width_of_terminal, wrap
+from resilience.cli.render import Line, cut, date, phase_name, say_json, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
+from resilience.core.in_words import seconds
 from resilience.errors import ConfigurationError
 from resilience.history.phases import Who
 

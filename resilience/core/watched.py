@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from resilience.core.events import HangSuspected, HangsWatched
 from resilience.core.hang_kind import WORDS
+from resilience.core.in_words import seconds
 from resilience.core.silences import FACTOR
 from resilience.core.watch import Limit, Limits
 
@@ -22,7 +23,7 @@ def watched(limits: Limits) -> HangsWatched:
 
 def watched_in_words(event: HangsWatched) -> str:
     """Return one line: which limits are in force, or that there are none."""
-    limits = [f"{name} {seconds:g} s" for name, seconds in event.limits.items()]
+    limits = [f"{name} {limit:g} s" for name, limit in event.limits.items()]
     more = f" and {len(limits) - MOST} more" if len(limits) > MOST else ""
     shown = ", ".join(limits[:MOST]) + more
     if event.first_s is None:
@@ -45,10 +46,10 @@ def suspicion_in_words(rank: int, event: HangSuspected) -> str:
         frame = event.stack[-1]
         where.append(f"at {frame.file}:{frame.line} in {frame.function}")
     position = f" ({', '.join(where)})" if where else ""
-    before = f", the longest silence before was {event.longest_s:.3g} s" if event.longest_s else ""
+    before = f", the longest silence before was {seconds(event.longest_s)}" if event.longest_s else ""
     return (
-        f"rank {rank} has been silent{section} for {event.silent_for_s:.0f} s{before}{position}; "
-        f"it is ended after {event.allowed_s:g} s; if it is healthy, set {LONGER} "
+        f"rank {rank} has been silent{section} for {seconds(event.silent_for_s)}{before}{position}; "
+        f"it is ended after {seconds(event.allowed_s)}; if it is healthy, set {LONGER} "
         f"or {OFF}"
     )
 
@@ -64,6 +65,6 @@ def _set(limits: Limits) -> Iterator[tuple[str, float]]:
         *((f"section {name}", limit) for name, limit in limits.sections.items()),
     ]
     for name, limit in rows:
-        seconds = limit.hard if limit.soft is None else limit.soft
-        if seconds is not None:
-            yield name, seconds
+        limit_s = limit.hard if limit.soft is None else limit.soft
+        if limit_s is not None:
+            yield name, limit_s

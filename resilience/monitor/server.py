@@ -25,6 +25,7 @@ from resilience.attribution.symptoms import main_stack
 from resilience.core import deadlines, encoding, events, hang_kind, shadow, suspicion, tracebacks, watch
 from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
+from resilience.core.in_words import seconds
 from resilience.core.pace import Pace
 from resilience.core.records import Record
 from resilience.core.timeouts import of_rank, raised
@@ -452,9 +453,7 @@ class RankMonitor:
             InterruptionRecord(
                 rank=self._initial_rank,
                 interruption=Interruption.SOFT_TIMEOUT if soft else Interruption.HARD_TIMEOUT,
-                message=(
-                    f"no sign of life ({finding.limit}) for {finding.silent_for:.3g} s, limit {finding.allowed:g} s"
-                ),
+                message=silence_in_words(finding),
                 detector=Detector(finding.limit, finding.allowed),
                 silent_for_s=finding.silent_for,
                 stage=self._observation.hook or self._observation.doing.value,
@@ -715,10 +714,15 @@ class RankMonitor:
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
 
 
+def silence_in_words(finding: Finding) -> str:
+    """Return how long a rank was silent, and the limit that it exceeded."""
+    return f"no sign of life ({finding.limit}) for {seconds(finding.silent_for)}, limit {seconds(finding.allowed)}"
+
+
 def _cause(finding: Finding) -> str:
     if finding.limit == watch.AGENT_LOST:
         return "its agent was lost"
-    return f"{finding.limit} had exceeded {finding.allowed:g} s"
+    return f"{finding.limit} had exceeded {seconds(finding.allowed)}"
 
 
 def _status_text(status: Exit) -> str:

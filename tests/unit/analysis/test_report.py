@@ -67,7 +67,10 @@ def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
     told.files[2].append(noted(told.files[2][-1], events.TimeoutExceededInShadow("step", 3.0, 3.1)))
     assert report_of(told).notes == (
         Note("no limit on progress was armed: a loop that makes no progress would go unnoticed", (0, 2)),
-        Note("a hang was suspected in section 'save', where no limit is set; a rank is ended there after 600 s", (0,)),
+        Note(
+            "a hang was suspected in section 'save', where no limit is set; a rank is ended there after 10 min 00 s",
+            (0,),
+        ),
         Note("hangs: only these limits are in force: step 9 s; the detection of hangs is switched off", (0,)),
         Note("the abort hook raised: ValueError: no", (1,)),
         Note("metrics are served at http://x: port 9 is taken", (1,)),

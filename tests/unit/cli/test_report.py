@@ -17,9 +17,10 @@ from resilience.analysis.load import load
 from resilience.analysis.report import report
 from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
-from resilience.cli.render import cut, painted, plain, seconds, show, table, wrap
+from resilience.cli.render import cut, painted, plain, show, table, wrap
 from resilience.cli.report import incident_lines, report_lines
 from resilience.cli.report_html import ReportPage
+from resilience.core.in_words import seconds
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
 

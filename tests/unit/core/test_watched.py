@@ -38,4 +38,4 @@ def test_line_names_a_few_limits_and_counts_the_others() -> None:
 
 def test_suspicion_without_a_stack_says_who_and_for_how_long() -> None:
     line = suspicion_in_words(3, HangSuspected("", 75.2, 0.5, 600.0, False))
-    assert line.startswith("rank 3 has been silent for 75 s, the longest silence before was 0.5 s; it is ended after")
+    assert line.startswith("rank 3 has been silent for 1 min 15 s, the longest silence before was 500 ms; it is")

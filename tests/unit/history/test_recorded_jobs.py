@@ -23,8 +23,8 @@ from resilience.analysis.status import Watcher
 from resilience.analysis.trace import otlp, spans_of
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.cli import main
-from resilience.cli.render import seconds as in_words
 from resilience.core import events
+from resilience.core.in_words import seconds as in_words
 from resilience.core.records import Record
 from resilience.history.history import History
 from resilience.telemetry.span import Span

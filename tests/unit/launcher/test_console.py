@@ -119,8 +119,8 @@ def test_ranks_that_fall_silent_together_are_one_line(pipe: tuple[int, int]) -> 
     for rank in (3, 1, 2):
         console.suspected(rank, suspicion)
     assert read(pipe[0]) == [
-        "resilience run: rank 3 has been silent in section 'save' for 61 s, the longest silence before was 3 s "
-        "(running, in a loop, at train.py:7 in save); it is ended after 600 s; if it is healthy, set "
+        "resilience run: rank 3 has been silent in section 'save' for 1 min 01 s, the longest silence before was 3 s "
+        "(running, in a loop, at train.py:7 in save); it is ended after 10 min 00 s; if it is healthy, set "
         "RESILIENCE_HANG_FIRST_LIMIT or RESILIENCE_DETECT_HANGS=0"
     ]
 
