@@ -152,6 +152,10 @@ def _records(
             key = (record.rank, record.interruption, record.pid)
             if part.is_left(record, mover) and (key not in own or own[key].step is None):
                 own[key] = record  # the monitor's record says more than the agent's
+    for record in within:  # a Wrapper's monitor knows the step and the sections, the launcher's may not
+        key = (record.rank, record.interruption, record.pid)
+        if _is_end(record) and key in own and own[key].step is None and record.step is not None:
+            own[key] = record
     known = {record.rank for record in own.values() if _is_end(record)}
     records = [*own.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
     for node in sorted({*lost, *_without_agent(parts)}):

@@ -318,3 +318,10 @@ def test_both_attempts_in_one_folder_are_told_apart(tmp_path: Path) -> None:
 def test_script_that_counts_shares_no_code_with_the_package() -> None:
     text = (Path(__file__).parents[2] / "fixtures" / "count.py").read_text()
     assert "resilience" not in text and "msgspec" not in text
+
+
+def test_rank_killed_in_a_wrapper_under_the_launcher_keeps_its_step_and_section(tmp_path: Path) -> None:
+    second = report(load(unpacked("wrapper-in-launcher", tmp_path))).incidents[1]
+    assert second.chief is not None
+    assert second.chief.step == 13
+    assert [section.name for section in second.chief.open_sections] == ["data"]
