@@ -19,6 +19,7 @@ import msgspec
 
 from resilience.analysis.last_fault import LastFault
 from resilience.core import events
+from resilience.core.in_words import seconds
 from resilience.core.records import Record, beginnings
 from resilience.history.history import History
 from resilience.history.rank_states import HEALTHY
@@ -319,14 +320,14 @@ class Watcher:
         if quiet > ORPHANED and not any(part.ended for part in parts):
             unreported = {rank for part in parts for rank, worker in part.workers.items() if worker.exit is None}
             if unreported and unreported <= self._left:
-                return f"all ranks ended {quiet:.0f} s ago, but no agent recorded it"
+                return f"all ranks ended {seconds(quiet)} ago, but no agent recorded it"
         alive_times = [snapshot.wall(snapshot.alive_at) for snapshot in snapshots if snapshot.alive_at is not None]
         interval_s = rank_snapshot.alive_every(
             max((snapshot.origin.world_size or 1 for snapshot in snapshots), default=1)
         )
         silent = min([quiet, *(now - at for at in alive_times)])
         if alive_times and silent > SILENT_LOOKS * interval_s:
-            return f"no sign of life for {silent:.0f} s; expected every {interval_s:.0f} s"
+            return f"no sign of life for {seconds(silent)}; expected every {seconds(interval_s)}"
         return ""
 
     def _ranks(self, now: float, snapshots: dict[int, rank_snapshot.RankSnapshot]) -> tuple[RankNow, ...]:

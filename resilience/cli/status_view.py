@@ -126,11 +126,12 @@ def status_lines(now: Now, width: int, rows: int) -> Iterator[Line]:
 
 def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     """Yield the lines about the job as a whole. rate: steps per second, if known."""
+    duration = now.last_record_s if now.phase == "lost" else now.since_s
     yield (
         ("Run ", "bold"),
         (cut(now.job_id, width - 42) + (f", attempt {now.attempt}" if now.attempt else ""), "bold cyan"),
         (f"  {now.phase}", _STYLES[now.phase]),
-        (f"  for {seconds(now.since_s)}" if now.phase != "ended" else "", "dim"),
+        (f"  for {seconds(duration)}" if now.phase != "ended" else "", "dim"),
     )
     if now.outcome is not None:
         detail = f": {now.detail}" if now.detail else ""

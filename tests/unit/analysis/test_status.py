@@ -91,7 +91,7 @@ def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
     assert (now.phase, now.is_well, now.detail) == (
         "lost",
         False,
-        "no sign of life for 540 s; expected every 10 s",
+        "no sign of life for 9 min 00 s; expected every 10 s",
     )
 
 

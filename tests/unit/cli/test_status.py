@@ -21,6 +21,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path / "runs"))
 
 
+def test_lost_job_says_since_when_it_is_silent() -> None:
+    lost = msgspec.structs.replace(now(4), phase="lost", since_s=90_000.0, last_record_s=12_263.0)
+    head = plain(next(iter(status_lines(lost, 80, 20))))
+    assert head.endswith("lost  for 3 h 24 min")
+
+
 def now(world: int, node: str = "node") -> Now:
     ranks = tuple(
         RankNow(
