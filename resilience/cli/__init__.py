@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import gc
 import importlib
 import io
@@ -31,6 +32,8 @@ VERBS = {
     "completion": "print a shell completion script for bash or zsh",
 }
 WRONG_USE = 2  # exit status
+UNWRITTEN = 1  # exit status: the output could not be written
+_OF_STDOUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 COLLECT_EVERY = 200_000  # net new objects before a collection; Python's default is 700
 
 
@@ -42,13 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] in (["--version"], ["-V"]):
         from resilience import __version__
 
-        say(f"resilience {__version__}")
-        return 0
+        return _called("--version", lambda: _printed(f"resilience {__version__}", 0))
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        say(_help())
-        return 0 if arguments else WRONG_USE
+        return _called("help", lambda: _printed(_help(), 0 if arguments else WRONG_USE))
     verb = arguments[0]
     if verb not in VERBS:
         close = difflib.get_close_matches(verb, VERBS, 1)
@@ -76,16 +77,44 @@ def _few_collections() -> Iterator[None]:
 
 
 def _called(verb: str, call: Callable[[], int]) -> int:
+    if sys.stdout is None and verb != "run":  # a job runs without stdout too
+        return _unwritten(verb, "it is closed")
     try:
-        status = call()
-        sys.stdout.flush()
-        return status
+        return _flushed(call)
     except ConfigurationError as error:
         return _wrong(f"resilience {verb}: {error}")
     except BrokenPipeError:
-        # The reader closed the pipe. Without this, the interpreter reports an error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # the reader closed the pipe
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_STDOUT:
+            raise
+        _discard_stdout()
+        return _unwritten(verb, error.strerror or str(error))
+
+
+def _flushed(call: Callable[[], int]) -> int:
+    try:
+        return call()
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def _discard_stdout() -> None:
+    """Drop what stdout still holds. Without this, the interpreter reports an error at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwritten(verb: str, reason: str) -> int:
+    if sys.stderr is not None:
+        say(f"resilience {verb}: cannot write to stdout: {reason}; redirect it to a file or a terminal", sys.stderr)
+    return UNWRITTEN
+
+
+def _printed(text: str, status: int) -> int:
+    say(text)
+    return status
 
 
 def _wrong(message: str) -> int:
