@@ -356,6 +356,15 @@ def line_text(line: Line) -> str:
     return _BREAKS.sub(" ⏎ ", text) if line.kind in ("record", "log") else text.rstrip("\r")
 
 
+def shown_fields(line: Line) -> dict[str, Any]:
+    """Return all fields of a line, and those of its interruption by the names that its text has, such as `step`."""
+    fields = fields_of(line)
+    record = fields.get("record")
+    if line.kind == "record" and isinstance(record, dict):
+        return {name: record[name] for name in _OF_INTERRUPTION if name in record} | fields
+    return fields
+
+
 def _words(name: str, value: Any) -> str:
     match value:
         case dict():

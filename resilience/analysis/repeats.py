@@ -24,15 +24,16 @@ class KnownIncident(msgspec.Struct, frozen=True):
 
 
 class RepeatedFault(msgspec.Struct, frozen=True):
-    """The incidents of one fingerprint. what: their class. cause: cause of the last one, as text. lost_s: total known
-    cost. runs, nodes, ranks: number of incidents of each; nodes and ranks count only for verdicts with enough
-    confidence. first_ns, last_ns: UTC."""
+    """The incidents of one fingerprint. what: their class. cause: cause of the last one, as text.
+
+    lost_s: total known cost, None if no cost is known. runs, nodes, ranks: number of incidents of each; nodes and ranks
+    count only for verdicts with enough confidence. first_ns, last_ns: UTC."""
 
     fingerprint: str
     what: Class
     cause: str
     count: int
-    lost_s: float
+    lost_s: float | None
     runs: dict[str, int]
     nodes: dict[str, int]
     ranks: dict[int, int]
@@ -52,12 +53,23 @@ def incidents_in(folders: Iterable[Path]) -> Iterator[KnownIncident]:
 
 
 def faults(known: Iterable[KnownIncident]) -> list[RepeatedFault]:
-    """Return the faults, most expensive first."""
+    """Return the faults: those of unknown cost first, then the most expensive."""
     groups: dict[str, list[KnownIncident]] = {}
     for occurrence in known:
         groups.setdefault(occurrence.incident.fingerprint, []).append(occurrence)
     repeated = [_fault(mark, sorted(group, key=_at)) for mark, group in groups.items()]
-    return sorted(repeated, key=lambda fault: (-fault.lost_s, -fault.count, fault.fingerprint))
+    return sorted(repeated, key=lambda fault: (by_cost(fault.lost_s), -fault.count, fault.fingerprint))
+
+
+def known_cost(incidents: Iterable[Incident]) -> float | None:
+    """Return the total known cost of incidents in seconds, None if no cost is known."""
+    costs = [incident.cost.lost_s for incident in incidents if incident.cost.lost_s is not None]
+    return sum(costs) if costs else None
+
+
+def by_cost(lost_s: float | None) -> float:
+    """Return the sort key of a cost: an unknown one, which may be large, comes first, then the highest."""
+    return float("-inf") if lost_s is None else -lost_s
 
 
 def as_json(found: Iterable[RepeatedFault]) -> Any:
@@ -85,7 +97,7 @@ def _fault(mark: str, group: list[KnownIncident]) -> RepeatedFault:
         what=last.verdict.what,
         cause=cause_of(last),
         count=len(group),
-        lost_s=sum(occurrence.incident.cost.lost_s or 0.0 for occurrence in group),
+        lost_s=known_cost(occurrence.incident for occurrence in group),
         runs=dict(Counter(occurrence.run for occurrence in group)),
         nodes=dict(nodes),
         ranks=dict(ranks),

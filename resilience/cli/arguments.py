@@ -19,6 +19,13 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+def refuse_together(option: str, advice: str = "; leave one of them out", **others: object) -> None:
+    """Raise ConfigurationError if one of the other options, by name, is given together with `option`."""
+    given = [f"--{name}" for name, value in others.items() if value is not None and value is not False]
+    if given:
+        raise ConfigurationError(f"{option} cannot be combined with {', '.join(given)}{advice}")
+
+
 def ranks_of(text: str) -> frozenset[int]:
     """Return the ranks that a text such as "0-7,12" lists. Raises: ConfigurationError."""
     ranks: set[int] = set()

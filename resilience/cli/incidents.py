@@ -52,7 +52,8 @@ def fault_lines(repeated: list[RepeatedFault], runs: int, width: int, most: int 
     yield ((f"{count(total, 'incident')} of {count(len(repeated), 'fault')} in {count(runs, 'run')}", "bold"),)
     for fault in repeated[:most]:
         yield ()
-        title = f"{fault.fingerprint}  {fault.count} x {CLASSES[fault.what]}, {seconds(fault.lost_s)} lost"
+        cost = "cost unknown" if fault.lost_s is None else f"{seconds(fault.lost_s)} lost"
+        title = f"{fault.fingerprint}  {fault.count} x {CLASSES[fault.what]}, {cost}"
         yield ((cut(title, width), "bold"),)
         if fault.cause:
             yield from field("cause", fault.cause, width)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from resilience.analysis.entries import entry_of, folded_entry, utc
 from resilience.analysis.folding import FoldedLine, fold, template, templates
-from resilience.analysis.lines import LEVELS, Line, fields_of, line_text
+from resilience.analysis.lines import LEVELS, Line, line_text, shown_fields
 from resilience.analysis.merge import LineFilter, MergedLines, history_of, last_ns, window
 from resilience.analysis.query import QueryResult, run_query
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.incidents import incidents_of
-from resilience.cli.arguments import ranks_of
+from resilience.cli.arguments import ranks_of, refuse_together
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, printable_pieces, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
 from resilience.cli.run_argument import add_run, find_run
@@ -47,6 +47,7 @@ COLUMNS = (
     "event",
     "file",
 )
+SELECTION = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")  # options
 DEFAULT = ("time", "level", "who", "text")
 _WHO = 12
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
@@ -102,6 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the timeline; return the exit status.
 
     Raises: ConfigurationError for an invalid argument, or one that names no run or incident."""
+    if arguments.sql is not None:
+        names = (*SELECTION, "fold", "columns", "follow")
+        refuse_together("--sql", "; select in the query", **{name: getattr(arguments, name) for name in names})
     folder = find_run(arguments.run)
     if arguments.sql is not None:
         return _query(folder, arguments.sql, arguments.json)
@@ -153,12 +157,11 @@ class _Counted:
 
 def _filters(arguments: argparse.Namespace, choice: LineFilter) -> str:
     """Return the selection options as given, with the times that they mean."""
-    names = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")
-    options = [f"--{name} {getattr(arguments, name)}" for name in names if getattr(arguments, name) is not None]
+    options = {name: f"--{name} {value}" for name in SELECTION if (value := getattr(arguments, name)) is not None}
     if choice.since_ns is not None:
         until = f" to {utc(choice.until_ns)}" if choice.until_ns is not None else ""
-        options[-1] += f" (from {utc(choice.since_ns)}{until})"
-    return ", ".join(options)
+        options["around" if "around" in options else "since"] += f" (from {utc(choice.since_ns)}{until})"
+    return ", ".join(options.values())
 
 
 def _query(folder: Path, sql: str, as_json: bool) -> int:
@@ -209,7 +212,7 @@ def rows_of(lines: Iterable[Line], columns: tuple[str, ...]) -> Iterator[Row]:
             day = today
             yield ((f"{day} UTC", "dim"),)
         style = _STYLES.get(line.level, "")
-        fields = {} if set(columns) <= set(COLUMNS) else fields_of(line)
+        fields = {} if set(columns) <= set(COLUMNS) else shown_fields(line)
         cells = [_cell(line, name, fields) for name in columns]
         yield ((f"{'  '.join(cells[:-1])}  " if len(cells) > 1 else "", "dim"), (cells[-1].rstrip(), style))
 

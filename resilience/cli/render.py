@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TextIO
 
@@ -152,6 +152,16 @@ def phase_name(name: str) -> str:
 def clock(wall_ns: int | None) -> str:
     """Return the time of day, UTC."""
     return "?" if wall_ns is None else _at(wall_ns).strftime("%H:%M:%S")
+
+
+def moments(first_ns: int | None, last_ns: int | None) -> Callable[[int | None], str]:
+    """Return how times of a run are written: the time of day, with the date if the run spans several days of UTC."""
+    is_one_day = first_ns is None or last_ns is None or _at(first_ns).date() == _at(last_ns).date()
+    return clock if is_one_day else _day_and_clock
+
+
+def _day_and_clock(wall_ns: int | None) -> str:
+    return "?" if wall_ns is None else _at(wall_ns).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def date(wall_ns: int | None) -> str:

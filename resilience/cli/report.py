@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES, main_stack
 from resilience.attribution.verdict import NAMED, RULES
 from resilience.attribution.verdict import SURE as CERTAIN
+from resilience.cli.arguments import refuse_together
 from resilience.cli.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
 from resilience.cli.render import (
     Line,
@@ -30,6 +31,7 @@ from resilience.cli.render import (
     cut,
     date,
     field,
+    moments,
     phase_name,
     say,
     say_json,
@@ -81,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the report; return the exit status.
 
     Raises: ConfigurationError for an argument that names no run or no incident."""
+    if arguments.html is not None:
+        refuse_together("--html", incident=arguments.incident, json=arguments.json)
     folder = find_run(arguments.run)
     if arguments.html is not None:
         from resilience.cli import report_html  # it imports this module
@@ -114,7 +118,8 @@ def report_lines(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
     yield from _header(condensed, width, now_ns)
     if condensed.incidents:
         yield ()
-        yield from incident_table(condensed.incidents, width)
+        moment = moments(condensed.started_wall_ns, condensed.last_wall_ns)
+        yield from incident_table(condensed.incidents, width, moment)
         for incident in condensed.incidents:
             yield ()
             yield from incident_lines(incident, width)
@@ -249,15 +254,17 @@ def what_if_in_words(answer: WhatIf) -> str:
     return "one spare" if answer.value == 1 else f"{answer.value:g} spares"
 
 
-def incident_table(incidents: Iterable[Incident], width: int) -> list[Line]:
-    """Return a table with one row per incident."""
+def incident_table(
+    incidents: Iterable[Incident], width: int, moment: Callable[[int | None], str] = clock
+) -> list[Line]:
+    """Return a table with one row per incident. moment: writes a time."""
     rows = []
     for incident in incidents:
         first = incident.verdict.first
         rows.append(
             (
                 str(incident.number),
-                clock(incident.since_wall_ns),
+                moment(incident.since_wall_ns),
                 _KINDS.get(incident.kind, incident.kind),
                 _blamed(incident) if first is None or len(incident.verdict.culprits) > 1 else f"rank {first}",
                 _where(incident),

@@ -6,7 +6,7 @@ one pixel wide."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from resilience.analysis.rank_lanes import Lane, LaneChart, LaneStretch, Mark
 from resilience.analysis.sections import SectionSummary
@@ -20,6 +20,7 @@ from resilience.core.in_words import seconds
 from resilience.history.phases import TimedPhase, Who
 from resilience.history.rank_time import CAUSES
 
+Moment = Callable[[int | None], str]
 WIDTH, LANE, LEFT, RIGHT = 1000, 20, 150, 990
 UNITS = 1_000_000  # width of the inner drawing; fine enough for a zoom of 2000
 TICKS = 6
@@ -30,8 +31,8 @@ WORDS = {"startup": "start-up", "hang": "silence", "rework": "repeated steps"}
 # -- lanes -----------------------------------------------------------------------------------------
 
 
-def lanes_figure(lane_chart: LaneChart) -> str:
-    """Return the lanes with their legend, and the same content as text."""
+def lanes_figure(lane_chart: LaneChart, moment: Moment = clock) -> str:
+    """Return the lanes with their legend, and the same content as text. moment: writes a time."""
     visible_lanes = lane_chart.lanes
     stretches = [stretch for lane in visible_lanes for stretch in lane.stretches]
     if not stretches:
@@ -41,7 +42,7 @@ def lanes_figure(lane_chart: LaneChart) -> str:
     height = LANE * len(visible_lanes)
     is_many = len(stretches) > MOST_RECTS
     scale = _Scale(first, last)
-    lanes = "".join(_lane(lane, number * LANE, scale, is_many) for number, lane in enumerate(visible_lanes))
+    lanes = "".join(_lane(lane, number * LANE, scale, is_many, moment) for number, lane in enumerate(visible_lanes))
     names = "".join(
         f'<text x="4" y="{number * LANE + 14}">{escape(_name(lane))}</text>'
         for number, lane in enumerate(visible_lanes)
@@ -60,10 +61,10 @@ def lanes_figure(lane_chart: LaneChart) -> str:
             f'<p class="dim">Not drawn: {count(len(lane_chart.left_out), "rank")} '
             f"({escape(ranks_in_words(lane_chart.left_out, 20))}), because there are too many different lanes.</p>"
         )
-    return f'{_tools()}<div class="scroll">{svg}</div>{_LEGEND}{left_out}{_lanes_table(visible_lanes)}'
+    return f'{_tools()}<div class="scroll">{svg}</div>{_LEGEND}{left_out}{_lanes_table(visible_lanes, moment)}'
 
 
-def throughput_figure(rates: Sequence[Rate], lane_chart: LaneChart) -> str:
+def throughput_figure(rates: Sequence[Rate], lane_chart: LaneChart, moment: Moment = clock) -> str:
     """Return the steps per second over the time of the lanes; "" if no steps are recorded."""
     stretches = [stretch for lane in lane_chart.lanes for stretch in lane.stretches]
     highest = max((rate.steps_a_second for rate in rates), default=0.0)
@@ -78,10 +79,10 @@ def throughput_figure(rates: Sequence[Rate], lane_chart: LaneChart) -> str:
         tall = rate.steps_a_second / highest * (height - 4)
         bars.append(
             f'<rect class="bin" x="{begin:.1f}" y="{height - tall:.1f}" width="{max(1.0, end - begin - 1):.1f}" '
-            f'height="{tall:.1f}"><title>{clock(rate.begin_ns)} to {clock(rate.end_ns)}: '
+            f'height="{tall:.1f}"><title>{moment(rate.begin_ns)} to {moment(rate.end_ns)}: '
             f"{rate.steps_a_second:.3g} steps per second</title></rect>"
         )
-    numbers = ", ".join(f"{clock(rate.begin_ns)} {rate.steps_a_second:.3g}" for rate in rates)
+    numbers = ", ".join(f"{moment(rate.begin_ns)} {rate.steps_a_second:.3g}" for rate in rates)
     return (
         f'<h3>Steps per second</h3><div class="scroll"><svg id="throughput" viewBox="0 0 {WIDTH} {height + 2}" '
         f'role="img" aria-label="Steps per second over time, at most {highest:.3g}">'
@@ -117,7 +118,7 @@ def _grid(first: int, last: int, height: int) -> str:
     return "".join(parts)
 
 
-def _lane(lane: Lane, y: int, x: _Scale, is_many: bool) -> str:
+def _lane(lane: Lane, y: int, x: _Scale, is_many: bool, moment: Moment) -> str:
     parts = [
         _merged_shapes(lane.stretches, y, x) if is_many else _single_shapes(lane.stretches, y, x),
         _phases(lane.phases, y, x),
@@ -126,9 +127,9 @@ def _lane(lane: Lane, y: int, x: _Scale, is_many: bool) -> str:
         parts += [_silent(silent, y, x) for silent in mark.silent]
     for mark in lane.marks:
         kind = "own" if mark.is_own else "echo"
-        title = f"<title>{escape(_mark_in_words(mark))}</title>"
+        title = f"<title>{escape(_mark_in_words(mark, moment))}</title>"
         parts.append(f'<path class="mark {kind}" d="M{x(mark.at_ns)} {y + LANE // 2}h0">{title}</path>')
-    return f'<g data-say="{escape(_lane_in_words(lane))}">{"".join(parts)}</g>'
+    return f'<g data-say="{escape(_lane_in_words(lane, moment))}">{"".join(parts)}</g>'
 
 
 def _single_shapes(stretches: Iterable[LaneStretch], y: int, x: _Scale) -> str:
@@ -175,26 +176,26 @@ def _silent(stretch: LaneStretch, y: int, x: _Scale) -> str:
     )
 
 
-def _mark_in_words(mark: Mark) -> str:
+def _mark_in_words(mark: Mark, moment: Moment) -> str:
     ranks = "" if mark.ranks == 1 else f"{mark.ranks} ranks, "
     silent = "".join(f"; {stretch.label}" for stretch in mark.silent)
-    return f"{clock(mark.at_ns)} {ranks}{'its own fault' if mark.is_own else 'consequence'}: {mark.label}{silent}"
+    return f"{moment(mark.at_ns)} {ranks}{'its own fault' if mark.is_own else 'consequence'}: {mark.label}{silent}"
 
 
-def _lane_in_words(lane: Lane) -> str:
+def _lane_in_words(lane: Lane, moment: Moment) -> str:
     """Return a lane as text."""
     ends: dict[str, int] = {}
     for stretch in lane.stretches:
         ends[stretch.kind] = ends.get(stretch.kind, 0) + 1
     endings = ", ".join(f"{number} {kind}" for kind, number in ends.items())
-    marks = "".join(f"; {_mark_in_words(mark)}" for mark in lane.marks[:3])
+    marks = "".join(f"; {_mark_in_words(mark, moment)}" for mark in lane.marks[:3])
     more = f"; {len(lane.marks) - 3} more" if len(lane.marks) > 3 else ""
     name = ("rank " if len(lane.ranks) == 1 else "ranks ") + ranks_in_words(lane.ranks, 8)
     return f"{name}: {endings}{marks}{more}"
 
 
-def _lanes_table(visible_lanes: Sequence[Lane]) -> str:
-    rows = "".join(f"<li>{escape(_lane_in_words(lane))}</li>" for lane in visible_lanes)
+def _lanes_table(visible_lanes: Sequence[Lane], moment: Moment) -> str:
+    rows = "".join(f"<li>{escape(_lane_in_words(lane, moment))}</li>" for lane in visible_lanes)
     return f"<details><summary>The lanes in words</summary><ul>{rows}</ul></details>"
 
 

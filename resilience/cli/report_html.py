@@ -21,6 +21,7 @@ from resilience.adapters import files
 from resilience.analysis.load import Reader
 from resilience.analysis.merge import history_of
 from resilience.analysis.rank_lanes import lanes
+from resilience.analysis.repeats import by_cost, known_cost
 from resilience.analysis.report import Report, report
 from resilience.analysis.sections import SectionSummary
 from resilience.analysis.throughput import throughput_of
@@ -29,7 +30,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import StackGroup, stack_groups
 from resilience.cli.evidence import last_lines
-from resilience.cli.render import clock, count, date, phase_name, short_path
+from resilience.cli.render import count, date, moments, phase_name, short_path
 from resilience.cli.report import (
     TIMES_UNKNOWN,
     as_of_in_words,
@@ -71,6 +72,7 @@ class ReportPage:
         reader = Reader(folder)
         self.history = history_of(folder, reader.records)
         self.found = report(reader, self.history)
+        self._moment = moments(self.found.started_wall_ns, self.found.last_wall_ns)
         self.lines = lines_around(folder, self.found.incidents)
         self.lanes = lanes(self.history, self.found.incidents)
         self.rates = throughput_of(folder)
@@ -78,6 +80,7 @@ class ReportPage:
     def page(self) -> str:
         """Return the whole page."""
         condensed, now_ns = self.found, time.time_ns()
+        world = "? ranks" if condensed.world_size is None else count(condensed.world_size, "rank")
         style, script = ((_HERE / name).read_text("utf-8") for name in ("report.css", "report.js"))
         return _template().render(
             report=condensed,
@@ -85,10 +88,10 @@ class ReportPage:
             script=script,
             headline=_headline(condensed, now_ns),
             most_links=MOST_LINKS,
-            about=f"{', '.join(condensed.functions)} · {condensed.world_size or '?'} ranks on "
-            f"{_ranks_or(condensed.nodes)} · from {date(condensed.started_wall_ns)} to {clock(condensed.last_wall_ns)}",
-            lanes=lanes_figure(self.lanes),
-            throughput=throughput_figure(self.rates, self.lanes),
+            about=f"{', '.join(condensed.functions)} · {world} on "
+            f"{_ranks_or(condensed.nodes)} · from {date(condensed.started_wall_ns)} to {date(condensed.last_wall_ns)}",
+            lanes=lanes_figure(self.lanes, self._moment),
+            throughput=throughput_figure(self.rates, self.lanes, self._moment),
             times=None if condensed.times is None else times_figure(condensed.times),
             times_unknown=TIMES_UNKNOWN,
             formulas=list({answer.kind: answer for answer in condensed.what_ifs}.values()),
@@ -107,7 +110,7 @@ class ReportPage:
             "number": incident.number,
             "is_open": incident.number <= MOST_OPEN,
             "title": title,
-            "about": clock(incident.detected_wall_ns) + ("" if cost is None else f", cost {seconds(cost)}"),
+            "about": self._moment(incident.detected_wall_ns) + ("" if cost is None else f", cost {seconds(cost)}"),
             "lines": lines,
             "restart": None if restart is None else _restart(restart),
             "places": [_place(group) for group in groups[:MOST_GROUPS]],
@@ -155,7 +158,8 @@ def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
     ettr = None if condensed.times is None else condensed.times.ettr
     kinds = _kinds(condensed.incidents)
     return {
-        "is_bad": bool(condensed.lost or condensed.left)
+        # A lost rank is not bad in itself: others may have completed the job without it.
+        "is_bad": bool(condensed.left or (condensed.lost and not condensed.completed))
         or (condensed.launched is not None and bool(condensed.launched.exit_code) and not condensed.launched.is_clean),
         "missing": incomplete_in_words(condensed.completeness),
         "as_of": as_of_in_words(condensed, now_ns),
@@ -175,11 +179,11 @@ def _kinds(incidents: Sequence[Incident]) -> list[dict[str, Any]]:
         {
             "line": line,
             "numbers": [incident.number for incident in alike],
-            "lost_s": sum(incident.cost.lost_s or 0.0 for incident in alike),
+            "lost_s": known_cost(alike),
         }
         for line, alike in by_line.items()
     ]
-    return sorted(kinds, key=lambda kind: -kind["lost_s"])
+    return sorted(kinds, key=lambda kind: by_cost(kind["lost_s"]))
 
 
 def _in_a_line(incident: Incident) -> str:

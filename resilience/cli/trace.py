@@ -19,6 +19,7 @@ from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall, waterfall
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
+from resilience.cli.arguments import refuse_together
 from resilience.cli.render import Line, cut, date, phase_name, say_json, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_run
 from resilience.core import encoding
@@ -53,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print or write the trace; return the exit status.
 
     Raises: ConfigurationError if the argument names no run or no restart, or the file cannot be written."""
+    if arguments.format != "text":
+        refuse_together(f"--format {arguments.format}", incident=arguments.incident, json=arguments.json)
     folder = find_run(arguments.run)
     with _opened(arguments.output) as output:
         if arguments.format == "text":

@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from resilience.analysis.load import load
+from resilience.analysis.repeats import KnownIncident, faults
+from resilience.analysis.report import report
+from resilience.attribution.incident import Cost
 from resilience.cli import main
+from resilience.cli.incidents import fault_lines
+from resilience.cli.report_html import _kinds
 from tests.support.record_streams import Fault, job
 
 NODE = "node"
@@ -76,3 +83,17 @@ def test_cause_of_a_fault_is_that_of_the_blamed_rank(capsys: pytest.CaptureFixtu
 def test_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "sunday"]) == 2
     assert "sunday does not exist" in capsys.readouterr().err
+
+
+def test_unknown_cost_is_not_shown_as_zero(tmp_path: Path) -> None:
+    runs = [job([Fault(kind, 1, 0)]).write(tmp_path / kind) for kind in ("kill", "raise")]
+    incident, other = (report(load(run)).incidents[0] for run in runs)
+    unknown = msgspec.structs.replace(other, cost=Cost())
+    assert incident.cost.lost_s
+    assert unknown.cost.lost_s is None
+    found = faults([KnownIncident("run", incident), KnownIncident("run", unknown)])
+    assert [fault.fingerprint for fault in found] == [unknown.fingerprint, incident.fingerprint]
+    assert found[0].lost_s is None
+    (line,) = [line for line in fault_lines(found, 1, 80, None) if line and line[0][0].startswith(unknown.fingerprint)]
+    assert line[0][0].endswith("cost unknown")
+    assert _kinds([unknown])[0]["lost_s"] is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from resilience.cli.arguments import ranks_of
 from resilience.cli.logs import since_ns
 from resilience.core import events
 from resilience.errors import ConfigurationError
+from tests.fixtures.jobs import unpacked
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job
 from tests.support.server import ROOT
@@ -270,3 +272,17 @@ def test_snippets_for_collectors_are_well_formed_and_name_files_that_exist(run: 
     source = tomllib.loads(blocks["toml"])["sources"]["resilience"]
     for path in (scrape["static_configs"][0]["labels"]["__path__"], *source["include"]):
         assert list(run.parent.glob(path.removeprefix("/shared/resilience-runs/")))
+
+
+def test_columns_have_the_fields_of_an_interruption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpacked("wrapper-in-launcher", tmp_path)
+    arguments = ["logs", str(folder), "--event", "rank.interrupted", "--grep", "step=13\\b", "--columns", "step,event"]
+    assert main(arguments) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines
+    assert set(lines) == {"13"}
+
+
+def test_time_of_a_selection_is_named_at_its_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(run), "--since", "1s", "--grep", "no such text"]) == 1
+    assert re.search(r"--since 1s \(from [^)]*\), --grep no such text", capsys.readouterr().err)

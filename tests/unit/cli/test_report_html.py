@@ -7,6 +7,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.analysis.load import load
@@ -15,6 +16,9 @@ from resilience.analysis.rank_lanes import MOST_LANES, LaneChart, lanes
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.stack_groups import stack_groups
 from resilience.cli import main, report_logs
+from resilience.cli.render import date, moments, plain
+from resilience.cli.report import report_lines
+from resilience.cli.report_html import ReportPage, _headline
 from tests.support.lines import SECOND, log_line, write
 from tests.support.record_streams import Fault, job
 from tests.unit.analysis.test_throughput import stepped
@@ -170,3 +174,35 @@ def test_page_that_cannot_be_written_is_named(folder: Path, tmp_path: Path, caps
     (tmp_path / "file").touch()
     assert main(["report", str(folder), "--html", str(tmp_path / "file" / "x.html")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_page_of_a_run_over_midnight_has_dates(folder: Path) -> None:
+    page = ReportPage(folder)
+    day = 24 * 3600 * 10**9
+    page.found = msgspec.structs.replace(page.found, last_wall_ns=(page.found.started_wall_ns or 0) + day)
+    page._moment = moments(page.found.started_wall_ns, page.found.last_wall_ns)
+    html = page.page()
+    assert f"to {date(page.found.last_wall_ns)}" in html
+    at = page.found.incidents[0].detected_wall_ns
+    assert f'<span class="dim">{date(at).removesuffix(" UTC")}, cost' in html
+    mark = next(mark for lane in page.lanes.lanes for mark in lane.marks)
+    assert f"<title>{date(mark.at_ns).removesuffix(' UTC')} " in html
+    assert date(page.found.incidents[0].since_wall_ns).removesuffix(" UTC") in plain_table(page)
+
+
+def plain_table(page: ReportPage) -> str:
+    lines = report_lines(page.found, 100, 0)
+    return next(plain(line) for line in lines if plain(line).startswith("  1  "))
+
+
+def test_job_that_completed_without_a_lost_rank_is_not_bad(folder: Path) -> None:
+    found = ReportPage(folder).found
+    changed = msgspec.structs.replace
+    assert not _headline(changed(found, lost=(1,), completed=(0, 2), left=()), 0)["is_bad"]
+    assert _headline(changed(found, lost=(1,), completed=(), left=()), 0)["is_bad"]
+
+
+def test_one_rank_is_one_rank(folder: Path) -> None:
+    page = ReportPage(folder)
+    page.found = msgspec.structs.replace(page.found, world_size=1)
+    assert "1 ranks" not in page.page()
