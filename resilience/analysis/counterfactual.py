@@ -64,6 +64,15 @@ def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
     return [every for every in CHECKPOINTS if every < times.productive_s]
 
 
+def what_if_in_words(answer: WhatIf) -> str:
+    """Return the change that a what-if assumes, in words."""
+    if answer.kind == "limit":
+        return f"a limit of {seconds(answer.value)}"
+    if answer.kind == "checkpoints":
+        return f"checkpoints every {seconds(answer.value)}"
+    return "one spare" if answer.value == 1 else f"{answer.value:g} spares"
+
+
 def sooner(times: Times, incidents: Sequence[Incident], limit: float) -> WhatIf:
     """Return the answer for a limit that ends every silence after `limit` seconds at the latest. Each rank that
     would have worked loses a silence, so of_job is the share of ranks."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.analysis.counterfactual import WhatIf
+from resilience.analysis.counterfactual import WhatIf, what_if_in_words
 from resilience.analysis.load import Reader
 from resilience.analysis.report import Report, as_json, report
 from resilience.attribution.advice import named, ranks_in_words
@@ -243,15 +243,6 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
             for candidate in best_answers.values()
         )
         yield from field("what if", changes, width, indent=2)
-
-
-def what_if_in_words(answer: WhatIf) -> str:
-    """Return the change that a what-if assumes, in words."""
-    if answer.kind == "limit":
-        return f"a limit of {seconds(answer.value)}"
-    if answer.kind == "checkpoints":
-        return f"checkpoints every {seconds(answer.value)}"
-    return "one spare" if answer.value == 1 else f"{answer.value:g} spares"
 
 
 def incident_table(

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from resilience.adapters import files
+from resilience.analysis.counterfactual import what_if_in_words
 from resilience.analysis.load import Reader
 from resilience.analysis.merge import history_of
 from resilience.analysis.rank_lanes import lanes
@@ -38,7 +39,6 @@ from resilience.cli.report import (
     incomplete_in_words,
     report_lines,
     verdict_statements,
-    what_if_in_words,
 )
 from resilience.cli.report_drawings import (
     lanes_figure,
