@@ -62,8 +62,11 @@ class LineFile:
 
 
 def replace(path: Path, content: bytes) -> bool:
-    """Replace a whole file; a reader sees the old one or the new one. Return True if that worked."""
+    """Replace a whole file; a reader sees the old one or the new one. Return True if that worked. A device or a pipe is
+    not replaced."""
     try:
+        if path.exists() and not path.is_file():
+            return False
         with _written_beside(path, content) as temporary:
             temporary.replace(path)
     except (OSError, ValueError):  # ValueError: a zero byte in the path

@@ -53,7 +53,7 @@ def incidents_in(folders: Iterable[Path]) -> Iterator[KnownIncident]:
 
 
 def faults(known: Iterable[KnownIncident]) -> list[RepeatedFault]:
-    """Return the faults: those of unknown cost first, then the most expensive."""
+    """Return the faults, the most expensive first, those of unknown cost last."""
     groups: dict[str, list[KnownIncident]] = {}
     for occurrence in known:
         groups.setdefault(occurrence.incident.fingerprint, []).append(occurrence)
@@ -68,8 +68,8 @@ def known_cost(incidents: Iterable[Incident]) -> float | None:
 
 
 def by_cost(lost_s: float | None) -> float:
-    """Return the sort key of a cost: an unknown one, which may be large, comes first, then the highest."""
-    return float("-inf") if lost_s is None else -lost_s
+    """Return the sort key of a cost: the highest comes first, an unknown one last."""
+    return float("inf") if lost_s is None else -lost_s
 
 
 def as_json(found: Iterable[RepeatedFault]) -> Any:

@@ -34,6 +34,7 @@ VERBS = {
 WRONG_USE = 2  # exit status
 UNWRITTEN = 1  # exit status: the output could not be written
 _OF_STDOUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+_TO_FILE = ("-o", "--out", "--html")  # beginnings of options that name a file for the result
 COLLECT_EVERY = 200_000  # net new objects before a collection; Python's default is 700
 
 
@@ -57,11 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _wrong(f"resilience: unknown command {verb!r}; {hint}")
     module = importlib.import_module(f"resilience.cli.{verb}")
     if hasattr(module, "main"):  # this subcommand parses its own arguments
-        return _called(verb, lambda: module.main(arguments[1:]))
+        return _called(verb, lambda: module.main(arguments[1:]), writes_file=verb == "run")
     parser = Parser(prog=f"resilience {verb}", allow_abbrev=False)
     module.configure(parser)
-    with _few_collections():
-        return _called(verb, lambda: module.run(parser.parse_args(arguments[1:])))
+    with _few_collections(), contextlib.ExitStack() as stack:
+        writes_file = any(each.startswith(_TO_FILE) for each in arguments[1:])
+        if sys.stdout is None and writes_file:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        return _called(verb, lambda: module.run(parser.parse_args(arguments[1:])), writes_file)
 
 
 @contextlib.contextmanager
@@ -76,8 +80,9 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*previous_thresholds)
 
 
-def _called(verb: str, call: Callable[[], int]) -> int:
-    if sys.stdout is None and verb != "run":  # a job runs without stdout too
+def _called(verb: str, call: Callable[[], int], writes_file: bool = False) -> int:
+    """Call a command. writes_file: its result goes to a file, or it is a job: it needs no stdout."""
+    if sys.stdout is None and not writes_file:
         return _unwritten(verb, "it is closed")
     try:
         return _flushed(call)
@@ -87,7 +92,7 @@ def _called(verb: str, call: Callable[[], int]) -> int:
         _discard_stdout()  # the reader closed the pipe
         return 0
     except OSError as error:
-        if error.filename is not None or error.errno not in _OF_STDOUT:
+        if verb == "run" or error.filename is not None or error.errno not in _OF_STDOUT:
             raise
         _discard_stdout()
         return _unwritten(verb, error.strerror or str(error))

@@ -210,6 +210,9 @@ def incomplete_in_words(completeness: Completeness) -> str:
     if completeness.is_whole:
         return ""
     ranks = f" of {named(completeness.damaged)}" if completeness.damaged else ""
+    if completeness.files and all(name.endswith("-agent") for name in completeness.files):
+        nodes = [name.removesuffix("-agent") for name in completeness.files]
+        ranks = f" of the agent{'s' if len(nodes) > 1 else ''} of {', '.join(nodes)}"
     lost = f", at least {count(completeness.lost, 'record')}" if completeness.lost else ""
     return f"incomplete: records{ranks} are missing{lost}"
 

@@ -79,12 +79,13 @@ def _opened(path: str | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(Path(path).open("w", encoding="utf-8", errors="backslashreplace"))
-        except OSError as error:
-            raise ConfigurationError(f"--output {path}: cannot be written: {error.strerror or error}") from None
-        yield file
+    try:
+        with Path(path).open("w", encoding="utf-8", errors="backslashreplace") as file:
+            yield file
+    except OSError as error:  # also of a write: the disk is full
+        if error.filename not in (None, path):
+            raise
+        raise ConfigurationError(f"--output {path}: cannot be written: {error.strerror or error}") from None
 
 
 def _write_events(events: Iterator[dict[str, Any]], out: TextIO) -> None:

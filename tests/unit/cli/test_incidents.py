@@ -92,8 +92,8 @@ def test_unknown_cost_is_not_shown_as_zero(tmp_path: Path) -> None:
     assert incident.cost.lost_s
     assert unknown.cost.lost_s is None
     found = faults([KnownIncident("run", incident), KnownIncident("run", unknown)])
-    assert [fault.fingerprint for fault in found] == [unknown.fingerprint, incident.fingerprint]
-    assert found[0].lost_s is None
-    (line,) = [line for line in fault_lines(found, 1, 80, None) if line and line[0][0].startswith(unknown.fingerprint)]
+    assert [fault.fingerprint for fault in found] == [incident.fingerprint, unknown.fingerprint]
+    assert found[1].lost_s is None
+    (line,) = [line for line in fault_lines(found, 2, 80, None) if line and line[0][0].startswith(unknown.fingerprint)]
     assert line[0][0].endswith("cost unknown")
     assert _kinds([unknown])[0]["lost_s"] is None

@@ -25,3 +25,28 @@ def test_output_that_cannot_be_written_is_one_line_on_stderr(
     assert result.returncode == 1
     assert f"cannot write to stdout: {reason}" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["report RUN --html FILE", "trace RUN -o FILE"])
+def test_result_is_written_to_its_file_though_stdout_is_closed(arguments: str, tmp_path: Path) -> None:
+    folder, file = job([Fault("kill", 1, 0)]).write(tmp_path / "run"), tmp_path / "result"
+    arguments = arguments.replace("RUN", str(folder)).replace("FILE", str(file))
+    command = f"'{sys.executable}' -m resilience.cli {arguments} >&-"
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
+    assert file.stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("trace RUN -o /dev/full", "--output /dev/full: cannot be written: No space left on device"),
+        ("report RUN --html /dev/full", "cannot write /dev/full"),
+    ],
+)
+def test_file_that_cannot_be_written_is_named(arguments: str, reason: str, tmp_path: Path) -> None:
+    folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
+    command = [sys.executable, "-m", "resilience.cli", *arguments.replace("RUN", str(folder)).split()]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert reason in result.stderr
+    assert Path("/dev/full").is_char_device()  # it was replaced by a file once
