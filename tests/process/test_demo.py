@@ -54,6 +54,7 @@ def line_of(text: str) -> int:
     return number
 
 
+@pytest.mark.slow  # .ci/run runs the demonstration too
 def test_nothing_stays_without_keep(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

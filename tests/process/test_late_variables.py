@@ -76,6 +76,7 @@ def test_variable_that_is_set_after_the_import_keeps_workers_warm(launch: Launch
     assert job.of(events.VariablesTooLate) == []
 
 
+@pytest.mark.slow  # it changes with the pin of torch only
 def test_every_variable_that_is_read_at_the_import_of_torch_is_known() -> None:
     command = [sys.executable, "-c", READ, json.dumps([*PRELOADED, *DDP_AND_FSDP])]
     done = subprocess.run(command, capture_output=True, timeout=145, check=True)

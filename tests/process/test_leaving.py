@@ -29,7 +29,7 @@ def others_go_on(job: Job, limit: float) -> None:
 BY_STORE = [kind for kind in KINDS if kind != "discarded"]  # which all ranks know without a store operation
 
 
-QUICK_KINDS = ("fatal", "waiting", "health_check")  # one leaves by itself, one is interrupted, one is excluded
+QUICK_KINDS = ("waiting", "health_check")  # one is interrupted, one is excluded
 
 
 @pytest.mark.parametrize(

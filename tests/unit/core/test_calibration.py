@@ -26,7 +26,7 @@ def test_tight_data_give_a_limit_above_the_maximum_and_far_below_five_times_it()
     assert answer.distribution_free_upper == pytest.approx(3 / 40_000, rel=0.01)
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.3])
+@pytest.mark.parametrize("spread", [pytest.param(0.02, marks=pytest.mark.slow), 0.3])
 def test_stated_rate_covers_the_true_quantile(spread: float) -> None:
     p = 1e-5
     z = 4.2649  # the standard normal is exceeded here with probability 1e-5
