@@ -462,8 +462,10 @@ class Interrupter:
         if os.getpid() != self._pid or threading.get_ident() != self._main:
             return
         self._depth = depth
-        while depth == 0 and self._section._is_owned():  # type: ignore[attr-defined]  # no public name says it
-            self._section.release()
+        if depth == 0:
+            with contextlib.suppress(RuntimeError):  # it is not held any more
+                while True:
+                    self._section.release()
 
     def _leave_atomic(self, frame: FrameType) -> None:
         if os.getpid() != self._pid:

@@ -49,6 +49,7 @@ class Patience:
         self._answered = answered
         self._waits: tuple[float, float] | None = None  # when the wait began, and when the answer is due
         self._longest_gap = STOOD_STILL + 2 * interval
+        self._overdue: tuple[float, float] | None = None  # the wait that the last check found overdue
         self._checked_at = math.inf
         self._resumed_at = -math.inf
 
@@ -66,15 +67,19 @@ class Patience:
         return innermost(store) is self._client
 
     def check(self) -> None:
-        """End the connection of an operation whose answer is overdue by more than the limit. After this process stood
-        still, the limit counts anew: the store may have stood still too. From any other thread."""
+        """End the connection of an operation that two checks have found overdue by more than the limit: after a short
+        stop the answer may be there already. After this process stood still for longer, the limit counts anew, because
+        the store may have stood still too. From any other thread."""
         waits, now = self._waits, time.monotonic()
         if now - self._checked_at > self._longest_gap:
             self._resumed_at = now
         self._checked_at = now
-        if waits is not None and now >= max(waits[1], self._resumed_at) + self.limit:
+        if waits is None or now < max(waits[1], self._resumed_at) + self.limit:
+            return
+        if self._overdue is waits:
             self.ran_out_after = now - waits[0]
             self.end()
+        self._overdue = waits
 
     def end(self) -> None:
         """End the connections, and so every wait. From any other thread."""
