@@ -110,8 +110,10 @@ def test_agents_that_are_signalled_at_the_same_moment_do_not_count_on_each_other
 
 def test_nodes_that_cannot_start_their_workers_at_the_same_time_leave_as_long_as_enough_remain() -> None:
     store = Store()
-    verdicts = [Agent(name, store, least=1).cannot_start() for name in NODES]
+    agents = [Agent(name, store, least=1) for name in NODES]
+    verdicts = [agent.cannot_start() for agent in agents]
     assert [verdict.outcome for verdict in verdicts] == ["interrupted", "interrupted", "failed"]
+    assert [agent.emitted for agent in agents] == [[events.NodeUnhealthy("workers", "no memory")]] * 2 + [[]]
     assert Agent("a", Store(), least=3).cannot_start().outcome == "failed"
     assert Agent("a", Store(), least=1).cannot_start(is_of_node=False).outcome == "failed"
 
