@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -54,8 +54,16 @@ def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") 
     if stdout:
         os.dup2(os.open(stdout, os.O_WRONLY), 1)
     if launcher == "torchrun":
+        from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
         from torch.distributed.run import main as torchrun
 
+        monitors = LocalElasticAgent._monitor_workers
+
+        def monitors_and_says_so(self: Any, *args: Any) -> Any:
+            (Path(os.environ["PLACE"]) / "monitors.0").touch()
+            return monitors(self, *args)
+
+        LocalElasticAgent._monitor_workers = monitors_and_says_so  # a signal before that is another case
         torchrun(arguments)
     else:
         from resilience.launcher.main import main
@@ -374,7 +382,8 @@ def test_second_ctrl_c_ends_the_workers_that_heed_nothing_and_those_of_torchrun_
     statuses = {}
     for launcher in LAUNCHERS:
         job = launch(launcher, script, "--shutdown-timeout", "600")
-        heard = ("up", "SIGINT", "SIGTERM") if launcher == "torchrun" else ("up", "SIGTERM")
+        job.said("up")
+        heard = ("monitors", "SIGINT", "SIGTERM") if launcher == "torchrun" else ("up", "SIGTERM")
         for name in heard:
             job.said(name)
             job.job.signal(0, signal.SIGINT)

@@ -21,7 +21,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.core import events
 from tests.process.launching import launcher
 from tests.process.test_faults import fault
 from tests.support.ranks import Job, free_port
@@ -234,8 +233,8 @@ if cycle == 0:
     )
     job.await_worker("up.0.0")
     job.await_worker("up.0.1")
+    workers = [job.worker_pid(0), job.worker_pid(1)]
     job.job.signal(0, signal.SIGSTOP)
-    workers = [record.event.worker_pid for record in job.of(events.WorkerStarted)]
     (job.folder / "go").touch()
     for pid in workers:
         await_end(pid)
@@ -378,7 +377,7 @@ def test_status_shows_the_pid_of_each_rank(start: Callable[..., Job], tmp_path: 
     job = launcher(start, tmp_path)("say('up')\nawait_file('go')")
     job.await_worker("up.0.0")
     job.await_worker("up.0.1")
-    pids = [str(record.event.worker_pid) for record in job.of(events.WorkerStarted)]
+    pids = [str(job.worker_pid(rank)) for rank in range(2)]
     told = subprocess.run(
         [sys.executable, "-m", "resilience.cli", "status", str(job.job.run)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
