@@ -28,6 +28,8 @@ def note(event: events.Event) -> str | None:
         case events.RankSuspected():
             where, longest = _place(event.limit), seconds(event.longest_s)
             return f"a rank was late in {where}: longer than ever before ({longest}); limit {seconds(event.allowed_s)}"
+        case events.SuspicionCompared():
+            return _compared(event)
         case events.TimeoutExceededInShadow():
             where = _place(event.limit)
             return f"a shadow limit would have ended a rank in {where}: {seconds(event.allowed_s)} (nothing was done)"
@@ -79,6 +81,17 @@ def note(event: events.Event) -> str | None:
     return None
 
 
+def _compared(event: events.SuspicionCompared) -> str | None:
+    where, others = _place(event.limit), len(event.waiting) + len(event.busy)
+    if event.is_confirmed:
+        return f"a rank stood still in {where} while all {others} others of its node waited for it"
+    return (
+        None
+        if not event.waiting
+        else f"{len(event.waiting)} of {others} other ranks waited while one was late in {where}"
+    )
+
+
 def _place(limit: str) -> str:
     kind, name = limited(limit)
     return name if kind == "section" else limit
@@ -89,6 +102,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.HangsWatched,
         events.HangSuspected,
         events.RankSuspected,
+        events.SuspicionCompared,
         events.TimeoutExceededInShadow,
         events.ProgressUnknown,
         events.AbortFailed,

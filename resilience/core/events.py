@@ -243,6 +243,24 @@ class RankSuspected(Event, frozen=True, tag="rank.suspected"):
     look_s: Seconds = 0.0
 
 
+class SuspicionCompared(Event, frozen=True, tag="rank.suspicion_compared"):
+    """A rank is suspected and waits for nobody, so the other ranks of its node were looked at.
+
+    limit: the learned limit that it approaches. waiting: ranks that waited in a collective. busy: ranks that did not.
+    missing: ranks that did not answer in time. elsewhere: number of ranks on other nodes, which are not asked. look:
+    number of the look, from 1. is_confirmed: this look and the one before found the same: all of these ranks wait for
+    the suspect, and it stands still. duration_s: how long the monitor waited for the answers."""
+
+    limit: str
+    waiting: tuple[int, ...] = ()
+    busy: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    elsewhere: int = 0
+    look: int = 1
+    is_confirmed: bool = False
+    duration_s: Seconds = 0.0
+
+
 class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
     """The function runs, but no limit on progress is armed: no ping, heartbeat or section with a limit, and no step
     limit. A loop without progress would go unnoticed."""
@@ -546,12 +564,13 @@ class WorkerSeen(Event, frozen=True, tag="worker.seen"):
     nodes the place is recorded before the rank is stopped.
 
     hang: how this rank itself hung, if it did. stack: of its main thread, innermost frame last. collectives: the last
-    ones that it entered."""
+    ones that it entered. is_suspicion: the other rank was only suspected, and may have gone on."""
 
     hang: Hang | None = None
     stack: tuple[Frame, ...] = ()
     step: int | None = None
     collectives: tuple[Collective, ...] = ()
+    is_suspicion: bool = False
 
 
 class RestartDecided(Event, frozen=True, tag="restart.decided"):
@@ -751,6 +770,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     HangsWatched,
     HangSuspected,
     RankSuspected,
+    SuspicionCompared,
     ProgressUnknown,
     RankSignalled,
     RankExited,
@@ -824,6 +844,7 @@ AnyEvent = (
     | HangsWatched
     | HangSuspected
     | RankSuspected
+    | SuspicionCompared
     | ProgressUnknown
     | RankSignalled
     | RankExited

@@ -21,6 +21,11 @@ def weigh(limits: Limits | None, seen: Observation, told: Told, now: Seconds) ->
     return frozenset(findings), unreported
 
 
+def lasts(told: Told, limit: str, began: Seconds) -> bool:
+    """Return True if this silence has been reported and still lasts. began: of the silence, in monotonic seconds."""
+    return (limit, round(began * 1000)) in told
+
+
 def _first(limits: Limits) -> list[Limit]:
     return [
         *(limit for first in limits.first.values() for limit in first.limits.values()),

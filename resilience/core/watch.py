@@ -84,7 +84,8 @@ class Limits(msgspec.Struct, frozen=True):
     reported but end nothing. learned: the basis of learned limits, by deadline. rule: the rule for silences without
     another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off
     the rule. groups: learned limits of groups of ranks, by deadline, valid in a world of `group_world` ranks; a monitor
-    picks its rank's (`core.timeouts.of_rank`). outside: learned limits outside known phases, by deadline."""
+    picks its rank's (`core.timeouts.of_rank`). outside: learned limits outside known phases, by deadline.
+    ends_suspects: a rank that all others wait for is ended before its learned limit (`core.suspicion`)."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT
@@ -110,6 +111,7 @@ class Limits(msgspec.Struct, frozen=True):
     groups: dict[str, tuple[OfRanks, ...]] = {}
     group_world: int = 0
     outside: dict[str, Outside] = {}
+    ends_suspects: bool = False
 
 
 class Doing(Enum):
@@ -130,6 +132,15 @@ class Sign(msgspec.Struct, frozen=True):
     name: str
     seen_at: Seconds
     occurrence: int = 1
+
+
+class Suspicion(msgspec.Struct, frozen=True):
+    """A confirmed suspicion: the rank is late compared with its own past, and two looks found that the others wait for
+    it. limit: the learned one. began: of the silence. allowed: seconds after which the rank was suspected."""
+
+    limit: str
+    began: Seconds
+    allowed: Seconds
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -163,6 +174,7 @@ class Observation(msgspec.Struct, frozen=True):
     is_dismissed: bool = False  # it is being ended on purpose
     agent_lost_at: Seconds | None = None
     are_others_seen: bool = True  # the other ranks' positions were recorded since the present finding
+    suspicion: Suspicion | None = None
     resumed_at: Seconds | None = None  # when the observer ran again after it stood still; so did the rank, perhaps
 
     @property
@@ -360,6 +372,7 @@ def _gravity(finding: Finding) -> tuple[float, str]:
 def exceeded(limits: Limits, observation: Observation, now: Seconds) -> list[Finding]:
     """Return all exceeded limits, at most one finding per limit (hard rather than soft)."""
     findings = []
+    suspicion = observation.suspicion if limits.ends_suspects else None
     if observation.is_stuck and not observation.is_outside:
         findings.append(Finding(ABORT_STUCK, "hard", 0.0, now - (observation.interrupted_at or observation.since)))
     for name, since, limit in in_force(limits, observation):
@@ -368,7 +381,14 @@ def exceeded(limits: Limits, observation: Observation, now: Seconds) -> list[Fin
             findings.append(Finding(name, "hard", limit.hard, now - since))
         elif limit.soft is not None and now >= since + limit.soft:
             findings.append(Finding(name, "soft", limit.soft, now - since))
+        elif suspicion is not None and _is_suspected(suspicion, name, since):
+            findings.append(Finding(name, "hard", suspicion.allowed, now - since))
     return findings
+
+
+def _is_suspected(suspicion: Suspicion, limit: str, since: Seconds) -> bool:
+    """Return True if the suspicion is about this silence."""
+    return suspicion.limit == limit and abs(suspicion.began - since) < 0.001
 
 
 def _ends_at(limits: Limits, observation: Observation, moment: Seconds) -> Seconds:

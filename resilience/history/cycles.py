@@ -391,7 +391,7 @@ class CycleHistory:
                     worker.first_step = (record.mono_ns - ago, event.step)
             case events.EvidenceCaptured(method):
                 self._part(record).worker(rank).evidence = method
-            case events.WorkerSeen():
+            case events.WorkerSeen(is_suspicion=False):
                 self._part(record).worker(rank).seen = event
             case events.RankExited(goodbye=False, code=code) if code != 0:
                 self._part(record).worker(rank).is_gone = True

@@ -126,6 +126,9 @@ class MonitorStore:
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
         self._alert(suspicion_in_words(rank, suspicion))
 
+    def seek_others(self) -> None:
+        """Do nothing: monitors of a Wrapper have no channels to each other."""
+
     def started(self, origin: Origin) -> None:
         self._line = telling.of_restart(self._folder, origin, self._alert, self._emit) or self._line
 

@@ -125,11 +125,16 @@ class Monitors:
         for slot in self._slots:
             slot.request_stop()
 
-    def look(self, but: int | None = None) -> None:
-        """Record where all programs are now; each monitor answers when that is done. but: a local rank to leave out."""
+    def look(self, but: int | None = None, is_suspicion: bool = False) -> None:
+        """Record where all programs are now; each monitor answers when that is done. but: a local rank to leave out.
+        is_suspicion: that rank may hang."""
         for local_rank, slot in enumerate(self._slots):
             if local_rank != but:
-                slot.tell(messages.Look())
+                slot.tell(messages.Look(is_suspicion))
+
+    def others_found(self, local_rank: int, positions: messages.OthersPositions) -> None:
+        """Tell the monitor of a suspected worker where the others are."""
+        self._slots[local_rank].tell(positions)
 
     def others_seen(self, local_rank: int, pid: int) -> None:
         """Tell the monitor of a hung worker that the positions of the others are on record."""

@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 
 from resilience.adapters.background import READ_LIMIT, WRITER
 from resilience.core import events
-from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
+from resilience.core.attribution import Detector, Exit, Hang, Interruption, InterruptionRecord
 from resilience.core.control import Request
 from resilience.core.watch import Limits
 from resilience.launcher.monitors import MonitorGone
@@ -40,6 +40,17 @@ class _Hang:
         self.record = record
         self.waits_for = waits_for
         self.began = time.monotonic()
+
+
+class _Round:
+    """One look at the workers, because some of them are suspected. at: its start, in monotonic seconds. waits_for: pids
+    that have not answered. hangs: how the others hang, by pid. suspects: pids of the suspected, by local rank."""
+
+    def __init__(self, at: float, waits_for: set[int]) -> None:
+        self.at = at
+        self.waits_for = waits_for
+        self.hangs: dict[int, Hang | None] = {}
+        self.suspects: dict[int, int] = {}
 
 
 class Witnesses:
@@ -67,6 +78,7 @@ class Witnesses:
         self._size = 0  # ranks of the job in this cycle
         self._hangs: dict[int, _Hang] = {}  # by the worker's pid
         self._recorded: set[int] = set()  # workers whose position is on record
+        self._round: _Round | None = None
         self._stop_answers: dict[int, bool] = {}  # by pid: whether a worker's program checks for a stop request
 
     def watch(self, worker: Worker, files: tuple[str, str, str]) -> None:
@@ -92,6 +104,8 @@ class Witnesses:
 
     def hear(self) -> None:
         """Process the monitors' messages."""
+        if self._round is not None and time.monotonic() >= self._round.at + LOOK_LIMIT:
+            self._end_round(self._round)
         for local_rank, message in self._monitors.poll(0.0):
             match message:
                 case messages.Found(record, is_ended):
@@ -102,6 +116,8 @@ class Witnesses:
                         self._reporter.console.found(record)
                 case messages.Suspected(rank, suspicion):
                     self._reporter.console.suspected(rank, suspicion)
+                case messages.SeeksOthers(worker_pid) if worker_pid in self._pids:
+                    self._look_for(local_rank, worker_pid)
                 case messages.Gone(worker_pid):
                     self._gone.add(worker_pid)
                     self._mark_recorded(worker_pid)
@@ -109,6 +125,8 @@ class Witnesses:
                     self._reporter.emit_of(self._ranks.get(local_rank), events.MonitorLost(monitor_pid, why))
                 case messages.WillStop(worker_pid, is_heard):
                     self._stop_answers[worker_pid] = is_heard
+                case messages.Looked(worker_pid, True, hang):
+                    self._mark_seen(worker_pid, hang)
                 case messages.Looked(worker_pid):
                     self._recorded.add(worker_pid)
                     self._mark_recorded(worker_pid)
@@ -149,6 +167,37 @@ class Witnesses:
         elsewhere = self._size - len(self._pids)
         took = time.monotonic() - hang.began
         self._reporter.emit(events.OthersSeen(hang.record.rank, missing, elsewhere, took))
+
+    # -- when a worker is suspected ---------------------------------------------------------------
+
+    def _look_for(self, local_rank: int, pid: int) -> None:
+        """Look at the other workers, because this one is suspected. Ranks that wait for it become suspects too, so one
+        look serves all that are suspected meanwhile."""
+        if self._round is None:
+            self._round = _Round(time.monotonic(), set(self._pids) - {pid} - self._gone)
+            self._monitors.look(but=local_rank, is_suspicion=True)
+        self._round.suspects[local_rank] = pid
+        if not self._round.waits_for:
+            self._end_round(self._round)
+
+    def _mark_seen(self, worker_pid: int, hang: Hang | None) -> None:
+        if self._round is None or worker_pid not in self._round.waits_for:
+            return
+        self._round.waits_for.discard(worker_pid)
+        self._round.hangs[worker_pid] = hang
+        if not self._round.waits_for:
+            self._end_round(self._round)
+
+    def _end_round(self, look: _Round) -> None:
+        """Tell the monitors of the suspects where the others are."""
+        self._round = None
+        elsewhere = self._size - len(self._pids)
+        for local_rank, pid in look.suspects.items():
+            hangs = {self._pids[other]: hang for other, hang in look.hangs.items() if other != pid}
+            # The first suspect was not asked. Suspects that ask wait for nobody.
+            hangs |= {self._pids[other]: None for other in look.suspects.values() if other != pid}
+            missing = tuple(sorted(self._pids[other] for other in look.waits_for - {pid}))
+            self._monitors.others_found(local_rank, messages.OthersPositions(pid, hangs, missing, elsewhere))
 
     # -- what became of a worker ------------------------------------------------------------------
 

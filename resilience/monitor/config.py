@@ -188,6 +188,14 @@ class FaultToleranceConfig:
             "RESILIENCE_HANG_LEAST_LIMIT, which is 60 by default",
         ),
     )
+    end_suspected_ranks: bool | None = dataclasses.field(
+        default=False,
+        metadata=_metadata(
+            _yes_or_no,
+            "end a rank before its learned limit once it is later than ever before, stands still outside a collective, "
+            "and all other ranks of its node wait in one",
+        ),
+    )
     num_warmup_iterations: int = dataclasses.field(
         default=5,
         metadata=_metadata(
@@ -334,6 +342,7 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
         grace=0.0 if config.rank_termination_signal is signal.SIGKILL else GRACE,
         safety_factor=config.safety_factor,
         defaults=tuple(name for setting, name in HEARTBEATS.items() if setting not in config.given),
+        ends_suspects=bool(config.end_suspected_ranks),
     )
 
 
@@ -352,6 +361,7 @@ def from_limits(limits: Limits) -> FaultToleranceConfig:
         warmup_rank_section_timeouts={name: limit.hard for name, limit in warmup.items()},
         safety_factor=limits.safety_factor,
         rank_termination_signal=signal.Signals[limits.signal],
+        end_suspected_ranks=limits.ends_suspects,
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from resilience.adapters.channel import LIMIT
 from resilience.core import restart, watch
-from resilience.core.attribution import Exit, InterruptionRecord
+from resilience.core.attribution import Exit, Hang, InterruptionRecord
 from resilience.core.encoding import reader, to_msgpack
 from resilience.core.events import HangSuspected
 from resilience.core.identity import Job, Origin
@@ -195,13 +195,25 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
-    """Another rank hangs: record where this worker is now, before either is ended."""
+    """Another rank hangs: record where this worker is now, before either is ended. is_suspicion: it may hang."""
+
+    is_suspicion: bool = False
 
 
 class OthersRecorded(msgspec.Struct, frozen=True, tag="others_seen"):
     """The answer to Found, for a hung rank: the node's other ranks are on record."""
 
     worker_pid: int
+
+
+class OthersPositions(msgspec.Struct, frozen=True, tag="positions"):
+    """The answer to SeeksOthers. hangs: how the other ranks of the node hang, by rank. missing: ranks that did not
+    answer in time. elsewhere: number of ranks on other nodes."""
+
+    worker_pid: int
+    hangs: dict[int, Hang | None]
+    missing: tuple[int, ...]
+    elsewhere: int
 
 
 class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
@@ -238,6 +250,12 @@ class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
     suspicion: HangSuspected
 
 
+class SeeksOthers(msgspec.Struct, frozen=True, tag="seeks"):
+    """The worker is late compared with its own past: where are the other ranks?"""
+
+    worker_pid: int
+
+
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
     """The worker's end is on record. Sent once for each assigned worker, after all other messages about it.
 
@@ -256,9 +274,11 @@ class WillStop(msgspec.Struct, frozen=True, tag="stopping"):
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked"):
-    """The answer to Look: the worker's state is on record, or it cannot be observed."""
+    """The answer to Look: the worker's state is on record, or it cannot be observed. hang: how it hangs, if it does."""
 
     worker_pid: int
+    is_suspicion: bool = False
+    hang: Hang | None = None
 
 
 class Requested(msgspec.Struct, frozen=True, tag="requested"):
@@ -295,11 +315,12 @@ FromAgent = (
     | Stop
     | Look
     | OthersRecorded
+    | OthersPositions
     | Reaped
     | ProbeMonitor
     | Leave
 )
-ToAgent = Ready | Found | Suspected | Gone | Requested | WillStop | Looked | Connected | Alive
+ToAgent = Ready | Found | Suspected | SeeksOthers | Gone | Requested | WillStop | Looked | Connected | Alive
 
 _from_rank = reader(FromRank, "msgpack")
 _to_rank = reader(ToRank, "msgpack")

@@ -260,11 +260,14 @@ class Program:
                 if worker is not None:
                     worker.request_stop()
                 self._stopped = {assigned.worker_pid for assigned, _ in self._next}
-            case messages.Look():
+            case messages.Look(is_suspicion):
                 if worker is not None:
-                    worker.look()
+                    worker.look(is_suspicion)
                 for assigned, _ in self._next:  # these are not watched yet
-                    self.tell(messages.Looked(assigned.worker_pid))
+                    self.tell(messages.Looked(assigned.worker_pid, is_suspicion))
+            case messages.OthersPositions(pid, hangs, missing, elsewhere):
+                if worker is not None and worker.pid == pid:
+                    worker.others_found(hangs, missing, elsewhere)
             case messages.OthersRecorded(pid):
                 if worker is not None and worker.pid == pid:
                     worker.others_seen()

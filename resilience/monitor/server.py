@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -23,7 +24,7 @@ from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.attribution.symptoms import main_stack
 from resilience.core import deadlines, encoding, events, hang_kind, shadow, suspicion, tracebacks, watch
-from resilience.core.attribution import Detector, Exit, Interruption, InterruptionRecord
+from resilience.core.attribution import Detector, Exit, Hang, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.in_words import seconds
 from resilience.core.pace import Pace
@@ -60,6 +61,9 @@ class Outlet(Protocol):
 
     def begin(self, begin: messages.Begin) -> None: ...
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None: ...
+    def seek_others(self) -> None:
+        """Ask where the other ranks of the node are. `RankMonitor.others_found` takes the answer, if one comes."""
+
     def started(self, origin: Origin) -> None:
         """Note that the rank begins an iteration."""
 
@@ -103,6 +107,8 @@ class RankMonitor:
         self._shadowed = shadow.NOTHING
         self._suspected = shadow.NOTHING
         self._suspicion: watch.Limits | None = None
+        self._suspect: suspicion.Suspect | None = None
+        self._sought_at = 0.0  # when the others' positions were last asked for
         self._listener = Listener()
         self._observation = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
@@ -155,10 +161,11 @@ class RankMonitor:
             self._is_over |= self._is_dismissed_by_rank()
             shadow_at = shadow.next_look(self._watch.limits.shadow, self._observation, now)
             late_at = shadow.next_look(self._suspicion, self._observation, now)
+            again_at = None if self._suspect is None else self._suspect.look_at
             silence_at = self._weigh_silence(now)
             if now >= self._show_at:
                 self._write_snapshot(now)
-            moments = (decision.wake_at, shadow_at, late_at, silence_at, self._flush_at, self._show_at)
+            moments = (decision.wake_at, shadow_at, late_at, again_at, silence_at, self._flush_at, self._show_at)
             due = min(wake_time for wake_time in moments if wake_time is not None)
         self._close()
 
@@ -393,8 +400,16 @@ class RankMonitor:
             said_goodbye=call is not None and view.goodbye_call == call,
             has_left=call is not None and view.left_call == call,
             are_others_seen=self._are_others_seen(),
+            suspicion=self._confirmed_suspicion(),
             resumed_at=self._resumed_at,
         )
+
+    def _confirmed_suspicion(self) -> watch.Suspicion | None:
+        suspect = self._suspect
+        if suspect is None or not suspect.is_confirmed:
+            return None
+        allowed = suspicion.threshold(self._watch.limits, suspect.limit)
+        return watch.Suspicion(suspect.limit, suspect.began, allowed)
 
     def _are_others_seen(self) -> bool:
         """Return True if this rank may be signalled: the other ranks' state is on record, or there are none."""
@@ -620,6 +635,7 @@ class RankMonitor:
         if self._is_gone or self._watch.kill_at is not None:
             return
         self._suspected, findings = shadow.weigh(self._suspicion, self._observation, self._suspected, now)
+        self._look_again(now)
         for finding in findings:
             learned = self._watch.limits.learned.get(deadlines.of_limit(finding.limit))
             if learned is not None:
@@ -627,6 +643,9 @@ class RankMonitor:
                 position = self._witness.look()
                 look_s = time.monotonic() - began
                 position_fields = (position.hang, position.stack, position.step)
+                if self._suspect is None:
+                    self._suspect = suspicion.suspected(finding, position.hang, position.stack, now)
+                    self._seek_others()
                 self.emit(
                     events.RankSuspected(
                         finding.limit,
@@ -638,13 +657,42 @@ class RankMonitor:
                     )
                 )
 
+    def _look_again(self, now: float) -> None:
+        """Drop the suspicion once the rank shows a sign of life or has moved; look at it again when that is due."""
+        suspect = self._suspect
+        if suspect is None:
+            return
+        if not shadow.lasts(self._suspected, suspect.limit, suspect.began):
+            self._suspect = None
+        elif suspect.look_at is not None and now >= suspect.look_at:
+            position = self._witness.look()
+            self._suspect = suspicion.looked_again(suspect, position.hang, position.stack)
+            self._seek_others()
+
+    def _seek_others(self) -> None:
+        if self._suspect is not None and not self._suspect.waits_for_others:
+            self._sought_at = time.monotonic()
+            self._outlet.seek_others()
+
+    def others_found(self, hangs: Mapping[int, Hang | None], missing: tuple[int, ...], elsewhere: int) -> None:
+        """Take the positions of the node's other ranks. hangs: how they hang, by rank."""
+        suspect, now = self._suspect, time.monotonic()
+        if suspect is None or suspect.look_at is not None or suspect.is_confirmed:
+            return
+        self._suspect = suspicion.compared(suspect, hangs, len(missing), now)
+        waiting = tuple(sorted(rank for rank, hang in hangs.items() if hang == "in_collective"))
+        busy = tuple(sorted(hangs.keys() - set(waiting)))
+        is_confirmed, took = self._suspect.is_confirmed, now - self._sought_at
+        found = (waiting, busy, missing, elsewhere)
+        self.emit(events.SuspicionCompared(suspect.limit, *found, suspect.looks, is_confirmed, took))
+
     def _replace_stale_limits(self) -> None:
         """Replace learned limits that no longer fit by longer ones."""
         assert self._recorder is not None
         for name, reason, longer in self._recorder.stale():
             self.emit(events.TimeoutsStale(name, reason, longer))
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
-            self._suspicion = None  # the basis of the comparison no longer holds
+            self._suspicion = self._suspect = None  # the basis of the comparison no longer holds
 
     def _write_timings(self) -> None:
         if self._recorder is not None:

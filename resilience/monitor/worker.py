@@ -41,8 +41,10 @@ Tell = Callable[[messages.ToAgent, Sequence[int]], None]
 class AgentOutlet:
     """Sends findings to the agent."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, pid: int) -> None:
+        """pid: of the worker."""
         self._tell = tell
+        self._pid = pid
         self.are_others_seen = False  # set when the agent confirms it
 
     def begin(self, begin: messages.Begin) -> None:
@@ -59,6 +61,9 @@ class AgentOutlet:
 
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
         self._tell(messages.Suspected(rank, suspicion), ())
+
+    def seek_others(self) -> None:
+        self._tell(messages.SeeksOthers(self._pid), ())
 
     def interrupt(self, record: InterruptionRecord) -> None:
         self._tell(messages.Found(record, ended=False), ())
@@ -86,7 +91,7 @@ class WorkerMonitor(RankMonitor):
         """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: silences
         that earlier workers of this rank have shown."""
         unattached_page = Page.create()  # until a program attaches
-        self._agent = AgentOutlet(tell)
+        self._agent = AgentOutlet(tell, rank.pid)
         self._agent.are_others_seen = assigned.is_adopted  # no agent can observe them
         super().__init__(MonitorSide(unattached_page), None, rank, self._agent, None, selector)
         self._tell = tell
@@ -159,11 +164,14 @@ class WorkerMonitor(RankMonitor):
         is_heard = self._page.request_stop() and self._channel is not None
         self._tell(messages.WillStop(self.pid, is_heard), ())
 
-    def look(self) -> None:
-        """Record the program's position, and how it hangs if it does."""
+    def look(self, is_suspicion: bool) -> None:
+        """Record the program's position, and how it hangs if it does. is_suspicion: another rank may hang."""
+        hang = None
         if self._channel is not None and not self._is_gone:
-            self.emit(self._witness.look())
-        self._tell(messages.Looked(self.pid), ())
+            position = self._witness.look()
+            hang = position.hang
+            self.emit(msgspec.structs.replace(position, is_suspicion=is_suspicion))
+        self._tell(messages.Looked(self.pid, is_suspicion, hang), ())
 
     def others_seen(self) -> None:
         """Note that the node's other ranks are on record: this one may be ended."""

@@ -143,14 +143,18 @@ def test_file_that_does_not_fit_is_refused_with_the_reason(launch: Launch, tmp_p
 
 LATE = """
 import json, resilience
+import torch.distributed as dist
 plan = json.loads((here / "plan.json").read_text())
+dist.init_process_group("gloo")
 for n in range(40):
     with resilience.section("train"):
-        time.sleep(plan["late"] if (rank, n) == (1, 30) else 0.01)
+        time.sleep(plan["late"] if (cycle, rank, n) == (0, 1, 30) else 0.01)
+    with resilience.section("sync"):
+        dist.barrier()
 """
 
 
-def test_rank_that_is_late_below_its_limit_is_suspected_and_lives(
+def test_rank_that_is_late_below_its_limit_is_suspected_and_lives_unless_suspects_are_ended(
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned(tmp_path, late=0.01)
@@ -158,16 +162,37 @@ def test_rank_that_is_late_below_its_limit_is_suspected_and_lives(
         assert launch(LATE, RESILIENCE_JOB_ID=name).wait() == [0]
     found = calibrated(tmp_path, "first", "second", options=("--min-timeout", "12s"))
     assert found.deadlines["train"].timeout_s == 12.0
-    planned(tmp_path, late=5.0)
+    planned(tmp_path, late=8.0)
     job = launch(LATE, "--timeouts", "auto", RESILIENCE_JOB_ID="third")
     assert job.wait() == [0]
     assert job.of(events.RankFellSilent) == []
+    first_look = next(record.event for record in job.of(events.SuspicionCompared) if record.origin.rank == 1)
+    assert (first_look.limit, first_look.waiting, first_look.busy, first_look.missing) == (
+        "section:train",
+        (0,),
+        (),
+        (),
+    )
     suspected = [record.event for record in job.of(events.RankSuspected) if record.origin.rank == 1]
     assert [event.limit for event in suspected] == ["section:train"]
     assert suspected[0].silent_for_s >= 3.0 and suspected[0].allowed_s == 12.0
     assert suspected[0].look_s < 2.0
     assert main(["report", str(tmp_path / "runs" / "third")]) == 0
     assert "a rank was late in train" in " ".join(capsys.readouterr().out.split())
+    planned(tmp_path, late=600.0)
+    hung = launch(LATE, "--timeouts", "auto", "--ft-end-suspected-ranks", RESILIENCE_JOB_ID="fourth")
+    assert hung.wait() == [0]
+    (ended,) = [record.event for record in hung.of(events.RankFellSilent)]
+    assert (ended.limit, ended.severity) == ("section:train", "hard")
+    assert ended.allowed_s == pytest.approx(3.0) and ended.silent_for_s >= 4.0
+    compared = [record.event for record in hung.of(events.SuspicionCompared) if record.origin.rank == 1]
+    assert [(event.look, event.waiting, event.is_confirmed) for event in compared] == [
+        (1, (0,), False),
+        (2, (0,), True),
+    ]
+    assert main(["report", str(tmp_path / "runs" / "fourth")]) == 0
+    report = " ".join(capsys.readouterr().out.split())
+    assert "a rank stood still in train while all 1 others" in report
 
 
 LOADS = """

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from resilience.core import shadow
-from resilience.core.suspicion import limits_of
-from resilience.core.watch import Doing, Learned, Limit, Limits, Observation, Sign, Watch, decide
+from resilience.core.attribution import Frame, Hang
+from resilience.core.suspicion import AGAIN, STANDS, Suspect, compared, limits_of, looked_again, suspected, threshold
+from resilience.core.watch import (
+    AskRestart,
+    CaptureEvidence,
+    Doing,
+    Finding,
+    Learned,
+    Limit,
+    Limits,
+    Observation,
+    Sign,
+    Suspicion,
+    Terminate,
+    Watch,
+    decide,
+)
 
 
 def learned(longest: float, first: int = 2) -> Limits:
@@ -43,3 +61,86 @@ def test_suspicion_shortly_before_the_limit_is_no_news() -> None:
     assert limits_of(learned(7.0)) is None
     assert limits_of(learned(0.0)) is None
     assert limits_of(Limits()) is None
+
+
+# -- do the others wait for the suspect? ------------------------------------------------------------
+
+PLACE = (Frame("train.py", 3, "main"), Frame("train.py", 9, "read"))
+ELSEWHERE = (*PLACE[:1], Frame("train.py", 10, "read"))
+SILENT = Finding("section:train", "soft", 2.5, 2.6)
+WAIT: dict[int, Hang | None] = {0: "in_collective", 2: "in_collective"}
+
+
+def first_look(hang: Hang | None = "in_call") -> Suspect:
+    return suspected(SILENT, hang, PLACE, 102.6)
+
+
+def test_two_looks_that_find_the_same_confirm_a_suspicion() -> None:
+    once = compared(first_look(), WAIT, 0, 103.0)
+    assert (once.look_at, once.is_confirmed) == (103.0 + AGAIN, False)
+    again = looked_again(once, "in_call", PLACE)
+    assert again is not None and (again.look_at, again.looks) == (None, 2)
+    twice = compared(again, WAIT, 0, 105.0)
+    assert (twice.look_at, twice.is_confirmed) == (None, True)
+    assert (twice.limit, twice.began) == ("section:train", 100.0)
+
+
+def test_rank_that_has_moved_is_suspected_no_longer() -> None:
+    once = compared(first_look(), WAIT, 0, 103.0)
+    assert looked_again(once, "in_call", ELSEWHERE) is None
+    assert looked_again(once, "on_lock", PLACE) is None
+    assert looked_again(once, "in_call", ()) is None
+
+
+@pytest.mark.parametrize(
+    ("hang", "others", "missing"),
+    [
+        ("in_call", {}, 0),
+        ("in_call", {**WAIT, 3: "in_call"}, 0),
+        ("in_call", {**WAIT, 3: None}, 0),
+        ("in_call", WAIT, 1),
+        ("in_loop", WAIT, 0),  # it may compute
+        ("in_collective", WAIT, 0),
+        (None, WAIT, 0),
+    ],
+)
+@pytest.mark.parametrize("looks", [1, 2])
+def test_suspicion_ends_nothing_unless_all_others_are_seen_to_wait_for_a_rank_that_stands(
+    hang: Hang | None, others: dict[int, Hang | None], missing: int, looks: int
+) -> None:
+    suspect = msgspec.structs.replace(first_look(hang), looks=looks)
+    assert compared(suspect, others, missing, 103.0) == suspect
+
+
+def test_rank_that_waits_itself_asks_for_no_others() -> None:
+    assert [hang for hang in (*STANDS, "in_loop", "in_collective") if first_look(hang).waits_for_others] == [
+        "in_collective"
+    ]
+
+
+def test_confirmed_suspicion_ends_the_rank_before_its_limit_if_that_was_asked_for() -> None:
+    limits = learned(2.0)
+    began = 100.0
+    allowed = threshold(limits, "section:train")
+    seen = msgspec.structs.replace(inside(5, began), suspicion=Suspicion("section:train", began, allowed))
+    assert decide(Watch(limits=limits), seen, 104.0).commands == ()
+    limits = msgspec.structs.replace(limits, ends_suspects=True)
+    finding = Finding("section:train", "hard", 2.5, 4.0)
+    assert decide(Watch(limits=limits), seen, 104.0).commands == (
+        CaptureEvidence(finding),
+        AskRestart(finding),
+        Terminate(finding),
+    )
+
+
+@pytest.mark.parametrize(("limit", "began"), [("section:train", 100.5), ("section:other", 100.0)])
+def test_confirmed_suspicion_is_about_its_own_silence(limit: str, began: float) -> None:
+    limits = msgspec.structs.replace(learned(2.0), ends_suspects=True)
+    seen = msgspec.structs.replace(inside(5, 100.0), suspicion=Suspicion(limit, began, 2.5))
+    assert decide(Watch(limits=limits), seen, 104.0).commands == ()
+
+
+def test_silence_is_known_by_its_limit_and_its_start() -> None:
+    told, _ = shadow.weigh(limits_of(learned(2.0)), inside(5, 100.0), shadow.NOTHING, 103.0)
+    assert shadow.lasts(told, "section:train", 100.0)
+    assert not shadow.lasts(told, "section:train", 101.0) and not shadow.lasts(told, "section:other", 100.0)
