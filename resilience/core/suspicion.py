@@ -16,7 +16,7 @@ from typing import get_args
 import msgspec
 
 from resilience.core.attribution import Frame, Hang
-from resilience.core.deadlines import Start, of_limit, section_of
+from resilience.core.deadlines import Start, section_of
 from resilience.core.watch import NO_LIMIT, Finding, First, Learned, Limit, Limits, Seconds
 
 LATE = 1.25  # times the longest healthy duration
@@ -26,7 +26,11 @@ SOON = 0.75  # of the limit: a later suspicion would be useless
 
 def limits_of(limits: Limits) -> Limits | None:
     """Return the limits beyond which a rank is suspected, None if no learned limit leaves room for a suspicion."""
-    thresholds = {name: _after(learned) for name, learned in limits.learned.items() if learned.longest_s > 0.0}
+    thresholds = {
+        name: max(LATE * learned.longest_s, LEAST * learned.timeout_s)
+        for name, learned in limits.learned.items()
+        if learned.longest_s > 0.0
+    }
     early = {
         name: Limit(soft=seconds)
         for name, seconds in thresholds.items()
@@ -40,15 +44,6 @@ def limits_of(limits: Limits) -> Limits | None:
     return suspected
 
 
-def threshold(limits: Limits, limit: str) -> Seconds:
-    """Return the silence after which a rank is suspected. limit: the learned limit that it approaches."""
-    return _after(limits.learned[of_limit(limit)])
-
-
-def _after(learned: Learned) -> Seconds:
-    return max(LATE * learned.longest_s, LEAST * learned.timeout_s)
-
-
 def _first(learned: Mapping[str, Learned]) -> dict[str, First]:
     return {name: First(known.first, dict.fromkeys(get_args(Start), NO_LIMIT)) for name, known in learned.items()}
 
@@ -59,12 +54,14 @@ STANDS: frozenset[Hang] = frozenset(("stopped", "in_kernel", "holds_gil", "on_lo
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A suspicion that lasts. began: of the silence, in monotonic seconds. hang, frame: at the last look; frame is the
+    """A suspicion that lasts. began: of the silence, in monotonic seconds. allowed: seconds after which the rank was
+    suspected. hang, frame: at the last look; frame is the
     innermost one of the main thread. looks: number of looks at the suspect. look_at: when to look again, None while the
     others' positions are awaited, or if no look follows. is_confirmed: two looks found the same."""
 
     limit: str
     began: Seconds
+    allowed: Seconds
     hang: Hang | None
     frame: Frame | None
     looks: int = 1
@@ -79,7 +76,7 @@ class Suspect(msgspec.Struct, frozen=True):
 
 def suspected(finding: Finding, hang: Hang | None, stack: tuple[Frame, ...], now: Seconds) -> Suspect:
     """Return the suspicion after the first look. stack: of the main thread, innermost frame last."""
-    return Suspect(finding.limit, now - finding.silent_for, hang, stack[-1] if stack else None)
+    return Suspect(finding.limit, now - finding.silent_for, finding.allowed, hang, stack[-1] if stack else None)
 
 
 def looked_again(suspect: Suspect, hang: Hang | None, stack: tuple[Frame, ...]) -> Suspect | None:

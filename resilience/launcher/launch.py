@@ -69,6 +69,9 @@ from resilience.telemetry.elastic import bridged
 from resilience.telemetry.exporters import ExportThread, MetricsOptions
 from resilience.telemetry.recording import JobRecord, read_job
 
+DEVICES = ("auto", "cpu", "gpu", "xpu")  # a worker for each; torch also takes the name of a registered backend
+WORKERS = f"a number of workers, or {', '.join(DEVICES[:-1])} or {DEVICES[-1]} for one per device"
+
 
 def launch(command: Command) -> int:
     """Run this node's part of the job; return the exit status."""
@@ -299,6 +302,8 @@ def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
     try:
         config, entrypoint, arguments = _torchrun_config(args)
     except (ValueError, RuntimeError, AssertionError) as error:  # torch's own message
+        if not args.nproc_per_node.lstrip("-").isdecimal() and args.nproc_per_node not in DEVICES:
+            raise ConfigurationError(f"--nproc-per-node is {args.nproc_per_node!r}, expected {WORKERS}") from error
         raise ConfigurationError(f"{error} (see `resilience run --help`)") from error
     if config.nproc_per_node < 1:
         raise ConfigurationError(f"--nproc-per-node is {args.nproc_per_node}, expected 1 or more")

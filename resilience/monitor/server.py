@@ -408,8 +408,7 @@ class RankMonitor:
         suspect = self._suspect
         if suspect is None or not suspect.is_confirmed:
             return None
-        allowed = suspicion.threshold(self._watch.limits, suspect.limit)
-        return watch.Suspicion(suspect.limit, suspect.began, allowed)
+        return watch.Suspicion(suspect.limit, suspect.began, suspect.allowed)
 
     def _are_others_seen(self) -> bool:
         """Return True if this rank may be signalled: the other ranks' state is on record, or there are none."""

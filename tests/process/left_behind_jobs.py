@@ -156,7 +156,7 @@ def call_and_lose_children(how: str) -> tuple[int, dict[str, Any]]:
 
 
 def use_up_descriptors() -> list[int]:
-    """Open files until this process can open no more. Return their descriptors."""
+    """Use up all file descriptors of this process. Return them."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, most), most))
     files: list[int] = []

@@ -7,22 +7,8 @@ import pytest
 
 from resilience.core import shadow
 from resilience.core.attribution import Frame, Hang
-from resilience.core.suspicion import AGAIN, STANDS, Suspect, compared, limits_of, looked_again, suspected, threshold
-from resilience.core.watch import (
-    AskRestart,
-    CaptureEvidence,
-    Doing,
-    Finding,
-    Learned,
-    Limit,
-    Limits,
-    Observation,
-    Sign,
-    Suspicion,
-    Terminate,
-    Watch,
-    decide,
-)
+from resilience.core.suspicion import AGAIN, STANDS, Suspect, compared, limits_of, looked_again, suspected
+from resilience.core.watch import Doing, Finding, Learned, Limit, Limits, Observation, Sign, Watch, decide
 
 
 def learned(longest: float, first: int = 2) -> Limits:
@@ -82,7 +68,7 @@ def test_two_looks_that_find_the_same_confirm_a_suspicion() -> None:
     assert again is not None and (again.look_at, again.looks) == (None, 2)
     twice = compared(again, WAIT, 0, 105.0)
     assert (twice.look_at, twice.is_confirmed) == (None, True)
-    assert (twice.limit, twice.began) == ("section:train", 100.0)
+    assert (twice.limit, twice.began, twice.allowed) == ("section:train", 100.0, 2.5)
 
 
 def test_rank_that_has_moved_is_suspected_no_longer() -> None:
@@ -116,28 +102,6 @@ def test_rank_that_waits_itself_asks_for_no_others() -> None:
     assert [hang for hang in (*STANDS, "in_loop", "in_collective") if first_look(hang).waits_for_others] == [
         "in_collective"
     ]
-
-
-def test_confirmed_suspicion_ends_the_rank_before_its_limit_if_that_was_asked_for() -> None:
-    limits = learned(2.0)
-    began = 100.0
-    allowed = threshold(limits, "section:train")
-    seen = msgspec.structs.replace(inside(5, began), suspicion=Suspicion("section:train", began, allowed))
-    assert decide(Watch(limits=limits), seen, 104.0).commands == ()
-    limits = msgspec.structs.replace(limits, ends_suspects=True)
-    finding = Finding("section:train", "hard", 2.5, 4.0)
-    assert decide(Watch(limits=limits), seen, 104.0).commands == (
-        CaptureEvidence(finding),
-        AskRestart(finding),
-        Terminate(finding),
-    )
-
-
-@pytest.mark.parametrize(("limit", "began"), [("section:train", 100.5), ("section:other", 100.0)])
-def test_confirmed_suspicion_is_about_its_own_silence(limit: str, began: float) -> None:
-    limits = msgspec.structs.replace(learned(2.0), ends_suspects=True)
-    seen = msgspec.structs.replace(inside(5, 100.0), suspicion=Suspicion(limit, began, 2.5))
-    assert decide(Watch(limits=limits), seen, 104.0).commands == ()
 
 
 def test_silence_is_known_by_its_limit_and_its_start() -> None:

@@ -35,6 +35,7 @@ from resilience.core.watch import (
     Represent,
     Sign,
     StandIn,
+    Suspicion,
     Terminate,
     Watch,
 )
@@ -896,3 +897,33 @@ def test_rule_is_weighed_where_nothing_else_is(watcher: ModuleType) -> None:
 def test_monitor_looks_again_before_a_learned_limit_could_end_a_rank(watcher: ModuleType) -> None:
     decision: Decision = watcher.decide(Watch(limits=limits_of(rule=RULE)), in_function(), START)
     assert decision.wake_at == START + RULE.least
+
+
+# -- a rank that the others wait for ----------------------------------------------------------------
+
+
+def suspected(suspicion: Suspicion | None, is_asked_for: bool = True) -> tuple[Limits, Observation]:
+    limits = Limits(sections={"train": Limit(hard=60.0)}, grace=GRACE, ends_suspects=is_asked_for)
+    seen = Observation(doing=Doing.FUNCTION, open_sections=(Sign("train", START),), suspicion=suspicion)
+    return limits, seen
+
+
+def test_confirmed_suspicion_ends_the_rank_at_once_and_only_if_asked_for(watcher: ModuleType) -> None:
+    suspicion = Suspicion("section:train", START, 2.5)
+    finding = Finding("section:train", "hard", 2.5, 4.0)
+    expected = (CaptureEvidence(finding), AskRestart(finding), Terminate(finding))
+    for is_asked_for in (True, False):
+        limits, seen = suspected(suspicion, is_asked_for)
+        commands = watcher.decide(Watch(limits=limits), seen, START + 4.0).commands
+        assert commands == (expected if is_asked_for else ())
+
+
+def test_confirmed_suspicion_is_about_one_limit_and_one_silence(watcher: ModuleType) -> None:
+    for suspicion in (
+        None,
+        Suspicion("section:other", START, 2.5),
+        Suspicion("section:train", START + 0.5, 2.5),
+        Suspicion("section:train", START - 0.5, 2.5),
+    ):
+        limits, seen = suspected(suspicion)
+        assert watcher.decide(Watch(limits=limits), seen, START + 4.0).commands == ()

@@ -14,7 +14,7 @@ from resilience.launcher.launch import settle
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--nproc-per-node x", "Unsupported nproc_per_node value: x"),
+        ("--nproc-per-node x", "--nproc-per-node is 'x', expected a number of workers, or auto, cpu, gpu or xpu"),
         ("--nproc-per-node 0", "--nproc-per-node is 0, expected 1 or more"),
         ("--nnodes a", "--nnodes is 'a', expected a number of nodes, or MIN:MAX"),
         ("--nnodes 1:2:3", "--nnodes is '1:2:3', expected a number of nodes, or MIN:MAX"),
