@@ -371,11 +371,14 @@ class AbortFailed(Event, frozen=True, tag="abort.failed"):
 
 
 class InterruptDelivered(Event, frozen=True, tag="interrupt.delivered"):
-    """The main thread left the wrapped function because it was interrupted."""
+    """The main thread left the wrapped function because it was interrupted.
+
+    timed_out_groups: number of gloo groups that were closed by a timeout, because the cut alone did not free it."""
 
     level: ClassVar[Level] = "debug"
     duration_s: Seconds
     signals: int
+    timed_out_groups: int = 0
 
 
 class InterruptSwallowed(Event, frozen=True, tag="interrupt.swallowed"):

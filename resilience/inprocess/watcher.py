@@ -15,7 +15,15 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from resilience.adapters import collective_calls, collectives, group_aborts, places, processes, store_constructor
+from resilience.adapters import (
+    collective_calls,
+    collectives,
+    gloo_timeouts,
+    group_aborts,
+    places,
+    processes,
+    store_constructor,
+)
 from resilience.adapters.environment import nvls_may_be_used
 from resilience.adapters.patience import Patience, bounded
 from resilience.adapters.store import StoreLike, drive, execute, wait
@@ -164,7 +172,8 @@ class IterationWatcher:
             self._attempt(self._run_abort)
         signals = self._interrupt()
         self._attempt(self._abort_late_groups)
-        self._emit(InterruptDelivered(duration_s=time.monotonic() - began, signals=signals))
+        duration_s, closed = time.monotonic() - began, gloo_timeouts.count()
+        self._emit(InterruptDelivered(duration_s, signals, timed_out_groups=closed))
 
     def _attempt(self, part: Callable[[], object]) -> None:
         """Run a part of the abort. The main thread is interrupted even if it raises."""
@@ -239,6 +248,8 @@ class IterationWatcher:
         collectives.cut_gloo_sockets()
         group_aborts.begin()  # user code may have built another group
         self._cut_store()
+        if is_alone:
+            gloo_timeouts.begin()
         if is_alone and places.is_in_process_groups(places.place_of(self._main)):
             self._connected = collectives.connect_in_place_of_peers(self._state.world_size, self._connected)
 

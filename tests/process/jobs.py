@@ -298,6 +298,31 @@ def leave_modes_on() -> tuple[bool, bool, str]:
     return function()
 
 
+def wait_behind_an_expired_receive() -> int:
+    """Rank 0 waits in a collective for a connection that gloo no longer reads: it began a receive and forgot it, as a
+    collective does that fails, and rank 1 has sent the message. Rank 2 fails. Returns the iteration that succeeds."""
+
+    @Wrapper(soft_timeout=timedelta(seconds=10), hard_timeout=timedelta(seconds=20))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+        message, rank = torch.ones(1000), dist.get_rank()
+        if call.iteration == 0:
+            if rank == 0:
+                dist.irecv(message, src=1, tag=1)
+            dist.all_reduce(message)
+            if rank == 1:
+                dist.send(message, dst=0, tag=1)
+                dist.send(message, dst=2, tag=2)
+            if rank == 2:
+                dist.recv(message, src=1, tag=2)
+                raise ValueError("by schedule")
+        dist.all_reduce(message)
+        return call.iteration
+
+    return function()
+
+
 def finish_apart() -> int:
     """Rank 0 returns at once; rank 1 fails while rank 0 waits for it to complete."""
 

@@ -83,6 +83,13 @@ def test_modes_of_torch_that_a_failure_left_on_are_off_when_the_function_starts_
     assert [rank.value for rank in job.wait()] == [(True, False, "cpu")] * 2
 
 
+def test_rank_that_waits_behind_a_receive_that_gloo_has_forgotten_restarts_with_the_others(start: Start) -> None:
+    job = start(3, "tests.process.jobs:wait_behind_an_expired_receive")
+    assert [rank.value for rank in job.wait()] == [1] * 3
+    (delivered,) = [record.event for record in job.of(events.InterruptDelivered, rank=0)]
+    assert delivered.timed_out_groups == 1
+
+
 def test_checkpoint_that_one_rank_cannot_save_restarts_all_and_counts_as_that_ranks_fault(start: Start) -> None:
     job = start(2, "tests.process.jobs:save_and_fail")  # torch raises its CheckpointException, a BaseException, on both
     assert [rank.value for rank in job.wait()] == [(1, 0), (1, 1)]
