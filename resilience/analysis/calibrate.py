@@ -184,7 +184,7 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
             "large durations are known only from the histogram, within 1 %, because the file of single values is full"
         )
         limit = _warned(limit, f"{lost} {warning}")
-    return _exceeded(limit, pool.descending[0][0])
+    return timeouts.above_limit(limit)
 
 
 def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
@@ -261,13 +261,6 @@ def _warned(deadline: Deadline, warning: str) -> Deadline:
     return msgspec.structs.replace(deadline, warnings=(*deadline.warnings, warning))
 
 
-def _exceeded(limit: Deadline, longest: float) -> Deadline:
-    """Return the limit, with a warning if it is below the longest healthy occurrence (seconds)."""
-    if limit.timeout_s is None or longest <= limit.timeout_s:
-        return limit
-    return _warned(limit, f"a healthy occurrence took {longest:.4g} s, which is above the limit")
-
-
 def _first(starts: Sequence[StartValues], first: int, usual: Deadline | None, seconds: float, job: _Job) -> Deadline:
     """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit."""
     every = MONTH / job.target.restarts_per_month
@@ -280,7 +273,7 @@ def _first(starts: Sequence[StartValues], first: int, usual: Deadline | None, se
     usual_s = None if usual is None else usual.timeout_s
     if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
         limit = timeouts.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")
-    return msgspec.structs.replace(_exceeded(limit, max(maxima)), occurrences=first)
+    return msgspec.structs.replace(timeouts.above_limit(limit), occurrences=first)
 
 
 # -- the backtest ----------------------------------------------------------------------------------

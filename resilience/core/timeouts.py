@@ -114,6 +114,15 @@ class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
     sources: tuple[SourceFile, ...] = ()
 
 
+def above_limit(known: Deadline) -> Deadline:
+    """Return the entry, with a warning if a healthy occurrence took longer than the limit."""
+    warning = f"a healthy occurrence took {known.max_s:.4g} s, which is above the limit"
+    if known.timeout_s is None or known.max_s <= known.timeout_s or warning in known.warnings:
+        return known
+    warned: Deadline = msgspec.structs.replace(known, warnings=(*known.warnings, warning))
+    return warned
+
+
 def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: float) -> Deadline:
     """Return a fit as an entry of the file. every_s: mean seconds between two occurrences."""
     trials = MONTH / every_s if every_s > 0 else 0.0
@@ -182,7 +191,7 @@ def succeed(
             limit, reason = _following(fresh, previous.timeout_s, max_timeout)
             is_fresh = limit == fresh.timeout_s
             merged[name] = msgspec.structs.replace(
-                with_limit(fresh, limit, reason),
+                above_limit(with_limit(fresh, limit, reason)),
                 previous_timeout_s=previous.timeout_s,
                 groups=fresh.groups if is_fresh else (),
                 outside=fresh.outside if is_fresh else None,
@@ -191,13 +200,27 @@ def succeed(
 
 
 def _bounded(kept: Deadline, max_timeout: float | None) -> Deadline:
-    """Return an earlier deadline that the new runs do not have, with a limit of at most max_timeout seconds."""
+    """Return an earlier deadline that the new runs do not have, with a limit of at most max_timeout seconds. A limit
+    that this shortens states no rate."""
     if kept.timeout_s is None or max_timeout is None or kept.timeout_s <= max_timeout:
         return kept
     reason = f"{kept.reason}; the earlier limit of {kept.timeout_s:.4g} s is above max_timeout, {max_timeout:g} s"
-    return msgspec.structs.replace(
-        with_limit(kept, max_timeout, reason), previous_timeout_s=kept.timeout_s, groups=(), outside=None
+    each, month = (
+        alarms.distribution_free_upper
+        for alarms in (kept.false_alarms_per_occurrence, kept.expected_false_alarms_per_month)
     )
+    if each is not None and max_timeout < kept.max_s:
+        each, month = 1.0, MONTH / kept.every_s if kept.every_s else None
+    bounded = msgspec.structs.replace(
+        with_limit(kept, max_timeout, reason),
+        status="insufficient" if kept.status == "insufficient" else "provisional",
+        false_alarms_per_occurrence=Alarms(None, each),
+        expected_false_alarms_per_month=Alarms(None, month),
+        previous_timeout_s=kept.timeout_s,
+        groups=(),
+        outside=None,
+    )
+    return above_limit(bounded)
 
 
 def _following(fresh: Deadline, earlier_s: float, max_timeout: float | None) -> tuple[float | None, str]:

@@ -14,8 +14,11 @@ import pytest
 from resilience.adapters import timeouts_file
 from resilience.analysis import timings
 from resilience.cli import main
+from resilience.core.configuration import Configuration
 from resilience.errors import ConfigurationError
 from resilience.telemetry.durations import Header, Recorder
+
+ONE = Configuration("train.py", world_size=1)
 
 
 def table(path: Path, n: int = 25_000, runs: int = 2, seed: int = 1, scale: float = 1.0) -> Path:
@@ -31,6 +34,24 @@ def table(path: Path, n: int = 25_000, runs: int = 2, seed: int = 1, scale: floa
     text = ("\n".join(lines) + "\n").encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
+
+
+def recorded(
+    folder: Path, name: str, median: float, *, n: int = 12_000, runs: int = 2, configuration: Configuration = ONE
+) -> list[str]:
+    """Write what the monitors of these runs would have recorded of one deadline; return the run folders."""
+    chance = random.Random(name)
+    folders = []
+    for run in range(runs):
+        for rank in range(configuration.world_size):
+            header = Header(f"{name}{run}", "host", rank, configuration.world_size, configuration, f"{name}{run}")
+            recorder = Recorder(folder / header.run, header, at=0.0)
+            recorder.started("cold", 0.0)
+            for i in range(n):
+                recorder.add(name, median * chance.lognormvariate(0.0, 0.02), i * median)
+            recorder.close(n * median)
+        folders.append(str(folder / f"{name}{run}"))
+    return folders
 
 
 def test_table_gives_limits_on_the_terminal_in_a_file_and_in_a_picture(
@@ -285,3 +306,16 @@ def test_old_limits_that_are_none_are_refused_before_anything_is_written(tmp_pat
         timeouts_file.read(out)
     assert main(["calibrate", str(table(tmp_path / "t.csv", n=1000)), "--out", str(out)]) == 2
     assert out.read_text() == "schema: 99\n"
+
+
+def test_earlier_limit_that_the_longest_limit_shortens_changes_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out.yaml")
+    folder = recorded(tmp_path / "runs", "work", 2.0), recorded(tmp_path / "other", "data", 0.1)
+    assert main(["calibrate", *folder[0], "--out", out]) == 0
+    assert main(["calibrate", *folder[1], "--out", out]) == 0  # the limit of `work` is kept
+    assert main(["calibrate", *folder[1], "--out", out, "--max-timeout", "1.5s"]) == 3
+    kept = timeouts_file.read(Path(out)).deadlines["work"]
+    assert (kept.timeout_s, kept.status) == (1.5, "provisional")
+    assert "which is above the limit" in capsys.readouterr().out

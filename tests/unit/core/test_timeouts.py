@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.timeouts import Deadline, succeed
+from resilience.core.timeouts import Alarms, Deadline, succeed
 
 
 def test_limit_that_is_kept_has_its_own_ratios_to_the_new_durations() -> None:
@@ -50,3 +50,47 @@ def test_limit_is_raised_without_a_fit_up_to_the_longest_limit_only() -> None:
     fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=6.0)
     known = succeed({"step": fresh}, {"step": Deadline(5.0, "ok", "", 1e-6)}, 20.0)["step"]
     assert known.timeout_s == 20.0 and "raised from 5 s" in known.reason
+
+
+RATED = Deadline(
+    100.0,
+    "ok",
+    "fitted",
+    1e-6,
+    expected_false_alarms_per_month=Alarms(0.5, 2.0),
+    false_alarms_per_occurrence=Alarms(1e-6, 1e-4),
+    every_s=10.0,
+    max_s=30.0,
+)
+
+
+def test_earlier_limit_that_the_longest_limit_shortens_states_no_rate() -> None:
+    known = succeed({}, {"save": RATED}, 60.0)["save"]
+    assert (known.timeout_s, known.status) == (60.0, "provisional")
+    assert known.expected_false_alarms_per_month == Alarms(None, 2.0)  # counting holds for any limit above the maximum
+    assert known.false_alarms_per_occurrence == Alarms(None, 1e-4)
+    assert known.warnings == ()
+
+
+def test_earlier_limit_that_becomes_shorter_than_a_healthy_occurrence_says_so() -> None:
+    known = succeed({}, {"save": RATED}, 20.0)["save"]
+    assert known.expected_false_alarms_per_month == Alarms(None, 259_200.0)  # one for each occurrence
+    assert known.false_alarms_per_occurrence == Alarms(None, 1.0)
+    assert known.warnings == ("a healthy occurrence took 30 s, which is above the limit",)
+    again = succeed({}, {"save": known}, 10.0)["save"]
+    assert again.warnings == known.warnings
+
+
+def test_earlier_limit_of_too_few_durations_stays_without_an_answer() -> None:
+    kept = Deadline(100.0, "insufficient", "too few; kept at 100 s", 1e-6, max_s=3.0)
+    known = succeed({}, {"save": kept}, 20.0)["save"]
+    assert (known.timeout_s, known.status) == (20.0, "insufficient")
+    assert known.false_alarms_per_occurrence == Alarms()
+
+
+@pytest.mark.parametrize("earlier_s", [100.0, 5.0], ids=["kept", "raised"])
+def test_limit_without_a_fit_that_is_shorter_than_a_healthy_occurrence_says_so(earlier_s: float) -> None:
+    fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=30.0)
+    known = succeed({"step": fresh}, {"step": Deadline(earlier_s, "ok", "", 1e-6)}, 20.0)["step"]
+    assert known.timeout_s == 20.0
+    assert known.warnings == ("a healthy occurrence took 30 s, which is above the limit",)
