@@ -114,6 +114,10 @@ class _Job(msgspec.Struct, frozen=True):
         """Return the accepted false-alarm probability of one occurrence. every: mean seconds between occurrences."""
         return calibration.trial_probability(self.share, 1, self.target.horizon_s, every, self.observed, self.ranks)
 
+    def entry(self, fitted: Timeout, every: float, seconds: float, p99: float) -> Deadline:
+        """Return a fit as an entry of the file. every: mean seconds between occurrences. seconds: observed time."""
+        return timeouts.deadline(fitted, every, self.observed, seconds / 3600, p99, self.ranks / self.observed)
+
     def among(self, deadlines: int) -> _Job:
         """Return the target divided among this number of deadlines."""
         shared: _Job = msgspec.structs.replace(self, share=self.share / deadlines)
@@ -173,7 +177,7 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
         return None
     every = _every(observed, seconds)
     fitted = _fitted(pool, observed, every, job)
-    limit = timeouts.deadline(fitted, every, job.observed, seconds / 3600, quantile(pool.descending, 0.99))
+    limit = job.entry(fitted, every, seconds, quantile(pool.descending, 0.99))
     medians = [deadline.rank_medians for deadline in observed if deadline.rank_medians[1]]
     if medians:
         lowest_median, highest_median = min(low for low, _ in medians), max(high for _, high in medians)
@@ -269,7 +273,7 @@ def _first(starts: Sequence[StartValues], first: int, usual: Deadline | None, se
     fitted = fit_first(
         maxima, job.p(every), target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout
     )
-    limit = timeouts.deadline(fitted, every, job.observed, seconds / 3600, max(maxima))
+    limit = job.entry(fitted, every, seconds, max(maxima))
     usual_s = None if usual is None else usual.timeout_s
     if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
         limit = timeouts.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")

@@ -53,7 +53,7 @@ def write(path: Path, observed: Input, timeouts: Timeouts) -> None:
     ]
     for number, name in enumerate(names):
         x, y = number % COLUMNS * WIDTH, number // COLUMNS * HEIGHT
-        parts.append(f'<g transform="translate({x},{y})">{_panel(name, timeouts.deadlines[name], observed)}</g>')
+        parts.append(f'<g transform="translate({x},{y})">{_panel(name, timeouts, observed)}</g>')
     if not names:
         parts.append('<text x="20" y="30">No deadline has enough durations to draw.</text>')
     if not files.replace(path, text("\n".join([*parts, "</svg>"]) + "\n").encode()):
@@ -76,7 +76,8 @@ class _Axes:
         return TOP + min(1.0, max(0.0, down)) * (HEIGHT - TOP - BOTTOM)
 
 
-def _panel(name: str, deadline: Deadline, observed: Input) -> str:
+def _panel(name: str, timeouts: Timeouts, observed: Input) -> str:
+    deadline = timeouts.deadlines[name]
     observations = [run.deadlines[name] for run in observed.runs if name in run.deadlines]
     pool = pool_of(observations, warm_up(name, observations))
     top, limit = pool.descending[0][0], deadline.timeout_s or pool.descending[0][0]
@@ -89,7 +90,7 @@ def _panel(name: str, deadline: Deadline, observed: Input) -> str:
         _grid(axes),
         f'<polyline class="seen" points="{_survival(pool.descending, axes)}"/>',
     ]
-    tail = _tail(deadline, axes)
+    tail = _tail(deadline, timeouts.ranks, axes)
     if tail:
         parts.append(f'<polyline class="tail" points="{tail}"/>')
     marks = [("max", top, "longest"), ("five", calibration.FACTOR * top, "5 times the longest")]
@@ -131,12 +132,13 @@ def _survival(descending: Sequence[tuple[float, int]], axes: _Axes) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points[::step] + points[-1:])
 
 
-def _tail(deadline: Deadline, axes: _Axes) -> str:
-    """Return the line from the largest value, at share 1 / n, to the limit, at its stated bound."""
-    upper, limit = deadline.expected_false_alarms_per_month.model_upper, deadline.timeout_s
-    if upper is None or limit is None or not deadline.every_s:
+def _tail(deadline: Deadline, ranks: int, axes: _Axes) -> str:
+    """Return the line from the largest value, at share 1 / n, to the limit, at its stated bound. ranks: of the job that
+    the bound is stated for; the curve is of the observed ranks."""
+    upper, limit = deadline.false_alarms_per_occurrence.model_upper, deadline.timeout_s
+    if upper is None or limit is None:
         return ""
-    share = upper * deadline.every_s / calibration.MONTH
+    share = upper / max(1.0, ranks / max(1, deadline.ranks))
     first = f"{axes.x(deadline.max_s):.1f},{axes.y(1 / deadline.n):.1f}"
     return f"{first} {axes.x(limit):.1f},{axes.y(share):.1f}"
 

@@ -61,7 +61,8 @@ class OutsideLimit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit of one deadline and its basis. Durations in seconds. expected_false_alarms_per_month: in 30 days of the
-    whole job. false_alarms_per_occurrence: the probability of one. occurrences: for a deadline of first occurrences,
+    whole job, with the ranks that it was fitted for. false_alarms_per_occurrence: the probability of one, for the same
+    ranks. ranks: observed; p is for these. occurrences: for a deadline of first occurrences,
     their number after a start. rank_medians_s: the lowest and the highest median of single ranks; all other values are
     of the slowest rank of each occurrence. groups: limits of groups of similar ranks, which take precedence. outside: a
     shorter limit outside known phases after a cold start."""
@@ -123,11 +124,18 @@ def above_limit(known: Deadline) -> Deadline:
     return warned
 
 
-def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: float) -> Deadline:
-    """Return a fit as an entry of the file. every_s: mean seconds between two occurrences."""
+def deadline(
+    fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: float, per_observed: float = 1.0
+) -> Deadline:
+    """Return a fit as an entry of the file. every_s: mean seconds between two occurrences. ranks: observed.
+    per_observed: ranks of the job for each observed one; if there are more, a false alarm is likelier in proportion, as
+    in `trial_probability`."""
     trials = MONTH / every_s if every_s > 0 else 0.0
     is_rated = fitted.status in ("ok", "tentative")
-    alarms = Alarms(fitted.model_upper if is_rated else None, fitted.distribution_free_upper)
+    alarms = Alarms(
+        _of_job(fitted.model_upper if is_rated else None, per_observed),
+        _of_job(fitted.distribution_free_upper, per_observed),
+    )
     limit = fitted.timeout_s
     return Deadline(
         timeout_s=limit,
@@ -153,6 +161,11 @@ def deadline(fitted: Timeout, every_s: float, ranks: int, hours: float, p99_s: f
         excluded_hangs=fitted.excluded_hangs,
         warnings=fitted.warnings,
     )
+
+
+def _of_job(probability: float | None, per_observed: float) -> float | None:
+    """Return the probability that a rank of the job, which may have more ranks than were observed, is late."""
+    return None if probability is None else min(1.0, probability * max(1.0, per_observed))
 
 
 def _times(probability: float | None, trials: float) -> float | None:

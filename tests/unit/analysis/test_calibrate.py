@@ -9,10 +9,10 @@ import pytest
 from resilience.analysis.calibrate import DEFAULT, Target, backtest, calibrate
 from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues
 from resilience.analysis.timings import Input
-from resilience.core.calibration import Cut
+from resilience.core.calibration import MONTH, Cut
 from resilience.core.configuration import Configuration
 from resilience.core.phases import Phases
-from resilience.core.timeouts import SCHEMA, Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.core.timeouts import SCHEMA, Alarms, Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.errors import ConfigurationError
 
 EIGHT, SIXTY_FOUR = (Configuration("train.py", world_size=world) for world in (8, 64))
@@ -115,6 +115,32 @@ def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does
     timeouts = {answer.left_out: answer.timeout_s for answer in backtest(runs, Target(min_timeout=0.001)).answers}
     assert timeouts["a"] < 0.3
     assert timeouts["b"] == timeouts["c"] == pytest.approx(1.5 * 0.3)
+
+
+def test_rates_are_those_of_the_job_that_the_limits_are_for() -> None:
+    runs = [run(name, observed=steps(12_000, seed=seed)) for seed, name in enumerate("ab")]
+    usual, large = (calibrate(Input(runs, []), Target(false_alarms=100.0, ranks=ranks)) for ranks in (0, 80))
+    for name in ("step", "step.first"):
+        for columns in ("expected_false_alarms_per_month", "false_alarms_per_occurrence"):
+            before, now = (getattr(made.deadlines[name], columns) for made in (usual, large))
+            if name == "step":  # counting does not depend on the limit
+                assert now.distribution_free_upper == pytest.approx(10 * before.distribution_free_upper)
+            else:
+                assert now == before == Alarms()  # too few starts
+    known = large.deadlines["step"]
+    monthly, each = known.expected_false_alarms_per_month.model_upper, known.false_alarms_per_occurrence.model_upper
+    assert known.status == "ok" and known.ranks == 8
+    assert monthly is not None and each is not None
+    assert each <= 10 * known.p * 1.0001 and monthly <= 100.0 / 2 * 1.0001  # half of the target is for first steps
+    smaller = calibrate(Input(runs, []), Target(false_alarms=100.0, ranks=2)).deadlines["step"]
+    assert smaller == usual.deadlines["step"]
+
+
+def test_probability_of_a_false_alarm_is_one_at_most() -> None:
+    runs = [run(name, observed=steps(50, seed=seed)) for seed, name in enumerate("ab")]
+    known = calibrate(Input(runs, []), Target(ranks=8000)).deadlines["step"]
+    assert known.false_alarms_per_occurrence.distribution_free_upper == 1.0
+    assert known.expected_false_alarms_per_month.distribution_free_upper == pytest.approx(MONTH / known.every_s)
 
 
 def first_steps(*seconds: float, target: Target) -> Deadline:
