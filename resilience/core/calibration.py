@@ -195,10 +195,10 @@ def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ..
     """Return (exposure without an event, excluded hangs, kills of unknown health).
 
     An occurrence that was cut below 1.5 times the maximum counts as exposure: it lasted at least that long. A longer
-    one may have hung and is excluded. An occurrence that a limit ended is excluded only beyond the rule of thumb."""
+    one may have hung and is excluded. Whether an occurrence that a limit ended hung is unknown however long it took."""
     top = pool.descending[0][0]
-    kills = tuple(cut.seconds for cut in cuts if cut.end == "killed" and cut.seconds <= FACTOR * top)
-    others = [cut for cut in cuts if cut.end != "killed" or cut.seconds > FACTOR * top]
+    kills = tuple(cut.seconds for cut in cuts if cut.end == "killed")
+    others = [cut for cut in cuts if cut.end != "killed"]
     hangs = tuple(cut.seconds for cut in others if cut.end == "hang" or cut.seconds > NEAR_TOP * top)
     return len(others) - len(hangs), hangs, kills
 

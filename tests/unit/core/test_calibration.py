@@ -159,7 +159,7 @@ def test_smooth_heavy_tail_is_one_mode() -> None:
 def test_hang_is_left_out_and_never_raises_a_limit() -> None:
     runs = lognormal(40_000, 0.02, 10)
     plain = fit(runs, p=1e-6)
-    with_hangs = fit(runs, p=1e-6, censored=[Cut(600.0, "hang"), Cut(1800.0, "killed")])
+    with_hangs = fit(runs, p=1e-6, censored=[Cut(600.0, "hang"), Cut(1800.0, "cut")])
     assert with_hangs.timeout_s == plain.timeout_s
     assert with_hangs.excluded_hangs == (600.0, 1800.0)
 
@@ -177,8 +177,11 @@ def test_occurrences_that_a_limit_ended_raise_it_up_to_five_times_the_longest_he
     assert raised.max_s == plain.max_s  # they are no evidence of what is healthy
     assert raised.timeout_s == pytest.approx(1.5 * 2.1)
     assert "it is not known whether they hung" in raised.warnings[0]
-    bounded = fit(runs, p=1e-6, censored=[Cut(5.0, "killed")])
-    assert bounded.timeout_s == pytest.approx(5 * plain.max_s)
+    for seconds in (5.0, 6.0, 600.0):  # a limit above 5 times the longest healthy one may have ended a healthy one too
+        bounded = fit(runs, p=1e-6, censored=[Cut(seconds, "killed")])
+        assert bounded.timeout_s == pytest.approx(5 * plain.max_s)
+        assert f"the longest after {seconds:.4g} s" in bounded.warnings[0]
+        assert "raise the limit" in bounded.warnings[0] and bounded.excluded_hangs == ()
 
 
 def test_rate_that_is_stated_goes_no_farther_than_the_tail_is_followed() -> None:
