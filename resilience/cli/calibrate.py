@@ -124,10 +124,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.backtest:
         return calibrate_backtest.run(observed.runs, target, arguments.n, arguments.json)
     timeouts = calibrate(observed, target, previous, _progress("fitting"))
-    if arguments.plot is not None:
-        calibrate_plot.write(arguments.plot, observed, timeouts)
     if arguments.out is not None:
         timeouts_file.write(arguments.out, timeouts)
+    if arguments.plot is not None:
+        calibrate_plot.write(arguments.plot, observed, timeouts)
     if arguments.json:
         say_json(encoding.to_json_page(timeouts))
     elif arguments.format == "torchelastic":

@@ -37,13 +37,16 @@ svg{background:#fff;font:12px system-ui,sans-serif;fill:#1f2328}
 
 
 def write(path: Path, observed: Input, timeouts: Timeouts) -> None:
-    """Draw every deadline that has enough durations. Raises: ConfigurationError if the file cannot be written."""
-    names = [
-        name
+    """Draw every deadline of which these runs have enough durations. Raises: ConfigurationError if the file cannot be
+    written."""
+    pools = {
+        name: pool
         for name, deadline in timeouts.deadlines.items()
-        if split(name)[1] is None and deadline.n >= calibration.FEWEST
-    ]
-    rows = max(1, math.ceil(len(names) / COLUMNS))
+        if split(name)[1] is None
+        and deadline.n >= calibration.FEWEST
+        and (pool := _observed(name, observed)).n  # a limit that is kept from an earlier file may have none
+    }
+    rows = max(1, math.ceil(len(pools) / COLUMNS))
     width, height = COLUMNS * WIDTH, rows * HEIGHT + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -51,10 +54,10 @@ def write(path: Path, observed: Input, timeouts: Timeouts) -> None:
         f"<style>{STYLE}</style>",
         _legend(height - 12),
     ]
-    for number, name in enumerate(names):
+    for number, (name, pool) in enumerate(pools.items()):
         x, y = number % COLUMNS * WIDTH, number // COLUMNS * HEIGHT
-        parts.append(f'<g transform="translate({x},{y})">{_panel(name, timeouts, observed)}</g>')
-    if not names:
+        parts.append(f'<g transform="translate({x},{y})">{_panel(name, timeouts, pool)}</g>')
+    if not pools:
         parts.append('<text x="20" y="30">No deadline has enough durations to draw.</text>')
     if not files.replace(path, text("\n".join([*parts, "</svg>"]) + "\n").encode()):
         raise ConfigurationError(f"cannot write {path}; check free space and permissions")
@@ -76,10 +79,14 @@ class _Axes:
         return TOP + min(1.0, max(0.0, down)) * (HEIGHT - TOP - BOTTOM)
 
 
-def _panel(name: str, timeouts: Timeouts, observed: Input) -> str:
-    deadline = timeouts.deadlines[name]
+def _observed(name: str, observed: Input) -> calibration.Pool:
+    """Return the durations of a deadline in these runs, without the first ones; empty if no run has it."""
     observations = [run.deadlines[name] for run in observed.runs if name in run.deadlines]
-    pool = pool_of(observations, warm_up(name, observations))
+    return pool_of(observations, warm_up(name, observations))
+
+
+def _panel(name: str, timeouts: Timeouts, pool: calibration.Pool) -> str:
+    deadline = timeouts.deadlines[name]
     top, limit = pool.descending[0][0], deadline.timeout_s or pool.descending[0][0]
     bottom = pool.descending[-1][0]
     hangs = [seconds_ for seconds_ in deadline.excluded_hangs if seconds_ > 0]

@@ -319,3 +319,21 @@ def test_earlier_limit_that_the_longest_limit_shortens_changes_the_exit_status(
     kept = timeouts_file.read(Path(out)).deadlines["work"]
     assert (kept.timeout_s, kept.status) == (1.5, "provisional")
     assert "which is above the limit" in capsys.readouterr().out
+
+
+def test_picture_shows_what_was_observed_and_leaves_out_limits_of_earlier_runs(tmp_path: Path) -> None:
+    out, picture = tmp_path / "out.yaml", tmp_path / "plot.svg"
+    main(["calibrate", *recorded(tmp_path / "runs", "work", 2.0, n=100), "--out", str(out)])
+    later = recorded(tmp_path / "other", "data", 0.1, n=100)
+    assert main(["calibrate", *later, "--out", str(out), "--plot", str(picture)]) == 3
+    assert {"work", "data"} <= timeouts_file.read(out).deadlines.keys()
+    texts = [element.text for element in ElementTree.parse(picture).iter() if element.tag.endswith("text")]
+    assert "data" in texts and "work" not in texts
+
+
+def test_limits_are_written_even_if_the_picture_cannot_be(tmp_path: Path) -> None:
+    out = tmp_path / "out.yaml"
+    (tmp_path / "file").touch()
+    runs = recorded(tmp_path, "work", 2.0, n=100)
+    assert main(["calibrate", *runs, "--out", str(out), "--plot", str(tmp_path / "file" / "plot.svg")]) == 2
+    assert timeouts_file.read(out).deadlines["work"].timeout_s
