@@ -305,7 +305,8 @@ def _learned(seconds: float, known: Deadline | RankGroupLimit, occurrences: int)
 
 
 def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
-    """Return the limits of one rank: those of its group, if the world size is the one for which groups were fitted."""
+    """Return the limits of one rank: those of its group, if the world size is the one for which groups were fitted. The
+    limit outside known phases holds for it too if it is shorter."""
     chosen = msgspec.structs.replace(limits, groups={}, group_world=0)
     if rank is None or world_size != limits.group_world:
         return chosen
@@ -316,8 +317,12 @@ def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
                 changed = (
                     {name: group.limit} if section is None else {"sections": {**chosen.sections, section: group.limit}}
                 )
-                learned = {**chosen.learned, name: group.learned}
-                outside = {known: limit for known, limit in chosen.outside.items() if known != name}
+                outside_s = limits.learned[name].outside_s  # of the slowest rank of each occurrence, so of any rank
+                outside = dict(chosen.outside)
+                if outside_s >= group.learned.timeout_s:
+                    outside_s = 0.0
+                    outside.pop(name, None)
+                learned = {**chosen.learned, name: msgspec.structs.replace(group.learned, outside_s=outside_s)}
                 chosen = msgspec.structs.replace(chosen, learned=learned, outside=outside, **changed)
     return chosen
 

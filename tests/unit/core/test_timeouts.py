@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.timeouts import Alarms, Deadline, succeed
+from resilience.core.calibration import MONTH
+from resilience.core.configuration import Configuration
+from resilience.core.phases import Phases
+from resilience.core.timeouts import (
+    SCHEMA,
+    Alarms,
+    Deadline,
+    OutsideLimit,
+    RankGroupLimit,
+    Timeouts,
+    in_force,
+    of_rank,
+    succeed,
+)
+from resilience.core.watch import Limit, Limits, Outside
+
+PHASES = Phases((10, 20), 30)
 
 
 def test_limit_that_is_kept_has_its_own_ratios_to_the_new_durations() -> None:
@@ -94,3 +110,27 @@ def test_limit_without_a_fit_that_is_shorter_than_a_healthy_occurrence_says_so(e
     known = succeed({"step": fresh}, {"step": Deadline(earlier_s, "ok", "", 1e-6)}, 20.0)["step"]
     assert known.timeout_s == 20.0
     assert known.warnings == ("a healthy occurrence took 30 s, which is above the limit",)
+
+
+def with_groups(*groups: tuple[str, float], outside_s: float) -> Limits:
+    """Return the limits of a job of four ranks, whose section `work` has these limits of groups."""
+    work = Deadline(
+        20.0,
+        "short",
+        "",
+        1e-6,
+        groups=tuple(RankGroupLimit(ranks, limit, "short", "") for ranks, limit in groups),
+        outside=OutsideLimit(outside_s, "short", "", PHASES),
+    )
+    return in_force(
+        Timeouts(SCHEMA, Configuration("train.py", world_size=4), "", 1.0, MONTH, 4, {"work": work}), Limits()
+    )
+
+
+def test_limit_outside_known_phases_holds_for_a_group_of_ranks_with_a_longer_limit() -> None:
+    known = with_groups(("0-1", 2.0), ("2-3", 10.0), outside_s=4.0)
+    fast, slow = of_rank(known, 1, 4), of_rank(known, 2, 4)
+    assert (slow.sections["work"].hard, slow.outside["work"]) == (10.0, Outside(Limit(hard=4.0), PHASES))
+    assert slow.learned["work"].outside_s == 4.0
+    assert (fast.sections["work"].hard, fast.outside) == (2.0, {})  # shorter everywhere
+    assert fast.learned["work"].outside_s == 0.0
