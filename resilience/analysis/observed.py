@@ -112,9 +112,12 @@ class ObservedDeadline(msgspec.Struct):
         remaining = max(0, self.n - counts.total() - early)
         small = [(value, count) for value, count in _descending(self.body) if value <= self.above]
         small_total = sum(count for _, count in small)
-        for value, count in small:
-            if share := round(count * remaining / small_total):
+        before, given = 0, 0
+        for value, count in small:  # whole occurrences, which add up: each bucket gets what is missing up to its end
+            before += count
+            if share := round(before * remaining / small_total) - given:
                 counts[value] += share
+                given += share
         return counts
 
     def first_half_max(self, first: int) -> float:

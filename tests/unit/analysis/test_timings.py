@@ -369,6 +369,16 @@ def test_rank_that_moves_between_nodes_stays_in_its_group(tmp_path: Path) -> Non
     assert [group.n for run in given.runs for group in run.groups["train"].values()] == [2000] * 4
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_no_occurrence_is_lost_or_counted_twice_with_any_number_of_ranks(tmp_path: Path, world: int) -> None:
+    chance = random.Random(world)
+    for rank in range(world):
+        values = [2.0 * chance.lognormvariate(0.0, 0.5) for _ in range(600)]
+        record(tmp_path / "run", [("cold", values)], rank=rank, world=world)
+    (run,) = timings.read([tmp_path / "run"]).runs
+    assert [run.deadlines["train"].counts(first).total() for first in (0, 1, 50)] == [600, 599, 550]
+
+
 def test_large_durations_that_no_file_kept_count_on_each_node_of_a_rank(tmp_path: Path) -> None:
     values = [*steps(2000, 1), *[0.5] * 15]
     folder = moved(tmp_path / "run", [("n0", values), ("n1", values)])
