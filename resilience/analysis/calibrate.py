@@ -56,8 +56,8 @@ def calibrate(
     """Return a limit for each deadline of these runs. previous: earlier limits, which are merged.
     Raises: ConfigurationError for runs or earlier limits that do not fit together."""
     runs = check(observations.runs, target)
-    earlier = {} if previous is None else _earlier(previous, runs[0], target)
     job = _Job.of(runs, target)
+    earlier = {} if previous is None else _earlier(previous, runs[0], job)
     names = sorted({name for run in runs for name in run.deadlines})
     limits: dict[str, Deadline] = {}
     for number, name in enumerate(names):
@@ -143,24 +143,25 @@ def check(runs: Sequence[ObservedRun], target: Target) -> list[ObservedRun]:
     return list(runs)
 
 
-def _earlier(previous: Timeouts, run: ObservedRun, target: Target) -> Mapping[str, Deadline]:
-    """Return the earlier limits as they apply to the configuration of this run: limits of single ranks hold for one
-    world size, and limits outside known phases for equal arguments. Raises: ConfigurationError if limits of the earlier
-    configuration do not fit this run."""
+def _earlier(previous: Timeouts, run: ObservedRun, job: _Job) -> Mapping[str, Deadline]:
+    """Return the earlier limits as they apply to the configuration of this run and to the job: limits of single ranks
+    hold for one world size, limits outside known phases for equal arguments, and rates for a number of ranks and a
+    target. Raises: ConfigurationError if limits of the earlier configuration do not fit this run."""
     was, now = previous.configuration, run.configuration
     found = differences(was, now, previous.ranks)
     reason = serious(found)
-    if reason and not target.is_pooled:
+    if reason and not job.target.is_pooled:
         raise ConfigurationError(
             f"the existing limits file and run {run.name} differ: {reason}. Write the limits to another --out file, or "
             "use --pool if the difference does not affect durations"
         )
+    earlier = timeouts.refitted_for(previous, job.ranks, job.target.false_alarms, job.target.horizon_s)
     if not found:
-        return previous.deadlines
+        return earlier
     is_same_shape = not reason and was.world_size == now.world_size
     return {
         name: msgspec.structs.replace(known, groups=known.groups if is_same_shape else (), outside=None)
-        for name, known in previous.deadlines.items()
+        for name, known in earlier.items()
     }
 
 

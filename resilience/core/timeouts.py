@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import get_args
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -21,6 +21,10 @@ from resilience.core.watch import NO_LIMIT, First, Learned, Limit, Limits, OfRan
 SCHEMA = 2
 NEAR_MISS = 0.67  # of the limit: a healthy occurrence this long shows that the limit is too short
 MEDIAN_MOVED = 0.20
+CLAIMS: frozenset[Status] = frozenset(
+    ("ok", "tentative", "short")
+)  # that say how often an occurrence exceeds the limit
+ROUNDED = 1e-5  # of a value in the file
 RARE = 3.09  # standard deviations: 99.9 %
 
 
@@ -57,6 +61,9 @@ class OutsideLimit(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 0
     max_s: float = 0.0
     median_s: float = 0.0
+
+
+_Part = TypeVar("_Part", RankGroupLimit, OutsideLimit)
 
 
 class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -186,6 +193,39 @@ def with_limit(known: Deadline, timeout_s: float | None, reason: str) -> Deadlin
         ratio_to_median=_ratio(timeout_s, known.median_s),
     )
     return changed
+
+
+def refitted_for(previous: Timeouts, ranks: int, target_false_alarms: float, horizon_s: float) -> dict[str, Deadline]:
+    """Return earlier limits for a file with this number of ranks and this target. A limit that was fitted for fewer
+    ranks, or for more false alarms in the same time, states no rate there."""
+    reasons = []
+    if previous.ranks < ranks:
+        reasons.append(f"it was fitted for {previous.ranks} ranks, the target is for {ranks}")
+    before, now = previous.target_false_alarms / previous.horizon_s, target_false_alarms / horizon_s
+    if before > now * (1.0 + ROUNDED):
+        reasons.append(f"it was fitted for {before / now:.3g} times as many false alarms as the target allows")
+    if not reasons:
+        return dict(previous.deadlines)
+    return {name: _without_rate(known, "; ".join(reasons)) for name, known in previous.deadlines.items()}
+
+
+def _without_rate(known: Deadline, reason: str) -> Deadline:
+    """Return the entry with the same limits and no claim. reason: why."""
+    is_claimed = known.status in CLAIMS
+    unclaimed: Deadline = msgspec.structs.replace(
+        known,
+        status="provisional" if is_claimed else known.status,
+        reason=f"{known.reason}; {reason}" if is_claimed else known.reason,
+        false_alarms_per_occurrence=Alarms(),
+        expected_false_alarms_per_month=Alarms(),
+        groups=tuple(_unclaimed(group) for group in known.groups),
+        outside=None if known.outside is None else _unclaimed(known.outside),
+    )
+    return unclaimed
+
+
+def _unclaimed(limit: _Part) -> _Part:
+    return msgspec.structs.replace(limit, status="provisional") if limit.status in CLAIMS else limit
 
 
 def succeed(

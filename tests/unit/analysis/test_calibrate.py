@@ -21,6 +21,8 @@ SAVE = Deadline(
     "ok",
     "fitted earlier",
     1e-6,
+    expected_false_alarms_per_month=Alarms(0.1, 2.0),
+    false_alarms_per_occurrence=Alarms(1e-6, 1e-4),
     groups=(RankGroupLimit("0-3", 2.0, "ok", "fitted earlier"),),
     outside=OutsideLimit(1.0, "ok", "fitted earlier", Phases((10,), 20)),
 )
@@ -43,9 +45,17 @@ def run(name: str, configuration: Configuration = EIGHT, observed: ObservedDeadl
     return ObservedRun(name, configuration, configuration.world_size, seconds, {"step": deadline})
 
 
-def merged(now: Configuration, before: Configuration = EIGHT, ranks: int = 0, target: Target = DEFAULT) -> Deadline:
+def merged(
+    now: Configuration,
+    before: Configuration = EIGHT,
+    ranks: int = 0,
+    target: Target = DEFAULT,
+    alarms: float = 1.0,
+    horizon_s: float = MONTH,
+    save: Deadline = SAVE,
+) -> Deadline:
     """Return the earlier limit of a section that the new runs do not have, as it is written again."""
-    previous = Timeouts(SCHEMA, before, "", 1.0, 1.0, ranks or before.world_size, {"section:save": SAVE})
+    previous = Timeouts(SCHEMA, before, "", alarms, horizon_s, ranks or before.world_size, {"section:save": save})
     runs = [run(name, now) for name in ("a", "b")]
     return calibrate(Input(runs, []), target, previous).deadlines["section:save"]
 
@@ -67,6 +77,38 @@ def test_earlier_limits_that_the_user_pools_lose_those_of_single_ranks_and_known
 def test_earlier_limits_fitted_for_more_ranks_are_kept_without_those_of_single_ranks() -> None:
     known = merged(SIXTY_FOUR, ranks=64)
     assert (known.timeout_s, known.groups, known.outside) == (5.0, (), None)
+
+
+@pytest.mark.parametrize(
+    ("target", "alarms", "horizon_s", "words"),
+    [
+        (Target(ranks=64), 1.0, MONTH, "fitted for 8 ranks, the target is for 64"),
+        (Target(false_alarms=0.1), 1.0, MONTH, "fitted for 10 times as many false alarms as the target allows"),
+        (DEFAULT, 1.0, MONTH / 30, "fitted for 30 times as many false alarms"),
+    ],
+    ids=["more ranks", "fewer false alarms", "longer horizon"],
+)
+def test_earlier_limits_state_no_rate_for_more_ranks_or_a_stricter_target(
+    target: Target, alarms: float, horizon_s: float, words: str
+) -> None:
+    known = merged(EIGHT, target=target, alarms=alarms, horizon_s=horizon_s)
+    assert (known.timeout_s, known.status) == (5.0, "provisional")
+    assert words in known.reason
+    assert known.expected_false_alarms_per_month == known.false_alarms_per_occurrence == Alarms()
+    assert known.outside is not None
+    assert [part.status for part in (*known.groups, known.outside)] == ["provisional", "provisional"]
+    again = merged(EIGHT, target=target, alarms=alarms, horizon_s=horizon_s, save=known)
+    assert again.reason == known.reason
+
+
+@pytest.mark.parametrize(
+    ("alarms", "horizon_s", "target"),
+    [(0.5, MONTH, DEFAULT), (1.0, 12 * MONTH, DEFAULT), (0.333333, MONTH, Target(false_alarms=1 / 3))],
+)
+def test_earlier_limits_keep_their_rate_for_an_equal_or_easier_target(
+    alarms: float, horizon_s: float, target: Target
+) -> None:
+    assert merged(EIGHT, target=target, alarms=alarms, horizon_s=horizon_s) == SAVE
 
 
 def test_earlier_phases_end_with_other_arguments_because_they_may_be_elsewhere() -> None:
