@@ -15,7 +15,7 @@ from typing import get_args
 
 import msgspec
 
-from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues, pool_of, warm_up
+from resilience.analysis.observed import ObservedDeadline, ObservedRun, pool_of, warm_up
 from resilience.analysis.outside import outside_phases
 from resilience.analysis.timings import Input
 from resilience.core import calibration, timeouts
@@ -73,14 +73,12 @@ def calibrate(
             outside = _outside(observed_deadlines, first, usual.timeout_s, p, target)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
         for start in get_args(Start):
-            first_values = [
-                begun
+            by_run = [
+                [begun.values for begun in deadline.starts if begun.how == start and begun.values]
                 for deadline in observed_deadlines
-                for begun in deadline.starts
-                if begun.how == start and begun.values
             ]
-            if first_values:
-                limits[first_of(name, start)] = _first(first_values, first, usual, seconds, job)
+            if any(by_run):
+                limits[first_of(name, start)] = _first(by_run, first, usual, seconds, job)
     if progress is not None:
         progress("", len(names), len(names))
     return Timeouts(
@@ -266,13 +264,21 @@ def _warned(deadline: Deadline, warning: str) -> Deadline:
     return msgspec.structs.replace(deadline, warnings=(*deadline.warnings, warning))
 
 
-def _first(starts: Sequence[StartValues], first: int, usual: Deadline | None, seconds: float, job: _Job) -> Deadline:
-    """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit."""
+def _first(
+    by_run: Sequence[Sequence[Sequence[float]]], first: int, usual: Deadline | None, seconds: float, job: _Job
+) -> Deadline:
+    """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit. by_run:
+    the durations after each of its starts."""
     every = MONTH / job.target.restarts_per_month
-    maxima = [max(start.values[:first]) for start in starts]
+    maxima = [max(values[:first]) for starts in by_run for values in starts]
     target = job.target
     fitted = fit_first(
-        maxima, job.p(every), target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout
+        maxima,
+        job.p(every),
+        target.confidence,
+        runs=sum(map(bool, by_run)),
+        min_timeout=target.min_timeout,
+        max_timeout=target.max_timeout,
     )
     limit = job.entry(fitted, every, seconds, max(maxima))
     usual_s = None if usual is None else usual.timeout_s

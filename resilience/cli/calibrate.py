@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def status(timeouts: Timeouts) -> int:
-    """Return the exit status for these limits. First occurrences do not count: they need 30 starts to get a rate."""
+    """Return the exit status for these limits. First occurrences do not count: few jobs start often enough."""
     states = {deadline.status for name, deadline in timeouts.deadlines.items() if split(name)[1] is None}
     if "insufficient" in states:
         return SOME_INSUFFICIENT

@@ -38,7 +38,6 @@ RUNS_AGREE = 1.25  # largest ratio of the medians of two runs of one configurati
 UNKNOWN_SHIFT = math.log(1.1)  # between runs, if two were observed
 UNSEEN_SHIFT = math.log(RUNS_AGREE)  # between runs, if one was observed: as much as agreeing runs may differ
 FEWEST_EPISODES = 5  # events that a mode needs if it comes in episodes
-FEWEST_RESTARTS = 5  # first occurrences needed to know their rate
 LONGEST_WARM_UP, SETTLED = 50, 5  # occurrences
 
 
@@ -134,12 +133,13 @@ def fit_pool(
     min_timeout: float = 1.0,
     max_timeout: float | None = None,
     fewest_short: int = SHORT,
+    runs: int | None = None,
 ) -> Timeout:
     """Like `fit`, for durations that were pooled before, for example from histograms. fewest_short: durations needed
-    for the status `short`."""
+    for the status `short`. runs: number of runs, if the pool does not keep them apart."""
     if not 0.0 < p < 1.0 or not 0.0 < confidence < 1.0:
         raise ValueError(f"p is {p!r} and confidence {confidence!r}, expected both between 0 and 1")
-    n, runs = pool.n, len(pool.run_medians)
+    n, runs = pool.n, len(pool.run_medians) if runs is None else runs
     if n < FEWEST:
         top = pool.descending[0][0] if n else 0.0
         middle = quantile(pool.descending, 0.5) if n else 0.0
@@ -152,7 +152,7 @@ def fit_pool(
     tails = [tail for mode in modes for tail in credible(tails_of(mode, confidence, pool.tops, n))]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
-    status, reason = _status(pool, values, n, p, level, fewest_short)
+    status, reason = _status(pool, values, n, runs, p, level, fewest_short)
     counted = math.exp(max(tail.level(SHORT_SHARE / n, n) for tail in tails) + shift)
     timeout = {
         "ok": max(level, FLOOR * top),
@@ -260,22 +260,30 @@ def unlike_runs(runs: int, confidence: float = 0.95) -> float:
 
 
 def _status(
-    pool: Pool, values: Sequence[tuple[float, int]], n: int, p: float, level: float, fewest_short: int
+    pool: Pool, values: Sequence[tuple[float, int]], n: int, runs: int, p: float, level: float, fewest_short: int
 ) -> tuple[Status, str]:
     """Return the status of the limit and its reason."""
-    runs = len(pool.run_medians)
     if flaw := _flaw(pool, values, n):
         return "provisional", flaw
+    some, enough = _needed(p)
     if not (missing := _missing(values, n, p, level)):
-        is_enough = n >= ENOUGH or (n * p >= COVERED and n >= FEW_BUT_COVERED)
-        if is_enough and runs >= 2:
+        if n >= enough and runs >= 2:
             return "ok", f"{n} durations in {runs} runs"
-        if is_enough:
+        if n >= enough:
             return "tentative", "one run only; a second run of the same configuration is needed for a sure rate"
-        if n >= SOME:
-            return "tentative", f"{n} durations, {ENOUGH} are needed for a sure rate"
-        missing = f"{n} durations, {SOME} are needed for a tentative rate, {ENOUGH} for a sure one"
+        if n >= some:
+            return "tentative", f"{n} durations, {enough} are needed for a sure rate"
+        sure = f"a tentative rate, {enough} for a sure one" if some < enough else "a rate"
+        missing = f"{n} durations, {some} are needed for {sure}"
     return ("short" if n >= fewest_short and runs >= 2 else "provisional"), missing
+
+
+def _needed(p: float) -> tuple[int, int]:
+    """Return how many durations are needed for a tentative rate of p, and for a sure one: a fixed number, or fewer if
+    they show the rate themselves, and enough to extrapolate to it."""
+    shown = max(FEW_BUT_COVERED, math.ceil(COVERED / p))
+    extrapolated = math.ceil(1.0 / (p * FARTHEST))
+    return max(extrapolated, min(SOME, shown)), max(extrapolated, min(ENOUGH, shown))
 
 
 def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
@@ -312,7 +320,7 @@ def _missing(values: Sequence[tuple[float, int]], n: int, p: float, level: float
         return (
             f"p is {p:.2g} and {n} durations were observed: {1 / (n * p):.2g} times as many would be needed to see it, "
             f"and the tail is extrapolated {FARTHEST:g} times at most; "
-            f"{math.ceil(1 / (p * FARTHEST))} durations are needed"
+            f"{_needed(p)[0]} durations are needed"
         )
     if level > FACTOR * top:
         return f"the tail is too heavy: p needs {level:.4g} s, above {FACTOR:g} times the maximum"
@@ -336,25 +344,24 @@ def fit_first(
     p: float,
     confidence: float = 0.95,
     *,
+    runs: int = 1,
     min_timeout: float = 1.0,
     max_timeout: float | None = None,
 ) -> Timeout:
     """Return the limit of first occurrences after a start. maxima: one value per start, the slowest of its warm-up.
-    The other arguments are those of `fit`.
+    runs: number of runs with these starts. The other arguments are those of `fit`.
 
     Restarts are rare, so the rule of thumb applies until there are enough of them for `fit`."""
     if not maxima:
         return Timeout(None, "insufficient", "no start was observed", p)
     if len(maxima) >= FEWEST:
-        return fit([maxima], p, confidence, min_timeout=min_timeout, max_timeout=max_timeout)
+        pool = pooled([maxima])  # a run has few starts: its median says little
+        return fit_pool(pool, p, confidence, min_timeout=min_timeout, max_timeout=max_timeout, runs=runs)
     top = max(maxima)
-    short = f"at least {FEWEST_RESTARTS}" if len(maxima) < FEWEST_RESTARTS else f"{FEWEST}"
-    reason = f"{len(maxima)} starts were observed, {short} are needed before a rate can be stated"
+    reason = f"{len(maxima)} starts were observed, {_needed(p)[0]} are needed before a rate can be stated"
     middle = sorted(maxima)[len(maxima) // 2]
     timeout, warnings = _capped(max(FACTOR * top, min_timeout), top, max_timeout)
-    return Timeout(
-        timeout, "provisional", reason, p, len(maxima), len(maxima), max_s=top, median_s=middle, warnings=warnings
-    )
+    return Timeout(timeout, "provisional", reason, p, len(maxima), runs, max_s=top, median_s=middle, warnings=warnings)
 
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:

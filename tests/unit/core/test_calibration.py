@@ -217,6 +217,36 @@ def test_first_occurrences_have_no_rate_until_there_are_enough_starts() -> None:
     assert fit_first([10.0 + i / 100 for i in range(40)], 0.01).timeout_s is not None
 
 
+def starts(n: int) -> list[float]:
+    chance = random.Random(n)
+    return [100.0 * chance.lognormvariate(0.0, 0.03) for _ in range(n)]
+
+
+def test_first_occurrences_of_several_runs_have_a_sure_rate_as_others_do() -> None:
+    assert fit_first(starts(100), 5e-3, runs=2).status == "ok"
+    assert fit_first(starts(100), 5e-3, runs=1).status == "tentative"
+    assert [fit_first(starts(n), 5e-3, runs=7).runs for n in (5, 29, 30)] == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("p", "needed"), [(0.05, 100), (5e-3, 100), (1e-3, 300), (1e-4, 3000), (1e-5, 5000), (1e-8, 10_000)]
+)
+def test_reason_says_how_many_durations_a_rate_needs(p: float, needed: int) -> None:
+    for n in (5, 29, 40, needed - 1):
+        found = fit_first(starts(n), p, runs=2)
+        assert found.status in ("short", "provisional")
+        assert f"{needed} " in found.reason
+    assert fit(lognormal(needed, 0.02, 1), p).status in ("ok", "tentative")
+    assert f"{needed} " in fit(lognormal(needed - 2, 0.02, 1), p).reason
+
+
+@pytest.mark.parametrize(("p", "enough"), [(1e-3, 300), (1e-4, 3000), (2e-5, 15_000), (1e-6, 20_000), (2e-9, 50_000)])
+def test_reason_says_how_many_durations_a_sure_rate_needs(p: float, enough: int) -> None:
+    assert fit(lognormal(enough, 0.02, 1), p).status == "ok"
+    fewer = fit(lognormal(enough - 2, 0.02, 1), p)
+    assert fewer.status != "ok" and f"{enough} " in fewer.reason
+
+
 def test_warm_up_is_found_and_equal_for_all_runs() -> None:
     assert warm_up([[1.0] * 40]) == 1
     assert warm_up([[100.0, 5.0, 3.0] + [1.0] * 40, [90.0] + [1.0] * 40]) == 3
