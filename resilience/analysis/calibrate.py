@@ -181,7 +181,7 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
     if medians:
         lowest_median, highest_median = min(low for low, _ in medians), max(high for _, high in medians)
         limit = msgspec.structs.replace(limit, rank_medians_s=(lowest_median, highest_median))
-    lost = sum(sum(deadline.missing.values()) for deadline in observed)
+    lost = sum(sum(deadline.missing.values()) for deadline in observed if deadline.is_full)
     if lost:
         warning = (
             "large durations are known only from the histogram, within 1 %, because the file of single values is full"

@@ -38,7 +38,8 @@ class ObservedDeadline(msgspec.Struct):
     contains all occurrences. Otherwise it or `missing` (seconds: count) contains all that took longer than `above`, and
     body contains all occurrences of every rank. n: number of occurrences; max_s: the longest. half_at, settled_max,
     drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
-    unknown. is_from_beginning: the run did not continue from a checkpoint."""
+    unknown. is_from_beginning: the run did not continue from a checkpoint. is_full: a file of single values was full, so
+    large values are missing."""
 
     starts: list[StartValues]
     kept: list[tuple[int, float, float]]
@@ -54,6 +55,7 @@ class ObservedDeadline(msgspec.Struct):
     cuts: list[Cut] = []
     rank_medians: tuple[float, float] = (0.0, 0.0)
     is_from_beginning: bool = True
+    is_full: bool = False
 
     def series(self, first: int) -> list[float]:
         """Return the single values without the first occurrences after each start."""

@@ -315,6 +315,7 @@ class _Gathered(msgspec.Struct):
     course: tuple[float, float, float]
     rank_medians: tuple[float, float]
     is_from_beginning: bool
+    is_full: bool
     slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
     hows: dict[_Place, Start] = {}
     missing: dict[int, int] = {}
@@ -339,6 +340,9 @@ class _Gathered(msgspec.Struct):
             course=_course([rank.periods(deadline) for rank in ranks]),
             rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
             is_from_beginning=all(rank.is_from_beginning for rank in ranks),
+            is_full=any(
+                file.state.left_out for rank in ranks for file in rank.files if deadline in file.state.deadlines
+            ),
         )
 
     def take(self, place: _Place, how: Start, value: durations.Value) -> None:
@@ -372,6 +376,7 @@ class _Gathered(msgspec.Struct):
             cuts=self.cuts,
             rank_medians=self.rank_medians,
             is_from_beginning=self.is_from_beginning,
+            is_full=self.is_full,
         )
 
 

@@ -86,6 +86,16 @@ def test_values_that_the_file_has_no_room_for_are_taken_from_the_histogram_and_i
     assert any("only from the histogram" in warning for warning in found.warnings)
 
 
+def test_file_that_is_not_full_is_not_called_full(tmp_path: Path) -> None:
+    values = steps(2000, 1)
+    values[10] = values[20] = 10.0  # longer than 99 % of the first ones
+    values[130:145] = [5.0] * 15  # not large at that time, but in the end
+    folder = record(tmp_path / "run", [("cold", values)])
+    (observed,) = (run.deadlines["train"] for run in timings.read([folder]).runs)
+    assert sum(observed.missing.values()) == 15
+    assert limits(folder).deadlines["train"].warnings == ()
+
+
 def test_no_recorded_duration_lies_above_its_limit(tmp_path: Path) -> None:
     chance = random.Random(7)
     for case in range(30):
