@@ -19,7 +19,7 @@ from resilience.analysis.observed import ObservedDeadline, ObservedRun, pool_of,
 from resilience.analysis.outside import outside_phases
 from resilience.analysis.timings import Input
 from resilience.core import calibration, timeouts
-from resilience.core.calibration import FACTOR, MONTH, Pool, Timeout, fit_first, fit_pool
+from resilience.core.calibration import FACTOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
 from resilience.core.configuration import differences, harmless, serious
 from resilience.core.deadlines import Start, first_of
 from resilience.core.quantiles import chi2
@@ -78,7 +78,8 @@ def calibrate(
                 for deadline in observed_deadlines
             ]
             if any(by_run):
-                limits[first_of(name, start)] = _first(by_run, first, usual, seconds, job)
+                cuts = [cut for deadline in observed_deadlines for cut in deadline.first_cuts(first, start)]
+                limits[first_of(name, start)] = _first(by_run, first, cuts, usual, seconds, job)
     if progress is not None:
         progress("", len(names), len(names))
     return Timeouts(
@@ -175,7 +176,7 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job
     if not pool.n:
         return None
     every = _every(observed, seconds)
-    fitted = _fitted(pool, observed, every, job)
+    fitted = _fitted(pool, observed, first, every, job)
     limit = job.entry(fitted, every, seconds, quantile(pool.descending, 0.99))
     medians = [deadline.rank_medians for deadline in observed if deadline.rank_medians[1]]
     if medians:
@@ -195,13 +196,14 @@ def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
     return seconds / max(1, sum(deadline.n for deadline in observed))
 
 
-def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], every: float, job: _Job) -> Timeout:
-    """Return the fit of these durations to the target. observed: the deadlines in the pool, with their cuts."""
+def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, job: _Job) -> Timeout:
+    """Return the fit of these durations to the target. observed: the deadlines in the pool, with their cuts. first:
+    number of first occurrences after a start, which have a limit of their own."""
     return fit_pool(
         pool,
         job.p(every),
         job.target.confidence,
-        [cut for deadline in observed for cut in deadline.cuts],
+        [cut for deadline in observed for cut in deadline.settled_cuts(first)],
         min_timeout=job.target.min_timeout,
         max_timeout=job.target.max_timeout,
     )
@@ -265,10 +267,15 @@ def _warned(deadline: Deadline, warning: str) -> Deadline:
 
 
 def _first(
-    by_run: Sequence[Sequence[Sequence[float]]], first: int, usual: Deadline | None, seconds: float, job: _Job
+    by_run: Sequence[Sequence[Sequence[float]]],
+    first: int,
+    cuts: Sequence[Cut],
+    usual: Deadline | None,
+    seconds: float,
+    job: _Job,
 ) -> Deadline:
     """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit. by_run:
-    the durations after each of its starts."""
+    the durations after each of its starts. cuts: first occurrences that did not end by themselves."""
     every = MONTH / job.target.restarts_per_month
     maxima = [max(values[:first]) for starts in by_run for values in starts]
     target = job.target
@@ -276,6 +283,7 @@ def _first(
         maxima,
         job.p(every),
         target.confidence,
+        cuts,
         runs=sum(map(bool, by_run)),
         min_timeout=target.min_timeout,
         max_timeout=target.max_timeout,
@@ -422,7 +430,7 @@ def _test_limit(
     train_pool, test_pool = pool_of(train, first), pool_of([held_out], first)
     if train_pool.n < calibration.FEWEST or not test_pool.n:
         return None
-    fitted = _fitted(train_pool, train, every, job)
+    fitted = _fitted(train_pool, train, first, every, job)
     if fitted.timeout_s is None:
         return None
     pools = [pool_of([deadline], first) for deadline in train]

@@ -31,6 +31,14 @@ class StartValues(msgspec.Struct, frozen=True):
     values: list[float]
 
 
+class ObservedCut(msgspec.Struct, frozen=True):
+    """An occurrence that did not end by itself, its number since the start, and the kind of start."""
+
+    cut: Cut
+    number: int
+    how: Start
+
+
 class ObservedDeadline(msgspec.Struct):
     """One deadline in one run.
 
@@ -38,8 +46,8 @@ class ObservedDeadline(msgspec.Struct):
     contains all occurrences. Otherwise it or `missing` (seconds: count) contains all that took longer than `above`, and
     body contains all occurrences of every rank. n: number of occurrences; max_s: the longest. half_at, settled_max,
     drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
-    unknown. is_from_beginning: the run did not continue from a checkpoint. is_full: a file of single values was full, so
-    large values are missing."""
+    unknown. is_from_beginning: the run did not continue from a checkpoint. is_full: a file of single values was full,
+    so large values are missing."""
 
     starts: list[StartValues]
     kept: list[tuple[int, float, float]]
@@ -52,7 +60,7 @@ class ObservedDeadline(msgspec.Struct):
     half_at: float = 0.0
     settled_max: float = 0.0
     drift: float = 0.0
-    cuts: list[Cut] = []
+    cuts: list[ObservedCut] = []
     rank_medians: tuple[float, float] = (0.0, 0.0)
     is_from_beginning: bool = True
     is_full: bool = False
@@ -60,6 +68,14 @@ class ObservedDeadline(msgspec.Struct):
     def series(self, first: int) -> list[float]:
         """Return the single values without the first occurrences after each start."""
         return [seconds for number, seconds, _ in self.kept if number >= first]
+
+    def settled_cuts(self, first: int) -> list[Cut]:
+        """Return the occurrences that did not end by themselves, without the first ones after each start."""
+        return [observed.cut for observed in self.cuts if observed.number >= first]
+
+    def first_cuts(self, first: int, how: Start) -> list[Cut]:
+        """Return those among the first occurrences after starts of this kind."""
+        return [observed.cut for observed in self.cuts if observed.number < first and observed.how == how]
 
     def placed(self, first: int, run: int) -> Iterator[tuple[float, int]]:
         """Yield (seconds, place) of the single values without each start's first occurrences. run: its number."""

@@ -6,11 +6,12 @@ import csv
 import gzip
 import math
 import zlib
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues
+from resilience.analysis.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
 from resilience.core.calibration import Cut
 from resilience.core.configuration import Configuration
 from resilience.errors import ConfigurationError
@@ -24,7 +25,7 @@ BOM = "\ufeff"
 def read_table(path: Path) -> list[ObservedRun]:
     """Read a table with the columns `run,section,rank,i,seconds[,end]`. Raises: ConfigurationError."""
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    cuts: dict[tuple[str, str], list[Cut]] = defaultdict(list)
+    cuts: dict[tuple[str, str], list[tuple[int, Cut]]] = defaultdict(list)
     ranks: dict[str, set[str]] = defaultdict(set)
     for line, row in _rows(path):
         run, section, rank = row["run"], row["section"], row["rank"]
@@ -34,7 +35,7 @@ def read_table(path: Path) -> list[ObservedRun]:
             by_number = values[run, section]
             by_number[number] = max(seconds, by_number.get(number, 0.0))
         else:
-            cuts[run, section].append(Cut(seconds, row["end"]))  # type: ignore[arg-type]
+            cuts[run, section].append((number, Cut(seconds, row["end"])))  # type: ignore[arg-type]
     if not values:
         raise ConfigurationError(
             f"{path} contains no durations; expected one per line, with the columns {','.join(COLUMNS)}"
@@ -42,7 +43,7 @@ def read_table(path: Path) -> list[ObservedRun]:
     runs = []
     for run in sorted({run for run, _ in values}, key=lambda name: (len(name), name)):
         deadlines = {
-            section: _whole_series([by_number[i] for i in sorted(by_number)], cuts[name, section])
+            section: _whole_series(by_number, cuts[name, section])
             for (name, section), by_number in values.items()
             if name == run
         }
@@ -53,13 +54,16 @@ def read_table(path: Path) -> list[ObservedRun]:
     return runs
 
 
-def _whole_series(series: list[float], cuts: list[Cut]) -> ObservedDeadline:
+def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> ObservedDeadline:
+    """Return the durations in order. An occurrence that did not end by itself comes after those with lower numbers."""
+    numbers = sorted(by_number)
+    series = [by_number[number] for number in numbers]
     return ObservedDeadline(
         starts=[StartValues("cold", series[: durations.FIRST])],
         kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
         n=len(series),
         max_s=max(series),
-        cuts=cuts,
+        cuts=[ObservedCut(cut, bisect_left(numbers, number), "cold") for number, cut in cuts],
     )
 
 

@@ -19,10 +19,10 @@ import msgspec
 
 from resilience.adapters import files
 from resilience.analysis.cuts import Verdicts
-from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues
+from resilience.analysis.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
 from resilience.analysis.tables import read_table
 from resilience.core import rank_groups
-from resilience.core.calibration import FEWEST, Cut
+from resilience.core.calibration import FEWEST
 from resilience.core.deadlines import Start
 from resilience.core.phases import BEGINNING
 from resilience.core.rank_groups import RankPace
@@ -319,7 +319,7 @@ class _Gathered(msgspec.Struct):
     slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
     hows: dict[_Place, Start] = {}
     missing: dict[int, int] = {}
-    cuts: list[Cut] = []
+    cuts: list[ObservedCut] = []
 
     @classmethod
     def of(cls, deadline: str, ranks: Sequence[_Rank]) -> _Gathered:
@@ -394,7 +394,7 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
     for place, start_kind, line in (value for file in rank.files for value in _single_values(file)):
         if line.section in gathered:
             if line.end != "ok":
-                cut = verdicts.judged(rank.number, place, line)
+                cut = ObservedCut(verdicts.judged(rank.number, place, line), line.j, start_kind)
                 for collected in gathered[line.section]:
                     collected.cuts.append(cut)
                 continue

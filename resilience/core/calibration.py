@@ -343,6 +343,7 @@ def fit_first(
     maxima: Sequence[float],
     p: float,
     confidence: float = 0.95,
+    censored: Iterable[Cut] = (),
     *,
     runs: int = 1,
     min_timeout: float = 1.0,
@@ -354,14 +355,27 @@ def fit_first(
     Restarts are rare, so the rule of thumb applies until there are enough of them for `fit`."""
     if not maxima:
         return Timeout(None, "insufficient", "no start was observed", p)
-    if len(maxima) >= FEWEST:
-        pool = pooled([maxima])  # a run has few starts: its median says little
-        return fit_pool(pool, p, confidence, min_timeout=min_timeout, max_timeout=max_timeout, runs=runs)
+    pool = pooled([maxima])  # a run has few starts: its median says little
+    if pool.n >= FEWEST:
+        return fit_pool(pool, p, confidence, censored, min_timeout=min_timeout, max_timeout=max_timeout, runs=runs)
     top = max(maxima)
     reason = f"{len(maxima)} starts were observed, {_needed(p)[0]} are needed before a rate can be stated"
     middle = sorted(maxima)[len(maxima) // 2]
-    timeout, warnings = _capped(max(FACTOR * top, min_timeout), top, max_timeout)
-    return Timeout(timeout, "provisional", reason, p, len(maxima), runs, max_s=top, median_s=middle, warnings=warnings)
+    _, hangs, kills = _weigh_cuts(pool, tuple(censored))
+    timeout, warnings = _above_kills(FACTOR * top, top, kills)
+    timeout, cap_warnings = _capped(max(timeout, min_timeout), top, max_timeout)
+    return Timeout(
+        timeout_s=timeout,
+        status="provisional",
+        reason=reason,
+        p=p,
+        n=len(maxima),
+        runs=runs,
+        max_s=top,
+        median_s=middle,
+        excluded_hangs=hangs,
+        warnings=(*warnings, *cap_warnings),
+    )
 
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from resilience.analysis.calibrate import DEFAULT, Target, backtest, calibrate
-from resilience.analysis.observed import ObservedDeadline, ObservedRun, StartValues
+from resilience.analysis.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
 from resilience.analysis.timings import Input
 from resilience.core.calibration import MONTH, Cut
 from resilience.core.configuration import Configuration
@@ -153,7 +153,7 @@ def test_backtest_tests_the_probability_that_calibrate_uses(target: Target) -> N
 
 def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does() -> None:
     runs = [run(name, observed=steps(seed=seed)) for seed, name in enumerate("abc")]
-    runs[0].deadlines["step"].cuts = [Cut(0.3, "killed")]
+    runs[0].deadlines["step"].cuts = [ObservedCut(Cut(0.3, "killed"), 500, "cold")]
     timeouts = {answer.left_out: answer.timeout_s for answer in backtest(runs, Target(min_timeout=0.001)).answers}
     assert timeouts["a"] < 0.3
     assert timeouts["b"] == timeouts["c"] == pytest.approx(1.5 * 0.3)

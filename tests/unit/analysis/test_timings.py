@@ -379,6 +379,43 @@ def test_rank_that_moves_between_nodes_stays_in_its_group(tmp_path: Path) -> Non
     assert [group.n for run in given.runs for group in run.groups["train"].values()] == [2000] * 4
 
 
+def killed_at(folder: Path, starts: Sequence[Start], values: Sequence[float], seconds: float) -> Path:
+    """Write a run of which a limit ended the next occurrence after the last of these starts."""
+    recorder = Recorder(folder, Header(folder.name, "n", 0, 1, CONFIGURATION, folder.name), 1000.0)
+    for cycle, how in enumerate(starts):
+        recorder.started(how, 1000.0, cycle=cycle)
+        for number, value in enumerate(values if cycle < len(starts) - 1 else ()):
+            recorder.add("train", value, 1000.0 + number)
+    recorder.add("train", seconds, 2000.0, "killed")
+    recorder.close(2000.0 + seconds)
+    return folder
+
+
+@pytest.mark.parametrize(("starts", "name"), [(["cold"], "train.first"), (["cold", "warm"], "train.first.warm")])
+def test_first_occurrence_that_a_limit_ended_leaves_the_usual_limit_alone(
+    tmp_path: Path, starts: list[Start], name: str
+) -> None:
+    values = [0.3, *steps(600, 1)]
+    folders = [record(tmp_path / f"run{i}", [("cold", values), ("warm", values)]) for i in range(2)]
+    before = limits(*folders, target=MONTHLY).deadlines
+    killed = killed_at(tmp_path / "killed", starts, values, 1.2)
+    after = limits(*folders, killed, target=MONTHLY).deadlines
+    assert (after["train"].warnings, after["train"].timeout_s) == ((), before["train"].timeout_s)
+    assert [key for key, known in after.items() if known.warnings] == [name]
+    assert "1 occurrences were ended by a limit" in after[name].warnings[0]
+
+
+def test_first_occurrence_of_a_table_that_a_limit_ended_is_one_of_the_first(tmp_path: Path) -> None:
+    rows = [f"{run},train,0,{i},{s!r},ok" for run in range(2) for i, s in enumerate([0.3, *steps(600, run)])]
+    for number, name in ((0, "train.first"), (300, "train")):
+        path = tmp_path / "t.csv"
+        path.write_text("\n".join(["run,section,rank,i,seconds,end", f"2,train,0,{number},1.2,killed", *rows]) + "\n")
+        rows_of_third = [f"2,train,0,{i},{s!r},ok" for i, s in enumerate(steps(300, 9), 1) if i != number]
+        path.write_text(path.read_text() + "\n".join(rows_of_third) + "\n")
+        made = limits(path, target=MONTHLY).deadlines
+        assert [key for key, known in made.items() if known.warnings] == [name]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_no_occurrence_is_lost_or_counted_twice_with_any_number_of_ranks(tmp_path: Path, world: int) -> None:
     chance = random.Random(world)
