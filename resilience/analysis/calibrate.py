@@ -7,6 +7,7 @@ counts exceeded limits on the one left out, next to the rule of thumb."""
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from resilience.analysis.outside import outside_phases
 from resilience.analysis.timings import Input
 from resilience.core import calibration, timeouts
 from resilience.core.calibration import FACTOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
-from resilience.core.configuration import differences, harmless, serious
+from resilience.core.configuration import Configuration, differences, harmless, serious
 from resilience.core.deadlines import Start, first_of
 from resilience.core.quantiles import chi2
 from resilience.core.tails import quantile
@@ -57,7 +58,7 @@ def calibrate(
     Raises: ConfigurationError for runs or earlier limits that do not fit together."""
     runs = check(observations.runs, target)
     job = _Job.of(runs, target)
-    earlier = {} if previous is None else _earlier(previous, runs[0], job)
+    earlier = {} if previous is None else _earlier(previous, runs, job)
     names = sorted({name for run in runs for name in run.deadlines})
     limits: dict[str, Deadline] = {}
     for number, name in enumerate(names):
@@ -84,7 +85,7 @@ def calibrate(
         progress("", len(names), len(names))
     return Timeouts(
         schema=timeouts.SCHEMA,
-        configuration=runs[0].configuration,
+        configuration=_common(runs),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         target_false_alarms=target.false_alarms,
         horizon_s=target.horizon_s,
@@ -132,32 +133,57 @@ def check(runs: Sequence[ObservedRun], target: Target) -> list[ObservedRun]:
             raise ConfigurationError(
                 f"run {run.name} has no timings; it has not recorded any yet, or --section excludes all of them"
             )
-    for run in runs[1:]:
-        reason = serious(differences(runs[0].configuration, run.configuration))
+    for one, other in itertools.combinations(_distinct(runs), 2):  # A may fit B, and B may fit C, but not A and C
+        reason = serious(differences(one.configuration, other.configuration))
         if reason and not target.is_pooled:
             raise ConfigurationError(
-                f"runs {runs[0].name} and {run.name} differ: {reason}. Calibrate them separately, or use --pool if "
+                f"runs {one.name} and {other.name} differ: {reason}. Calibrate them separately, or use --pool if "
                 "the difference does not affect durations"
             )
     return list(runs)
 
 
-def _earlier(previous: Timeouts, run: ObservedRun, job: _Job) -> Mapping[str, Deadline]:
-    """Return the earlier limits as they apply to the configuration of this run and to the job: limits of single ranks
+def _distinct(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    """Return the first run of each configuration."""
+    first: dict[Configuration, ObservedRun] = {}
+    for run in runs:
+        first.setdefault(run.configuration, run)
+    return list(first.values())
+
+
+def _common(runs: Sequence[ObservedRun]) -> Configuration:
+    """Return the configuration for which the limits of these runs hold, in whatever order they are given: the smallest
+    world, because the limits hold from there on, and the one about which most is known."""
+    return min(
+        (run.configuration for run in runs),
+        key=lambda known: (
+            bool(known.table),
+            known.world_size or math.inf,
+            known.ranks_per_node or math.inf,
+            known.workload,
+            known.arguments,
+            known.torch,
+            known.script,
+        ),
+    )
+
+
+def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], job: _Job) -> Mapping[str, Deadline]:
+    """Return the earlier limits as they apply to the configuration of these runs and to the job: limits of single ranks
     hold for one world size, limits outside known phases for equal arguments, and rates for a number of ranks and a
-    target. Raises: ConfigurationError if limits of the earlier configuration do not fit this run."""
-    was, now = previous.configuration, run.configuration
-    found = differences(was, now, previous.ranks)
-    reason = serious(found)
-    if reason and not job.target.is_pooled:
+    target. Raises: ConfigurationError if limits of the earlier configuration do not fit these runs."""
+    was = previous.configuration
+    found = [(run.name, differences(was, run.configuration, previous.ranks)) for run in _distinct(runs)]
+    reasons = [f"run {name} differ: {reason}" for name, differing in found if (reason := serious(differing))]
+    if reasons and not job.target.is_pooled:
         raise ConfigurationError(
-            f"the existing limits file and run {run.name} differ: {reason}. Write the limits to another --out file, or "
+            f"the existing limits file and {reasons[0]}. Write the limits to another --out file, or "
             "use --pool if the difference does not affect durations"
         )
     earlier = timeouts.refitted_for(previous, job.ranks, job.target.false_alarms, job.target.horizon_s)
-    if not found:
+    if not any(differing for _, differing in found):
         return earlier
-    is_same_shape = not reason and was.world_size == now.world_size
+    is_same_shape = not reasons and all(was.world_size == run.configuration.world_size for run in runs)
     return {
         name: msgspec.structs.replace(known, groups=known.groups if is_same_shape else (), outside=None)
         for name, known in earlier.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -122,6 +123,34 @@ def test_pooled_runs_of_two_world_sizes_have_no_limits_of_single_ranks() -> None
         each.groups = {"step": {"0-3": steps(seed=2), "4-7": steps(seed=3)}}
     assert calibrate(Input(runs, []), POOLED).deadlines["step"].groups == ()
     assert calibrate(Input(runs[:1], []), POOLED).deadlines["step"].groups
+
+
+ON_TWO, ON_ONE, UNKNOWN = (Configuration("train.py", world_size=8, ranks_per_node=n) for n in (4, 8, 0))
+
+
+def test_runs_that_differ_are_refused_in_any_order() -> None:
+    runs = [run("two nodes", ON_TWO), run("one node", ON_ONE), run("unknown", UNKNOWN)]
+    for order in itertools.permutations(runs):
+        with pytest.raises(ConfigurationError, match="ranks per node"):
+            calibrate(Input(list(order), []))
+    for pair in ((runs[0], runs[2]), (runs[2], runs[0])):
+        assert calibrate(Input(list(pair), [])).configuration == ON_TWO
+
+
+def test_limits_of_runs_that_the_user_pools_hold_from_the_smallest_world_on() -> None:
+    table = Configuration(table="t.csv")
+    runs = [run("a", SIXTY_FOUR), run("b", EIGHT), ObservedRun("t", table, 1, 200.0, {"step": steps()})]
+    for order in itertools.permutations(runs):
+        made = calibrate(Input(list(order), []), POOLED)
+        assert (made.configuration, made.ranks) == (EIGHT, 64)
+
+
+def test_earlier_limits_are_compared_with_every_run() -> None:
+    previous = Timeouts(SCHEMA, ON_ONE, "", 1.0, MONTH, 8, {"section:save": SAVE})
+    runs = [run("unknown", UNKNOWN), run("two nodes", ON_TWO)]
+    for order in (runs, runs[::-1]):
+        with pytest.raises(ConfigurationError, match="limits file and run two nodes differ: ranks per node"):
+            calibrate(Input(order, []), DEFAULT, previous)
 
 
 @pytest.mark.parametrize(
