@@ -10,7 +10,7 @@ import msgspec
 
 from resilience.adapters import files
 from resilience.core import encoding
-from resilience.core.configuration import Configuration, differences, harmless, serious
+from resilience.core.configuration import Configuration, advice, differences, harmless, serious
 from resilience.core.events import TimeoutsLoaded
 from resilience.core.timeouts import SCHEMA, Timeouts, in_force
 from resilience.core.watch import Limits
@@ -73,7 +73,7 @@ def learned(
         path = Path(source)
         timeouts = read(path)
     unequal = differences(timeouts.configuration, configuration, timeouts.ranks)
-    mismatch = serious(unequal)
+    mismatch = _mismatch(timeouts, configuration)
     if mismatch:
         raise ConfigurationError(
             f"{path} was learned from {timeouts.configuration.name} and does not fit this run: {mismatch}",
@@ -90,6 +90,13 @@ def learned(
     return limits, event
 
 
+def _mismatch(timeouts: Timeouts, now: Configuration) -> str:
+    """Return why the limits do not fit this run and what to do about it, empty if they fit."""
+    before = timeouts.configuration
+    reason = serious(differences(before, now, timeouts.ranks))
+    return reason and f"{reason}{advice(before, now, timeouts.ranks)}"
+
+
 def _newest(run_dir: Path, configuration: Configuration) -> tuple[tuple[Path, Timeouts] | None, list[str]]:
     """Return the newest file that fits this configuration, None without any, and why other files do not fit."""
     fitting, refused = [], []
@@ -103,7 +110,7 @@ def _newest(run_dir: Path, configuration: Configuration) -> tuple[tuple[Path, Ti
         except ConfigurationError as error:
             refused.append(str(error))
             continue
-        mismatch = serious(differences(timeouts.configuration, configuration, timeouts.ranks))
+        mismatch = _mismatch(timeouts, configuration)
         if mismatch:
             refused.append(f"{path}: {mismatch}")
         else:

@@ -67,9 +67,7 @@ def differences(before: Configuration, now: Configuration, ranks: int = 0) -> tu
     least, most = before.world_size, max(before.world_size, ranks)
     is_in_range = least <= now.world_size <= most
     is_known = before.ranks_per_node and now.ranks_per_node
-    is_shape_equal = not is_known or before.ranks_per_node == now.ranks_per_node
-    advice = f"; calibrate with --ranks {now.world_size}" if is_shape_equal and now.world_size > most else ""
-    fits = "" if is_in_range else f"limits hold for {_range(least, most)}{advice}"
+    fits = "" if is_in_range else f"limits hold for {_range(least, most)}"
     return (
         *_unlike(
             "workload",
@@ -91,6 +89,14 @@ def differences(before: Configuration, now: Configuration, ranks: int = 0) -> tu
         *_unlike("torch", before.torch, now.torch, ""),
         *_arguments(before.arguments, now.arguments),
     )
+
+
+def advice(before: Configuration, now: Configuration, ranks: int) -> str:
+    """Return what to do if limits that were fitted for `ranks` ranks would fit a job of this size, empty if nothing
+    helps."""
+    for_more = differences(before, now, max(ranks, now.world_size))
+    is_larger = now.world_size > max(before.world_size, ranks)
+    return f"; calibrate with --ranks {now.world_size}" if is_larger and not serious(for_more) else ""
 
 
 def serious(found: Sequence[Difference]) -> str:

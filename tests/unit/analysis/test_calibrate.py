@@ -137,6 +137,12 @@ def test_runs_that_differ_are_refused_in_any_order() -> None:
         assert calibrate(Input(list(pair), [])).configuration == ON_TWO
 
 
+def test_runs_of_two_sizes_are_refused_without_an_option_that_does_not_help() -> None:
+    with pytest.raises(ConfigurationError, match="Calibrate them separately, or use --pool") as refused:
+        calibrate(Input([run("a", EIGHT), run("b", SIXTY_FOUR)], []), Target(ranks=64))
+    assert "--ranks" not in str(refused.value)
+
+
 def test_limits_of_runs_that_the_user_pools_hold_from_the_smallest_world_on() -> None:
     table = Configuration(table="t.csv")
     runs = [run("a", SIXTY_FOUR), run("b", EIGHT), ObservedRun("t", table, 1, 200.0, {"step": steps()})]

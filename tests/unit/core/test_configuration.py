@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from resilience.core.configuration import MOST, Configuration, abridged, differences, harmless, serious
+from resilience.core.configuration import MOST, Configuration, abridged, advice, differences, harmless, serious
 
 LEARNED = Configuration("jobs/train.py", "", 8, 8, ("--lr", "1", "--steps", "100"), "2.13.0")
 
@@ -52,8 +52,11 @@ def test_limits_hold_from_the_ranks_that_were_observed_to_those_they_were_fitted
 def test_advice_for_another_size_is_given_only_if_it_helps() -> None:
     before = Configuration("train.py", world_size=8, ranks_per_node=8)
     on_more_nodes, on_one = (Configuration("train.py", world_size=16, ranks_per_node=n) for n in (8, 16))
-    assert "calibrate with --ranks 16" in serious(differences(before, on_more_nodes))
-    assert "--ranks" not in serious(differences(before, on_one))
+    assert advice(before, on_more_nodes, 8) == "; calibrate with --ranks 16"
+    assert advice(before, on_one, 8) == ""
+    assert advice(before, msgspec.structs.replace(on_more_nodes, script="other.py"), 8) == ""
+    for size, ranks in ((8, 8), (4, 8), (16, 16)):
+        assert advice(before, Configuration("train.py", world_size=size), ranks) == ""
     assert "calibrate on runs of this shape" in serious(differences(before, on_one))
 
 
